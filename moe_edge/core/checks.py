@@ -1,0 +1,51 @@
+"""Errors of the library and the checks made at its borders.
+
+Every error says what was wrong, what was found, what was expected and what to
+do about it. All are ValueErrors, so a caller may catch them without importing us.
+"""
+
+
+class MoeEdgeError(ValueError):
+    """Base of every error this library raises on bad input."""
+
+
+class ConfigError(MoeEdgeError):
+    """A model config, flag or gin binding that cannot be honoured."""
+
+
+class CheckpointError(MoeEdgeError):
+    """A checkpoint that is damaged, incomplete or of an unknown kind."""
+
+
+class CapacityError(MoeEdgeError):
+    """A budget (memory, context, slots) that is too small for the request."""
+
+
+class RequestError(MoeEdgeError):
+    """A prompt or request that cannot be served."""
+
+
+class OutputError(MoeEdgeError):
+    """An output folder that exists already or cannot be written."""
+
+
+def check_shape(name: str, array, expected: tuple) -> None:
+    """Raises ConfigError unless `array.shape` is `expected` (None = any size)."""
+    shape = tuple(array.shape)
+    fits = len(shape) == len(expected) and all(
+        want is None or got == want for got, want in zip(shape, expected, strict=True)
+    )
+    if not fits:
+        raise ConfigError(f"{name} has shape {shape}, expected {expected}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ConfigError unless value > 0."""
+    if not value > 0:
+        raise ConfigError(f"{name} must be positive, got {value}")
+
+
+def check_known(kind: str, name: str, known) -> None:
+    """Raises ConfigError if `name` is not in `known`, listing what is."""
+    if name not in known:
+        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")

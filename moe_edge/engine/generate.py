@@ -1,0 +1,99 @@
+"""Generation: prefill, then decode steps until every row has ended.
+
+One loop for every engine mode; an engine offers `new_session`, `prefill`, `decode`.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from moe_edge.core.checks import check_positive
+from moe_edge.model.sampling import Sampling, sample
+
+# Called with (row, token id) as soon as a token is known.
+TokenCallback = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """New tokens of each row and what they took.
+
+    Attributes:
+      tokens: per row, without the prompt; a stop token ends a row and is kept.
+      ttft_s: seconds from the call to the first token.
+      decode_s: seconds of all later steps.
+      steps: how many later steps there were.
+    """
+
+    tokens: list[list[int]]
+    ttft_s: float
+    decode_s: float
+    steps: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens per second over all rows, without the first ones."""
+        decoded = sum(len(row) for row in self.tokens) - len(self.tokens)
+        return decoded / self.decode_s if self.decode_s > 0 else 0.0
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def _next_token(logits_BV, key, step, sampling):
+    return sample(logits_BV, jax.random.fold_in(key, step), sampling)
+
+
+def generate(
+    engine,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    stop_ids: Sequence[int] = (),
+    on_token: TokenCallback | None = None,
+    on_routing=None,
+) -> Generation:
+    """Continues every prompt by up to `max_new_tokens` tokens.
+
+    Args:
+      engine: e.g. a `ResidentEngine`.
+      prompts: token ids of each row; lengths may differ.
+      max_new_tokens: upper bound per row.
+      sampling: greedy by default.
+      stop_ids: tokens that end a row.
+      on_token: receives every new token.
+      on_routing: receives (layer, Routing) of every step, prefill included.
+    Raises:
+      RequestError: an empty prompt or a token outside the vocabulary.
+      CapacityError: prompt and new tokens exceed the model's context.
+    """
+    check_positive("max_new_tokens", max_new_tokens)
+    sampling = sampling or Sampling()
+    key = jax.random.key(sampling.seed)
+    started = time.perf_counter()
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    session = engine.new_session(len(prompts), longest + max_new_tokens)
+    logits = engine.prefill(session, prompts, on_routing)
+    rows: list[list[int]] = [[] for _ in prompts]
+    active = np.ones(len(prompts), bool)
+    first = step = 0
+    while True:
+        tokens_B = _next_token(logits, key, jax.device_put(np.int32(step)), sampling)
+        for row, token in enumerate(np.asarray(tokens_B).tolist()):
+            if active[row]:
+                rows[row].append(token)
+                active[row] = token not in stop_ids
+                if on_token is not None:
+                    on_token(row, token)
+        if step == 0:
+            first = time.perf_counter()
+        step += 1
+        if step == max_new_tokens or not active.any():
+            break
+        active_B = jax.device_put(active.copy())  # a put may alias what we change
+        logits = engine.decode(session, tokens_B, active_B, on_routing)
+    ended = time.perf_counter()
+    return Generation(rows, first - started, ended - first, step - 1)

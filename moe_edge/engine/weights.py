@@ -1,0 +1,124 @@
+"""From checkpoint arrays to the arrays that jitted steps take.
+
+On a CPU, bfloat16 matrices are kept as their uint16 bits (`model/matvec.py` says
+why). Vectors are widened to float32, which is exact and costs nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from moe_edge.core.checks import CheckpointError
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import Block
+
+Flat = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A model's weights on the device.
+
+    Attributes:
+      config: the model.
+      top: `embed`, `final_norm` and, unless tied, `head`.
+      layers: per layer, canonical name -> array.
+      experts: per layer the records `[E, R]`, None in dense layers.
+    """
+
+    config: ModelConfig
+    top: Flat
+    layers: tuple[Flat, ...]
+    experts: tuple[jax.Array | None, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(
+            array.nbytes
+            for array in jax.tree.leaves((self.top, self.layers, self.experts))
+        )
+
+
+def to_device(array: np.ndarray) -> jax.Array:
+    """One stored array on the device; always a copy, never a view of a file."""
+    if array.ndim == 1:
+        return jnp.array(array.astype(np.float32))
+    if array.dtype == np.float16:  # no kernel reads float16: widening is exact
+        return jnp.array(array.astype(np.float32))
+    if array.dtype == ml_dtypes.bfloat16 and jax.default_backend() == "cpu":
+        return jnp.array(array.view(np.uint16))
+    return jnp.array(array)
+
+
+def abstract_block(config: ModelConfig, is_moe: bool) -> tuple[Any, dict[str, tuple]]:
+    """Graph definition of a block and the shapes of its weights, without memory."""
+    block = nnx.eval_shape(lambda: Block(config, is_moe, nnx.Rngs(0)))
+    graph, state = nnx.split(block)
+    flat = nnx.to_flat_state(state)
+    return graph, {".".join(map(str, path)): tuple(leaf.shape) for path, leaf in flat}
+
+
+def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:
+    """The module with its weights; call it while tracing."""
+    paths = [(tuple(name.split(".")), nnx.Param(w)) for name, w in flat.items()]
+    return nnx.merge(graph, nnx.from_flat_state(paths))
+
+
+def check_names(where: str, got: Mapping[str, Any], expected: Mapping[str, tuple]):
+    """Raises CheckpointError unless names and shapes are exactly the expected."""
+    missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    if missing or extra:
+        raise CheckpointError(
+            f"{where}: missing weights {missing}, unexpected weights {extra}; the "
+            "checkpoint does not fit its config"
+        )
+    for name, shape in expected.items():
+        if tuple(got[name].shape) != shape:
+            raise CheckpointError(
+                f"{where}: {name} has shape {tuple(got[name].shape)}, the config "
+                f"says {shape}"
+            )
+
+
+def top_shapes(config: ModelConfig) -> dict[str, tuple]:
+    """Names and shapes of the weights outside the layers."""
+    table = (config.vocab_size, config.d_model)
+    shapes = {"embed": table, "final_norm": (config.d_model,)}
+    return shapes if config.tie_embeddings else shapes | {"head": table}
+
+
+def load_weights(reader, put: Callable[[np.ndarray], jax.Array] = to_device) -> Weights:
+    """Reads a whole checkpoint onto the device, layer by layer.
+
+    Args:
+      reader: an open checkpoint (`convert.open.open_checkpoint`).
+      put: places one array.
+    Raises:
+      CheckpointError: names or shapes that do not fit the config.
+    """
+    config, layout = reader.config, RecordLayout.of(reader.config)
+    expected = {kind: abstract_block(config, kind)[1] for kind in (False, True)}
+    top = reader.top()
+    check_names("top", top, top_shapes(config))
+    layers, experts = [], []
+    for layer in range(config.num_layers):
+        is_moe = layer in config.moe_layers
+        dense = reader.dense_layer(layer)
+        check_names(f"layer {layer}", dense, expected[is_moe])
+        layers.append({name: put(array) for name, array in dense.items()})
+        records = None
+        if is_moe:
+            stored = reader.experts(layer)
+            records_shape = {"experts": (config.moe.num_experts, layout.size)}
+            check_names(f"layer {layer}", {"experts": stored}, records_shape)
+            records = put(stored)
+        experts.append(records)
+    top = {name: put(array) for name, array in top.items()}
+    return Weights(config, top, tuple(layers), tuple(experts))

@@ -1,0 +1,116 @@
+"""Grouped-query attention with the options of all supported families.
+
+Biases, RMSNorm on q and k (per head or over the whole projection), clipping,
+sliding windows and learned sink logits are switched by `AttentionConfig`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from moe_edge.model import kv_cache
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.layers import add_bias, new_matrix, new_ones, new_zeros, rms_norm
+from moe_edge.model.matvec import linear
+from moe_edge.model.rope import rotate
+
+NO_WINDOW = 1 << 30
+HIDDEN = -1e30  # a finite minus infinity: a fully masked row stays finite
+
+
+def masked_softmax(scores: jax.Array, mask: jax.Array, sinks=None) -> jax.Array:
+    """Softmax over the last axis where `mask`; `sinks` joins the denominator.
+
+    Args:
+      scores: float32 `[..., M]`.
+      mask: bool, broadcastable to scores by rank-equal shape.
+      sinks: float32 `[..., 1]` extra logits, or None.
+    """
+    scores = jnp.where(mask, scores, HIDDEN)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        top = jnp.maximum(top, sinks)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - top)
+    return weights / total
+
+
+class Attention(nnx.Module):
+    """Multi-head or grouped-query attention over a cache or over its own chunk."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        attention = config.attention
+        D, P = config.d_model, attention.head_dim
+        q_dim, kv_dim = attention.num_heads * P, attention.num_kv_heads * P
+        self.config, self.eps = attention, config.norm_eps
+        self.q = new_matrix(rngs, q_dim, D)
+        self.k = new_matrix(rngs, kv_dim, D)
+        self.v = new_matrix(rngs, kv_dim, D)
+        self.o = new_matrix(rngs, D, q_dim)
+        if attention.qkv_bias:
+            self.q_bias = new_zeros(q_dim)
+            self.k_bias, self.v_bias = new_zeros(kv_dim), new_zeros(kv_dim)
+        if attention.out_bias:
+            self.o_bias = new_zeros(D)
+        if attention.qk_norm != "none":
+            whole = attention.qk_norm == "full"
+            self.q_norm = new_ones(q_dim if whole else P)
+            self.k_norm = new_ones(kv_dim if whole else P)
+        if attention.sinks:
+            self.sinks = new_zeros(attention.num_heads)
+
+    def _project(self, x_BSD, name: str, heads: int, tables) -> jax.Array:
+        """One of q, k, v: projected, normed, clipped, rotated `[B, S, heads, P]`."""
+        attention = self.config
+        y = linear(x_BSD, getattr(self, name)[...])
+        if attention.qkv_bias:
+            y = add_bias(y, getattr(self, f"{name}_bias"))
+        B, S, _ = y.shape
+        normed = name != "v" and attention.qk_norm != "none"
+        if normed and attention.qk_norm == "full":
+            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+        if attention.clip_qkv is not None:
+            y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
+        y = y.reshape(B, S, heads, attention.head_dim)
+        if normed and attention.qk_norm == "head":
+            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+        return y if name == "v" else rotate(y, tables, attention.rope.interleaved)
+
+    def __call__(self, x_BSD, tables, start_B, window, cache=None):
+        """Attends causally.
+
+        Args:
+          x_BSD: float32, normed input.
+          tables: cosines and sines of the chunk's positions (`rope_tables`).
+          start_B: int32, position of the first token of each row.
+          window: int32 scalar, see `kv_cache.visible`.
+          cache: the layer's cache, or None to attend within the chunk only.
+        Returns:
+          (float32 `[B, S, D]`, the cache with the chunk written, or None).
+        """
+        attention = self.config
+        B, S, _ = x_BSD.shape
+        G = attention.num_kv_heads
+        q = self._project(x_BSD, "q", attention.num_heads, tables)
+        k = self._project(x_BSD, "k", G, tables).transpose(0, 2, 1, 3)
+        v = self._project(x_BSD, "v", G, tables).transpose(0, 2, 1, 3)
+        first_query = start_B
+        if cache is not None:
+            k = kv_cache.write(cache["k"], k, start_B)
+            v = kv_cache.write(cache["v"], v, start_B)
+            cache = {"k": k, "v": v}
+        else:
+            first_query = jnp.zeros_like(start_B)
+        M = k.shape[2]
+        q = q.reshape(B, S, G, -1, attention.head_dim).transpose(0, 2, 3, 1, 4)
+        scores = jnp.einsum("BGQSP,BGMP->BGQSM", q * attention.scale, k)
+        mask = kv_cache.visible(first_query, S, M, window)[:, None, None]
+        sinks = None
+        if attention.sinks:
+            sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
+        weights = masked_softmax(scores, mask, sinks)
+        y = jnp.einsum("BGQSM,BGMP->BSGQP", weights, v).reshape(B, S, -1)
+        y = linear(y, self.o[...])
+        return add_bias(y, self.o_bias if attention.out_bias else None), cache

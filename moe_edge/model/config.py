@@ -1,0 +1,188 @@
+"""One description of a decoder-only MoE transformer, for every family.
+
+A family is a choice of parts (attention kind, rope variant, router rule, expert
+arithmetic, shared expert), never a class of its own. `convert/families.py` fills
+these fields from a Hugging Face `config.json`; nothing here reads files.
+"""
+
+import dataclasses
+from typing import Any
+
+from moe_edge.core.checks import ConfigError
+
+ATTENTION_KINDS = ("gqa", "mla")
+QK_NORMS = ("none", "head", "full")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3")
+SCORINGS = ("softmax", "sigmoid", "softmax_topk")
+GROUP_SCORES = ("max", "top2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding. `dim` is the rotated width of a head."""
+
+    dim: int
+    theta: float = 10_000.0
+    kind: str = "default"
+    interleaved: bool = False  # DeepSeek MLA pairs (0,1),(2,3)..; others halves
+    factor: float = 1.0
+    original_positions: int = 0  # yarn, llama3
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn: round the correction range to whole indices
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Grouped-query or multi-head latent attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # width of q and k per head (MLA: nope_dim + rope.dim)
+    rope: RopeConfig
+    kind: str = "gqa"
+    softmax_scale: float | None = None  # None: head_dim ** -0.5
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: str = "none"  # "head": per head; "full": over the whole projection
+    clip_qkv: float | None = None
+    sinks: bool = False  # one learned logit per head in the softmax's denominator
+    # Per layer, how many latest positions a query sees (None: all of them).
+    windows: tuple[int | None, ...] = ()
+    # MLA only
+    kv_lora_rank: int = 0
+    q_lora_rank: int | None = None
+    nope_dim: int = 0
+    v_head_dim: int = 0
+    # RMSNorm epsilon inside MLA when it differs from the model's.
+    lora_norm_eps: float | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoeConfig:
+    """Router, routed experts and shared expert of a MoE layer."""
+
+    num_experts: int
+    top_k: int
+    expert_dim: int
+    scoring: str = "softmax"
+    norm_topk: bool = False
+    routed_scaling: float = 1.0
+    num_groups: int = 1
+    topk_groups: int = 1
+    group_score: str = "max"
+    correction_bias: bool = False  # added for the choice, not for the weight
+    router_bias: bool = False
+    expert_bias: bool = False
+    activation: str = "silu"
+    swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
+    shared_dim: int = 0  # 0: no shared expert
+    shared_gate: bool = False  # sigmoid gate on the shared expert's output
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A whole model. `dense_layers` have a plain MLP instead of experts."""
+
+    model_type: str
+    vocab_size: int
+    d_model: int
+    num_layers: int
+    attention: AttentionConfig
+    moe: MoeConfig
+    max_positions: int
+    norm_eps: float = 1e-6
+    dense_layers: tuple[int, ...] = ()
+    dense_dim: int = 0
+    activation: str = "silu"  # of dense and shared MLPs
+    tie_embeddings: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    hf_config: dict[str, Any] = dataclasses.field(
+        default_factory=dict, compare=False, hash=False, repr=False
+    )
+
+    def __post_init__(self):
+        attention, moe = self.attention, self.moe
+        for kind, value, known in (
+            ("attention kind", attention.kind, ATTENTION_KINDS),
+            ("qk norm", attention.qk_norm, QK_NORMS),
+            ("rope kind", attention.rope.kind, ROPE_KINDS),
+            ("router scoring", moe.scoring, SCORINGS),
+            ("group score", moe.group_score, GROUP_SCORES),
+            ("expert activation", moe.activation, ACTIVATIONS),
+            ("activation", self.activation, ACTIVATIONS),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"unknown {kind} {value!r}; known: {', '.join(known)}"
+                )
+        sizes = {
+            "vocab_size": self.vocab_size,
+            "d_model": self.d_model,
+            "num_layers": self.num_layers,
+            "num_heads": attention.num_heads,
+            "num_kv_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
+            "num_experts": moe.num_experts,
+            "expert_dim": moe.expert_dim,
+            "max_positions": self.max_positions,
+        }
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        if not 1 <= moe.top_k <= moe.num_experts:
+            raise ConfigError(
+                f"top_k must be in 1..num_experts={moe.num_experts}, got {moe.top_k}"
+            )
+        if attention.num_heads % attention.num_kv_heads:
+            raise ConfigError(
+                f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
+                f"{attention.num_kv_heads}"
+            )
+        if attention.rope.dim % 2 or attention.rope.dim > attention.head_dim:
+            raise ConfigError(
+                f"rotary width {attention.rope.dim} must be even and at most "
+                f"head_dim {attention.head_dim}"
+            )
+        if (
+            moe.num_experts % moe.num_groups
+            or not 1 <= moe.topk_groups <= moe.num_groups
+        ):
+            raise ConfigError(
+                f"num_groups {moe.num_groups} must divide num_experts "
+                f"{moe.num_experts} and topk_groups {moe.topk_groups} lie in 1..num_groups"
+            )
+        if moe.topk_groups * (moe.num_experts // moe.num_groups) < moe.top_k:
+            raise ConfigError(
+                f"top_k {moe.top_k} exceeds the {moe.topk_groups} chosen groups of "
+                f"{moe.num_experts // moe.num_groups} experts"
+            )
+        if attention.windows and len(attention.windows) != self.num_layers:
+            raise ConfigError(
+                f"attention windows name {len(attention.windows)} layers, the model "
+                f"has {self.num_layers}"
+            )
+        if self.dense_layers and not self.dense_dim:
+            raise ConfigError("dense layers need dense_dim > 0")
+        if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
+            raise ConfigError(
+                f"dense layers {self.dense_layers} must lie in 0..{self.num_layers - 1}"
+            )
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Ids of the layers that have routed experts."""
+        return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
+
+    def window(self, layer: int) -> int | None:
+        """How many latest positions a query of `layer` sees (None: all)."""
+        return self.attention.windows[layer] if self.attention.windows else None

@@ -1,0 +1,72 @@
+"""Small parts that every block shares: norm, activation, gated MLP, parameters.
+
+Matrices keep Hugging Face's `[out, in]` layout. A parameter may be stored as
+float32, bfloat16, or uint16 (the bits of a bfloat16, the fast storage on CPU:
+see `model/matvec.py`); arithmetic is always float32.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from moe_edge.model.matvec import linear
+
+INIT_SCALE = 0.02
+
+
+def new_matrix(rngs: nnx.Rngs, *shape: int, scale: float = INIT_SCALE) -> nnx.Param:
+    """A float32 parameter drawn from a normal distribution."""
+    return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32))
+
+
+def new_ones(*shape: int) -> nnx.Param:
+    return nnx.Param(jnp.ones(shape, jnp.float32))
+
+
+def new_zeros(*shape: int) -> nnx.Param:
+    return nnx.Param(jnp.zeros(shape, jnp.float32))
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, in float32."""
+    variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    scale = weight.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+    return x * jax.lax.rsqrt(variance + eps) * scale
+
+
+def add_bias(x: jax.Array, bias) -> jax.Array:
+    """`x + bias` along the last axis; `bias` None leaves x as it is."""
+    if bias is None:
+        return x
+    return x + bias[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def activate(gate: jax.Array, up: jax.Array, kind: str, limit: float | None = None):
+    """Gated activation of an MLP: act(gate) * up.
+
+    "clamped_swiglu" is gpt-oss's: both inputs clipped at `limit`, one added to up.
+    """
+    if kind == "silu":
+        return jax.nn.silu(gate) * up
+    if kind == "gelu":
+        return jax.nn.gelu(gate, approximate=False) * up
+    if kind == "gelu_tanh":
+        return jax.nn.gelu(gate, approximate=True) * up
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
+
+
+class GatedMlp(nnx.Module):
+    """Dense gated MLP: of dense layers and of the shared expert."""
+
+    def __init__(self, d_model: int, dim: int, activation: str, rngs: nnx.Rngs):
+        self.activation = activation
+        self.gate = new_matrix(rngs, dim, d_model)
+        self.up = new_matrix(rngs, dim, d_model)
+        self.down = new_matrix(rngs, d_model, dim)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Args: x `[..., D]` float32. Returns the same shape."""
+        gate, up = linear(x, self.gate[...]), linear(x, self.up[...])
+        return linear(activate(gate, up, self.activation), self.down[...])

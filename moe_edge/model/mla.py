@@ -1,0 +1,101 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+Only the compressed latent and the shared rotary key are cached. Keys and values
+are never expanded: the up-projections are absorbed into the query and the output,
+so that decoding and prefill run the same arithmetic.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from moe_edge.model import kv_cache
+from moe_edge.model.attention import masked_softmax
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.layers import add_bias, new_matrix, new_ones, new_zeros, rms_norm
+from moe_edge.model.matvec import linear, to_float32
+from moe_edge.model.rope import rotate
+
+
+class LatentAttention(nnx.Module):
+    """MLA over a cache of latents, or over its own chunk."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        attention = config.attention
+        D, H = config.d_model, attention.num_heads
+        rank, rope_dim = attention.kv_lora_rank, attention.rope.dim
+        self.config = attention
+        eps = attention.lora_norm_eps
+        self.eps = config.norm_eps if eps is None else eps
+        if attention.q_lora_rank is None:
+            self.q = new_matrix(rngs, H * attention.head_dim, D)
+        else:
+            self.q_a = new_matrix(rngs, attention.q_lora_rank, D)
+            self.q_a_norm = new_ones(attention.q_lora_rank)
+            self.q_b = new_matrix(rngs, H * attention.head_dim, attention.q_lora_rank)
+        self.kv_a = new_matrix(rngs, rank + rope_dim, D)
+        self.kv_a_norm = new_ones(rank)
+        self.kv_b = new_matrix(
+            rngs, H * (attention.nope_dim + attention.v_head_dim), rank
+        )
+        self.o = new_matrix(rngs, D, H * attention.v_head_dim)
+        if attention.qkv_bias:  # on the down-projections only
+            if attention.q_lora_rank is not None:
+                self.q_a_bias = new_zeros(attention.q_lora_rank)
+            self.kv_a_bias = new_zeros(rank + rope_dim)
+        if attention.out_bias:
+            self.o_bias = new_zeros(D)
+
+    def _queries(self, x_BSD, tables):
+        """Content part `[B, S, H, nope]` and rotated part `[B, S, H, rope]`."""
+        attention = self.config
+        if attention.q_lora_rank is None:
+            q = linear(x_BSD, self.q[...])
+        else:
+            low = linear(x_BSD, self.q_a[...])
+            low = add_bias(low, self.q_a_bias if attention.qkv_bias else None)
+            low = rms_norm(low, self.q_a_norm[...], self.eps)
+            q = linear(low, self.q_b[...])
+        B, S, _ = q.shape
+        q = q.reshape(B, S, attention.num_heads, attention.head_dim)
+        nope, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+        return nope, rotate(turned, tables, attention.rope.interleaved)
+
+    def _latents(self, x_BSD, tables):
+        """What is cached: normed latent and rotated shared key `[B, 1, S, R+rope]`."""
+        attention = self.config
+        low = linear(x_BSD, self.kv_a[...])
+        low = add_bias(low, self.kv_a_bias if attention.qkv_bias else None)
+        latent, key = (
+            low[..., : attention.kv_lora_rank],
+            low[..., attention.kv_lora_rank :],
+        )
+        latent = rms_norm(latent, self.kv_a_norm[...], self.eps)
+        key = rotate(key[:, :, None, :], tables, attention.rope.interleaved)
+        return jnp.concatenate([latent, key[:, :, 0]], -1)[:, None]
+
+    def __call__(self, x_BSD, tables, start_B, window, cache=None):
+        """As `Attention.__call__`."""
+        attention = self.config
+        B, S, _ = x_BSD.shape
+        rank = attention.kv_lora_rank
+        q_nope, q_rope = self._queries(x_BSD, tables)
+        latents = self._latents(x_BSD, tables)
+        first_query = start_B
+        if cache is not None:
+            latents = kv_cache.write(cache["latent"], latents, start_B)
+            cache = {"latent": latents}
+        else:
+            first_query = jnp.zeros_like(start_B)
+        latent_BMR, key_BMP = latents[:, 0, :, :rank], latents[:, 0, :, rank:]
+        kv_b = to_float32(self.kv_b[...]).reshape(attention.num_heads, -1, rank)
+        up_key, up_value = kv_b[:, : attention.nope_dim], kv_b[:, attention.nope_dim :]
+        q_latent = jnp.einsum("BSHP,HPR->BHSR", q_nope, up_key)
+        scores = jnp.einsum("BHSR,BMR->BHSM", q_latent, latent_BMR)
+        scores = scores + jnp.einsum("BSHP,BMP->BHSM", q_rope, key_BMP)
+        mask = kv_cache.visible(first_query, S, latent_BMR.shape[1], window)[:, None]
+        weights = masked_softmax(scores * attention.scale, mask)
+        context = jnp.einsum("BHSM,BMR->BHSR", weights, latent_BMR)
+        y = jnp.einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
+        y = linear(y, self.o[...])
+        return add_bias(y, self.o_bias if attention.out_bias else None), cache

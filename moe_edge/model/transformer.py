@@ -1,0 +1,186 @@
+"""The transformer: embedding, blocks, head; one class for every family.
+
+Modules hold the dense weights under canonical names (`attn.q`, `router.weight`,
+`shared.up`, ...: attribute paths, see `convert/rules.py`). Routed experts are
+arguments: a block receives its layer's records `experts_ER` and the function that
+runs them, so that an engine may keep them anywhere, or not at all.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from moe_edge.model.attention import NO_WINDOW, Attention
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.layers import GatedMlp, new_matrix, new_ones, rms_norm
+from moe_edge.model.matvec import linear, to_float32
+from moe_edge.model.mla import LatentAttention
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.rope import rope_tables
+from moe_edge.model.router import Router, Routing
+
+# (x_TD, ids_TK, weights_TK, experts_ER) -> y_TD, all float32.
+ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Chunk(NamedTuple):
+    """Where the tokens of a call stand in their sequences."""
+
+    tables: tuple[jax.Array, jax.Array]  # rope cosines and sines `[B, S, dim / 2]`
+    start_B: jax.Array  # int32, position of each row's first token
+    valid_BS: jax.Array  # bool, False for padding: no expert computes it
+
+
+def make_chunk(config: ModelConfig, start_B, valid_BS) -> Chunk:
+    """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
+    positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
+    return Chunk(rope_tables(config.attention.rope, positions_BS), start_B, valid_BS)
+
+
+class Block(nnx.Module):
+    """One layer: attention, then experts or a dense MLP.
+
+    A MoE layer's steps are separate methods, so that an engine may plan expert
+    transfers between `route` and `combine`; `__call__` runs them all.
+    """
+
+    def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
+        D, self.eps, self.is_moe = config.d_model, config.norm_eps, is_moe
+        self.attn_norm, self.mlp_norm = new_ones(D), new_ones(D)
+        kind = LatentAttention if config.attention.kind == "mla" else Attention
+        self.attn = kind(config, rngs)
+        if not is_moe:
+            self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
+            return
+        self.num_experts = config.moe.num_experts
+        self.router = Router(config, rngs)
+        if config.moe.shared_dim:
+            self.shared = GatedMlp(D, config.moe.shared_dim, config.activation, rngs)
+            if config.moe.shared_gate:
+                self.shared_gate = new_matrix(rngs, 1, D)
+        self.has_shared = config.moe.shared_dim > 0
+        self.has_shared_gate = self.has_shared and config.moe.shared_gate
+
+    def attend(self, x_BSD, chunk: Chunk, window, cache=None):
+        """Adds attention to the residual stream; returns (x_BSD, cache)."""
+        normed = rms_norm(x_BSD, self.attn_norm[...], self.eps)
+        y, cache = self.attn(normed, chunk.tables, chunk.start_B, window, cache)
+        return x_BSD + y, cache
+
+    def route(self, x_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
+        """Normed hidden states `[T, D]` and their routing; padding gets id E."""
+        hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
+        hidden = hidden.reshape(-1, x_BSD.shape[-1])
+        routing = self.router(hidden)
+        valid_T1 = chunk.valid_BS.reshape(-1, 1)
+        ids = jnp.where(valid_T1, routing.ids_TK, self.num_experts)
+        weights = jnp.where(valid_T1, routing.weights_TK, 0.0)
+        return hidden, Routing(ids.astype(jnp.int32), weights, routing.scores_TE)
+
+    def run_shared(self, hidden_TD) -> jax.Array:
+        """Output of the shared expert, zeros if there is none."""
+        if not self.has_shared:
+            return jnp.zeros_like(hidden_TD)
+        y_TD = self.shared(hidden_TD)
+        if self.has_shared_gate:
+            y_TD = y_TD * jax.nn.sigmoid(linear(hidden_TD, self.shared_gate[...]))
+        return y_TD
+
+    def __call__(self, x_BSD, chunk, window, experts_ER, expert_fn, cache=None):
+        """Runs the layer.
+
+        Args:
+          x_BSD: float32 residual stream.
+          chunk: positions and padding of the tokens.
+          window: int32 scalar, latest positions that a query sees.
+          experts_ER: the layer's expert records (None in a dense layer).
+          expert_fn: runs them, see `ExpertFn`.
+          cache: the layer's cache, or None to attend within the chunk.
+        Returns:
+          (x_BSD, cache, Routing or None).
+        """
+        x_BSD, cache = self.attend(x_BSD, chunk, window, cache)
+        if not self.is_moe:
+            hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
+            return x_BSD + self.mlp(hidden), cache, None
+        hidden, routing = self.route(x_BSD, chunk)
+        y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
+        y_TD = y_TD + self.run_shared(hidden)
+        return x_BSD + y_TD.reshape(x_BSD.shape), cache, routing
+
+
+def embed_tokens(embed_VD, tokens_BS) -> jax.Array:
+    """Rows of the embedding table, float32 `[B, S, D]`."""
+    return to_float32(embed_VD[tokens_BS])
+
+
+def logits_of(x, final_norm_D, head_VD, eps: float) -> jax.Array:
+    """Final norm and language-model head: `[..., D]` -> float32 `[..., V]`."""
+    return linear(rms_norm(x, final_norm_D, eps), head_VD)
+
+
+def layer_window(config: ModelConfig, layer: int) -> int:
+    """The window of a layer as the integer that `Block` takes."""
+    window = config.window(layer)
+    return NO_WINDOW if window is None else window
+
+
+class Transformer(nnx.Module):
+    """The whole model over one chunk without a cache: training and references."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = new_matrix(rngs, config.vocab_size, config.d_model)
+        self.blocks = nnx.List(
+            Block(config, layer in config.moe_layers, rngs)
+            for layer in range(config.num_layers)
+        )
+        self.final_norm = new_ones(config.d_model)
+        if not config.tie_embeddings:
+            self.head = new_matrix(rngs, config.vocab_size, config.d_model)
+
+    def __call__(
+        self,
+        tokens_BS: jax.Array,
+        experts: Sequence[jax.Array | None],
+        expert_fn: ExpertFn,
+        valid_BS: jax.Array | None = None,
+    ) -> tuple[jax.Array, list[Routing | None]]:
+        """Logits of every position and the routing of every layer.
+
+        Args:
+          tokens_BS: int32, right-padded.
+          experts: per layer the records `[E, R]` (None in dense layers).
+          expert_fn: runs them.
+          valid_BS: bool, False for padding; None if there is none.
+        """
+        config = self.config
+        if valid_BS is None:
+            valid_BS = jnp.ones(tokens_BS.shape, bool)
+        start_B = jnp.zeros(tokens_BS.shape[0], jnp.int32)
+        chunk = make_chunk(config, start_B, valid_BS)
+        x_BSD = embed_tokens(self.embed[...], tokens_BS)
+        routings = []
+        for layer, block in enumerate(self.blocks):
+            window = jnp.int32(layer_window(config, layer))
+            x_BSD, _, routing = block(x_BSD, chunk, window, experts[layer], expert_fn)
+            routings.append(routing)
+        head = self.embed if config.tie_embeddings else self.head
+        logits = logits_of(x_BSD, self.final_norm[...], head[...], config.norm_eps)
+        return logits, routings
+
+
+def init_experts(config: ModelConfig, key: jax.Array) -> list[jax.Array | None]:
+    """Fresh expert records per layer (None in dense layers); `key` is consumed."""
+    layout = RecordLayout.of(config)
+    shape = (config.moe.num_experts, layout.size)
+    keys = jax.random.split(key, config.num_layers)
+    return [
+        0.02 * jax.random.normal(keys[layer], shape, jnp.float32)
+        if layer in config.moe_layers
+        else None
+        for layer in range(config.num_layers)
+    ]
