@@ -127,6 +127,18 @@ class ResidentEngine:
         head = top["embed"] if self.config.tie_embeddings else top["head"]
         return logits_of(x, top["final_norm"], head, self.config.norm_eps)
 
+    def num_compiled(self) -> int:
+        """How many programs have been compiled so far (all shapes)."""
+        programs = (
+            self._embed,
+            self._next_embed,
+            self._layers,
+            self._head,
+            self._next_head,
+            self._last,
+        )
+        return sum(program._cache_size() for program in programs)
+
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:

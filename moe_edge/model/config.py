@@ -159,7 +159,8 @@ class ModelConfig:
         ):
             raise ConfigError(
                 f"num_groups {moe.num_groups} must divide num_experts "
-                f"{moe.num_experts} and topk_groups {moe.topk_groups} lie in 1..num_groups"
+                f"{moe.num_experts}, and topk_groups {moe.topk_groups} lie in "
+                f"1..{moe.num_groups}"
             )
         if moe.topk_groups * (moe.num_experts // moe.num_groups) < moe.top_k:
             raise ConfigError(

@@ -5,7 +5,6 @@ are never expanded: the up-projections are absorbed into the query and the outpu
 so that decoding and prefill run the same arithmetic.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 

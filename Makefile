@@ -1,0 +1,11 @@
+.PHONY: lint test parity ci demo
+lint:
+	ruff check . && ruff format --check .
+test:
+	pytest
+parity:
+	pytest -m parity tests/parity
+ci:
+	bash .ci/run
+demo:
+	python launch/quickstart.py

@@ -1,0 +1,70 @@
+import os
+
+import pytest
+
+from moe_edge.core.checks import OutputError
+from moe_edge.core.files import atomic_folder, check_out_dir, write_text
+
+
+def test_atomic_folder_success_renames(tmp_path):
+    with atomic_folder(tmp_path / "a" / "out") as folder:
+        (folder / "x").write_text("1")
+        assert not (tmp_path / "a" / "out").exists()
+    assert (tmp_path / "a" / "out" / "x").read_text() == "1"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["out"]
+
+
+def test_atomic_folder_failure_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError, match="boom"):
+        with atomic_folder(tmp_path / "out") as folder:
+            (folder / "x").write_text("1")
+            raise RuntimeError("boom")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_atomic_folder_failure_keeps_old_content(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("1")
+    with pytest.raises(RuntimeError):
+        with atomic_folder(tmp_path / "out", overwrite=True):
+            raise RuntimeError("boom")
+    assert (tmp_path / "out" / "old").exists()
+
+
+def test_atomic_folder_leftover_of_killed_run_is_replaced(tmp_path):
+    leftover = tmp_path / ".out.partial"
+    leftover.mkdir()
+    (leftover / "half").write_text("1")
+    with atomic_folder(tmp_path / "out"):
+        pass
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_check_out_dir_rejects_non_empty(tmp_path):
+    (tmp_path / "x").write_text("1")
+    with pytest.raises(OutputError, match="is not empty; add --overwrite"):
+        check_out_dir(tmp_path, overwrite=False)
+    assert check_out_dir(tmp_path, overwrite=True) == tmp_path
+
+
+def test_check_out_dir_rejects_file(tmp_path):
+    path = tmp_path / "x"
+    path.write_text("1")
+    with pytest.raises(OutputError, match="is a file"):
+        check_out_dir(path, overwrite=True)
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_out_dir(path / "below", overwrite=True)
+
+
+def test_check_out_dir_rejects_unwritable(tmp_path, monkeypatch):
+    # Tests may run as root, whom no permission stops: ask the question itself.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(
+        OutputError, match=f"cannot be written: no access to {tmp_path}"
+    ):
+        check_out_dir(tmp_path / "out", overwrite=False)
+
+
+def test_write_text_leaves_no_partial(tmp_path):
+    write_text(tmp_path / "a.json", "{}")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

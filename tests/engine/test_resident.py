@@ -1,0 +1,243 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from moe_edge.core.checks import CapacityError, CheckpointError, RequestError
+from moe_edge.engine import resident
+from moe_edge.engine.generate import generate
+from moe_edge.engine.resident import ResidentEngine, bucket
+from moe_edge.engine.weights import load_weights
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.sampling import Sampling
+from moe_edge.model.transformer import Transformer
+from tests.support.tiny_models import (
+    ALL,
+    BF16,
+    GQA,
+    RandomReader,
+    random_prompts,
+    random_weights,
+    score_all,
+)
+
+LENGTHS = (70, 3, 33)
+
+
+@functools.cache
+def engine_of(name="gqa", dtype=np.float32):
+    """Engines are shared: most of a test's time is compilation."""
+    return ResidentEngine(random_weights(ALL[name], dtype=dtype))
+
+
+def greedy(engine, prompts, new=8, **kwargs):
+    return generate(engine, prompts, new, **kwargs).tokens
+
+
+def assert_close(ours, reference, tolerance=1e-5):
+    """Gate B of the identity gates: relative to the logits' spread."""
+    difference = np.abs(ours - reference).max() / reference.std()
+    assert difference <= tolerance
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_decode_matches_teacher_forced_prefill(name, dtype):
+    engine = engine_of(name, dtype)
+    prompts = random_prompts(ALL[name], LENGTHS)
+    session = engine.new_session(len(prompts), 90)
+    step_logits = [engine.prefill(session, prompts)]
+    forced = random_prompts(ALL[name], [10] * len(prompts), seed=1)
+    active = jax.device_put(np.ones(len(prompts), bool))
+    for step in range(10):
+        tokens = jax.device_put(np.asarray([row[step] for row in forced], np.int32))
+        step_logits.append(engine.decode(session, tokens, active))
+    decoded = np.stack([np.asarray(logits) for logits in step_logits], axis=1)
+    full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]
+    for row, logits in enumerate(score_all(engine, full)):
+        assert_close(decoded[row], logits[len(prompts[row]) - 1 :])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_engine_matches_plain_transformer(name):
+    config = ALL[name]
+    reader = RandomReader(config)
+    engine = engine_of(name)
+    (prompt,) = random_prompts(config, [70])
+    model = Transformer(config, nnx.Rngs(0))
+    flat = dict(reader.top())
+    for layer in range(config.num_layers):
+        dense = reader.dense_layer(layer)
+        flat |= {f"blocks.{layer}.{name}": array for name, array in dense.items()}
+    state = [
+        (tuple(int(p) if p.isdigit() else p for p in name.split(".")), nnx.Param(array))
+        for name, array in jax.tree.map(jnp.asarray, flat).items()
+    ]
+    nnx.update(model, nnx.from_flat_state(state))
+    experts = [
+        jnp.asarray(reader.experts(layer)) if layer in config.moe_layers else None
+        for layer in range(config.num_layers)
+    ]
+    moe = config.moe
+    dense_loop = functools.partial(
+        run_experts,
+        layout=RecordLayout.of(config),
+        activation=moe.activation,
+        swiglu_limit=moe.swiglu_limit,
+        method="dense",
+    )
+    logits, _ = model(jnp.asarray([prompt]), experts, dense_loop)
+    assert_close(score_all(engine, [prompt])[0], np.asarray(logits)[0])
+
+
+def test_unequal_prompts_match_each_alone():
+    engine = engine_of()
+    prompts = random_prompts(GQA, LENGTHS)
+    together = greedy(engine, prompts)
+    assert together == [greedy(engine, [prompt])[0] for prompt in prompts]
+
+
+def test_chunked_prefill_matches_one_chunk(monkeypatch):
+    engine = engine_of()
+    prompts = random_prompts(GQA, LENGTHS)
+    whole = score_all(engine, prompts)
+    monkeypatch.setattr(resident, "PREFILL_CHUNK", 32)
+    for ours, reference in zip(score_all(engine, prompts), whole, strict=True):
+        assert_close(ours, reference)
+    session = engine.new_session(len(prompts), 80)
+    last = np.asarray(engine.prefill(session, prompts))
+    for row, reference in enumerate(whole):
+        assert_close(last[row], reference[-1])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_grouped_layers_match_single_layers(size):
+    prompts = random_prompts(GQA, LENGTHS)
+    alone = score_all(engine_of(), prompts)
+    engine = ResidentEngine(engine_of().weights, layers_per_program=size)
+    grouped = score_all(engine, prompts)
+    for ours, reference in zip(grouped, alone, strict=True):
+        assert_close(ours, reference)
+
+
+def test_decode_compiles_once_and_moves_nothing_implicitly():
+    engine = engine_of()
+    session = engine.new_session(2, 60)
+    engine.prefill(session, random_prompts(GQA, (5, 9)))
+    tokens = jax.device_put(np.asarray([1, 2], np.int32))
+    active = jax.device_put(np.ones(2, bool))
+    engine.decode(session, tokens, active)
+    compiled = engine.num_compiled()
+    with jax.transfer_guard("disallow"):
+        for _ in range(40):
+            engine.decode(session, tokens, active)
+    assert engine.num_compiled() == compiled
+
+
+def test_decode_writes_cache_in_place():
+    engine = engine_of()
+    session = engine.new_session(1, 60)
+    engine.prefill(session, [[1, 2, 3]])
+    tokens, active = jnp.asarray([1]), jnp.asarray([True])
+    pointer = session.caches[1][0]["k"].unsafe_buffer_pointer()
+    for _ in range(3):
+        engine.decode(session, tokens, active)
+    assert session.caches[1][0]["k"].unsafe_buffer_pointer() == pointer
+
+
+def test_on_routing_sees_every_layer_and_no_padding():
+    engine = engine_of()
+    seen = []
+    greedy(
+        engine,
+        random_prompts(GQA, (5, 9)),
+        new=2,
+        on_routing=lambda layer, routing: seen.append((layer, routing)),
+    )
+    assert [layer for layer, _ in seen] == [1, 2, 1, 2]
+    prefill_ids = np.asarray(seen[0][1].ids_TK)
+    E, K = GQA.moe.num_experts, GQA.moe.top_k
+    assert (prefill_ids < E).sum() == (5 + 9) * K
+
+
+def test_generate_stop_token_ends_row_and_is_kept():
+    engine = engine_of()
+    prompts = random_prompts(GQA, (5, 9))
+    free = greedy(engine, prompts, new=8)
+    stop = free[0][2]
+    stopped = greedy(engine, prompts, new=8, stop_ids=[stop])
+    for row, reference in zip(stopped, free, strict=True):
+        end = reference.index(stop) + 1 if stop in reference else 8
+        assert row == reference[:end]
+
+
+def test_generate_streams_tokens_in_order():
+    engine = engine_of()
+    got = [[], []]
+    result = generate(
+        engine,
+        random_prompts(GQA, (5, 9)),
+        6,
+        sampling=Sampling(temperature=1.0, seed=3),
+        on_token=lambda row, token: got[row].append(token),
+    )
+    assert got == result.tokens
+    assert result.steps == 5
+
+
+def test_generate_same_seed_repeats_and_other_differs():
+    engine = engine_of()
+    prompts = random_prompts(GQA, (9,))
+    draws = [
+        greedy(engine, prompts, new=16, sampling=Sampling(temperature=1.0, seed=seed))
+        for seed in (0, 0, 1)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_bucket_holds_size_and_wastes_little():
+    for size in range(1, 3000):
+        assert size <= bucket(size) <= max(16, 1.5 * size)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "no prompts"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1, 61]], "token id 61, expected 0..60"),
+        ([[-1]], "token id -1"),
+    ],
+)
+def test_generate_rejects_bad_prompts(prompts, message):
+    engine = engine_of()
+    with pytest.raises(RequestError, match=message):
+        generate(engine, prompts, 2)
+
+
+def test_generate_rejects_prompt_beyond_context():
+    engine = engine_of()
+    with pytest.raises(CapacityError, match="2050 tokens .* context of 2048"):
+        generate(engine, random_prompts(GQA, [2040]), 10)
+
+
+def test_load_weights_rejects_missing_extra_and_misshapen():
+    class Broken(RandomReader):
+        def dense_layer(self, layer):
+            arrays = super().dense_layer(layer)
+            return self.spoil(arrays) if layer == 1 else arrays
+
+    reader = Broken(GQA)
+    reader.spoil = lambda arrays: {k: v for k, v in arrays.items() if k != "attn.q"}
+    with pytest.raises(CheckpointError, match=r"layer 1: missing weights \['attn.q'\]"):
+        load_weights(reader)
+    reader.spoil = lambda arrays: arrays | {"attn.z": arrays["attn.q"]}
+    with pytest.raises(CheckpointError, match=r"unexpected weights \['attn.z'\]"):
+        load_weights(reader)
+    reader.spoil = lambda arrays: arrays | {"attn.q": arrays["attn.q"][:, :3]}
+    with pytest.raises(CheckpointError, match=r"attn.q has shape \(48, 3\)"):
+        load_weights(reader)

@@ -1,0 +1,121 @@
+"""Tiny random models in memory, with pairwise different sizes."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+
+from moe_edge.engine.weights import abstract_block, load_weights, top_shapes
+from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.record import RecordLayout
+
+GQA = ModelConfig(
+    model_type="qwen2_moe",
+    vocab_size=61,
+    d_model=40,
+    num_layers=3,
+    attention=AttentionConfig(
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=8,
+        rope=RopeConfig(dim=8),
+        qkv_bias=True,
+        windows=(None, 9, None),
+    ),
+    moe=MoeConfig(
+        num_experts=12, top_k=3, expert_dim=16, shared_dim=24, shared_gate=True
+    ),
+    max_positions=2048,
+    dense_layers=(0,),
+    dense_dim=28,
+)
+MLA = dataclasses.replace(
+    GQA,
+    model_type="deepseek_v2",
+    attention=AttentionConfig(
+        kind="mla",
+        num_heads=5,
+        num_kv_heads=5,
+        head_dim=14,
+        nope_dim=8,
+        v_head_dim=6,
+        kv_lora_rank=10,
+        q_lora_rank=18,
+        rope=RopeConfig(dim=6, interleaved=True),
+    ),
+)
+GPT_OSS = dataclasses.replace(
+    GQA,
+    model_type="gpt_oss",
+    attention=dataclasses.replace(GQA.attention, sinks=True, out_bias=True),
+    moe=MoeConfig(
+        num_experts=12,
+        top_k=3,
+        expert_dim=16,
+        scoring="softmax_topk",
+        router_bias=True,
+        expert_bias=True,
+        activation="clamped_swiglu",
+        swiglu_limit=2.0,
+    ),
+)
+ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}
+
+
+class RandomReader:
+    """An open checkpoint with random weights; layers are drawn on demand."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0, dtype=np.float32):
+        self.config, self.seed, self.dtype = config, seed, np.dtype(dtype)
+        self.layout = RecordLayout.of(config)
+
+    def _draw(self, shapes: dict[str, tuple], *path: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng((self.seed, *path))
+        arrays = {}
+        for name, shape in shapes.items():
+            if name.endswith("norm"):
+                array = 1.0 + 0.2 * rng.standard_normal(shape, np.float32)
+            else:
+                # Logits get a standard deviation near one, so that routing and
+                # argmax are decided, not rounding.
+                scale = 1.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
+                array = scale * rng.standard_normal(shape, np.float32)
+            arrays[name] = array.astype(self.dtype)
+        return arrays
+
+    def top(self):
+        return self._draw(top_shapes(self.config), 0)
+
+    def dense_layer(self, layer):
+        is_moe = layer in self.config.moe_layers
+        return self._draw(abstract_block(self.config, is_moe)[1], 1, layer)
+
+    def experts(self, layer):
+        E, R = self.config.moe.num_experts, self.layout.size
+        rng = np.random.default_rng((self.seed, 2, layer))
+        scale = 1.0 / np.sqrt(self.config.d_model)
+        records = scale * rng.standard_normal((E, R), np.float32)
+        return records.astype(self.dtype)
+
+
+def random_weights(config: ModelConfig, seed: int = 0, dtype=np.float32):
+    """Weights of a random model on the device."""
+    return load_weights(RandomReader(config, seed, dtype))
+
+
+def random_prompts(config: ModelConfig, lengths, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, config.vocab_size, n).tolist() for n in lengths]
+
+
+def score_all(engine, prompts) -> list[np.ndarray]:
+    """Teacher-forced logits `[S_b, V]` of every prompt."""
+    longest = max(map(len, prompts))
+    out = np.zeros((len(prompts), longest, engine.config.vocab_size), np.float32)
+    for start, logits in engine.score(prompts):
+        keep = min(logits.shape[1], longest - start)
+        out[:, start : start + keep] = np.asarray(logits)[:, :keep]
+    return [out[row, : len(prompt)] for row, prompt in enumerate(prompts)]
+
+
+BF16 = ml_dtypes.bfloat16

@@ -1,0 +1,78 @@
+"""The house rules of who may import what, read from the source with `ast`."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "moe_edge"
+
+# A folder imports only folders before it (docs/architecture.md).
+ORDER = (
+    "core hardware model checkpoint convert workload route predict offload schedule "
+    "engine evaluate training profile refactor place cluster coe simulate metrics"
+).split()
+
+# Module -> files (relative to the root) that may import it.
+RESTRICTED = {
+    "gin": ("moe_edge/configurables.py", "launch/"),
+    "absl": ("launch/",),
+    "matplotlib": ("moe_edge/metrics/plots.py",),
+    "torch": ("launch/benchmark.py", "launch/peers.py"),
+    "transformers": ("launch/benchmark.py", "launch/peers.py"),
+    "pickle": (),
+}
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Absolute dotted names that a file imports, at any depth."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise AssertionError(f"{path}: relative import; write it out")
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def order_violations(folder: str, modules: list[str]) -> list[str]:
+    """The imports of a file in `folder` that point forwards in ORDER."""
+    bad = []
+    for module in modules:
+        parts = module.split(".")
+        if parts[0] != "moe_edge" or len(parts) < 2 or parts[1] not in ORDER:
+            continue
+        if ORDER.index(parts[1]) > ORDER.index(folder):
+            bad.append(module)
+    return bad
+
+
+def source_files() -> list[Path]:
+    return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "launch").rglob("*.py")])
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_order_and_restrictions(path):
+    modules = imported_modules(path)
+    relative = path.relative_to(ROOT).as_posix()
+    if relative.startswith("moe_edge/") and path.parent != PACKAGE:
+        assert order_violations(path.relative_to(PACKAGE).parts[0], modules) == []
+    for module in modules:
+        allowed = RESTRICTED.get(module.split(".")[0])
+        if allowed is not None:
+            assert relative.startswith(allowed), f"{relative} imports {module}"
+    if relative.startswith("moe_edge/"):
+        assert not [m for m in modules if m.split(".")[0] == "launch"]
+
+
+def test_order_names_every_folder():
+    folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
+    assert folders <= set(ORDER), "name the new folder in ORDER and the docs"
+
+
+def test_order_violations_forward_import_is_found():
+    assert order_violations("model", ["moe_edge.engine.resident"]) != []
+    assert order_violations("engine", ["moe_edge.model.router.Router"]) == []
