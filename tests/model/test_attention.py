@@ -1,0 +1,144 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from moe_edge.model import kv_cache
+from moe_edge.model.attention import NO_WINDOW, Attention, masked_softmax
+from moe_edge.model.mla import LatentAttention
+from moe_edge.model.transformer import make_chunk
+from tests.support.tiny_models import GPT_OSS, GQA, MLA
+
+S = 11
+
+
+def inputs(config, batch=2):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, S, config.d_model)).astype(np.float32)
+    start = jnp.zeros(batch, jnp.int32)
+    return jnp.asarray(x), make_chunk(config, start, jnp.ones((batch, S), bool))
+
+
+def fill(module):
+    """Random values of a size that makes attention uneven."""
+    rng = np.random.default_rng(1)
+    state = nnx.state(module, nnx.Param)
+    flat = [
+        (
+            path,
+            nnx.Param(jnp.asarray(0.5 * rng.standard_normal(leaf.shape), jnp.float32)),
+        )
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    nnx.update(module, nnx.from_flat_state(flat))
+    return module
+
+
+def rotate_numpy(x, position, theta=10_000.0, interleaved=False):
+    """One vector, pair by pair."""
+    out, half = x.copy(), len(x) // 2
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        angle = position * theta ** (-2 * i / len(x))
+        out[a] = x[a] * np.cos(angle) - x[b] * np.sin(angle)
+        out[b] = x[b] * np.cos(angle) + x[a] * np.sin(angle)
+    return out
+
+
+@pytest.mark.parametrize("window", [NO_WINDOW, 4])
+@pytest.mark.parametrize("config", [GQA, GPT_OSS], ids=lambda c: c.model_type)
+def test_attention_matches_numpy_loop(config, window):
+    module, a = fill(Attention(config, nnx.Rngs(0))), config.attention
+    x, chunk = inputs(config, batch=1)
+    got, _ = module(x, chunk.tables, chunk.start_B, jnp.int32(window))
+    w = {
+        k[0]: np.asarray(v[...], np.float64)
+        for k, v in nnx.to_flat_state(nnx.state(module))
+    }
+    rows = np.asarray(x[0], np.float64)
+    heads, groups, P = a.num_heads, a.num_kv_heads, a.head_dim
+    q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
+    k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
+    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, P)
+    out = np.zeros((S, heads, P))
+    for s in range(S):
+        first = max(0, s - window + 1)
+        for h in range(heads):
+            g = h // (heads // groups)
+            query = rotate_numpy(q[s, h], s)
+            keys = [rotate_numpy(k[j, g], j) for j in range(first, s + 1)]
+            scores = [query @ key / np.sqrt(P) for key in keys]
+            if a.sinks:
+                scores.append(w["sinks"][h])
+            weights = np.exp(scores - np.max(scores))
+            weights = (weights / weights.sum())[: s + 1 - first]
+            out[s, h] = weights @ v[first : s + 1, g]
+    expected = out.reshape(S, -1) @ w["o"].T + (w["o_bias"] if a.out_bias else 0.0)
+    np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_latent_attention_matches_expanded_numpy():
+    """The paper's form: keys and values expanded per head, nothing absorbed."""
+    module, a = fill(LatentAttention(MLA, nnx.Rngs(0))), MLA.attention
+    x, chunk = inputs(MLA, batch=1)
+    got, _ = module(x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW))
+    w = {
+        k[0]: np.asarray(v[...], np.float64)
+        for k, v in nnx.to_flat_state(nnx.state(module))
+    }
+    rows = np.asarray(x[0], np.float64)
+
+    def norm(y, weight):
+        return y / np.sqrt((y**2).mean(-1, keepdims=True) + MLA.norm_eps) * weight
+
+    q = norm(rows @ w["q_a"].T, w["q_a_norm"]) @ w["q_b"].T
+    q = q.reshape(S, a.num_heads, a.head_dim)
+    low = rows @ w["kv_a"].T
+    latent, k_rope = (
+        norm(low[:, : a.kv_lora_rank], w["kv_a_norm"]),
+        low[:, a.kv_lora_rank :],
+    )
+    kv = (latent @ w["kv_b"].T).reshape(S, a.num_heads, a.nope_dim + a.v_head_dim)
+    out = np.zeros((S, a.num_heads, a.v_head_dim))
+    for s in range(S):
+        for h in range(a.num_heads):
+            turned = rotate_numpy(q[s, h, a.nope_dim :], s, interleaved=True)
+            scores = np.array(
+                [
+                    q[s, h, : a.nope_dim] @ kv[j, h, : a.nope_dim]
+                    + turned @ rotate_numpy(k_rope[j], j, interleaved=True)
+                    for j in range(s + 1)
+                ]
+            ) / np.sqrt(a.head_dim)
+            weights = np.exp(scores - scores.max())
+            out[s, h] = weights / weights.sum() @ kv[: s + 1, h, a.nope_dim :]
+    expected = out.reshape(S, -1) @ w["o"].T
+    np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(Attention, GQA), (LatentAttention, MLA)])
+def test_cache_of_unequal_starts_matches_no_cache(kind, config):
+    module = fill(kind(config, nnx.Rngs(0)))
+    x, chunk = inputs(config)
+    window = jnp.int32(NO_WINDOW)
+    whole, _ = module(x, chunk.tables, chunk.start_B, window)
+    cache = kv_cache.empty_cache(config, 2, 16)
+    _, cache = module(x, chunk.tables, chunk.start_B, window, cache)
+    # Row 0 repeats its token 4, row 1 its token 9: each at its own position.
+    start = jnp.asarray([4, 9], jnp.int32)
+    one = make_chunk(config, start, jnp.ones((2, 1), bool))
+    picked = jnp.stack([x[0, 4:5], x[1, 9:10]])
+    got, _ = module(picked, one.tables, start, window, cache)
+    np.testing.assert_allclose(got[0, 0], whole[0, 4], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[1, 0], whole[1, 9], rtol=1e-5, atol=1e-5)
+
+
+def test_masked_softmax_fully_masked_row_is_finite():
+    got = masked_softmax(jnp.ones((1, 4)), jnp.zeros((1, 4), bool))
+    assert np.isfinite(np.asarray(got)).all()
+
+
+def test_sinks_take_mass():
+    mask = jnp.ones((1, 3), bool)
+    got = masked_softmax(jnp.zeros((1, 3)), mask, jnp.zeros((1, 1)))
+    np.testing.assert_allclose(got, 0.25, rtol=1e-6)

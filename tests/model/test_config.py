@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.record import RecordLayout
+from tests.support.tiny_models import GPT_OSS, GQA
+
+
+def change(part=None, **fields):
+    if part is None:
+        return dataclasses.replace(GQA, **fields)
+    inner = dataclasses.replace(getattr(GQA, part), **fields)
+    return dataclasses.replace(GQA, **{part: inner})
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "message"),
+    [
+        (None, {"d_model": 0}, "d_model must be a positive integer, got 0"),
+        (None, {"num_layers": 2.0}, "num_layers must be a positive integer, got 2.0"),
+        (None, {"activation": "relu"}, "unknown activation 'relu'; known: silu"),
+        (None, {"dense_layers": (7,)}, "dense layers .7,. must lie in 0..2"),
+        (None, {"dense_dim": 0}, "need dense_dim"),
+        ("moe", {"top_k": 13}, "top_k must be in 1..num_experts=12, got 13"),
+        ("moe", {"num_groups": 5}, "num_groups 5 must divide num_experts 12"),
+        ("moe", {"num_groups": 6}, "top_k 3 exceeds the 1 chosen groups of 2"),
+        ("moe", {"scoring": "tanh"}, "unknown router scoring 'tanh'"),
+        ("attention", {"num_kv_heads": 4}, "num_heads 6 must be a multiple"),
+        ("attention", {"windows": (1, 2)}, "name 2 layers, the model has 3"),
+        ("attention", {"head_dim": 6}, "rotary width 8 must be even and at most"),
+    ],
+)
+def test_config_rejects_bad_fields(part, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        change(part, **fields)
+
+
+def test_moe_layers_are_those_not_dense():
+    assert GQA.moe_layers == (1, 2)
+
+
+def test_record_parts_are_contiguous_aligned_and_ordered():
+    layout = RecordLayout.of(GPT_OSS)
+    D, F = GPT_OSS.d_model, GPT_OSS.moe.expert_dim
+    assert list(layout.offsets.values()) == [
+        0,
+        F * D,
+        2 * F * D,
+        3 * F * D,
+        3 * F * D + F,
+        3 * F * D + 2 * F,
+    ]
+    assert layout.num_values == 3 * F * D + 2 * F + D
+    assert layout.num_values <= layout.size < layout.num_values + 32
+    assert layout.size * 2 % 64 == 0

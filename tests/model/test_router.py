@@ -1,0 +1,68 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.model.config import MoeConfig
+from moe_edge.model.router import choose, keep_best_groups
+
+LOGITS = np.random.default_rng(0).standard_normal((7, 12)).astype(np.float32)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def rule(**kwargs) -> MoeConfig:
+    return MoeConfig(num_experts=12, top_k=3, expert_dim=8, **kwargs)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_softmax_rule_matches_numpy(normalised):
+    got = choose(jnp.asarray(LOGITS), rule(norm_topk=normalised, routed_scaling=2.5))
+    probs = softmax(LOGITS)
+    ids = np.argsort(-probs, axis=-1)[:, :3]
+    weights = np.take_along_axis(probs, ids, -1)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdims=True)
+    np.testing.assert_array_equal(got.ids_TK, ids)
+    np.testing.assert_allclose(got.weights_TK, 2.5 * weights, rtol=1e-5)
+    np.testing.assert_allclose(got.scores_TE, probs, rtol=1e-5)
+
+
+def test_softmax_topk_rule_normalises_over_the_chosen():
+    got = choose(jnp.asarray(LOGITS), rule(scoring="softmax_topk"))
+    ids = np.argsort(-LOGITS, axis=-1)[:, :3]
+    chosen = np.take_along_axis(LOGITS, ids, -1)
+    np.testing.assert_array_equal(got.ids_TK, ids)
+    np.testing.assert_allclose(got.weights_TK, softmax(chosen), rtol=1e-5)
+
+
+def test_correction_bias_changes_choice_not_weight():
+    correction = np.zeros(12, np.float32)
+    correction[5] = 10.0
+    got = choose(
+        jnp.asarray(LOGITS),
+        rule(scoring="sigmoid", correction_bias=True),
+        jnp.asarray(correction),
+    )
+    np.testing.assert_array_equal(got.ids_TK[:, 0], 5)
+    sigmoid = 1 / (1 + np.exp(-LOGITS))
+    np.testing.assert_allclose(got.weights_TK[:, 0], sigmoid[:, 5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("group_score", ["max", "top2"])
+def test_group_limit_matches_numpy_loop(group_score):
+    moe = rule(num_groups=4, topk_groups=2, group_score=group_score)
+    got = np.asarray(keep_best_groups(jnp.asarray(LOGITS), moe))
+    for row, kept in zip(LOGITS, got, strict=True):
+        groups = np.sort(row.reshape(4, 3), axis=-1)
+        score = groups[:, -1] if group_score == "max" else groups[:, -2:].sum(-1)
+        best = set(np.argsort(-score)[:2])
+        expected = [row[e] if e // 3 in best else -np.inf for e in range(12)]
+        np.testing.assert_array_equal(kept, np.asarray(expected, np.float32))
+
+
+def test_ties_go_to_the_lower_id():
+    got = choose(jnp.zeros((2, 12), jnp.float32), rule())
+    np.testing.assert_array_equal(got.ids_TK, [[0, 1, 2]] * 2)
