@@ -46,6 +46,24 @@ def _next_token(logits_BV, key, step, sampling):
     return sample(logits_BV, jax.random.fold_in(key, step), sampling)
 
 
+def warm_up(
+    engine,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+) -> float:
+    """Compiles all that `generate` runs for these prompts; returns its seconds."""
+    started = time.perf_counter()
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    session = engine.new_session(len(prompts), longest + max_new_tokens)
+    logits = engine.prefill(session, prompts)
+    step = jax.device_put(np.int32(0))
+    tokens_B = _next_token(logits, jax.random.key(0), step, sampling or Sampling())
+    active_B = jax.device_put(np.ones(len(prompts), bool))
+    engine.decode(session, tokens_B, active_B).block_until_ready()
+    return time.perf_counter() - started
+
+
 def generate(
     engine,
     prompts: Sequence[Sequence[int]],

@@ -267,7 +267,7 @@ def check_prompts(prompts, vocab_size: int) -> list[int]:
     Raises:
       RequestError: none, an empty one, or a token id outside the vocabulary.
     """
-    if not prompts:
+    if len(prompts) == 0:
         raise RequestError("no prompts given; expected at least one")
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:

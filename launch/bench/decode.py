@@ -1,0 +1,76 @@
+"""Suites `decode` and `prefill`: the resident engine beside `transformers`."""
+
+import statistics
+
+import numpy as np
+
+from launch.bench import engines, peers
+from launch.bench.models import benchmark_models
+from launch.bench.timing import interleave, median_ratio, memory_bandwidth
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+
+PROMPT_TOKENS = 32
+
+
+def _prompts(engine, batch: int, tokens: int):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, engine.config.vocab_size, (batch, tokens))
+
+
+def _row(case: str, figures: dict, unit: str, limit: float | None) -> dict:
+    """One row of the table: ours, the best peer, the ratio round by round."""
+    ours = statistics.median(figures["ours"])
+    rest = {name: f for name, f in figures.items() if name != "ours"}
+    row = {"case": case, "ours": ours, "peer": None, "unit": unit, "ratio": None}
+    if rest:
+        best = max(rest, key=lambda name: statistics.median(rest[name]))
+        row["peer"] = statistics.median(rest[best])
+        row["ratio"] = median_ratio(figures["ours"], rest[best])
+        row["peer_name"] = f"transformers float32 {best}"
+        row["peers"] = {name: statistics.median(f) for name, f in rest.items()}
+    row["limit_fraction"] = None if limit is None else ours / limit
+    row["runs"] = figures
+    return row
+
+
+def decode_suite(repeats: int, work_dir) -> list[dict]:
+    """Decode tokens per second at batch 1 and 8."""
+    bandwidth = memory_bandwidth()
+    rows = []
+    for name, folder in benchmark_models(work_dir):
+        engine = ResidentEngine(load_weights(open_checkpoint(folder)))
+        peer = peers.load_peer(str(open_checkpoint(folder).hf_source))
+        for batch, steps in ((1, 24), (8, 8)):
+            prompts = _prompts(engine, batch, PROMPT_TOKENS)
+            cases = {"ours": lambda p=prompts, n=steps: engines.decode(engine, p, n)}
+            for implementation in peers.IMPLEMENTATIONS if peer else ():
+                cases[implementation] = lambda i=implementation, p=prompts, n=steps: (
+                    peer.decode(i, p, n)
+                )
+            figures = interleave(cases, repeats)
+            step_bytes = engines.bytes_per_step(engine, prompts, steps)
+            limit = batch * bandwidth / step_bytes
+            row = _row(f"decode/{name}/batch{batch}", figures, "tokens/s", limit)
+            row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
+            rows.append(row)
+    return rows
+
+
+def prefill_suite(repeats: int, work_dir) -> list[dict]:
+    """Prompt tokens per second for prompts of 128 and 512 tokens."""
+    rows = []
+    for name, folder in benchmark_models(work_dir):
+        engine = ResidentEngine(load_weights(open_checkpoint(folder)))
+        peer = peers.load_peer(str(open_checkpoint(folder).hf_source))
+        for tokens in (128, 512):
+            prompts = _prompts(engine, 1, tokens)
+            cases = {"ours": lambda p=prompts: engines.prefill(engine, p)}
+            for implementation in peers.IMPLEMENTATIONS if peer else ():
+                cases[implementation] = lambda i=implementation, p=prompts: (
+                    peer.prefill(i, p)
+                )
+            figures = interleave(cases, repeats)
+            rows.append(_row(f"prefill/{name}/{tokens}", figures, "tokens/s", None))
+    return rows

@@ -1,0 +1,55 @@
+"""A running engine and its tokenizer from the name of a checkpoint."""
+
+import dataclasses
+from pathlib import Path
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A checkpoint ready to run.
+
+    Attributes:
+      engine: holds the weights and `engine.config`.
+      tokenizer: None if it was not asked for.
+      hf_source: folder of the Hugging Face checkpoint it came from, if known.
+      name: what the caller asked for.
+      dtype: of the stored weights.
+    """
+
+    engine: ResidentEngine
+    tokenizer: Tokenizer | None
+    hf_source: str | None
+    name: str
+    dtype: str
+
+
+def load_engine(
+    checkpoint: str | Path, *, with_tokenizer: bool = True, **options
+) -> Loaded:
+    """Opens a checkpoint (ours, a Hugging Face folder, or `default`) and loads it.
+
+    Args:
+      checkpoint: path or name.
+      with_tokenizer: False where only token ids are used.
+      **options: of `ResidentEngine`.
+    Raises:
+      CheckpointError: the checkpoint or its tokenizer is missing or damaged.
+    """
+    reader = open_checkpoint(checkpoint)
+    # Before the weights: a missing tokenizer shows at once.
+    tokenizer = load_tokenizer(reader) if with_tokenizer else None
+    engine = ResidentEngine(load_weights(reader), **options)
+    hf_source = None if reader.hf_source is None else str(reader.hf_source)
+    return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
+
+
+def check_checkpoint(checkpoint: str | Path, with_tokenizer: bool = True) -> None:
+    """What `load_engine` would refuse, without reading weights (for --dry_run)."""
+    reader = open_checkpoint(checkpoint)
+    if with_tokenizer:
+        load_tokenizer(reader)

@@ -1,0 +1,135 @@
+"""Prompts from files, and text from tokens while they arrive."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.convert.tokenizer import Tokenizer
+
+from moe_edge.core.checks import CapacityError, RequestError
+
+REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A text to continue."""
+
+    id: str
+    text: str
+
+
+def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields ("file:line", object) of a JSON-lines file; blank lines are skipped.
+
+    Raises:
+      RequestError: a line that is not a JSON object, or a file that is not UTF-8.
+      OSError: the file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            if not raw.strip():
+                continue
+            try:
+                row = json.loads(raw.decode("utf-8"))
+            except ValueError as error:  # also bytes that are not UTF-8
+                raise RequestError(
+                    f"{where}: not JSON ({error}); expected one object a line"
+                ) from error
+            if not isinstance(row, dict):
+                raise RequestError(
+                    f"{where}: {type(row).__name__}, expected a JSON object"
+                )
+            yield where, row
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """Prompts of a JSON-lines file `{"id", "prompt"}`; other keys are ignored.
+
+    Raises:
+      RequestError: a bad line (named), an empty or repeated prompt id, no prompt.
+    """
+    prompts, seen = [], set()
+    for where, row in read_json_lines(path):
+        for key in ("id", "prompt"):
+            if not isinstance(row.get(key), str):
+                raise RequestError(
+                    f"{where}: {key!r} is {row.get(key)!r}, expected a string"
+                )
+        if not row["prompt"]:
+            raise RequestError(f"{where}: the prompt is empty")
+        if row["id"] in seen:
+            raise RequestError(f"{where}: id {row['id']!r} occurs twice")
+        seen.add(row["id"])
+        prompts.append(Prompt(row["id"], row["prompt"]))
+    if not prompts:
+        raise RequestError(f"{path} holds no prompts; expected one JSON object a line")
+    return prompts
+
+
+def encode_prompts(
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    max_positions: int,
+) -> list[list[int]]:
+    """Token ids of every prompt.
+
+    Raises:
+      RequestError: a prompt that has no tokens.
+      CapacityError: prompt and new tokens exceed the model's context.
+    """
+    rows = []
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt.text)
+        if not ids:
+            raise RequestError(f"prompt {prompt.id!r} is empty; expected some text")
+        if len(ids) + max_new_tokens > max_positions:
+            raise CapacityError(
+                f"prompt {prompt.id!r} has {len(ids)} tokens; with "
+                f"max_new_tokens={max_new_tokens} it exceeds the model's context of "
+                f"{max_positions}; shorten the prompt or ask for fewer tokens"
+            )
+        rows.append(ids)
+    return rows
+
+
+class TextStream:
+    """Turns tokens into text as they arrive.
+
+    A token may hold part of a character, and some decoders drop the first space of
+    a text. So a piece is the difference of two decodings that start at the same
+    earlier token, and is held back while it ends in an unfinished character.
+
+    Args:
+      tokenizer: of the model.
+      context: tokens that stand before the text (the prompt).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
+        self._tokenizer = tokenizer
+        self._ids = list(context[-8:])
+        self._start = 0  # first token of both decodings
+        self._shown = len(self._ids)  # tokens whose text was returned
+
+    def _pending(self) -> str:
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+
+    def push(self, token: int) -> str:
+        """Text that is certain after one more token; may be empty."""
+        self._ids.append(token)
+        piece = self._pending()
+        if not piece or piece.endswith(REPLACEMENT):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return piece
+
+    def finish(self) -> str:
+        """Text still held back when no token follows."""
+        piece = self._pending()
+        self._start = self._shown = len(self._ids)
+        return piece

@@ -1,0 +1,194 @@
+"""The root of launch/generate.py: prompts in, `generations.jsonl` out."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, RequestError, check_positive
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.engine.generate import (
+    Generation,
+    TokenCallback,
+    generate,
+    warm_up,
+)
+from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.prompts import Prompt, TextStream, encode_prompts, read_prompts
+from moe_edge.engine.resident import PREFILL_CHUNK, ResidentEngine, bucket
+from moe_edge.model.sampling import Sampling
+
+
+def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
+    """Prompts given one by one or as a file.
+
+    Raises:
+      ConfigError: both or neither.
+      RequestError: an empty prompt or a bad line.
+    """
+    if bool(prompt) == bool(prompts):
+        got = "both" if prompt else "neither"
+        raise ConfigError(f"give either --prompt or --prompts, got {got}")
+    if prompts:
+        return read_prompts(prompts)
+    for number, text in enumerate(prompt):
+        if not text:
+            raise RequestError(f"--prompt number {number} is empty; expected some text")
+    return [Prompt(f"prompt/{number}", text) for number, text in enumerate(prompt)]
+
+
+def even_batches(count: int, batch_size: int) -> list[range]:
+    """Splits 0 .. count-1 into few batches of nearly equal size: few shapes."""
+    batches = -(-count // batch_size)
+    edges = [count * i // batches for i in range(batches + 1)]
+    return [range(*edges[i : i + 2]) for i in range(batches)]
+
+
+def shape_of(rows, max_new_tokens: int) -> tuple[int, ...]:
+    """What decides which programs a batch needs (see `ResidentEngine.chunks`)."""
+    longest = max(map(len, rows))
+    capacity = bucket(longest + max_new_tokens, 64)
+    tail = bucket(longest % PREFILL_CHUNK)
+    return len(rows), capacity, longest // PREFILL_CHUNK > 0, tail
+
+
+def speed_of(generations: Sequence[Generation]) -> dict[str, float]:
+    """Decoded tokens per second and mean time to first token of several batches."""
+    decoded = sum(len(row) - 1 for done in generations for row in done.tokens)
+    decode_s = sum(done.decode_s for done in generations)
+    return {
+        "tokens_per_s": decoded / decode_s if decode_s > 0 else 0.0,
+        "ttft_s": float(np.mean([done.ttft_s for done in generations])),
+    }
+
+
+def generate_rows(
+    engine: ResidentEngine,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    batch_size: int = 8,
+    on_token: TokenCallback | None = None,
+    on_routing=None,
+) -> tuple[list[list[int]], dict[str, float]]:
+    """New tokens of every row, and the speed without compilation.
+
+    A batch of a new shape is run once before it is timed: `warm_up_s` in the
+    returned numbers is what that took, compilation above all.
+    """
+    tokens, done, warm_up_s, seen = [], [], 0.0, set()
+    for batch in even_batches(len(rows), batch_size):
+        chosen = [rows[i] for i in batch]
+        if shape_of(chosen, max_new_tokens) not in seen:
+            seen.add(shape_of(chosen, max_new_tokens))
+            warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
+        result = generate(
+            engine,
+            chosen,
+            max_new_tokens,
+            sampling=sampling,
+            stop_ids=engine.config.eos_ids,
+            on_token=on_token,
+            on_routing=on_routing,
+        )
+        done.append(result)
+        tokens += result.tokens
+    return tokens, speed_of(done) | {"warm_up_s": warm_up_s}
+
+
+def run_generate(
+    *,
+    out_dir: str,
+    checkpoint: str = "default",
+    prompt: Sequence[str] = (),
+    prompts: str | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 8,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict:
+    """Continues prompts and writes `generations.jsonl`.
+
+    Args:
+      out_dir: folder of the results, complete or not there.
+      checkpoint: path or `default`.
+      prompt: texts; one alone is streamed to the terminal.
+      prompts: JSON-lines file `{"id", "prompt"}`, instead of `prompt`.
+      max_new_tokens: upper bound per prompt.
+      temperature: 0 is greedy.
+      top_k: keep the k likeliest tokens (0: all).
+      top_p: keep the likeliest tokens up to this mass.
+      seed: of sampling.
+      batch_size: prompts decoded together.
+      overwrite: replace a non-empty out_dir.
+      dry_run: check everything but the weights and stop.
+      config_text: gives the config to store.
+    Returns:
+      `tokens_per_s` counts decoded tokens of all rows, without each row's first;
+      `ttft_s` runs from the token ids to the first new token (prefill and
+      sampling; no tokenisation, loading or compilation), mean over batches.
+    Raises:
+      MoeEdgeError: bad input.
+    """
+    texts = collect_prompts(prompt, prompts)
+    check_positive("max_new_tokens", max_new_tokens)
+    check_positive("batch_size", batch_size)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    check_out_dir(out_dir, overwrite)
+    if dry_run:
+        check_checkpoint(checkpoint)
+        return {"dry_run": True, "prompts": len(texts), "out_dir": out_dir}
+    loaded = load_engine(checkpoint)
+    engine, tokenizer = loaded.engine, loaded.tokenizer
+    limit = engine.config.max_positions
+    rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
+    on_token = stream = None
+    if len(texts) == 1:
+        stream = TextStream(tokenizer, rows[0])
+        print(texts[0].text, end="", flush=True)
+
+        def on_token(row: int, token: int) -> None:
+            print(stream.push(token), end="", flush=True)
+
+    with atomic_folder(out_dir, overwrite) as folder:
+        tokens, speed = generate_rows(
+            engine,
+            rows,
+            max_new_tokens,
+            sampling,
+            batch_size=batch_size,
+            on_token=on_token,
+        )
+        completions = [tokenizer.decode(row) for row in tokens]
+        write_generations(folder / "generations.jsonl", texts, completions, tokens)
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    if stream is not None:
+        print(stream.finish())
+    elif prompt:
+        for text, completion in zip(texts, completions, strict=True):
+            print(f"--- {text.id}\n{text.text}{completion}")
+    seconds = f"{speed['warm_up_s']:.1f} s"
+    print(f"compilation and a first run took {seconds}, not timed", file=sys.stderr)
+    return {
+        "tokens_per_s": speed["tokens_per_s"],
+        "ttft_s": speed["ttft_s"],
+        "hit_ratio": None,  # all experts are resident: nothing can miss
+        "bytes_moved": 0,
+        "out_dir": out_dir,
+    }
+
+
+def write_generations(path: Path, prompts, texts, tokens) -> None:
+    """One line a prompt: id, text and tokens of the completion."""
+    with path.open("w", encoding="utf-8") as file:
+        for prompt, text, row in zip(prompts, texts, tokens, strict=True):
+            line = {"id": prompt.id, "text": text, "tokens": row}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
