@@ -19,8 +19,8 @@ RESTRICTED = {
     "gin": ("moe_edge/configurables.py", "launch/"),
     "absl": ("launch/",),
     "matplotlib": ("moe_edge/metrics/plots.py",),
-    "torch": ("launch/benchmark.py", "launch/peers.py"),
-    "transformers": ("launch/benchmark.py", "launch/peers.py"),
+    "torch": ("launch/bench/peers.py",),
+    "transformers": ("launch/bench/peers.py",),
     "pickle": (),
 }
 

@@ -1,5 +1,6 @@
 """Suites `decode` and `prefill`: the resident engine beside `transformers`."""
 
+import functools
 import statistics
 
 import numpy as np
@@ -35,21 +36,33 @@ def _row(case: str, figures: dict, unit: str, limit: float | None) -> dict:
     return row
 
 
+def _load(folder):
+    """Our engine and the peer (or None) on one HF folder."""
+    reader = open_checkpoint(folder)
+    return ResidentEngine(load_weights(reader)), peers.load_peer(str(folder))
+
+
+def _cases(run_ours, run_peer) -> dict:
+    """What is timed side by side: ours and, where there is a peer, its two paths."""
+    cases = {"ours": run_ours}
+    for implementation in peers.IMPLEMENTATIONS if run_peer else ():
+        cases[implementation] = functools.partial(run_peer, implementation)
+    return cases
+
+
 def decode_suite(repeats: int, work_dir) -> list[dict]:
     """Decode tokens per second at batch 1 and 8."""
     bandwidth = memory_bandwidth()
     rows = []
     for name, folder in benchmark_models(work_dir):
-        engine = ResidentEngine(load_weights(open_checkpoint(folder)))
-        peer = peers.load_peer(str(open_checkpoint(folder).hf_source))
+        engine, peer = _load(folder)
         for batch, steps in ((1, 24), (8, 8)):
             prompts = _prompts(engine, batch, PROMPT_TOKENS)
-            cases = {"ours": lambda p=prompts, n=steps: engines.decode(engine, p, n)}
-            for implementation in peers.IMPLEMENTATIONS if peer else ():
-                cases[implementation] = lambda i=implementation, p=prompts, n=steps: (
-                    peer.decode(i, p, n)
-                )
-            figures = interleave(cases, repeats)
+            ours = functools.partial(engines.decode, engine, prompts, steps)
+            theirs = peer and functools.partial(
+                peer.decode, prompts=prompts, steps=steps
+            )
+            figures = interleave(_cases(ours, theirs), repeats)
             step_bytes = engines.bytes_per_step(engine, prompts, steps)
             limit = batch * bandwidth / step_bytes
             row = _row(f"decode/{name}/batch{batch}", figures, "tokens/s", limit)
@@ -62,15 +75,11 @@ def prefill_suite(repeats: int, work_dir) -> list[dict]:
     """Prompt tokens per second for prompts of 128 and 512 tokens."""
     rows = []
     for name, folder in benchmark_models(work_dir):
-        engine = ResidentEngine(load_weights(open_checkpoint(folder)))
-        peer = peers.load_peer(str(open_checkpoint(folder).hf_source))
+        engine, peer = _load(folder)
         for tokens in (128, 512):
             prompts = _prompts(engine, 1, tokens)
-            cases = {"ours": lambda p=prompts: engines.prefill(engine, p)}
-            for implementation in peers.IMPLEMENTATIONS if peer else ():
-                cases[implementation] = lambda i=implementation, p=prompts: (
-                    peer.prefill(i, p)
-                )
-            figures = interleave(cases, repeats)
+            ours = functools.partial(engines.prefill, engine, prompts)
+            theirs = peer and functools.partial(peer.prefill, prompts=prompts)
+            figures = interleave(_cases(ours, theirs), repeats)
             rows.append(_row(f"prefill/{name}/{tokens}", figures, "tokens/s", None))
     return rows

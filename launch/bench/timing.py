@@ -44,9 +44,7 @@ def memory_bandwidth(num_bytes: int = 1 << 28, threads: int = 2, repeats: int = 
     """
     source = np.ones(num_bytes, np.uint8)
     target = np.zeros_like(source)
-    parts = list(
-        zip(np.split(source, threads), np.split(target, threads), strict=True)
-    )
+    parts = list(zip(np.split(source, threads), np.split(target, threads), strict=True))
     best = float("inf")
     for _ in range(repeats):
         workers = [

@@ -1,0 +1,68 @@
+"""Suite `convert`: time and memory of conversion beside copying the files."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launch.bench.models import olmoe_config, write_random
+from launch.bench.timing import median_ratio
+
+LAYERS = 18  # 2.0 GB in bfloat16
+
+
+def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
+    """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
+
+    Each conversion is a process of its own, so that its peak is its own; the peer is
+    a plain copy of the same folder, flushed to disk like the conversion's reads are
+    not: both run on warm files. `ratio` is conversion / copy (lower is better).
+    """
+    source = write_random(work_dir / "olmoe_2gb", olmoe_config(LAYERS, "bfloat16"))
+    ours, back, copy = work_dir / "ours", work_dir / "hf", work_dir / "copy"
+    figures = {"to_ours": [], "to_hf": [], "copy": []}
+    peaks = {"to_ours": 0, "to_hf": 0}
+    total_bytes = 0
+    for _ in range(repeats):
+        started = time.perf_counter()
+        shutil.copytree(source, copy)
+        figures["copy"].append(time.perf_counter() - started)
+        shutil.rmtree(copy)
+        for name, src, dst, to in (
+            ("to_ours", source, ours, "ours"),
+            ("to_hf", ours, back, "hf"),
+        ):
+            summary = _convert(src, dst, to)
+            figures[name].append(summary["seconds"])
+            peaks[name] = max(peaks[name], summary["peak_rss_bytes"])
+            total_bytes = summary["bytes"]
+        shutil.rmtree(ours)
+        shutil.rmtree(back)
+    rows = []
+    for name in ("to_ours", "to_hf"):
+        rows.append(
+            {
+                "case": f"convert/{name}",
+                "ours": sorted(figures[name])[repeats // 2],
+                "peer": sorted(figures["copy"])[repeats // 2],
+                "peer_name": "shutil.copytree",
+                "unit": "s",
+                "ratio": median_ratio(figures[name], figures["copy"]),
+                "limit_fraction": None,
+                "bytes": total_bytes,
+                "peak_rss_bytes": peaks[name],
+                "runs": {"ours": figures[name], "copy": figures["copy"]},
+            }
+        )
+    return rows
+
+
+def _convert(src: Path, dst: Path, to: str) -> dict:
+    """Runs `launch.convert` in a process of its own; returns its JSON line."""
+    command = [sys.executable, "-m", "launch.convert"]
+    command += [f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])

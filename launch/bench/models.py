@@ -1,0 +1,87 @@
+"""The checkpoints that the benchmark runs: the default model and random ones.
+
+A random model has the shape of OLMoE at a size that fits a small machine. Random
+weights route uniformly and carry no quality claim; only their speed is measured.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.open import DEFAULT_MODEL
+from moe_edge.convert.rules import Piece, hf_shapes
+from moe_edge.convert.safetensors_writer import SafetensorsWriter
+from moe_edge.core.files import atomic_folder
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def olmoe_config(layers: int, dtype: str, experts: int = 64) -> dict:
+    """HF config of an OLMoE-shaped model; 8 layers have 0.45 B parameters."""
+    return {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "vocab_size": 8192,
+        "hidden_size": 768,
+        "intermediate_size": 384,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "num_experts": experts,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "dtype": dtype,
+    }
+
+
+def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
+    """Writes a random HF checkpoint, unless the folder is there already.
+
+    Matrices have a standard deviation of 1 / sqrt(inputs), norms are one: logits and
+    routing stay of ordinary size.
+    """
+    if folder.exists():
+        return folder
+    config, dtype = config_from_hf(hf_config), DTYPES[hf_config["dtype"]]
+    shapes = hf_shapes(config)
+    rng = np.random.default_rng(seed)
+    # One large draw, reused at random offsets: drawing 2 GB anew takes a minute.
+    pool = rng.standard_normal(1 << 22, np.float32)
+    with atomic_folder(folder) as partial:
+        (partial / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
+        writer = SafetensorsWriter(
+            partial, shapes, dict.fromkeys(shapes, dtype), shard_bytes=1 << 30
+        )
+        for name, shape in shapes.items():
+            if name.endswith("norm.weight"):
+                array = np.ones(shape, np.float32)
+            else:
+                start = int(rng.integers(pool.size))
+                index = np.arange(start, start + math.prod(shape))
+                values = pool.take(index, mode="wrap").reshape(shape)
+                array = values / np.float32(math.sqrt(shape[-1]))
+            writer.write(Piece(name, 0, array.astype(dtype)))
+        writer.close()
+    return folder
+
+
+def benchmark_models(work_dir: Path) -> list[tuple[str, Path]]:
+    """Name and HF folder of the models that decode and prefill are timed on."""
+    models = [("default", DEFAULT_MODEL)]
+    for dtype in DTYPES:
+        folder = work_dir / f"olmoe_8_layers_{dtype}"
+        write_random(folder, olmoe_config(8, dtype))
+        models.append((f"olmoe_450m_{dtype}", folder))
+    return models

@@ -1,0 +1,198 @@
+"""What all scripts share: common flags, gin, errors in one line, JSON last.
+
+A script defines flags named like parameters of its root function (registered in
+`moe_edge/configurables.py`) and calls `run(root, flags)`. A value comes from, in
+rising order: the function's default, a gin file, `--gin_param`, a flag that was
+given. gin files may use the macros `OUT_DIR` and `SEED`.
+"""
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gin
+from absl import app, flags, logging
+
+from moe_edge.core.checks import ConfigError, MoeEdgeError
+
+GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
+GIN_PARAM = flags.DEFINE_multi_string(
+    "gin_param", [], "gin binding such as 'quickstart.max_new_tokens = 8'; repeatable"
+)
+OUT_DIR = flags.DEFINE_string(
+    "out_dir",
+    None,
+    "folder of the results; default results/local/<experiment>/<date>_<device>_<git7>",
+)
+OVERWRITE = flags.DEFINE_bool("overwrite", None, "replace a non-empty --out_dir")
+DRY_RUN = flags.DEFINE_bool("dry_run", None, "check flags, gin and paths, then stop")
+SEED = flags.DEFINE_integer("seed", None, "seed of everything random in the run")
+DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
+
+# User errors: what a person can mend without reading our code.
+USER_ERRORS = (MoeEdgeError, OSError, flags.Error)
+BAD_INPUT = 2
+
+
+def define_data_dir() -> flags.FlagHolder:
+    """The `--data_dir` flag of scripts that read data."""
+    return flags.DEFINE_string(
+        "data_dir", None, "folder in which relative data paths are looked up too"
+    )
+
+
+def run(root: str, script_flags: Sequence[flags.FlagHolder] = ()) -> None:
+    """Parses flags and gin, calls the root, prints its summary; never returns.
+
+    Args:
+      root: name of the root function in gin.
+      script_flags: the script's own flags, named like parameters of the root.
+    """
+
+    def main(argv: Sequence[str]) -> int:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.FATAL)  # JAX's and gin's chatter
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; flags start with --")
+        summary = call_root(root, script_flags)
+        sys.stdout.flush()
+        print(json.dumps(plain(summary)), flush=True)
+        return 0
+
+    def guarded(argv: Sequence[str]) -> int:
+        try:
+            return main(argv)
+        except USER_ERRORS as error:
+            return report(error)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    app.run(guarded, flags_parser=parse_flags)
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """absl's parsing, with an error in one line."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {one_line(error)} (--help lists the flags)", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
+    """Binds gin files, parameters and flags, then calls the root function."""
+    with gin_errors():
+        import moe_edge.configurables  # noqa: F401  registers the roots
+
+        gin.clear_config()
+        gin.parse_config_files_and_bindings(
+            GIN_FILE.value, GIN_PARAM.value, finalize_config=False
+        )
+        function = gin.get_configurable(root)
+        known = inspect.signature(function).parameters
+        given = {flag.name: flag for flag in (OVERWRITE, DRY_RUN, SEED, *script_flags)}
+        for name, flag in given.items():
+            if flag.present and flag.value is not None:
+                if name not in known:
+                    raise ConfigError(f"--{name} means nothing to {root}")
+                gin.bind_parameter(f"{root}.{name}", flag.value)
+        if SEED.present:
+            gin.parse_config(f"SEED = {SEED.value}")
+        if "out_dir" in known:
+            bind_out_dir(root)
+        gin.finalize()
+    arguments = {}
+    if "config_text" in known:
+        arguments["config_text"] = gin.operative_config_str
+    with missing_bindings():
+        return function(**arguments)
+
+
+def bind_out_dir(root: str) -> None:
+    """Binds OUT_DIR and the root's `out_dir`: the flag, else gin, else the default."""
+    out_dir = OUT_DIR.value
+    if out_dir is None:
+        for name in (f"{root}.out_dir", "OUT_DIR/macro.value"):
+            with contextlib.suppress(ValueError):
+                out_dir = gin.query_parameter(name)
+                break
+    if not isinstance(out_dir, str):
+        out_dir = default_out_dir(experiment_name(root))
+    gin.parse_config(f"OUT_DIR = {out_dir!r}")
+    gin.bind_parameter(f"{root}.out_dir", out_dir)
+
+
+def experiment_name(root: str) -> str:
+    """The last gin file's name without its ending, or the root's name."""
+    return Path(GIN_FILE.value[-1]).stem if GIN_FILE.value else root
+
+
+def default_out_dir(experiment: str) -> str:
+    """A new folder under results/local/ of the working directory."""
+    from moe_edge.metrics.machine import device_slug, git_state
+
+    date = time.strftime("%Y-%m-%dT%H-%M-%S")
+    commit = (git_state()["commit"] or "nogit")[:7]
+    return f"results/local/{experiment}/{date}_{device_slug()}_{commit}"
+
+
+@contextlib.contextmanager
+def gin_errors() -> Iterator[None]:
+    """gin raises many types for a bad file or binding: all are user errors."""
+    try:
+        yield
+    except USER_ERRORS:
+        raise
+    except (ValueError, TypeError, NameError, SyntaxError, RuntimeError) as error:
+        raise ConfigError(f"gin: {error}") from error
+
+
+@contextlib.contextmanager
+def missing_bindings() -> Iterator[None]:
+    """A root called without a required value is a user error too."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Required bindings" in str(error):
+            raise ConfigError(f"gin: {error}") from error
+        raise
+    except TypeError as error:
+        if "required keyword-only argument" in str(error):
+            raise ConfigError(f"missing value: {error}") from error
+        raise
+
+
+def report(error: BaseException) -> int:
+    """Prints one line (or the traceback, with --debug); returns the exit code."""
+    if DEBUG.value or os.environ.get("MOE_EDGE_DEBUG"):
+        traceback.print_exception(error)
+    else:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def one_line(error: BaseException) -> str:
+    """The message without what gin appends and without line breaks."""
+    text = str(error).split("\n  In call to configurable")[0]
+    return " ".join(text.split()) or type(error).__name__
+
+
+def plain(value):
+    """Python's own types for JSON; a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):  # NumPy scalars
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
