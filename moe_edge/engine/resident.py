@@ -18,6 +18,7 @@ from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.weights import Weights, abstract_block, bind_block
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
+from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import (
@@ -90,14 +91,15 @@ class ResidentEngine:
             jnp.asarray([layer_window(config, layer) for layer in group], jnp.int32)
             for group in self._groups
         ]
-        self._layers = jax.jit(
+        jit = functools.partial(jax.jit, compiler_options=compiler_options())
+        self._layers = jit(
             self._layers_step, static_argnames="kinds", donate_argnames="caches"
         )
-        self._embed = jax.jit(self._embed_step)
-        self._head = jax.jit(self._head_step)
-        self._next_embed = jax.jit(self._next_embed_step)
-        self._next_head = jax.jit(lambda top, x_B1D: self._head_step(top, x_B1D[:, 0]))
-        self._last = jax.jit(_pick_last)
+        self._embed = jit(self._embed_step)
+        self._head = jit(self._head_step)
+        self._next_embed = jit(self._next_embed_step)
+        self._next_head = jit(lambda top, x_B1D: self._head_step(top, x_B1D[:, 0]))
+        self._last = jit(_pick_last)
 
     # Programs: pure functions of arrays, traced once per shape.
 

@@ -1,10 +1,9 @@
 """Routed experts: the weighted sum of the chosen experts' FFNs, on flat records.
 
-Three forms of one sum, chosen by the number of tokens (measured, see `_choose`):
-`pairs` loops over (token, chosen expert), for decoding; `blocks` sorts the pairs by
-expert and multiplies blocks of tokens of one expert, for prefill; `ragged` uses
-`jax.lax.ragged_dot`, for GPUs (on a CPU it is 20-100 times slower). `dense` computes
-every expert for every token and is the reference of the tests.
+Forms of one sum, chosen by the number of tokens (`_choose`, measured): `pairs` loops
+over (token, chosen expert), for decoding; `blocks` sorts the pairs by expert and
+multiplies blocks of tokens of one expert, for prefill; `ragged` is for GPUs (on a CPU
+20-100 times slower); `dense`, every expert for every token, is the tests' reference.
 """
 
 import functools
@@ -15,11 +14,10 @@ from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.model.config import ACTIVATIONS
-from moe_edge.model.matvec import to_float32
+from moe_edge.model.matvec import lane_product, num_lanes, to_float32
 from moe_edge.model.record import RecordLayout
 
 METHODS = ("pairs", "blocks", "ragged", "dense")
-MAX_PAIR_TOKENS = 8  # above this, blocks of tokens beat single tokens
 
 
 def run_experts(
@@ -59,7 +57,7 @@ def run_experts(
             f"activation {activation!r} got swiglu_limit={swiglu_limit}; the limit "
             "belongs to 'clamped_swiglu', which needs it"
         )
-    method = _choose(x_TD.shape[0]) if method is None else method
+    method = method or _choose(x_TD.shape[0], experts_ER.dtype == jnp.uint16)
     check_known("expert method", method, METHODS)
     act = functools.partial(activate, kind=activation, limit=swiglu_limit)
     forms = {"pairs": _pairs, "blocks": _blocks, "ragged": _ragged, "dense": _dense}
@@ -76,63 +74,100 @@ def activate(gate: jax.Array, up: jax.Array, *, kind: str, limit=None) -> jax.Ar
     return jax.nn.gelu(gate, approximate=kind == "gelu_tanh") * up
 
 
-def _choose(tokens: int) -> str:
+def _choose(tokens: int, is_bits: bool) -> str:
     if jax.default_backend() == "gpu":
         return "pairs" if tokens == 1 else "ragged"  # from reading, not measured
-    return "pairs" if tokens <= MAX_PAIR_TOKENS else "blocks"
+    return "pairs" if tokens <= (16 if is_bits else 8) else "blocks"
 
 
 def _block_size(pairs: int, experts: int) -> int:
     """Tokens of a block, from the mean number of tokens of an expert."""
     mean = pairs / experts
-    return 16 if mean <= 12 else 32 if mean <= 48 else 64
+    return 8 if mean <= 4 else 16 if mean <= 24 else 32 if mean <= 128 else 64
 
 
 def _ffn(x_TD, record_R, layout: RecordLayout, act):
     """FFN of one expert on all given tokens; `record_R` as stored."""
+    # Weights stand on the left of each product (tokens last): XLA:CPU multiplies a
+    # few tokens up to twice as fast this way as by `x @ weight.T`.
     D, F = layout.d_model, layout.expert_dim
     record_R = to_float32(record_R)
     # gate and up are neighbours in the record: one product for both.
-    both_GD = record_R[: 2 * F * D].reshape(2 * F, D)
-    both_TG = _dot(x_TD, both_GD)
-    gate_TF, up_TF = both_TG[:, :F], both_TG[:, F:]
+    both_GT = _left_dot(record_R[: 2 * F * D].reshape(2 * F, D), x_TD, 1)
+    gate_FT, up_FT = both_GT[:F], both_GT[F:]
     if layout.has_bias:
-        gate_TF = gate_TF + layout.part(record_R, "gate_bias")[None]
-        up_TF = up_TF + layout.part(record_R, "up_bias")[None]
-    y_TD = _dot(act(gate_TF, up_TF), layout.part(record_R, "down"))
+        gate_FT = gate_FT + layout.part(record_R, "gate_bias")[:, None]
+        up_FT = up_FT + layout.part(record_R, "up_bias")[:, None]
+    y_DT = _left_dot(layout.part(record_R, "down"), act(gate_FT, up_FT), 0)
     if layout.has_bias:
-        y_TD = y_TD + layout.part(record_R, "down_bias")[None]
-    return y_TD
+        y_DT = y_DT + layout.part(record_R, "down_bias")[:, None]
+    # Without the barrier XLA turns the product around again.
+    return lax.optimization_barrier(y_DT).T
 
 
-def _dot(x_TI, weight_OI):
-    return lax.dot_general(
-        x_TI,
-        weight_OI,
-        (((1,), (1,)), ((), ())),
-        preferred_element_type=jnp.float32,
-        precision=lax.Precision.HIGHEST,
-    )
+def _left_dot(weight_OI, x, axis: int):
+    contract = (((1,), (axis,)), ((), ()))
+    return lax.dot_general(weight_OI, x, contract, precision=lax.Precision.HIGHEST)
 
 
 def _record(experts_ER, expert):
     return lax.dynamic_index_in_dim(experts_ER, expert, keepdims=False)
 
 
+def _ffn_lanes(x_D, experts_ER, expert, layout: RecordLayout, act):
+    """FFN of one expert on one token, at the speed of memory."""
+    E, R = experts_ER.shape
+    D, F = layout.d_model, layout.expert_dim
+
+    def product(x_I, row, rows):
+        # Views of the whole array: a slice of a record would be copied first.
+        width = x_I.shape[0]
+        table = experts_ER.reshape(E, R // width, width)
+
+        def columns(first, count):
+            return lax.dynamic_slice(table, (expert, row, first), (1, rows, count))[0]
+
+        return lane_product(x_I, columns, num_lanes(width))
+
+    both_G = product(x_D, 0, 2 * F)
+    gate_F, up_F = both_G[:F], both_G[F:]
+    if layout.has_bias:
+        biases = to_float32(
+            lax.dynamic_slice(
+                experts_ER, (expert, layout.offsets["gate_bias"]), (1, 2 * F + D)
+            )[0]
+        )
+        gate_F, up_F = gate_F + biases[:F], up_F + biases[F : 2 * F]
+    y_D = product(act(gate_F, up_F), 2 * D, D)
+    return y_D + biases[2 * F :] if layout.has_bias else y_D
+
+
+def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
+    widths = layout.d_model, layout.expert_dim
+    fits = all(layout.size % width == 0 and num_lanes(width) for width in widths)
+    return fits and jax.default_backend() == "cpu"
+
+
 def _pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
     T, K = ids_TK.shape
-    E = experts_ER.shape[0]
-    rows = []
-    for t in range(T):
-        y_1D = jnp.zeros((1, layout.d_model), jnp.float32)
-        for k in range(K):
-            # An id of E is clamped to the last record and its result dropped.
-            out_1D = _ffn(
-                x_TD[t : t + 1], _record(experts_ER, ids_TK[t, k]), layout, act
-            )
-            y_1D += jnp.where(ids_TK[t, k] < E, weights_TK[t, k] * out_1D, 0.0)
-        rows.append(y_1D)
-    return jnp.concatenate(rows)
+    E, D = experts_ER.shape[0], layout.d_model
+    ids_P = ids_TK.reshape(-1)
+
+    def compute(x_D, expert):
+        if _suits_lanes(experts_ER, layout):
+            return _ffn_lanes(x_D, experts_ER, expert, layout, act)
+        return _ffn(x_D[None], _record(experts_ER, expert), layout, act)[0]
+
+    def add(pair, y_TD):
+        token = pair // K
+        y_D = lax.cond(
+            ids_P[pair] < E,
+            lambda: compute(x_TD[token], ids_P[pair]),
+            lambda: jnp.zeros((D,), jnp.float32),
+        )
+        return y_TD.at[token].add(weights_TK[token, pair % K] * y_D)
+
+    return lax.fori_loop(0, T * K, add, jnp.zeros_like(x_TD))
 
 
 def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
@@ -165,7 +200,7 @@ def _combine(out_PD, order_P, ids_TK, weights_TK, experts: int):
 
 def _blocks(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
     T, K = ids_TK.shape
-    E, D = experts_ER.shape[0], layout.d_model
+    E = experts_ER.shape[0]
     size = _block_size(T * K, E)
     order_P, counts_E = _sort_pairs(ids_TK, E)
     # `size` spare rows let the last block read and write past the end.
@@ -188,7 +223,7 @@ def _blocks(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
 
 
 def _ragged(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
-    K, E, F = ids_TK.shape[1], experts_ER.shape[0], layout.expert_dim
+    K, E = ids_TK.shape[1], experts_ER.shape[0]
     order_P, counts_E = _sort_pairs(ids_TK, E)
     # Sentinel pairs stand last and go to the last expert; _combine drops them.
     sizes_E = counts_E.at[E - 1].add(order_P.shape[0] - counts_E.sum())
