@@ -64,7 +64,7 @@ def decode_suite(repeats: int, work_dir) -> list[dict]:
             )
             figures = interleave(_cases(ours, theirs), repeats)
             step_bytes = engines.bytes_per_step(engine, prompts, steps)
-            limit = batch * bandwidth / step_bytes
+            limit = batch * max(bandwidth.values()) / step_bytes
             row = _row(f"decode/{name}/batch{batch}", figures, "tokens/s", limit)
             row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
             rows.append(row)
