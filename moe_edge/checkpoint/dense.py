@@ -1,0 +1,109 @@
+"""dense/: every weight that is not a routed expert, in Orbax.
+
+One Orbax item per layer and two for the top (schema.py), each a flat dict of arrays,
+so that a checkpoint is written and read piece by piece.
+"""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.checkpoint.schema import Item, Shapes, check_tensors
+from moe_edge.core.checks import CheckpointError
+
+DENSE_FOLDER = "dense"
+
+
+# Arrays are stored in chunks of this size, so that neither writing nor reading one
+# needs a second copy of it.
+_CHUNK_BYTES = 8 << 20
+_COLLECT_BYTES = 128 << 20
+
+
+def item_path(folder: Path, item: Item) -> Path:
+    """Folder of an item."""
+    name = item if isinstance(item, str) else f"layer_{item:03d}"
+    return folder / DENSE_FOLDER / name
+
+
+def _checkpointer():
+    # Imported here: Orbax takes a second, and reading HF folders does not need it.
+    import jax
+    import orbax.checkpoint as ocp
+
+    # Saving is synchronous, so nothing changes an array while it is written.
+    arrays = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_zarr3=True,
+        use_compression=False,  # weights hardly compress
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (np.ndarray, arrays), (jax.Array, ocp.type_handlers.ArrayHandler())
+        ),
+    )
+    return ocp.Checkpointer(handler)
+
+
+class DenseFiles:
+    """Writes and reads the items of one checkpoint folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        self._orbax = _checkpointer()
+        self._loaded_bytes = 0
+
+    def save(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
+        """Writes one item."""
+        import orbax.checkpoint as ocp
+
+        chunked = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in arrays}
+        # A plain ndarray: Orbax does not know its subclass memmap.
+        plain = {name: np.asarray(array) for name, array in arrays.items()}
+        path = item_path(self.folder, item)
+        self._orbax.save(path, args=ocp.args.PyTreeSave(plain, save_args=chunked))
+
+    def entries(self, item: Item, expected: Shapes) -> dict[str, np.dtype]:
+        """Name -> dtype of one item, after checking names and shapes.
+
+        Raises:
+          CheckpointError: missing or damaged, or tensors missing, extra or misshapen.
+        """
+        path = item_path(self.folder, item)
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is missing; convert the model again")
+        try:
+            tree = self._orbax.metadata(path).item_metadata.tree
+            found = {name: tuple(entry.shape) for name, entry in tree.items()}
+            dtypes = {name: np.dtype(entry.dtype) for name, entry in tree.items()}
+        except Exception as error:  # Orbax raises many kinds on damaged files
+            raise _damaged(path, error) from error
+        check_tensors(str(path), found, expected)
+        return dtypes
+
+    def load(self, item: Item, expected: Shapes) -> dict[str, np.ndarray]:
+        """Reads one item as numpy arrays, checked as by `entries`."""
+        import orbax.checkpoint as ocp
+
+        path = item_path(self.folder, item)
+        names = self.entries(item, expected)
+        if self._loaded_bytes > _COLLECT_BYTES:
+            # Orbax leaves reference cycles around arrays it restored.
+            gc.collect()
+            self._loaded_bytes = 0
+        try:
+            wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+            arrays = self._orbax.restore(
+                path, args=ocp.args.PyTreeRestore(restore_args=wanted)
+            )
+        except Exception as error:
+            raise _damaged(path, error) from error
+        self._loaded_bytes += sum(array.nbytes for array in arrays.values())
+        return arrays
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    first_line = str(error).strip().split("\n")[0][:200]
+    return CheckpointError(
+        f"{path} cannot be read ({type(error).__name__}: {first_line}); convert the "
+        "model again"
+    )

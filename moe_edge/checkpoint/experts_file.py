@@ -1,0 +1,39 @@
+"""experts/layer_LLL.bin: the expert records of one MoE layer, one after another.
+
+Record (e, sub) begins at byte (e * U + sub) * record bytes. Records are padded to 64
+bytes, so one record is one aligned `preadv` or one memory-mapped row.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.core.checks import CheckpointError
+
+EXPERTS_FOLDER = "experts"
+
+
+def experts_path(folder: Path, layer: int) -> Path:
+    return folder / EXPERTS_FOLDER / f"layer_{layer:03d}.bin"
+
+
+def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
+    """Memory-maps a layer file as [rows, width], read-only.
+
+    Raises:
+      CheckpointError: missing, or not exactly rows x width elements long.
+    """
+    expected = rows * width * dtype.itemsize
+    try:
+        size = path.stat().st_size
+        if size != expected:
+            state = "truncated" if size < expected else "too long"
+            raise CheckpointError(
+                f"{path} is {state}: {size} bytes, expected {expected} for {rows} "
+                "records "
+                f"of {width * dtype.itemsize} bytes; convert the model again"
+            )
+        raw = np.memmap(path, np.uint8, mode="r", shape=(expected,))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return raw.view(dtype).reshape(rows, width)

@@ -1,0 +1,144 @@
+"""manifest.json: what a checkpoint of ours says about itself.
+
+OURS/manifest.json            this file
+OURS/experts/layer_LLL.bin    expert records of a MoE layer (experts_file.py)
+OURS/dense/top, layer_LLL     everything else, one Orbax item each (dense.py)
+OURS/hf/                      small files of the HF folder, byte for byte
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
+from moe_edge.core.checks import CheckpointError
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+
+MANIFEST_NAME = "manifest.json"
+HF_FOLDER = "hf"
+FORMAT_VERSION = 1
+_MAX_BYTES = 64 << 20
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "format_version": int,
+    "model_type": str,
+    "hf_config": dict,
+    "dtype": str,
+    "L": int,
+    "E": int,
+    "U": int,
+    "record": dict,
+    "tokenizer": (str, type(None)),
+    "source": dict,
+    "content_sha256": str,
+}
+
+
+def record_layout(config: ModelConfig, subs: int) -> RecordLayout:
+    """Layout of one record: an expert, or one of its U equal sub-experts."""
+    if config.moe.expert_dim % subs:
+        raise CheckpointError(
+            f"experts of {config.moe.expert_dim} neurons do not split into U={subs}"
+        )
+    width = config.moe.expert_dim // subs
+    return RecordLayout(config.d_model, width, config.moe.expert_bias)
+
+
+def make_manifest(
+    config: ModelConfig,
+    *,
+    dtype: str,
+    itemsize: int,
+    subs: int,
+    tokenizer: str | None,
+    source: dict[str, Any],
+    content_sha256: str,
+) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are already written."""
+    layout = record_layout(config, subs)
+    return {
+        "format_version": FORMAT_VERSION,
+        "model_type": config.model_type,
+        "hf_config": config.hf_config,
+        "dtype": dtype,
+        "L": config.num_layers,
+        "E": config.moe.num_experts,
+        "U": subs,
+        "record": {
+            "order": list(layout.shapes),
+            "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
+            "bytes": layout.size * itemsize,
+            "file": "experts/layer_{layer:03d}.bin",
+            # Record (expert, sub) of a layer begins at offset + (e * U + sub) * bytes.
+            "offset": 0,
+        },
+        "tokenizer": tokenizer,
+        "source": source,
+        "content_sha256": content_sha256,
+    }
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads and checks manifest.json (types and version; not against the config).
+
+    Raises:
+      CheckpointError: missing, not JSON, another version, keys missing or mistyped.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    version = manifest.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format_version {version!r}, this program reads "
+            f"{FORMAT_VERSION}; convert the model again"
+        )
+    for key, kind in _TYPES.items():
+        value = manifest.get(key)
+        if key not in manifest or not isinstance(value, kind) or value is True:
+            raise CheckpointError(
+                f"{path}: {key} is {str(value)[:60]!r}, expected {kind}"
+            )
+    if manifest["dtype"] not in WEIGHT_DTYPES or manifest["U"] < 1:
+        raise CheckpointError(
+            f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, expected one "
+            "of "
+            f"{', '.join(WEIGHT_DTYPES)} and U >= 1"
+        )
+    return manifest
+
+
+def check_manifest(
+    folder: Path, manifest: dict[str, Any], config: ModelConfig, itemsize: int
+) -> RecordLayout:
+    """Checks the manifest against the config; returns the record layout.
+
+    Raises:
+      CheckpointError: names the key that disagrees, with both values.
+    """
+    layout = record_layout(config, manifest["U"])
+    expected = make_manifest(
+        config,
+        dtype=manifest["dtype"],
+        itemsize=itemsize,
+        subs=manifest["U"],
+        tokenizer=None,
+        source={},
+        content_sha256="",
+    )
+    for key in ("model_type", "L", "E", "record"):
+        if manifest[key] != expected[key]:
+            raise CheckpointError(
+                f"{folder / MANIFEST_NAME}: {key} is {manifest[key]}, but its "
+                "hf_config "
+                f"means {expected[key]}"
+            )
+    return layout

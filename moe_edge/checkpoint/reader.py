@@ -1,0 +1,116 @@
+"""Reads a checkpoint of ours: lazily, layer by layer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
+from moe_edge.checkpoint.experts_file import experts_path, open_records
+from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest
+from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
+from moe_edge.core.checks import CheckpointError
+from moe_edge.model.config import ModelConfig
+
+
+class CheckpointReader:
+    """Our format.
+
+    Attributes:
+      config: the model.
+      dtype: numpy dtype of the expert records as returned.
+      layout: where the parts of a record stand.
+      subs: U, sub-experts per expert; `experts(i)` has E * U rows.
+    """
+
+    quantized = None
+    dropped: list[str] = []
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        config: ModelConfig,
+        dtype: np.dtype | None = None,
+    ):
+        self.path = Path(folder).resolve()
+        self.manifest = manifest
+        self.config = config
+        self.subs = manifest["U"]
+        self._stored = WEIGHT_DTYPES[manifest["dtype"]]
+        self._cast = dtype
+        self.dtype = self._stored if dtype is None else np.dtype(dtype)
+        self.layout = check_manifest(self.path, manifest, config, self._stored.itemsize)
+        self._dense = DenseFiles(self.path)
+        # All layer files are checked now, so that a damaged one fails at the start.
+        for layer in config.moe_layers:
+            self._records(layer)
+
+    def _records(self, layer: int) -> np.ndarray:
+        rows = self.config.moe.num_experts * self.subs
+        path = experts_path(self.path, layer)
+        return open_records(path, rows, self.layout.size, self._stored)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        if self.manifest["tokenizer"] is None:
+            return None
+        path = (self.path / self.manifest["tokenizer"]).resolve()
+        if not path.is_relative_to(self.path) or not path.is_file():
+            raise CheckpointError(
+                f"{self.path}: tokenizer {self.manifest['tokenizer']!r} of the "
+                "manifest "
+                "is not a file of the checkpoint"
+            )
+        return path
+
+    @property
+    def hf_source(self) -> str | None:
+        source = self.manifest["source"].get("hf_path")
+        return source if isinstance(source, str) else None
+
+    @property
+    def hf_files(self) -> Path:
+        """Folder with the small files of the HF folder."""
+        return self.path / HF_FOLDER
+
+    def top(self) -> dict[str, np.ndarray]:
+        """Canonical name -> array, outside the layers."""
+        items = [item for item in dense_items(self.config) if isinstance(item, str)]
+        return {name: a for item in items for name, a in self.dense(item).items()}
+
+    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
+        """Canonical name -> array of a layer's dense tensors."""
+        return self.dense(layer)
+
+    def dense(self, item: Item) -> dict[str, np.ndarray]:
+        """Canonical name -> array of one item."""
+        arrays = self._dense.load(item, item_shapes(self.config, item))
+        return {
+            name: cast_dense(name, array, self._cast) for name, array in arrays.items()
+        }
+
+    def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
+        """Canonical name -> dtype of what `dense` returns."""
+        stored = self._dense.entries(item, item_shapes(self.config, item))
+        empty = {name: np.empty(0, dtype) for name, dtype in stored.items()}
+        return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
+
+    def experts(self, layer: int) -> np.ndarray:
+        """Records [E * U, R] of a MoE layer; memory-mapped unless cast."""
+        records = self._records(layer)
+        return cast(records, self.dtype)
+
+    def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
+        """Fills `out_NR` with consecutive records beginning with row `first`."""
+        # A fresh mapping each time: its pages leave this process when it is dropped.
+        records = self._records(layer)[first : first + len(out_NR)]
+        np.copyto(out_NR, cast(records, out_NR.dtype))
+
+    def release(self) -> None:
+        """Nothing is kept between calls."""
+
+    def content_sha256(self) -> str:
+        """The hash stored at conversion."""
+        return self.manifest["content_sha256"]

@@ -1,0 +1,221 @@
+"""Converts a checkpoint: Hugging Face -> ours, ours -> Hugging Face.
+
+Weights stream through a few buffers, layer by layer: read, checked for NaN and
+infinity, hashed (in a second thread, while the first writes), written. Nothing
+appears at the destination before everything is there.
+"""
+
+import resource
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from moe_edge.checkpoint.dtypes import all_finite, weight_dtype
+from moe_edge.checkpoint.schema import Item, dense_items
+from moe_edge.convert import rules
+from moe_edge.convert.content_hash import ContentHash, chunk_rows, dense_pieces
+from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.hf_files import converted_config
+from moe_edge.convert.hf_reader import HfReader
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.safetensors_writer import parse_size
+from moe_edge.convert.sinks import HfSink, OursSink, Sink
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.model.config import ModelConfig
+
+_BUFFERS = 2
+
+
+def convert_checkpoint(
+    src: str | Path | None = None,
+    dst: str | Path | None = None,
+    *,
+    to: str = "ours",
+    dtype: str | None = None,
+    overwrite: bool = False,
+    allow_nonfinite: bool = False,
+    shard_size: str | int = "5GB",
+    progress: bool = True,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Converts one checkpoint folder into another.
+
+    Args:
+      src: an HF folder, a folder of ours, or "default".
+      dst: the new folder.
+      to: "ours" or "hf".
+      dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
+      overwrite: replace a non-empty `dst`.
+      allow_nonfinite: accept NaN and infinity in weights.
+      shard_size: most bytes of a safetensors shard (to="hf").
+      progress: show a progress bar on stderr.
+      dry_run: check everything but the weights' values, write nothing.
+    Returns:
+      bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
+      dropped (names the model does not use).
+    Raises:
+      CheckpointError, ConfigError: bad source; OutputError: bad destination.
+    """
+    start = time.monotonic()
+    for name, value in (("src", src), ("dst", dst)):
+        if not value:
+            raise ConfigError(f"no {name} given; name a folder with --{name}")
+    if to not in ("ours", "hf"):
+        raise ConfigError(f"unknown target {to!r}; known: ours, hf")
+    wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
+    reader = open_checkpoint(src, wanted)
+    if getattr(reader, "subs", 1) != 1:
+        raise CheckpointError(
+            f"{src} holds {reader.subs} sub-experts per expert; convert the checkpoint "
+            "it was refactored from"
+        )
+    dst = check_out_dir(Path(dst).resolve(), overwrite)
+    if dst == reader.path or dst in reader.path.parents or reader.path in dst.parents:
+        raise OutputError(f"output folder {dst} overlaps the source {reader.path}")
+    if dry_run:
+        return {"dry_run": True, "model_type": reader.config.model_type}
+    changed = wanted is not None or reader.quantized is not None
+    raw = converted_config(reader.config.hf_config, reader.dtype.name, changed)
+    config = config_from_hf(raw)
+    hf_files = getattr(reader, "hf_files", reader.path)
+    source = {
+        "hf_path": reader.hf_source,
+        "quantized": reader.quantized,
+        "dropped": reader.dropped,
+    }
+    try:
+        with atomic_folder(dst, overwrite) as folder:
+            sink: Sink
+            if to == "ours":
+                sink = OursSink(folder, config, reader.dtype, hf_files, source)
+            else:
+                sink = HfSink(folder, config, hf_dtypes(reader), hf_files, shard_bytes)
+            try:
+                stream = _Stream(reader, sink, allow_nonfinite)
+                digest, total_bytes = stream.run(progress)
+                _check_digest(reader, digest, changed)
+                sink.finish(digest)
+            finally:
+                sink.close()
+    except OSError as error:
+        raise OutputError(f"writing {dst} failed: {error}") from error
+    return {
+        "bytes": total_bytes,
+        "seconds": round(time.monotonic() - start, 3),
+        # ru_maxrss is in KiB on Linux.
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "content_sha256": digest,
+        "tensors": len(rules.hf_shapes(config)),
+        "dropped": reader.dropped,
+    }
+
+
+def _check_digest(reader, digest: str, changed: bool) -> None:
+    """A checkpoint of ours must still hold what its manifest says."""
+    stored = None if isinstance(reader, HfReader) else reader.content_sha256()
+    if stored is not None and not changed and stored != digest:
+        raise CheckpointError(
+            f"the weights of {reader.path} hash to {digest[:16]}..., its manifest says "
+            f"{stored[:16]}...; a file was altered, convert the original again"
+        )
+
+
+def hf_dtypes(reader) -> dict[str, np.dtype]:
+    """HF name -> dtype of every tensor that a checkpoint holds."""
+    config = reader.config
+    dtypes: dict[str, np.dtype] = {}
+    for item in dense_items(config):
+        names = rules.dense_names(config, item)
+        stored = reader.dense_dtypes(item)
+        dtypes |= {names[name]: dtype for name, dtype in stored.items()}
+        if item in config.moe_layers:
+            dtypes |= dict.fromkeys(rules.expert_shapes(config, item), reader.dtype)
+    return dtypes
+
+
+class _Stream:
+    """Moves the weights from a reader to a sink."""
+
+    def __init__(self, reader, sink: Sink, allow_nonfinite: bool):
+        self._reader, self._sink = reader, sink
+        self._config: ModelConfig = reader.config
+        self._allow_nonfinite = allow_nonfinite
+        self._content = ContentHash(rules.hf_shapes(self._config))
+        self._bytes = 0
+
+    def run(self, progress: bool) -> tuple[str, int]:
+        """Returns the content hash and the bytes of all tensors."""
+        config, reader = self._config, self._reader
+        rows = config.moe.num_experts
+        step = chunk_rows(reader.layout, reader.dtype.itemsize, rows)
+        shape = (_BUFFERS, step, reader.layout.size)
+        buffers = np.empty(shape, reader.dtype)
+        # One worker, so that the pieces of a tensor are hashed in order.
+        with ThreadPoolExecutor(1) as pool:
+            pending: list[Future | None] = [None] * _BUFFERS
+            turn = 0
+            # The top last: it is large, and by then Orbax has been imported.
+            items = sorted(dense_items(config), key=lambda item: isinstance(item, str))
+            for layer in tqdm(items, "layers", disable=not progress, leave=False):
+                self._dense(layer, pool)
+                if layer not in config.moe_layers:
+                    continue
+                for first in range(0, rows, step):
+                    _wait(pending[turn])
+                    records = buffers[turn, : min(step, rows - first)]
+                    reader.read_experts(layer, first, records)
+                    self._check(records, layer, first)
+                    pieces = rules.records_to_hf(config, layer, first, records)
+                    pending[turn] = pool.submit(self._hash, pieces)
+                    self._sink.experts(layer, first, records)
+                    turn = (turn + 1) % _BUFFERS
+                    reader.release()
+            for future in pending:
+                _wait(future)
+        return self._content.hexdigest(), self._bytes
+
+    def _dense(self, item: Item, pool: ThreadPoolExecutor) -> None:
+        arrays = self._reader.dense(item)
+        pieces = dense_pieces(self._config, item, arrays)
+        hashed = pool.submit(self._hash, pieces)
+        for piece in pieces:
+            self._refuse_nonfinite([piece])
+        self._sink.dense(item, arrays)
+        hashed.result()
+        self._reader.release()
+
+    def _check(self, records_NR: np.ndarray, layer: int, first: int) -> None:
+        # All records at once; only a bad block is looked at tensor by tensor.
+        if not self._allow_nonfinite and not all_finite(records_NR):
+            self._refuse_nonfinite(
+                rules.records_to_hf(self._config, layer, first, records_NR)
+            )
+
+    def _refuse_nonfinite(self, pieces: Iterable[rules.Piece]) -> None:
+        """Raises for the first tensor with NaN or infinity, by its name."""
+        for piece in pieces:
+            if not self._allow_nonfinite and not all_finite(piece.array):
+                raise CheckpointError(
+                    f"tensor {piece.name} has NaN or infinite values (as "
+                    f"{piece.array.dtype.name}); add --allow_nonfinite to keep them, "
+                    "or "
+                    "choose another --dtype if the cast overflowed"
+                )
+
+    def _hash(self, pieces: Iterable[rules.Piece]) -> None:
+        """Runs in the one worker only."""
+        for piece in pieces:
+            self._content.add(piece)
+            self._bytes += piece.array.nbytes
+
+
+def _wait(future: Future | None) -> None:
+    """Raises what a worker raised."""
+    if future is not None:
+        future.result()

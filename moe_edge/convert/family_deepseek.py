@@ -1,0 +1,175 @@
+"""Configs of DeepSeek-V2, V3 (Kimi-K2), DeepSeek-MoE-16B and XVERSE-MoE.
+
+Each function returns keyword arguments of ModelConfig. V2 and V3 follow transformers
+5.23; the other two are remote-code models, their facts are in the docstrings.
+"""
+
+from moe_edge.convert.family_parts import no_window, read_common, read_experts, read_gqa
+from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.rope_config import mla_softmax_scale, rope_config, rope_dict
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import AttentionConfig, MoeConfig
+
+
+def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
+    """Multi-head latent attention of DeepSeek-V2 and V3."""
+    no_window(fields)
+    for name in ("attention_bias", "mlp_bias"):
+        fields.only(name, (False, None), "no published model has these biases")
+    for name in ("head_dim", "qk_head_dim"):
+        fields.get(name)  # derived from the rope and nope widths
+    heads = fields.int("num_attention_heads")
+    if fields.int("num_key_value_heads", None, null=heads) != heads:
+        raise ConfigError(
+            f"{fields.family}: num_key_value_heads is "
+            f"{fields.raw['num_key_value_heads']}, expected num_attention_heads={heads}"
+        )
+    nope = fields.int("qk_nope_head_dim", 128)
+    rope_dim = fields.int("qk_rope_head_dim", 64)
+    rank = fields.get("q_lora_rank", 1536)
+    parameters = rope_dict(fields, 10_000.0)
+    return AttentionConfig(
+        kind="mla",
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=nope + rope_dim,
+        rope=rope_config(
+            fields, parameters, rope_dim, common["max_positions"], interleaved
+        ),
+        softmax_scale=mla_softmax_scale(fields, parameters, nope + rope_dim),
+        kv_lora_rank=fields.int("kv_lora_rank", 512),
+        q_lora_rank=None if rank is None else fields.int("q_lora_rank", 1536),
+        nope_dim=nope,
+        v_head_dim=fields.int("v_head_dim", 128),
+        # transformers builds both latent norms with RMSNorm's own default.
+        lora_norm_eps=1e-6,
+    )
+
+
+def _first_dense(fields: Fields, layers: int, first: int) -> dict:
+    """The first `first_k_dense_replace` layers have a plain MLP."""
+    count = min(fields.int("first_k_dense_replace", first, low=0), layers)
+    return {
+        "dense_layers": tuple(range(count)),
+        "dense_dim": fields.int("intermediate_size"),
+    }
+
+
+def deepseek_v2(fields: Fields) -> dict:
+    """DeepSeek-V2: transformers never normalises the top-k weights."""
+    common = read_common(fields, 2048, 1e-6)
+    fields.only("scoring_func", ("softmax", None), "DeepSeek-V2 routes by softmax")
+    fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
+    # Not read by transformers' DeepSeek-V2; every published config says false.
+    fields.bool("norm_topk_prob", False)
+    grouped = fields.choice(
+        "topk_method", "greedy", {"greedy": False, "group_limited_greedy": True}
+    )
+    for name in ("n_group", "topk_group"):
+        fields.get(name)  # greedy routing does not read them
+    width = fields.int("moe_intermediate_size")
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "n_routed_experts", ("num_experts",)),
+        top_k=fields.int("num_experts_per_tok"),
+        expert_dim=width,
+        routed_scaling=fields.float("routed_scaling_factor", 1.0),
+        num_groups=fields.int("n_group") if grouped else 1,
+        topk_groups=fields.int("topk_group") if grouped else 1,
+        group_score="max",
+        activation=common["activation"],
+        shared_dim=width * fields.int("n_shared_experts", 2),
+    )
+    return {
+        **common,
+        **_first_dense(fields, common["num_layers"], 0),
+        "attention": _mla(fields, common, interleaved=True),
+        "moe": moe,
+    }
+
+
+def deepseek_v3(fields: Fields) -> dict:
+    """DeepSeek-V3 and Kimi-K2."""
+    common = read_common(fields, 4096, 1e-6)
+    fields.only("scoring_func", ("sigmoid", None), "DeepSeek-V3 routes by sigmoid")
+    fields.only("topk_method", ("noaux_tc", None), "the only method of DeepSeek-V3")
+    fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
+    fields.int(
+        "num_nextn_predict_layers", 1, low=0, aliases=("num_mtp_layers",), null=0
+    )
+    width = fields.int("moe_intermediate_size", 2048)
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "n_routed_experts", ("num_local_experts",)),
+        top_k=fields.int("num_experts_per_tok", 8),
+        expert_dim=width,
+        scoring="sigmoid",
+        norm_topk=fields.bool("norm_topk_prob", True),
+        routed_scaling=fields.float("routed_scaling_factor", 2.5),
+        num_groups=fields.int("n_group", 8),
+        topk_groups=fields.int("topk_group", 4),
+        group_score="top2",
+        correction_bias=True,
+        activation=common["activation"],
+        shared_dim=width * fields.int("n_shared_experts", 1),
+    )
+    if moe.num_experts // moe.num_groups < 2:
+        raise ConfigError(
+            f"n_group {moe.num_groups} leaves fewer than two of {moe.num_experts} "
+            "experts "
+            "in a group, which scores groups by their best two"
+        )
+    return {
+        **common,
+        **_first_dense(fields, common["num_layers"], 3),
+        "attention": _mla(fields, common, fields.bool("rope_interleave", True)),
+        "moe": moe,
+    }
+
+
+def deepseek(fields: Fields) -> dict:
+    """DeepSeek-MoE-16B (remote code): softmax routing, plain attention.
+
+    Layer i is MoE if i >= first_k_dense_replace and i % moe_layer_freq == 0.
+    """
+    common = read_common(fields, 2048, 1e-6)
+    no_window(fields)
+    fields.only("scoring_func", ("softmax", None), "DeepSeek-MoE routes by softmax")
+    bias = fields.bool("attention_bias", False)
+    first = fields.int("first_k_dense_replace", 0, low=0)
+    step = fields.int("moe_layer_freq", 1)
+    width = fields.int("moe_intermediate_size")
+    shared = fields.int("n_shared_experts", None, low=0, null=0)
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "n_routed_experts"),
+        top_k=fields.int("num_experts_per_tok"),
+        expert_dim=width,
+        norm_topk=fields.bool("norm_topk_prob", False),
+        activation=common["activation"],
+        shared_dim=width * shared,
+    )
+    return {
+        **common,
+        "dense_layers": tuple(
+            i for i in range(common["num_layers"]) if i < first or i % step
+        ),
+        "dense_dim": fields.int("intermediate_size"),
+        "attention": read_gqa(fields, common, qkv_bias=bias, out_bias=bias),
+        "moe": moe,
+    }
+
+
+def xverse(fields: Fields) -> dict:
+    """XVERSE-MoE (remote code): every layer MoE, shared experts as one block."""
+    common = read_common(fields, REQUIRED, 1e-6)
+    no_window(fields)
+    fields.only("attention_bias", (False, None), "XVERSE attention has no bias")
+    width = fields.int("intermediate_size")
+    shared = fields.int("num_shared_experts", None, low=0, null=0)
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_experts"),
+        top_k=fields.int("moe_top_k", aliases=("num_experts_per_tok",)),
+        expert_dim=width,
+        norm_topk=fields.bool("norm_topk_prob", False),
+        activation=common["activation"],
+        shared_dim=width * shared,
+    )
+    return {**common, "attention": read_gqa(fields, common), "moe": moe}

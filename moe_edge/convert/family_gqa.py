@@ -1,0 +1,193 @@
+"""Configs of OLMoE, Mixtral, Qwen2-MoE, Qwen3-MoE and gpt-oss.
+
+Each function returns keyword arguments of ModelConfig. Defaults are those of the
+config classes of transformers 5.23, and so is the meaning of every field.
+"""
+
+from moe_edge.convert.family_parts import (
+    no_window,
+    read_common,
+    read_experts,
+    read_gqa,
+    read_layer_types,
+    read_windows,
+)
+from moe_edge.convert.hf_config import Fields
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import MoeConfig
+
+
+def olmoe(fields: Fields) -> dict:
+    common = read_common(fields, 4096, 1e-5)
+    no_window(fields)
+    bias = fields.bool("attention_bias", False)
+    clip = fields.get("clip_qkv")
+    attention = read_gqa(
+        fields,
+        common,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="full",
+        clip_qkv=None if clip is None else fields.number("clip_qkv", clip),
+    )
+    if attention.head_dim * attention.num_heads != fields.int("hidden_size"):
+        raise ConfigError(
+            f"olmoe needs num_attention_heads x head_dim = hidden_size, got "
+            f"{attention.num_heads} x {attention.head_dim} and "
+            f"{fields.raw['hidden_size']}"
+        )
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_experts", ("num_local_experts",)),
+        top_k=fields.int("num_experts_per_tok", 8),
+        expert_dim=fields.int("intermediate_size"),
+        norm_topk=fields.bool("norm_topk_prob", False),
+        activation=common["activation"],
+    )
+    return {**common, "attention": attention, "moe": moe}
+
+
+def mixtral(fields: Fields) -> dict:
+    common = read_common(fields, 131_072, 1e-5)
+    window = fields.get("sliding_window")
+    if window is not None:
+        window = fields.int("sliding_window")
+    attention = read_gqa(
+        fields,
+        common,
+        kv_heads=8,
+        theta=1e6,
+        windows=() if window is None else (window,) * common["num_layers"],
+    )
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_local_experts", ("num_experts",)),
+        top_k=fields.int("num_experts_per_tok", 2),
+        expert_dim=fields.int("intermediate_size"),
+        norm_topk=True,
+        activation=common["activation"],
+    )
+    return {**common, "attention": attention, "moe": moe}
+
+
+def _qwen_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
+    """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
+    only = fields.get("mlp_only_layers") or []
+    if not isinstance(only, list) or any(type(i) is not int for i in only):
+        raise ConfigError(f"mlp_only_layers is {only!r}, expected a list of layer ids")
+    step = fields.int("decoder_sparse_step", 1)
+    dense = tuple(i for i in range(layers) if i in only or (i + 1) % step)
+    return {
+        "dense_layers": dense,
+        "dense_dim": fields.int("intermediate_size", default_dim),
+    }
+
+
+def qwen2_moe(fields: Fields) -> dict:
+    common = read_common(fields, 32_768, 1e-6)
+    layers = common["num_layers"]
+    sliding = fields.bool("use_sliding_window", False)
+    window = fields.get("sliding_window", 4096)
+    first = fields.int("max_window_layers", 28, low=0)
+    types = read_layer_types(fields, layers) or [
+        # Without layer_types, every second of the first max_window_layers slides.
+        "sliding_attention"
+        if sliding and i % 2 == 0 and i < first
+        else "full_attention"
+        for i in range(layers)
+    ]
+    attention = read_gqa(
+        fields,
+        common,
+        kv_heads=16,
+        qkv_bias=fields.bool("qkv_bias", True),
+        windows=read_windows(fields, types, window if sliding else None),
+    )
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_experts"),
+        top_k=fields.int("num_experts_per_tok", 4),
+        expert_dim=fields.int("moe_intermediate_size"),
+        norm_topk=fields.bool("norm_topk_prob", False),
+        activation=common["activation"],
+        shared_dim=fields.int("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    dense = _qwen_dense_layers(fields, layers, 5632)
+    return {**common, **dense, "attention": attention, "moe": moe}
+
+
+def qwen3_moe(fields: Fields) -> dict:
+    common = read_common(fields, 32_768, 1e-6)
+    layers = common["num_layers"]
+    bias = fields.bool("attention_bias", False)
+    # Every layer slides or none: transformers does not read layer_types here.
+    sliding = fields.bool("use_sliding_window", False)
+    window = fields.get("sliding_window", 4096)
+    sliding = sliding and window is not None
+    fields.get("max_window_layers")
+    types = read_layer_types(fields, layers)
+    uniform = ["sliding_attention" if sliding else "full_attention"] * layers
+    if types not in (None, uniform):
+        raise ConfigError(
+            f"layer_types of qwen3_moe is {types}, expected {uniform[0]!r} in every "
+            "layer "
+            f"(use_sliding_window is {sliding})"
+        )
+    attention = read_gqa(
+        fields,
+        common,
+        kv_heads=4,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="head",
+        windows=read_windows(fields, uniform, window),
+    )
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_experts", ("num_local_experts",)),
+        top_k=fields.int("num_experts_per_tok", 8),
+        expert_dim=fields.int("moe_intermediate_size"),
+        norm_topk=fields.bool("norm_topk_prob", False),
+        activation=common["activation"],
+    )
+    dense = _qwen_dense_layers(fields, layers, 6144)
+    return {**common, **dense, "attention": attention, "moe": moe}
+
+
+def gpt_oss(fields: Fields) -> dict:
+    common = read_common(fields, 131_072, 1e-5)
+    layers = common["num_layers"]
+    fields.only("hidden_act", ("silu",), "gpt-oss experts use clamped swiglu")
+    fields.only("swiglu_alpha", (1.702, None), "fixed in this family")
+    fields.get("initial_context_length")
+    bias = fields.bool("attention_bias", True)
+    types = read_layer_types(fields, layers) or [
+        "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
+    ]
+    default_rope = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    attention = read_gqa(
+        fields,
+        common,
+        kv_heads=8,
+        theta=150_000.0,
+        default_rope=default_rope,
+        qkv_bias=bias,
+        out_bias=bias,
+        sinks=True,
+        windows=read_windows(fields, types, fields.get("sliding_window", 128)),
+    )
+    moe = MoeConfig(
+        num_experts=read_experts(fields, "num_local_experts", ("num_experts",)),
+        top_k=fields.int("num_experts_per_tok", 4, aliases=("experts_per_token",)),
+        expert_dim=fields.int("intermediate_size"),
+        scoring="softmax_topk",
+        router_bias=True,
+        expert_bias=True,
+        activation="clamped_swiglu",
+        swiglu_limit=fields.float("swiglu_limit", 7.0),
+    )
+    return {**common, "attention": attention, "moe": moe}

@@ -1,0 +1,192 @@
+"""Reading a Hugging Face `config.json` field by field, strictly.
+
+Every field must be asked for by the family that reads it, or stand in the list of
+fields that never change the arithmetic of inference; anything else is refused by
+name, because a field we do not know may change what the model computes.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import CheckpointError, ConfigError
+
+REQUIRED = object()
+_MAX_CONFIG_BYTES = 16 << 20
+# A config that claims more is damaged or hostile; published models stay far below.
+_MAX_INT = 1 << 31
+
+# Fields that describe files, training or output bookkeeping, never the forward pass.
+HARMLESS = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal
+    _commit_hash _experts_implementation _experts_implementation_internal
+    _from_model_config _name_or_path architectures attention_dropout attn_implementation
+    auto_map aux_loss_alpha chunk_size_feed_forward dtype embd_pdrop ep_size
+    experts_implementation finetuning_task id2label initializer_range
+    keys_to_ignore_at_inference label2id max_tokenizer_truncation model_type
+    name_or_path num_labels num_return_sequences output_attentions output_hidden_states
+    output_router_logits pad_token_id prefix pretraining_tp problem_type pruned_heads
+    resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise sep_token_id seq_aux task_specific_params tf_legacy_loss
+    tie_encoder_decoder tie_last_hidden_states tokenizer_class torch_dtype torchscript
+    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+# Generation settings that older transformers wrote into config.json.
+GENERATION = frozenset(
+    """
+    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty
+    do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
+    length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
+    num_beam_groups num_beams output_scores remove_invalid_values repetition_penalty
+    suppress_tokens temperature top_k top_p typical_p
+    """.split()
+)
+# Fields that would change the arithmetic: accepted only with the value that does not.
+NEUTRAL = {
+    "is_causal": (True, None),
+    "is_decoder": (False, True, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "per_layer_config": (None,),
+    "partial_rotary_factor": (None, 1, 1.0),
+}
+
+
+def read_json(path: Path, limit: int = _MAX_CONFIG_BYTES) -> Any:
+    """Parses a JSON file, with the file's name in every error.
+
+    Raises:
+      CheckpointError: missing, too large or not JSON.
+    """
+    try:
+        if path.stat().st_size > limit:
+            raise CheckpointError(
+                f"{path} has {path.stat().st_size} bytes, expected at most {limit}"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+
+
+class Fields:
+    """A config dict that remembers which of its fields were used.
+
+    Attributes:
+      family: name for messages (`model_type`).
+      raw: the parsed config.json.
+    """
+
+    def __init__(self, raw: dict[str, Any], family: str):
+        self.raw = raw
+        self.family = family
+        self._used: set[str] = set()
+
+    def get(self, name: str, default: Any = None, aliases: tuple[str, ...] = ()) -> Any:
+        """The raw value of `name` or of its alias; two that differ are refused."""
+        names = [n for n in (name, *aliases) if n in self.raw]
+        self._used.update(names)
+        if not names:
+            if default is REQUIRED:
+                raise ConfigError(
+                    f"config.json of {self.family} lacks field {name!r}; add it"
+                )
+            return default
+        for other in names[1:]:
+            if self.raw[other] != self.raw[names[0]]:
+                raise ConfigError(
+                    f"config.json has {names[0]}={self.raw[names[0]]!r} but {other}="
+                    f"{self.raw[other]!r}; they mean the same, so make them equal"
+                )
+        return self.raw[names[0]]
+
+    def int(self, name, default=REQUIRED, *, low=1, null=None, aliases=()) -> int:
+        """An integer >= `low`; a JSON null stands for `null` where that is given."""
+        value = self.get(name, default, aliases)
+        if value is None and null is not None:
+            value = null
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._bad(name, value, f"an integer >= {low}")
+        if not low <= value <= _MAX_INT:
+            raise self._bad(name, value, f"an integer in {low}..{_MAX_INT}")
+        return value
+
+    def float(self, name, default=REQUIRED, *, positive=True) -> float:
+        """A finite number, positive unless told otherwise."""
+        return self.number(name, self.get(name, default), positive=positive)
+
+    def bool(self, name, default=REQUIRED) -> bool:
+        value = self.get(name, default)
+        if value is None:
+            value = default
+        if not isinstance(value, bool):
+            raise self._bad(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, default, known: dict) -> Any:
+        """`known[value]`; any other value changes the maths and is refused."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in known:
+            raise self._bad(name, value, f"one of {', '.join(sorted(known))}")
+        return known[value]
+
+    def only(self, name: str, allowed: tuple, reason: str) -> None:
+        """Refuses `name` unless it is absent or one of `allowed`."""
+        value = self.get(name, allowed[0])
+        if not any(value == v and type(value) is type(v) for v in allowed):
+            expected = " or ".join(json.dumps(v) for v in allowed)
+            raise self._bad(name, value, f"{expected} ({reason})")
+
+    def number(self, name: str, value: Any, *, positive: bool = True) -> float:
+        """Checks a number that was already taken out of the dict."""
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # An int beyond float range would overflow in float().
+        if not good or abs(value) > 1e30 or not math.isfinite(value):
+            raise self._bad(name, value, "a finite number")
+        if positive and value <= 0:
+            raise self._bad(name, value, "a positive number")
+        return float(value)
+
+    def finish(self) -> None:
+        """Refuses every field that nobody asked for.
+
+        Raises:
+          ConfigError: names each unknown field with its value.
+        """
+        for name, allowed in NEUTRAL.items():
+            if name in self.raw and name not in self._used:
+                self.only(name, allowed, "nothing else is implemented")
+        known = self._used | HARMLESS | GENERATION
+        # A null means "not used"; newer writers add such fields freely.
+        unknown = {
+            name: value
+            for name, value in self.raw.items()
+            if name not in known and value is not None
+        }
+        if unknown:
+            listed = ", ".join(
+                f"{name}={json.dumps(value)[:60]}"
+                for name, value in sorted(unknown.items())
+            )
+            raise ConfigError(
+                f"config.json of {self.family} has fields that may change what the "
+                "model "
+                f"computes and are not implemented: {listed}; remove them if they do "
+                "not"
+            )
+
+    def _bad(self, name: str, value: Any, expected: str) -> ConfigError:
+        shown = json.dumps(value, default=repr)[:80]
+        return ConfigError(
+            f"config.json of {self.family}: {name} is {shown}, expected {expected}"
+        )

@@ -1,0 +1,154 @@
+"""A Hugging Face folder as a checkpoint: config, dense tensors, expert records."""
+
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.checkpoint.dtypes import KEEP_FLOAT32
+from moe_edge.checkpoint.schema import Item, check_tensors, dense_items, name_some
+from moe_edge.convert import rules
+from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.hf_config import read_json
+from moe_edge.convert.hf_files import CONFIG_NAME
+from moe_edge.convert.tensor_source import TensorSource
+from moe_edge.core.checks import CheckpointError
+from moe_edge.model.record import RecordLayout
+
+GENERATION_NAME = "generation_config.json"
+TOKENIZER_NAME = "tokenizer.json"
+
+
+class HfReader:
+    """Reads an HF folder without converting it.
+
+    Every tensor name and shape is checked against the config at construction; no
+    weight is read before it is asked for.
+
+    Attributes:
+      config: the model.
+      dtype: numpy dtype of the expert records.
+      layout: where the parts of an expert stand in a record of `experts(i)`.
+      dropped: tensor names of the file that the model does not use.
+    """
+
+    def __init__(self, path: str | Path, dtype: np.dtype | None = None):
+        self.path = Path(path).resolve()
+        self.config = config_from_hf(
+            read_json(self.path / CONFIG_NAME), read_generation(self.path)
+        )
+        self._source = TensorSource(self.path, self.config, dtype)
+        self.dropped = self._source.dropped
+        check_tensors(str(path), self._source.shapes, rules.hf_shapes(self.config))
+        self._source.check_dtypes()
+        self.layout = RecordLayout.of(self.config)
+        self.dtype = self._expert_dtype()
+
+    def _expert_dtype(self) -> np.dtype:
+        """The one dtype of all routed experts."""
+        dtypes: dict[np.dtype, str] = {}
+        for layer in self.config.moe_layers:
+            for name in rules.expert_shapes(self.config, layer):
+                dtypes.setdefault(self._source.dtype(name), name)
+        if not dtypes:
+            raise CheckpointError(
+                f"{self.path}: every layer is dense; expected at least one MoE layer"
+            )
+        if len(dtypes) > 1:
+            mixed = [f"{name} ({dtype.name})" for dtype, name in dtypes.items()]
+            raise CheckpointError(
+                f"{self.path}: experts are stored in several dtypes: "
+                f"{name_some(mixed)}; "
+                "convert with --dtype"
+            )
+        return next(iter(dtypes))
+
+    @property
+    def quantized(self) -> str | None:
+        """ "fp8", "mxfp4" or None."""
+        return self._source.method
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        path = self.path / TOKENIZER_NAME
+        return path if path.is_file() else None
+
+    @property
+    def hf_source(self) -> str | None:
+        return str(self.path)
+
+    def top(self) -> dict[str, np.ndarray]:
+        """Canonical name -> array, outside the layers."""
+        items = [item for item in dense_items(self.config) if isinstance(item, str)]
+        return {name: a for item in items for name, a in self.dense(item).items()}
+
+    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
+        """Canonical name -> array of a layer's dense tensors."""
+        return self.dense(layer)
+
+    def dense(self, item: Item) -> dict[str, np.ndarray]:
+        """Canonical name -> array of one item; views of the file where possible."""
+        return {
+            name: self._source.read(hf_name, name in KEEP_FLOAT32)
+            for name, hf_name in rules.dense_names(self.config, item).items()
+        }
+
+    def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
+        """Canonical name -> dtype of what `dense` returns."""
+        return {
+            name: self._source.dtype(hf_name, name in KEEP_FLOAT32)
+            for name, hf_name in rules.dense_names(self.config, item).items()
+        }
+
+    def experts(self, layer: int) -> np.ndarray:
+        """The records [E, R] of a MoE layer, assembled in memory."""
+        records = np.empty((self.config.moe.num_experts, self.layout.size), self.dtype)
+        self.read_experts(layer, 0, records)
+        return records
+
+    def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
+        """Fills `out_NR` with the records of experts first, first + 1, ..."""
+        out_NR[:, self.layout.num_values :] = 0
+        for i, out_R in enumerate(out_NR):
+            if rules.is_fused(self.config):
+                for part, array in self._fused(layer, first + i).items():
+                    np.copyto(self.layout.part(out_R, part), array)
+            else:
+                names = rules.expert_names(self.config, layer, first + i)
+                for part, name in names.items():
+                    self._source.read_into(name, self.layout.part(out_R, part))
+
+    def _fused(self, layer: int, expert: int) -> dict[str, np.ndarray]:
+        """Undoes gpt-oss's interleaving and its [in, out] layout."""
+        gate_up, gate_up_bias, down, down_bias = (
+            self._source.read_expert(name, expert)
+            for name in rules.expert_shapes(self.config, layer)
+        )
+        return {
+            "gate": gate_up[:, 0::2].T,
+            "up": gate_up[:, 1::2].T,
+            "down": down.T,
+            "gate_bias": gate_up_bias[0::2],
+            "up_bias": gate_up_bias[1::2],
+            "down_bias": down_bias,
+        }
+
+    def release(self) -> None:
+        """Lets the kernel take back what was read; arrays stay valid."""
+        self._source.release()
+
+    def content_sha256(self) -> str:
+        """Reads the whole folder once; see content_hash.py."""
+        from moe_edge.convert.content_hash import content_sha256
+
+        return content_sha256(self)
+
+
+def read_generation(folder: Path) -> dict | None:
+    """generation_config.json, if there is one."""
+    path = folder / GENERATION_NAME
+    if not path.is_file():
+        return None
+    generation = read_json(path)
+    if not isinstance(generation, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return generation

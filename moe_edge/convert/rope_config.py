@@ -1,0 +1,164 @@
+"""Rope fields of both config dialects -> RopeConfig.
+
+Newer files write `rope_parameters: {rope_theta, rope_type, factor, ...}`, older ones
+`rope_theta` and `rope_scaling: {type, factor, ...}`. Precedence and defaults are
+those of `transformers` 5 (modeling_rope_utils.py: convert_rope_params_to_dict,
+standardize_rope_params, _compute_*_parameters).
+"""
+
+import math
+
+from moe_edge.convert.hf_config import Fields
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import RopeConfig
+
+_ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "yarn": {
+        *(
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+        ),
+        *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    },
+    "llama3": {
+        *("factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor"),
+    },
+}
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's magnitude correction, 1 for factor <= 1."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def rope_dict(
+    fields: Fields, default_theta: float, default: dict | None = None
+) -> dict:
+    """One dict with `rope_type` and `rope_theta`, whatever the dialect.
+
+    Args:
+      fields: the config.
+      default_theta: the family's theta where the file has none.
+      default: the family's rope parameters where the file has none (gpt-oss).
+    """
+    # As in transformers, a non-empty `rope_scaling` wins over `rope_parameters`.
+    scaling = fields.get("rope_scaling")
+    parameters = scaling or fields.get("rope_parameters") or default or {}
+    if not isinstance(parameters, dict):
+        raise ConfigError(f"rope parameters must be an object, got {parameters!r}")
+    parameters = dict(parameters)
+    theta = fields.get("rope_theta", default_theta)
+    parameters.setdefault("rope_theta", theta)
+    parameters.setdefault("rope_type", parameters.get("type") or "default")
+    outer = fields.get("original_max_position_embeddings")
+    if outer is not None and parameters["rope_type"] in ("yarn", "llama3"):
+        parameters["original_max_position_embeddings"] = outer
+    return parameters
+
+
+def rope_config(
+    fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
+) -> RopeConfig:
+    """Checks rope parameters and computes what the model needs of them.
+
+    Raises:
+      ConfigError: unknown kind, unknown or missing key, a value out of range.
+    """
+    kind = parameters["rope_type"]
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise ConfigError(
+            f"unknown rope_type {kind!r}; known: {', '.join(sorted(_KEYS))}"
+        )
+    unknown = {
+        name: value
+        for name, value in parameters.items()
+        if name not in _ALWAYS | _KEYS[kind] and value is not None
+    }
+    # Keys of another kind are left behind by some writers and are not read.
+    unread = set().union(*_KEYS.values())
+    foreign = {name: value for name, value in unknown.items() if name not in unread}
+    if foreign:
+        raise ConfigError(
+            f"rope parameters of kind {kind!r} have unknown fields {foreign}; "
+            f"known: {', '.join(sorted(_ALWAYS | _KEYS[kind]))}"
+        )
+    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ConfigError(
+            "rope parameter partial_rotary_factor is "
+            f"{parameters['partial_rotary_factor']!r}, expected 1 (only whole heads "
+            "are "
+            "rotated here)"
+        )
+
+    def number(name, default=None):
+        value = parameters.get(name)
+        if value is None:
+            value = default
+        return fields.number(f"rope {name}", value)
+
+    common = {
+        "dim": dim,
+        "theta": number("rope_theta"),
+        "kind": kind,
+        "interleaved": interleaved,
+    }
+    if kind == "default":
+        return RopeConfig(**common)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(
+            **common, factor=number("factor"), original_positions=max_positions
+        )
+    original = number("original_max_position_embeddings", max_positions)
+    if kind == "llama3":
+        low, high = number("low_freq_factor"), number("high_freq_factor")
+        if high <= low:
+            raise ConfigError(
+                f"rope high_freq_factor {high} must exceed low_freq_factor {low}"
+            )
+        return RopeConfig(
+            **common,
+            factor=number("factor"),
+            original_positions=int(original),
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
+    factor = number("factor", max_positions / original)
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if parameters.get("attention_factor") is not None:
+        attention_factor = number("attention_factor")
+    elif mscale and all_dim:
+        attention_factor = yarn_mscale(factor, number("mscale")) / yarn_mscale(
+            factor, number("mscale_all_dim")
+        )
+    else:
+        attention_factor = yarn_mscale(factor)
+    truncate = parameters.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ConfigError(f"rope truncate is {truncate!r}, expected true or false")
+    return RopeConfig(
+        **common,
+        factor=factor,
+        original_positions=int(original),
+        attention_factor=attention_factor,
+        # Zero and null both mean the default, as in transformers.
+        beta_fast=number("beta_fast", 32.0) if parameters.get("beta_fast") else 32.0,
+        beta_slow=number("beta_slow", 1.0) if parameters.get("beta_slow") else 1.0,
+        truncate=truncate,
+    )
+
+
+def mla_softmax_scale(fields: Fields, parameters: dict, head_dim: int) -> float | None:
+    """DeepSeek's softmax scale: head_dim^-0.5 x mscale^2, None where it is plain."""
+    all_dim = parameters.get("mscale_all_dim")
+    if parameters["rope_type"] == "default" or not all_dim:
+        return None
+    all_dim = fields.number("rope mscale_all_dim", all_dim)
+    factor = fields.number("rope factor", parameters.get("factor"))
+    return head_dim**-0.5 * yarn_mscale(factor, all_dim) ** 2

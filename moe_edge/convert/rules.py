@@ -1,0 +1,176 @@
+"""Names: canonical parameter name <-> Hugging Face tensor name, per family.
+
+The table is used in both directions, so a round trip cannot lose a tensor. Dense
+names map one to one. Routed experts stand either in one tensor per expert and
+matrix, or (gpt-oss) fused per layer: `gate_up_proj [E, D, 2F]` with gate and up
+interleaved, `down_proj [E, F, D]`, and their biases.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+
+TOP = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "attn.q": "self_attn.q_proj.weight",
+    "attn.k": "self_attn.k_proj.weight",
+    "attn.v": "self_attn.v_proj.weight",
+    "attn.o": "self_attn.o_proj.weight",
+    "attn.q_bias": "self_attn.q_proj.bias",
+    "attn.k_bias": "self_attn.k_proj.bias",
+    "attn.v_bias": "self_attn.v_proj.bias",
+    "attn.o_bias": "self_attn.o_proj.bias",
+    "attn.q_norm": "self_attn.q_norm.weight",
+    "attn.k_norm": "self_attn.k_norm.weight",
+    "attn.sinks": "self_attn.sinks",
+    "attn.q_a": "self_attn.q_a_proj.weight",
+    "attn.q_a_norm": "self_attn.q_a_layernorm.weight",
+    "attn.q_b": "self_attn.q_b_proj.weight",
+    "attn.kv_a": "self_attn.kv_a_proj_with_mqa.weight",
+    "attn.kv_a_norm": "self_attn.kv_a_layernorm.weight",
+    "attn.kv_b": "self_attn.kv_b_proj.weight",
+    "router.weight": "mlp.gate.weight",
+    "router.bias": "mlp.router.bias",
+    "router.correction_bias": "mlp.gate.e_score_correction_bias",
+    "shared.gate": "mlp.shared_experts.gate_proj.weight",
+    "shared.up": "mlp.shared_experts.up_proj.weight",
+    "shared.down": "mlp.shared_experts.down_proj.weight",
+    "shared_gate": "mlp.shared_expert_gate.weight",
+    "mlp.gate": "mlp.gate_proj.weight",
+    "mlp.up": "mlp.up_proj.weight",
+    "mlp.down": "mlp.down_proj.weight",
+}
+# Where a family's dense names differ from the table above.
+_LAYER_OF_FAMILY = {
+    "mixtral": {"router.weight": "block_sparse_moe.gate.weight"},
+    "qwen2_moe": {
+        "shared.gate": "mlp.shared_expert.gate_proj.weight",
+        "shared.up": "mlp.shared_expert.up_proj.weight",
+        "shared.down": "mlp.shared_expert.down_proj.weight",
+    },
+    "gpt_oss": {"router.weight": "mlp.router.weight"},
+    "xverse": {"router.weight": "mlp.router.weight"},
+}
+_EXPERTS = {
+    "gate": "mlp.experts.{expert}.gate_proj.weight",
+    "up": "mlp.experts.{expert}.up_proj.weight",
+    "down": "mlp.experts.{expert}.down_proj.weight",
+}
+_EXPERTS_OF_FAMILY = {
+    "mixtral": {
+        "gate": "block_sparse_moe.experts.{expert}.w1.weight",
+        "up": "block_sparse_moe.experts.{expert}.w3.weight",
+        "down": "block_sparse_moe.experts.{expert}.w2.weight",
+    },
+}
+FUSED_FAMILIES = ("gpt_oss",)
+_FUSED = "mlp.experts."
+
+
+class Piece(NamedTuple):
+    """Some consecutive bytes of one HF tensor."""
+
+    name: str
+    first: int  # element of the tensor where the piece begins
+    array: np.ndarray  # C-contiguous
+
+
+def layer_prefix(layer: int) -> str:
+    return f"model.layers.{layer}."
+
+
+def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:
+    """Canonical -> HF name of the dense tensors of one item."""
+    shapes = item_shapes(config, item)
+    if isinstance(item, str):
+        return {name: TOP[name] for name in shapes}
+    table = _LAYER | _LAYER_OF_FAMILY.get(config.model_type, {})
+    prefix = layer_prefix(item)
+    return {name: prefix + table[name] for name in shapes}
+
+
+def expert_names(config: ModelConfig, layer: int, expert: int) -> dict[str, str]:
+    """Record part -> HF name of one expert (families with a tensor per expert)."""
+    table = _EXPERTS_OF_FAMILY.get(config.model_type, _EXPERTS)
+    prefix = layer_prefix(layer)
+    return {part: prefix + name.format(expert=expert) for part, name in table.items()}
+
+
+def is_fused(config: ModelConfig) -> bool:
+    return config.model_type in FUSED_FAMILIES
+
+
+def expert_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """HF name -> shape of every routed-expert tensor of a MoE layer."""
+    moe, D = config.moe, config.d_model
+    E, F = moe.num_experts, moe.expert_dim
+    if is_fused(config):
+        prefix = layer_prefix(layer) + _FUSED
+        return {
+            prefix + "gate_up_proj": (E, D, 2 * F),
+            prefix + "gate_up_proj_bias": (E, 2 * F),
+            prefix + "down_proj": (E, F, D),
+            prefix + "down_proj_bias": (E, D),
+        }
+    part_shapes = RecordLayout.of(config).shapes
+    return {
+        name: part_shapes[part]
+        for expert in range(E)
+        for part, name in expert_names(config, layer, expert).items()
+    }
+
+
+def hf_shapes(config: ModelConfig) -> Shapes:
+    """HF name -> shape of every tensor of the model, item by item."""
+    shapes: Shapes = {}
+    for item in dense_items(config):
+        names = dense_names(config, item)
+        shapes |= {names[n]: shape for n, shape in item_shapes(config, item).items()}
+        if item in config.moe_layers:
+            shapes |= expert_shapes(config, item)
+    return shapes
+
+
+def records_to_hf(
+    config: ModelConfig, layer: int, first: int, records_NR: np.ndarray
+) -> Iterator[Piece]:
+    """The HF tensor bytes that stand in consecutive expert records.
+
+    Args:
+      layer: MoE layer.
+      first: id of the first expert.
+      records_NR: [experts, R] in any dtype.
+    """
+    layout = RecordLayout.of(config)
+    if not is_fused(config):
+        for i, record_R in enumerate(records_NR):
+            for part, name in expert_names(config, layer, first + i).items():
+                yield Piece(name, 0, layout.part(record_R, part))
+        return
+    prefix = layer_prefix(layer) + _FUSED
+    for i, record_R in enumerate(records_NR):
+        part = {name: layout.part(record_R, name) for name in layout.shapes}
+        # Rows of gate and up, [F, D] each, alternate as columns of one [D, 2F].
+        gate_up = np.stack([part["gate"], part["up"]], axis=1)
+        arrays = {
+            "gate_up_proj": gate_up.reshape(-1, config.d_model).T,
+            "gate_up_proj_bias": np.stack(
+                [part["gate_bias"], part["up_bias"]], axis=1
+            ).reshape(-1),
+            "down_proj": part["down"].T,
+            "down_proj_bias": part["down_bias"],
+        }
+        for name, array in arrays.items():
+            array = np.ascontiguousarray(array)
+            yield Piece(prefix + name, (first + i) * array.size, array)

@@ -1,0 +1,141 @@
+"""Where a conversion writes: a checkpoint of ours, or a Hugging Face folder.
+
+Both take the same stream: dense arrays of the top and of each layer, then that
+layer's expert records in order.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path
+from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, make_manifest
+from moe_edge.checkpoint.schema import Item
+from moe_edge.convert import rules
+from moe_edge.convert.content_hash import dense_pieces
+from moe_edge.convert.hf_files import copy_small_files, dump_json
+from moe_edge.convert.hf_reader import TOKENIZER_NAME
+from moe_edge.convert.safetensors_writer import SafetensorsWriter
+from moe_edge.model.config import ModelConfig
+
+_LARGE_BYTES = 64 << 20
+
+
+class Sink(Protocol):
+    """What convert.py writes to."""
+
+    def dense(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
+        """Takes the dense arrays of an item."""
+
+    def experts(self, layer: int, first: int, records_NR: np.ndarray) -> None:
+        """Takes the next expert records of a layer."""
+
+    def finish(self, content_sha256: str) -> None:
+        """Completes the folder."""
+
+    def close(self) -> None:
+        """Stops writing, complete or not."""
+
+
+class OursSink:
+    """Writes manifest, expert records and dense items.
+
+    Dense items are saved in a thread of their own, one at a time: importing Orbax
+    and its many small writes then overlap with the experts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        dtype: np.dtype,
+        hf_files: Path,
+        source: dict[str, Any],
+    ):
+        self._folder, self._config, self._dtype = folder, config, dtype
+        self._source = source
+        (folder / EXPERTS_FOLDER).mkdir()
+        (folder / HF_FOLDER).mkdir()
+        copied = copy_small_files(hf_files, folder / HF_FOLDER, config.hf_config)
+        known = TOKENIZER_NAME in copied
+        self._tokenizer = f"{HF_FOLDER}/{TOKENIZER_NAME}" if known else None
+        self._saver = ThreadPoolExecutor(1)
+        self._dense = self._saver.submit(DenseFiles, folder)
+        self._saving: Future | None = None
+        self._file = None
+
+    def dense(self, item, arrays):
+        self._wait()
+        dense = self._dense
+        self._saving = self._saver.submit(lambda: dense.result().save(item, arrays))
+        if sum(array.nbytes for array in arrays.values()) > _LARGE_BYTES:
+            self._wait()  # never two large items in memory
+
+    def _wait(self):
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
+
+    def experts(self, layer, first, records_NR):
+        if first == 0:
+            self._close_file()
+            self._file = experts_path(self._folder, layer).open("wb")
+        self._file.write(records_NR.view(np.uint8))
+
+    def _close_file(self):
+        if self._file is not None:
+            self._file.close()
+
+    def close(self):
+        self._close_file()
+        self._saver.shutdown(cancel_futures=True)
+
+    def finish(self, content_sha256):
+        self._wait()
+        self.close()
+        manifest = make_manifest(
+            self._config,
+            dtype=self._dtype.name,
+            itemsize=self._dtype.itemsize,
+            subs=1,
+            tokenizer=self._tokenizer,
+            source=self._source,
+            content_sha256=content_sha256,
+        )
+        # Last, so that a folder with a manifest is complete.
+        dump_json(self._folder / MANIFEST_NAME, manifest)
+
+
+class HfSink:
+    """Writes safetensors shards and the small files of the folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        dtypes: dict[str, np.dtype],
+        hf_files: Path,
+        shard_bytes: int,
+    ):
+        self._config = config
+        copy_small_files(hf_files, folder, config.hf_config)
+        shapes = rules.hf_shapes(config)
+        self._writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
+
+    def dense(self, item, arrays):
+        for piece in dense_pieces(self._config, item, arrays):
+            self._writer.write(piece)
+
+    def experts(self, layer, first, records_NR):
+        for piece in rules.records_to_hf(self._config, layer, first, records_NR):
+            self._writer.write(piece)
+
+    def finish(self, content_sha256):
+        self.close()
+        self._writer.check_complete()
+
+    def close(self):
+        self._writer.close()

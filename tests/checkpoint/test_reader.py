@@ -1,0 +1,165 @@
+"""Reading a checkpoint of ours, and every way in which it can be damaged."""
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.manifest import read_manifest
+from moe_edge.convert.convert import convert_checkpoint
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError
+from tests.support.tiny_checkpoints import hf_folder
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reader")
+    hf = hf_folder(folder / "hf", "qwen2_moe")
+    convert_checkpoint(hf, folder / "ours", progress=False)
+    return folder / "ours"
+
+
+@pytest.fixture
+def ours(converted, tmp_path):
+    """A copy that a test may damage."""
+    return shutil.copytree(converted, tmp_path / "ours")
+
+
+def edit_manifest(folder, **changes):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in manifest.items() if v != "gone"}))
+
+
+def test_layout_on_disk(converted):
+    manifest = read_manifest(converted)
+    assert (manifest["L"], manifest["E"], manifest["U"]) == (3, 6, 1)
+    record = manifest["record"]
+    assert record["order"] == ["gate", "up", "down"]
+    assert record["shapes"] == {"gate": [20, 48], "up": [20, 48], "down": [48, 20]}
+    assert record["bytes"] == 2880 * 4 and record["bytes"] % 64 == 0
+    names = sorted(p.name for p in (converted / "experts").iterdir())
+    assert names == ["layer_000.bin", "layer_002.bin"]  # layer 1 is dense
+    size = (converted / "experts" / names[0]).stat().st_size
+    assert size == 6 * record["bytes"]
+    dense = sorted(p.name for p in (converted / "dense").iterdir())
+    assert dense == ["layer_000", "layer_001", "layer_002", "top"]  # tied: no head
+
+
+def test_experts_are_memory_mapped_records(converted):
+    reader = open_checkpoint(converted)
+    records = reader.experts(0)
+    raw = (converted / "experts" / "layer_000.bin").read_bytes()
+    assert records.tobytes() == raw
+    assert not records.flags.writeable
+    base = records
+    while base.base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+    some = np.empty((2, reader.layout.size), np.float32)
+    reader.read_experts(0, 3, some)
+    np.testing.assert_array_equal(some, records[3:5])
+
+
+def test_reader_casts_on_request(converted):
+    reader = open_checkpoint(converted, np.dtype(ml_dtypes.bfloat16))
+    plain = open_checkpoint(converted)
+    assert reader.experts(0).dtype == reader.top()["embed"].dtype == reader.dtype
+    np.testing.assert_array_equal(
+        reader.experts(2), plain.experts(2).astype(ml_dtypes.bfloat16)
+    )
+
+
+def test_sub_experts_are_rows_of_their_own(ours):
+    """A refactored checkpoint: U records per expert, of F / U neurons each."""
+    manifest = read_manifest(ours)
+    width = 48 * 10 * 3
+    record = manifest["record"] | {
+        "shapes": {"gate": [10, 48], "up": [10, 48], "down": [48, 10]},
+        "bytes": width * 4,
+    }
+    edit_manifest(ours, U=2, record=record)
+    reader = open_checkpoint(ours)
+    assert reader.layout.expert_dim == 10
+    assert reader.experts(0).shape == (12, width)
+    with pytest.raises(CheckpointError, match="2 sub-experts per expert"):
+        convert_checkpoint(ours, ours.parent / "hf", to="hf", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "format_version 2, this program reads 1"),
+        ({"format_version": "gone"}, "format_version None"),
+        ({"L": "three"}, "L is 'three'"),
+        ({"content_sha256": "gone"}, "content_sha256 is 'None'"),
+        ({"dtype": "int4"}, "dtype 'int4'"),
+        ({"U": 0}, "U 0"),
+        ({"U": 3}, "20 neurons do not split into U=3"),
+        ({"E": 7}, "E is 7, but its hf_config means 6"),
+        ({"model_type": "olmoe"}, "model_type is olmoe"),
+        ({"record": {"order": []}}, "record is"),
+    ],
+)
+def test_manifest_that_lies_is_refused(ours, changes, message):
+    edit_manifest(ours, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(ours)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 10_000, "\x80"])
+def test_manifest_that_is_no_json_object_is_refused(ours, text):
+    (ours / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match="manifest.json"):
+        open_checkpoint(ours)
+
+
+def test_layer_file_missing_truncated_or_too_long_is_refused(ours):
+    path = ours / "experts" / "layer_002.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(CheckpointError, match="layer_002.bin is truncated: 69119"):
+        open_checkpoint(ours)
+    path.write_bytes(data + b"x")
+    with pytest.raises(CheckpointError, match="layer_002.bin is too long"):
+        open_checkpoint(ours)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot read .*layer_002.bin"):
+        open_checkpoint(ours)
+
+
+def test_dense_item_missing_or_damaged_is_refused(ours):
+    shutil.rmtree(ours / "dense" / "layer_001")
+    with pytest.raises(CheckpointError, match="layer_001 is missing"):
+        open_checkpoint(ours).dense_layer(1)
+    (ours / "dense" / "layer_000" / "_METADATA").write_text("{")
+    with pytest.raises(CheckpointError, match="layer_000 cannot be read"):
+        open_checkpoint(ours).dense_layer(0)
+    victims = [p for p in (ours / "dense" / "top").rglob("*") if p.is_file()]
+    max(victims, key=lambda p: p.stat().st_size).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="top cannot be read"):
+        open_checkpoint(ours).top()
+
+
+def test_dense_tensors_missing_extra_and_misshapen_are_named(ours):
+    arrays = open_checkpoint(ours).dense_layer(1)
+    del arrays["attn.v_bias"]
+    arrays["attn.q"] = arrays["attn.q"][1:]
+    arrays["attn.sinks"] = np.ones(4, np.float32)
+    shutil.rmtree(ours / "dense" / "layer_001")
+    DenseFiles(ours).save(1, arrays)
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(ours).dense_layer(1)
+    text = str(error.value)
+    assert "missing attn.v_bias" in text and "unexpected attn.sinks" in text
+    assert "attn.q has shape (47, 48), expected (48, 48)" in text
+
+
+def test_tokenizer_outside_the_folder_is_refused(ours):
+    edit_manifest(ours, tokenizer="../../secret.json")
+    with pytest.raises(CheckpointError, match="not a file of the checkpoint"):
+        open_checkpoint(ours).tokenizer_path  # noqa: B018

@@ -1,0 +1,332 @@
+"""Conversion both ways on tiny random folders of every family."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from moe_edge.convert import sinks
+from moe_edge.convert.convert import convert_checkpoint
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from tests.support.tiny_checkpoints import (
+    FAMILIES,
+    hf_folder,
+    random_tensors,
+    raw_config,
+    write_folder,
+)
+
+
+def convert(src, dst, **options):
+    return convert_checkpoint(src, dst, progress=False, **options)
+
+
+def load_all(folder) -> dict:
+    return {
+        name: array
+        for path in folder.glob("*.safetensors")
+        for name, array in load_file(path).items()
+    }
+
+
+def assert_same_tensors(got: dict, expected: dict) -> None:
+    assert sorted(got) == sorted(expected)
+    for name, array in expected.items():
+        assert got[name].dtype == array.dtype and got[name].shape == array.shape
+        assert got[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_every_family_bit_exact(family, tmp_path):
+    raw = raw_config(family)
+    tensors = random_tensors(raw)
+    hf = write_folder(tmp_path / "hf", raw, tensors, shard_bytes=60_000)
+    (hf / "tokenizer.json").write_bytes(b'{"odd":  "bytes"}\n')
+    (hf / "generation_config.json").write_text('{"eos_token_id":[7 ,8]}')
+    first = convert(hf, tmp_path / "ours")
+    again = convert(tmp_path / "ours", tmp_path / "back", to="hf", shard_size="50KB")
+    assert_same_tensors(load_all(tmp_path / "back"), tensors)
+    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (hf / name).read_bytes()
+    hashes = {first["content_sha256"], again["content_sha256"]}
+    hashes |= {open_checkpoint(tmp_path / n).content_sha256() for n in ("hf", "back")}
+    assert len(hashes) == 1
+    assert first["bytes"] == sum(array.nbytes for array in tensors.values())
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
+def test_readers_of_both_formats_agree(family, tmp_path):
+    hf = hf_folder(tmp_path / "hf", family)
+    convert(hf, tmp_path / "ours")
+    theirs, ours = open_checkpoint(hf), open_checkpoint(tmp_path / "ours")
+    assert ours.config == theirs.config and ours.layout == theirs.layout
+    assert ours.hf_source == str(hf) and ours.dtype == theirs.dtype
+    pairs = [(ours.top(), theirs.top())]
+    for layer in range(ours.config.num_layers):
+        pairs.append((ours.dense_layer(layer), theirs.dense_layer(layer)))
+    for got, expected in pairs:
+        assert_same_tensors(got, expected)
+    for layer in ours.config.moe_layers:
+        np.testing.assert_array_equal(ours.experts(layer), theirs.experts(layer))
+
+
+def test_records_hold_gpt_oss_experts_out_by_in(tmp_path):
+    reader = open_checkpoint(hf_folder(tmp_path / "hf", "gpt_oss"))
+    tensors = load_all(tmp_path / "hf")
+    fused = tensors["model.layers.1.mlp.experts.gate_up_proj"]
+    record = reader.experts(1)[4]
+    part = reader.layout.part
+    np.testing.assert_array_equal(part(record, "gate"), fused[4, :, 0::2].T)
+    np.testing.assert_array_equal(part(record, "up"), fused[4, :, 1::2].T)
+    down = tensors["model.layers.1.mlp.experts.down_proj"]
+    np.testing.assert_array_equal(part(record, "down"), down[4].T)
+    bias = tensors["model.layers.1.mlp.experts.gate_up_proj_bias"]
+    np.testing.assert_array_equal(part(record, "up_bias"), bias[4, 1::2])
+
+
+def test_chunks_of_experts_do_not_change_the_result(tmp_path, monkeypatch):
+    hf = hf_folder(tmp_path / "hf", "gpt_oss")
+    whole = convert(hf, tmp_path / "whole")
+    monkeypatch.setattr("moe_edge.convert.content_hash.CHUNK_BYTES", 1)
+    parts = convert(hf, tmp_path / "parts")
+    assert parts["content_sha256"] == whole["content_sha256"]
+    for path in (tmp_path / "whole" / "experts").iterdir():
+        other = tmp_path / "parts" / "experts" / path.name
+        assert other.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype_casts_all_but_the_correction_bias(dtype, tmp_path):
+    hf = hf_folder(tmp_path / "hf", "deepseek_v3")
+    convert(hf, tmp_path / "ours", dtype=dtype)
+    convert(tmp_path / "ours", tmp_path / "back", to="hf")
+    source, back = load_all(hf), load_all(tmp_path / "back")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    for name, array in source.items():
+        keep = name.endswith("e_score_correction_bias")
+        expected = array if keep else array.astype(kind)
+        assert back[name].dtype == expected.dtype
+        assert back[name].tobytes() == expected.tobytes()
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["torch_dtype"] == dtype
+
+
+def test_bfloat16_survives_a_detour_through_float32(tmp_path):
+    raw = raw_config("olmoe", torch_dtype="bfloat16")
+    hf = write_folder(tmp_path / "hf", raw)
+    convert(hf, tmp_path / "wide", dtype="float32")
+    convert(tmp_path / "wide", tmp_path / "back", to="hf", dtype="bfloat16")
+    assert_same_tensors(load_all(tmp_path / "back"), load_all(hf))
+
+
+def test_unused_tensors_are_dropped_by_name(tmp_path):
+    raw = raw_config("deepseek_v3")
+    tensors = random_tensors(raw)
+    extra = {
+        "model.layers.3.eh_proj.weight": np.ones((2, 3), np.float32),
+        "model.layers.3.mlp.experts.0.up_proj.weight": np.ones((2, 2), np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32),
+    }
+    hf = write_folder(tmp_path / "hf", raw, tensors | extra)
+    result = convert(hf, tmp_path / "ours")
+    assert sorted(result["dropped"]) == sorted(extra)
+    manifest = json.loads((tmp_path / "ours" / "manifest.json").read_text())
+    assert sorted(manifest["source"]["dropped"]) == sorted(extra)
+    convert(tmp_path / "ours", tmp_path / "back", to="hf")
+    assert_same_tensors(load_all(tmp_path / "back"), tensors)
+
+
+def test_layers_behind_the_last_are_no_extras_elsewhere(tmp_path):
+    raw = raw_config("olmoe")
+    extra = {"model.layers.3.input_layernorm.weight": np.ones(48, np.float32)}
+    write_folder(tmp_path / "hf", raw, random_tensors(raw) | extra)
+    with pytest.raises(CheckpointError, match="unexpected model.layers.3.input_layer"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_head_of_a_tied_model_may_be_there(tmp_path):
+    raw = raw_config("qwen2_moe")
+    extra = {"lm_head.weight": np.ones((101, 48), np.float32)}
+    hf = write_folder(tmp_path / "hf", raw, random_tensors(raw) | extra)
+    assert convert(hf, tmp_path / "ours")["dropped"] == ["lm_head.weight"]
+    assert "head" not in open_checkpoint(tmp_path / "ours").top()
+
+
+def test_convert_rejects_missing_and_extra_tensors_by_name(tmp_path):
+    raw = raw_config("mixtral")
+    tensors = random_tensors(raw)
+    gone = "model.layers.2.block_sparse_moe.experts.5.w3.weight"
+    del tensors[gone]
+    tensors["model.layers.0.mlp.bonus"] = np.ones(3, np.float32)
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError) as error:
+        convert(tmp_path / "hf", tmp_path / "ours")
+    assert f"missing {gone}" in str(error.value)
+    assert "unexpected model.layers.0.mlp.bonus" in str(error.value)
+
+
+def test_convert_many_missing_tensors_are_counted(tmp_path):
+    raw = raw_config("mixtral")
+    tensors = random_tensors(raw)
+    kept = {name: a for name, a in tensors.items() if ".experts." not in name}
+    write_folder(tmp_path / "hf", raw, kept)
+    with pytest.raises(CheckpointError, match=r"\.\.\. and 46 more"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_convert_rejects_wrong_shape_with_both_shapes(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    tensors[name] = tensors[name].T.copy()
+    write_folder(tmp_path / "hf", raw, tensors)
+    message = rf"{name} has shape \(20, 48\), expected \(48, 20\)"
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.mlp.experts.3.up_proj.weight", "model.norm.weight"],
+)
+def test_convert_rejects_nonfinite_by_name_unless_allowed(tmp_path, name, value):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors[name].reshape(-1)[-1] = value
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=f"{name} has NaN or infinite"):
+        convert(hf, tmp_path / "ours")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+    convert(hf, tmp_path / "ours", allow_nonfinite=True)
+    convert(tmp_path / "ours", tmp_path / "back", to="hf", allow_nonfinite=True)
+    assert_same_tensors(load_all(tmp_path / "back"), tensors)
+
+
+def test_convert_rejects_overflow_of_a_cast(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors["lm_head.weight"][0, 0] = 1e6
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match="lm_head.weight .*float16.*overflowed"):
+        convert(tmp_path / "hf", tmp_path / "ours", dtype="float16")
+
+
+def test_convert_rejects_integer_weights(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors["model.norm.weight"] = np.ones(48, np.int32)
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=r"model.norm.weight \(int32\)"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_convert_rejects_experts_of_mixed_dtypes_unless_cast(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    name = "model.layers.2.mlp.experts.0.gate_proj.weight"
+    tensors[name] = tensors[name].astype(np.float16)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=rf"{name} \(float16\)"):
+        convert(hf, tmp_path / "ours")
+    convert(hf, tmp_path / "ours", dtype="float32")
+
+
+def test_convert_rejects_bad_options(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    with pytest.raises(ConfigError, match="unknown target 'gguf'"):
+        convert(hf, tmp_path / "x", to="gguf")
+    with pytest.raises(ConfigError, match="unknown dtype 'int8'"):
+        convert(hf, tmp_path / "x", dtype="int8")
+    with pytest.raises(ConfigError, match="size '5 apples'"):
+        convert(hf, tmp_path / "x", shard_size="5 apples")
+    with pytest.raises(ConfigError, match="no dst given"):
+        convert(hf, None)
+
+
+def test_convert_rejects_bad_output_folders(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="full is not empty"):
+        convert(hf, tmp_path / "full")
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(OutputError, match="cannot be written"):
+        convert(hf, tmp_path / "full" / "thesis.txt" / "ours")
+    with pytest.raises(OutputError, match="overlaps the source"):
+        convert(hf, hf / "ours")
+    with pytest.raises(OutputError, match="overlaps the source"):
+        convert(hf, tmp_path, overwrite=True)
+    convert(hf, tmp_path / "full", overwrite=True)
+    assert not (tmp_path / "full" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("to", ["ours", "hf"])
+def test_interrupted_conversion_leaves_nothing_and_can_be_repeated(
+    tmp_path, monkeypatch, kind, to
+):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    sink = sinks.OursSink if to == "ours" else sinks.HfSink
+    original = sink.experts
+
+    def failing(self, layer, first, records):
+        if layer == 1:
+            raise kind("stop")
+        original(self, layer, first, records)
+
+    monkeypatch.setattr(sink, "experts", failing)
+    expected = OutputError if kind is OSError else kind
+    with pytest.raises(expected, match="stop"):
+        convert(hf, tmp_path / "out", to=to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+    monkeypatch.setattr(sink, "experts", original)
+    # A killed process cannot clean up after itself.
+    (tmp_path / ".out.partial" / "experts").mkdir(parents=True)
+    convert(hf, tmp_path / "out", to=to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "out"]
+    reader = open_checkpoint(tmp_path / "out")
+    assert reader.content_sha256() == open_checkpoint(hf).content_sha256()
+
+
+def test_failed_overwrite_keeps_the_old_folder(tmp_path, monkeypatch):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    convert(hf, tmp_path / "out")
+    monkeypatch.setattr(sinks.OursSink, "finish", lambda self, digest: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert(hf, tmp_path / "out", overwrite=True)
+    assert open_checkpoint(tmp_path / "out").content_sha256()
+
+
+def test_convert_notices_altered_files_of_ours(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    convert(hf, tmp_path / "ours")
+    path = tmp_path / "ours" / "experts" / "layer_001.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="a file was altered"):
+        convert(tmp_path / "ours", tmp_path / "back", to="hf")
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    result = convert(hf, tmp_path / "ours", dry_run=True)
+    assert result == {"dry_run": True, "model_type": "olmoe"}
+    assert not (tmp_path / "ours").exists()
+
+
+def test_open_checkpoint_rejects_other_folders(tmp_path):
+    with pytest.raises(CheckpointError, match="nope is not a folder"):
+        open_checkpoint(tmp_path / "nope")
+    with pytest.raises(CheckpointError, match="neither manifest.json"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="config.json is not valid JSON"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="must hold an object"):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,57 @@
+"""The tokenizer of a checkpoint: ids, text, begin-of-text, errors."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import CheckpointError
+from tests.support.tiny_checkpoints import hf_folder
+
+
+def byte_tokenizer(adds_bos: bool) -> Tokenizer:
+    """Every byte a token, and <s> = 0."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:99]
+    vocab = {"<s>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.enable_truncation(3)
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    return tokenizer
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_tokenizer_round_trip_adds_bos_only_if_told(tmp_path, adds_bos):
+    hf = hf_folder(tmp_path / "hf", "olmoe", eos_token_id=[5, 9])
+    byte_tokenizer(adds_bos).save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    ids = tokenizer.encode("hello,world")
+    assert len(ids) == 11 + adds_bos  # the file's truncation is not applied
+    assert (ids[0] == 0) == adds_bos
+    assert tokenizer.decode(ids) == "hello,world"
+    assert tokenizer.eos_ids == (5, 9)
+
+
+def test_tokenizer_missing_is_a_clear_error(tmp_path):
+    reader = open_checkpoint(hf_folder(tmp_path / "hf", "olmoe"))
+    with pytest.raises(CheckpointError, match="hf has no tokenizer.json"):
+        load_tokenizer(reader)
+
+
+def test_tokenizer_damaged_is_a_clear_error(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    (hf / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot read tokenizer"):
+        load_tokenizer(open_checkpoint(hf))
+
+
+def test_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe", vocab_size=50)
+    byte_tokenizer(False).save(str(hf / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="100 tokens.*only 50"):
+        load_tokenizer(open_checkpoint(hf))

@@ -1,0 +1,100 @@
+"""Random Hugging Face models with pairwise different sizes, by transformers itself.
+
+Imported by parity tests only: needs torch and transformers.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support.tiny_checkpoints import raw_config
+
+FAMILIES = (
+    "olmoe",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+)
+# Beyond the families' tiny configs: paths of the maths that those do not take.
+VARIANTS = {
+    "olmoe-norm": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    "mixtral-linear": (
+        "mixtral",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}},
+    ),
+    "qwen2_moe-window": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 11, "norm_topk_prob": True},
+    ),
+    "qwen3_moe-window": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 11, "attention_bias": True},
+    ),
+    "qwen3_moe-llama3": (
+        "qwen3_moe",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 40,
+            }
+        },
+    ),
+    "deepseek_v2-greedy": (
+        "deepseek_v2",
+        {"topk_method": "greedy", "q_lora_rank": 18, "rope_scaling": None},
+    ),
+    "deepseek_v3-halves": (
+        "deepseek_v3",
+        {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
+    "gpt_oss-plain-rope": (
+        "gpt_oss",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+}
+CASES = {family: (family, {}) for family in FAMILIES} | VARIANTS
+
+
+def hf_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Builds the random model of a case, saves it and returns its folder.
+
+    Weights, norms, biases and sinks are all drawn, so that none is a neutral 0 or 1.
+    """
+    family, changes = CASES[case]
+    raw = raw_config(family, **changes)
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    torch.manual_seed(sum(map(ord, case)))
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name.endswith("inv_freq"):
+                continue
+            if "norm" in name:
+                tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
+            elif tensor.ndim > 1:
+                tensor.copy_(1.2 * torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
+            else:
+                tensor.copy_(0.3 * torch.randn_like(tensor))
+    model.save_pretrained(folder)
+    return folder
+
+
+def load_model(folder: Path):
+    """transformers' model of a folder, in eval mode, eager attention."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return model.eval()
+
+
+def hf_logits(folder: Path, ids_BS) -> torch.Tensor:
+    """float32 logits [B, S, V] of teacher-forced tokens."""
+    with torch.no_grad():
+        return load_model(folder)(torch.as_tensor(ids_BS)).logits.float()

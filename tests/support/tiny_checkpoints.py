@@ -1,0 +1,186 @@
+"""Tiny random Hugging Face folders of every family, written without torch.
+
+All sizes of a family are pairwise different, so that a swapped axis cannot hide.
+"""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.rules import Piece, hf_shapes
+from moe_edge.convert.safetensors_writer import SafetensorsWriter
+
+_PLAIN = {
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 101,
+    "max_position_embeddings": 160,
+    "torch_dtype": "float32",
+}
+_MLA = {
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
+_YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+CONFIGS = {
+    "olmoe": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "intermediate_size": 20,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_theta": 9000.0,
+        "rope_scaling": None,
+        "clip_qkv": 1.5,
+    },
+    "mixtral": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "intermediate_size": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
+    "qwen2_moe": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "intermediate_size": 28,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 36,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "mlp_only_layers": [1],
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "intermediate_size": 28,
+        "moe_intermediate_size": 20,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+    "deepseek_v2": {
+        **_PLAIN,
+        **_MLA,
+        "q_lora_rank": None,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 1.7,
+        "rope_theta": 10_000,
+        "rope_scaling": _YARN,
+    },
+    "deepseek_v3": {
+        **_PLAIN,
+        **_MLA,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 18,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": {**_YARN, "rope_type": "yarn", "rope_theta": 1e4},
+    },
+    "gpt_oss": {
+        **_PLAIN,
+        "hidden_size": 64,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "intermediate_size": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+    },
+    "deepseek": {
+        **_PLAIN,
+        "intermediate_size": 28,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "rope_theta": 1e4,
+    },
+    "xverse": {
+        **_PLAIN,
+        "intermediate_size": 20,
+        "num_experts": 6,
+        "num_shared_experts": 2,
+        "moe_top_k": 3,
+        "rope_theta": 5e5,
+    },
+}
+FAMILIES = tuple(CONFIGS)
+_TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
+
+
+def raw_config(family: str, **changes) -> dict:
+    """The config.json of a family as a dict; a change to None stays as null."""
+    return {"model_type": family, **CONFIGS[family], **changes}
+
+
+def random_tensors(raw: dict, dtype: str = "float32", seed: int = 0) -> dict:
+    """HF name -> random array for a config."""
+    rng = np.random.default_rng(seed)
+    numpy_dtype = _TORCH_NAMES.get(dtype, ml_dtypes.bfloat16)
+    return {
+        name: rng.standard_normal(shape, np.float32).astype(numpy_dtype)
+        for name, shape in hf_shapes(config_from_hf(raw)).items()
+    }
+
+
+def write_tensors(folder: Path, tensors: dict, shard_bytes: int = 1 << 40) -> None:
+    """Writes safetensors files (and an index if there are several)."""
+    shapes = {name: array.shape for name, array in tensors.items()}
+    dtypes = {name: array.dtype for name, array in tensors.items()}
+    writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
+    for name, array in tensors.items():
+        writer.write(Piece(name, 0, np.ascontiguousarray(array)))
+    writer.close()
+
+
+def write_folder(
+    folder: Path,
+    raw: dict,
+    tensors: dict | None = None,
+    *,
+    shard_bytes: int = 1 << 40,
+) -> Path:
+    """An HF folder of `raw`, with random tensors unless they are given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Odd spacing: the file must survive byte for byte.
+    (folder / "config.json").write_text(json.dumps(raw, indent=3))
+    dtype = raw.get("torch_dtype", "float32")
+    write_tensors(folder, tensors or random_tensors(raw, dtype), shard_bytes)
+    return folder
+
+
+def hf_folder(folder: Path, family: str, **changes) -> Path:
+    """A random HF folder of a family, with changes to its config."""
+    return write_folder(folder, raw_config(family, **changes))
