@@ -1,0 +1,121 @@
+"""Training checkpoints: Orbax, atomic, the newest two kept."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.training.step import Hyper, TrainState, init_params, make_optimizer
+
+KEEP = 2
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run stands; with the state it determines the rest of the run.
+
+    Attributes:
+      step: optimiser steps taken.
+      tokens: tokens trained on.
+      position: chunks drawn from the data (`data.ChunkOrder`).
+      seconds: time spent training, pauses left out.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    position: int = 0
+    seconds: float = 0.0
+
+
+def config_to_json(config: ModelConfig) -> dict:
+    """A config as plain JSON values (without `hf_config`)."""
+    fields = dataclasses.asdict(config)
+    del fields["hf_config"]
+    return fields
+
+
+def config_from_json(fields: dict) -> ModelConfig:
+    """The inverse of `config_to_json`."""
+    fields = dict(fields)
+    attention = dict(fields.pop("attention"))
+    rope = RopeConfig(**attention.pop("rope"))
+    attention["windows"] = tuple(attention["windows"])
+    for name in ("dense_layers", "eos_ids"):
+        fields[name] = tuple(fields[name])
+    return ModelConfig(
+        attention=AttentionConfig(rope=rope, **attention),
+        moe=MoeConfig(**fields.pop("moe")),
+        **fields,
+    )
+
+
+def _manager(folder: Path) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=KEEP, create=True, enable_async_checkpointing=False
+    )
+    return ocp.CheckpointManager(folder.absolute(), options=options)
+
+
+@contextlib.contextmanager
+def open_checkpoints(folder: Path):
+    """Yields an Orbax manager for `folder` and closes it."""
+    manager = _manager(folder)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+def save(manager, state: TrainState, progress: Progress, config: ModelConfig) -> None:
+    """Writes a checkpoint under its step; an existing one of that step stays."""
+    if progress.step in manager.all_steps():
+        return
+    # Orbax sees plain containers only: optax's tuples become a list of leaves.
+    tree = {
+        "params": state.params,
+        "optimizer": {
+            f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(state.optimizer))
+        },
+    }
+    about = {"progress": dataclasses.asdict(progress), "config": config_to_json(config)}
+    manager.save(
+        progress.step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about)
+        ),
+    )
+    manager.wait_until_finished()
+
+
+def restore(manager, hyper: Hyper) -> tuple[TrainState, Progress, ModelConfig] | None:
+    """The newest checkpoint, or None if there is none."""
+    step = manager.latest_step()
+    if step is None:
+        return None
+    about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
+    config = config_from_json(about["about"]["config"])
+    shapes = jax.eval_shape(lambda: init_params(config, 0))
+    optimizer = jax.eval_shape(make_optimizer(hyper).init, shapes)
+    leaves, treedef = jax.tree.flatten(optimizer)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def target(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    wanted = {
+        "params": {name: target(leaf) for name, leaf in shapes.items()},
+        "optimizer": {f"{i:04d}": target(leaf) for i, leaf in enumerate(leaves)},
+    }
+    tree = manager.restore(
+        step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+    )["state"]
+    state = TrainState(
+        tree["params"],
+        jax.tree.unflatten(
+            treedef, [tree["optimizer"][k] for k in wanted["optimizer"]]
+        ),
+    )
+    return state, Progress(**about["about"]["progress"]), config

@@ -1,0 +1,236 @@
+"""The pretraining loop: resumable, pausable, stopped by tokens, minutes or SIGTERM."""
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import write_text
+from moe_edge.model.config import ModelConfig
+from moe_edge.training import checkpoints, data
+from moe_edge.training.evaluation import evaluate_held_out
+from moe_edge.training.schedule import Schedule
+from moe_edge.training.step import (
+    Hyper,
+    TrainState,
+    init_params,
+    make_eval_step,
+    make_optimizer,
+    make_train_step,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a run is cut into batches, and when it saves, evaluates and stops.
+
+    Attributes:
+      batch_tokens: tokens of a step, a multiple of `data.CHUNK`.
+      length: sequence length; `long_length` once the decay has begun.
+      max_minutes: stop after so many minutes of this process (None: never).
+      pause_file: while it exists the loop sleeps between steps.
+    """
+
+    batch_tokens: int = 8192
+    length: int = 256
+    long_length: int = 512
+    max_minutes: float | None = None
+    checkpoint_minutes: float = 5.0
+    evaluate_minutes: float = 10.0
+    eval_rows: int = 16
+    log_steps: int = 10
+    pause_file: Path | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.batch_tokens % data.CHUNK or self.batch_tokens <= 0:
+            raise ConfigError(
+                f"batch_tokens {self.batch_tokens} must be a multiple of {data.CHUNK}"
+            )
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr: stdout ends with the script's JSON line."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class _Clock:
+    """Minutes of this process, its deadline, and periodic deeds."""
+
+    def __init__(self, max_minutes: float | None):
+        self._start, self._max = time.monotonic(), max_minutes
+        self._last: dict[str, float] = {}
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self._start) / 60
+
+    @property
+    def left(self) -> float | None:
+        return None if self._max is None else self._max - self.minutes
+
+    def due(self, name: str, every: float) -> bool:
+        if self.minutes - self._last.setdefault(name, 0.0) < every:
+            return False
+        self._last[name] = self.minutes
+        return True
+
+
+class _StopOnSignal:
+    """Turns SIGTERM and SIGINT into a flag while a run lasts."""
+
+    def __enter__(self):
+        self.stopped = False
+        self._old = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self._old[number] = signal.signal(number, self._stop)
+            except ValueError:  # not in the main thread: signals are not ours
+                pass
+        return self
+
+    def _stop(self, number, frame):
+        say(f"signal {number}: saving and stopping")
+        self.stopped = True
+
+    def __exit__(self, *_):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+
+def _append(path: Path, record: dict) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _wait_while_paused(options: RunOptions, signals: _StopOnSignal) -> float:
+    start = time.monotonic()
+    if options.pause_file and options.pause_file.exists():
+        say(f"paused until {options.pause_file} is removed")
+    while options.pause_file and options.pause_file.exists() and not signals.stopped:
+        time.sleep(0.5)
+    return time.monotonic() - start
+
+
+def train(
+    config: ModelConfig,
+    corpus: data.Corpus,
+    out_dir: Path,
+    *,
+    schedule: Schedule,
+    hyper: Hyper,
+    options: RunOptions,
+) -> checkpoints.Progress:
+    """Trains from the newest checkpoint in `out_dir`, or from the start.
+
+    Writes `checkpoints/` and `metrics.jsonl`.
+
+    Returns:
+      Where the run stopped.
+    Raises:
+      ConfigError: the checkpoint in `out_dir` is of another architecture.
+    """
+    metrics_path = out_dir / "metrics.jsonl"
+    with (
+        checkpoints.open_checkpoints(out_dir / "checkpoints") as manager,
+        _StopOnSignal() as signals,
+    ):
+        restored = checkpoints.restore(manager, hyper)
+        if restored is None:
+            params = init_params(config, options.seed)
+            state = TrainState(params, make_optimizer(hyper).init(params))
+            progress = checkpoints.Progress()
+        else:
+            state, progress, saved_config = restored
+            if saved_config != config:
+                raise ConfigError(
+                    f"checkpoint in {out_dir} is of another architecture than asked "
+                    "for; name another --out_dir or the same model flags"
+                )
+        order = data.ChunkOrder(corpus, options.seed)
+        order.skip_to(progress.position)
+        step_fn, eval_fn = make_train_step(config, hyper), make_eval_step(config)
+        clock = _Clock(options.max_minutes)
+
+        def evaluate():
+            held_out = evaluate_held_out(
+                eval_fn, state.params, corpus, rows=options.eval_rows
+            )
+            record = {"step": progress.step, "tokens": progress.tokens}
+            _append(metrics_path, record | {"held_out": held_out.loss})
+            say(f"held out: {_short(held_out.loss)}")
+
+        window, window_start, window_tokens = [], time.monotonic(), progress.tokens
+        while progress.tokens < schedule.train_tokens and not signals.stopped:
+            if clock.left is not None and clock.left <= 0:
+                break
+            if paused := _wait_while_paused(options, signals):
+                window_start += paused
+            start = time.monotonic()
+            decaying = schedule.left(progress.tokens, clock.left) < 1
+            length = options.long_length if decaying else options.length
+            rows = order.next_batch(options.batch_tokens // data.CHUNK, length)
+            rate = schedule.rate(progress.tokens, clock.left)
+            state, metrics = step_fn(state, rows, np.float32(rate))
+            jax.block_until_ready(metrics)
+            window.append(metrics)
+            progress.step += 1
+            progress.tokens += options.batch_tokens
+            progress.position = order.position
+            progress.seconds += time.monotonic() - start
+            if progress.step % options.log_steps == 0 or progress.step == 1:
+                passed = time.monotonic() - window_start
+                speed = (progress.tokens - window_tokens) / passed
+                record = _summary(window, progress, rate, speed)
+                _append(metrics_path, record)
+                say(_short(record))
+                window, window_tokens = [], progress.tokens
+                window_start = time.monotonic()
+            if clock.due("checkpoint", options.checkpoint_minutes):
+                checkpoints.save(manager, state, progress, config)
+            if clock.due("evaluate", options.evaluate_minutes):
+                evaluate()
+        checkpoints.save(manager, state, progress, config)
+        if not signals.stopped:
+            evaluate()
+        done = progress.tokens >= schedule.train_tokens
+        status = dataclasses.asdict(progress) | {"finished": done}
+        write_text(out_dir / "status.json", json.dumps(status) + "\n")
+        return progress
+
+
+def _summary(window, progress, rate: float, tokens_per_s: float) -> dict:
+    """A metrics record of the steps since the last one."""
+    counts_LE = sum(np.asarray(m["counts_LE"], np.int64) for m in window)
+    share_LE = counts_LE / counts_LE.sum(axis=1, keepdims=True)
+    losses = [float(m["loss"]) for m in window]
+    if not np.isfinite(losses).all():
+        raise ConfigError(
+            f"the loss is {losses[-1]} at step {progress.step}; lower the learning "
+            "rate and resume from the last checkpoint"
+        )
+    return {
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "loss": round(float(np.mean(losses)), 4),
+        "balance": round(float(np.mean([float(m["balance"]) for m in window])), 4),
+        "grad_norm": round(float(window[-1]["grad_norm"]), 4),
+        "learning_rate": rate,
+        "max_load": round(float(share_LE.max() * share_LE.shape[1]), 2),
+        "min_load": round(float(share_LE.min() * share_LE.shape[1]), 3),
+        "tokens_per_s": round(tokens_per_s, 1),
+        "seconds": round(progress.seconds, 1),
+    }
+
+
+def _short(record: dict) -> str:
+    return " ".join(
+        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
+        for k, v in record.items()
+    )

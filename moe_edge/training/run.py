@@ -1,0 +1,168 @@
+"""The root of launch/pretrain.py: text in, a trained model in `out_dir` out."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.core.files import write_text
+from moe_edge.training import data
+from moe_edge.training.default_config import default_config
+from moe_edge.training.heap import keep_heap
+from moe_edge.training.loop import RunOptions, say, train
+from moe_edge.training.schedule import Schedule
+from moe_edge.training.step import Hyper
+
+TOKENIZER_FILE = "tokenizer.json"
+CORPUS_FILE = "corpus.npz"
+SETTINGS_FILE = "settings.json"
+EVAL_ROWS = 16  # held-out sequences of a domain
+
+
+def run_pretrain(
+    out_dir: str,
+    *,
+    data_dir: str = "../shared/data",
+    train_tokens: int = 12_000_000,
+    decay_tokens: int = 3_000_000,
+    decay_minutes: float = 25.0,
+    warmup_tokens: int = 300_000,
+    max_minutes: float | None = None,
+    learning_rate: float = 3e-3,
+    balance: float = 0.01,
+    batch_tokens: int = 8192,
+    checkpoint_minutes: float = 5.0,
+    evaluate_minutes: float = 10.0,
+    task_characters: int = 3_000_000,
+    vocab_size: int = 4096,
+    d_model: int = 192,
+    num_layers: int = 6,
+    num_experts: int = 64,
+    top_k: int = 8,
+    expert_dim: int = 64,
+    shared_dim: int = 192,
+    pause_file: str | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+) -> dict:
+    """Trains, or goes on training, the model in `out_dir`.
+
+    A second call with the same `out_dir` resumes from its newest checkpoint. The end
+    (`train_tokens`, `decay_tokens`, `max_minutes`, `decay_minutes`) may be changed
+    then; a decay starts as soon as either end is that near.
+
+    Args:
+      out_dir: receives tokenizer.json, corpus.npz, checkpoints/, metrics.jsonl.
+      data_dir: the data folder; where it is missing, code and tasks alone train.
+      pause_file: while this file exists the loop sleeps between steps.
+    Returns:
+      Summary with step, tokens, seconds and out_dir.
+    Raises:
+      ConfigError: settings that do not fit each other or the checkpoint.
+    """
+    check_positive("learning_rate", learning_rate)
+    config = default_config(
+        vocab_size,
+        d_model=d_model,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        expert_dim=expert_dim,
+        shared_dim=shared_dim,
+    )
+    schedule = Schedule(
+        peak=learning_rate,
+        warmup_tokens=warmup_tokens,
+        train_tokens=train_tokens,
+        decay_tokens=decay_tokens,
+        decay_minutes=decay_minutes,
+    )
+    options = RunOptions(
+        batch_tokens=batch_tokens,
+        max_minutes=max_minutes,
+        checkpoint_minutes=checkpoint_minutes,
+        evaluate_minutes=evaluate_minutes,
+        eval_rows=EVAL_ROWS,
+        pause_file=Path(pause_file) if pause_file else None,
+        seed=seed,
+    )
+    if dry_run:
+        return {"dry_run": True, "out_dir": out_dir}
+    keep_heap()
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
+    settings |= {"balance": balance, "pause_file": pause_file}
+    write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
+    corpus = load_corpus(folder, Path(data_dir), vocab_size, task_characters, seed)
+    progress = train(
+        config,
+        corpus,
+        folder,
+        schedule=schedule,
+        hyper=Hyper(balance=balance),
+        options=options,
+    )
+    return {
+        "step": progress.step,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "finished": progress.tokens >= train_tokens,
+        "out_dir": out_dir,
+    }
+
+
+def load_corpus(
+    folder: Path, data_dir: Path, vocab_size: int, task_characters: int, seed: int
+) -> data.Corpus:
+    """The encoded corpus of a run; built and stored in `folder` the first time."""
+    stored = folder / CORPUS_FILE
+    if stored.is_file():
+        return read_corpus(stored)
+    texts, shares = data.load_texts(data_dir, task_characters, seed)
+    tokenizer_path = folder / TOKENIZER_FILE
+    if tokenizer_path.is_file():
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    else:
+        tokenizer = data.fit_tokenizer(texts, vocab_size)
+        write_text(tokenizer_path, tokenizer.to_str())
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise ConfigError(
+            f"{tokenizer_path} has {tokenizer.get_vocab_size()} tokens, expected at "
+            f"most vocab_size {vocab_size}"
+        )
+    corpus = data.build_corpus(tokenizer, texts, shares)
+    arrays = {f"train/{d}": s.astype(np.uint16) for d, s in corpus.train.items()}
+    arrays |= {f"held_out/{d}": s.astype(np.uint16) for d, s in corpus.held_out.items()}
+    arrays["shares"] = np.array([corpus.shares[d] for d in corpus.domains])
+    partial = folder / f".partial.{CORPUS_FILE}"
+    np.savez(partial, **arrays)
+    partial.rename(stored)
+    for domain in corpus.domains:
+        say(
+            f"domain {domain}: {corpus.train[domain].size} training tokens, "
+            f"share {corpus.shares[domain]:.3f}"
+        )
+    sys.stderr.flush()
+    return corpus
+
+
+def read_corpus(path: Path) -> data.Corpus:
+    """A corpus that `load_corpus` stored."""
+    with np.load(path, allow_pickle=False) as arrays:
+        streams = {name: arrays[name] for name in arrays.files}
+    shares = streams.pop("shares")
+    parts: dict[str, dict[str, np.ndarray]] = {"train": {}, "held_out": {}}
+    for name, stream in streams.items():
+        part, domain = name.split("/")
+        parts[part][domain] = stream.astype(np.int32)
+    domains = list(parts["train"])
+    return data.Corpus(
+        parts["train"],
+        parts["held_out"],
+        dict(zip(domains, map(float, shares), strict=True)),
+    )

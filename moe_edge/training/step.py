@@ -1,0 +1,174 @@
+"""One training step and one evaluation step, as pure jitted functions.
+
+Parameters are a flat dict: dense weights under their canonical paths
+(`blocks.0.attn.q`) and each layer's expert records as `experts.0`. The learning rate
+is an argument, so that a schedule never recompiles.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import Transformer, init_experts
+from moe_edge.training.expert_grad import expert_fn
+
+Params = dict[str, jax.Array]
+# Experts see weights of about 1/E on their outputs, hence the larger start.
+_EXPERT_INIT_SCALE = 3.0
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds, beside the position in the data."""
+
+    params: Params
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyper:
+    """Settings of the loss and the optimiser.
+
+    Attributes:
+      balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
+      clip_norm: bound of the gradient's global norm.
+    """
+
+    balance: float = 0.01
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+
+
+def init_params(config: ModelConfig, seed: int) -> Params:
+    """Fresh float32 parameters."""
+    model_key, expert_key = jax.random.split(jax.random.key(seed))
+    _, state = nnx.split(Transformer(config, nnx.Rngs(model_key)))
+    params = {
+        ".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)
+    }
+    for layer, records in enumerate(init_experts(config, expert_key)):
+        if records is not None:
+            params[f"experts.{layer}"] = _EXPERT_INIT_SCALE * records
+    return params
+
+
+def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
+    """(dense weights by path, expert records by layer or None)."""
+    dense = {k: v for k, v in params.items() if not k.startswith("experts.")}
+    return dense, [params.get(f"experts.{layer}") for layer in range(num_layers)]
+
+
+def forward_fn(config: ModelConfig) -> Callable:
+    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
+
+    A config with another `top_k` runs the same parameters.
+    """
+    model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    paths = [path for path, _ in nnx.to_flat_state(state)]
+    run_experts = expert_fn(RecordLayout.of(config))
+
+    def forward(params: Params, tokens_BS):
+        dense, experts = split_params(params, config.num_layers)
+        leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
+        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+        return bound(tokens_BS, experts, run_experts)
+
+    return forward
+
+
+def token_losses(logits_BSV, targets_BS) -> jax.Array:
+    """Cross-entropy of every target, nats."""
+    gold = jnp.take_along_axis(logits_BSV, targets_BS[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits_BSV, axis=-1) - gold
+
+
+def expert_counts(ids_TK, rows: int, experts: int) -> jax.Array:
+    """How often each row of the batch chose each expert: int32 [rows, E]."""
+    row_T1 = jnp.arange(ids_TK.shape[0])[:, None] // (ids_TK.shape[0] // rows)
+    row_TK = jnp.broadcast_to(row_T1, ids_TK.shape)
+    return jnp.zeros((rows, experts), jnp.int32).at[row_TK, ids_TK].add(1)
+
+
+def balance_loss(counts_E, scores_TE) -> jax.Array:
+    """E * sum(share of choices * mean score): 1 when both are uniform."""
+    counts_E = counts_E.astype(jnp.float32)
+    share_E = counts_E / counts_E.sum()
+    return share_E.shape[0] * (share_E * scores_TE.mean(axis=0)).sum()
+
+
+def _decayed(params: Params) -> dict[str, bool]:
+    return {name: value.ndim > 1 for name, value in params.items()}
+
+
+def make_optimizer(hyper: Hyper) -> optax.GradientTransformation:
+    """AdamW without its learning rate, which the step multiplies in."""
+    return optax.chain(
+        optax.clip_by_global_norm(hyper.clip_norm),
+        optax.scale_by_adam(b1=hyper.beta1, b2=hyper.beta2),
+        optax.add_decayed_weights(hyper.weight_decay, mask=_decayed),
+    )
+
+
+def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
+    """`step(state, rows, learning_rate) -> (state, metrics)`; the state is donated.
+
+    `rows` is int32 [B, S + 1]. Metrics: loss (cross-entropy), balance, grad_norm,
+    counts_LE (choices of this batch).
+    """
+    forward = forward_fn(config)
+    optimizer = make_optimizer(hyper)
+    experts = config.moe.num_experts
+
+    def loss_fn(params, rows):
+        logits, routings = forward(params, rows[:, :-1])
+        loss = token_losses(logits, rows[:, 1:]).mean()
+        routings = [r for r in routings if r is not None]
+        counts = [expert_counts(r.ids_TK, 1, experts)[0] for r in routings]
+        balance = sum(
+            balance_loss(c, r.scores_TE) for c, r in zip(counts, routings, strict=True)
+        ) / len(routings)
+        return loss + hyper.balance * balance, (loss, balance, jnp.stack(counts))
+
+    def step(state: TrainState, rows, learning_rate):
+        grads, (loss, balance, counts_LE) = jax.grad(loss_fn, has_aux=True)(
+            state.params, rows
+        )
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
+            updates, new_optimizer = optimizer.update(
+                grads, state.optimizer, state.params
+            )
+        params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
+        metrics = {
+            "loss": loss,
+            "balance": balance,
+            "grad_norm": optax.tree.norm(grads),
+            "counts_LE": counts_LE,
+        }
+        return TrainState(params, new_optimizer), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_eval_step(config: ModelConfig) -> Callable:
+    """`evaluate(params, rows) -> (nats_B summed over the row, counts_BLE)`."""
+    forward = forward_fn(config)
+
+    def evaluate(params, rows):
+        logits, routings = forward(params, rows[:, :-1])
+        counts = [
+            expert_counts(r.ids_TK, rows.shape[0], config.moe.num_experts)
+            for r in routings
+            if r is not None
+        ]
+        return token_losses(logits, rows[:, 1:]).sum(axis=1), jnp.stack(counts, axis=1)
+
+    return jax.jit(evaluate)
