@@ -11,4 +11,6 @@ _FOLDERS = {Path(__file__).resolve().parent}
 _main_file = getattr(sys.modules.get("__main__"), "__file__", None)
 if _main_file and Path(_main_file).resolve().parent.name == "launch":
     _FOLDERS.add(Path(_main_file).resolve().parent)
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in _FOLDERS]
+sys.path[:] = [
+    entry for entry in sys.path if Path(entry or ".").resolve() not in _FOLDERS
+]

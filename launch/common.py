@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 import time
 import traceback
@@ -98,33 +99,36 @@ def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
         )
         function = gin.get_configurable(root)
         known = inspect.signature(function).parameters
-        given = {flag.name: flag for flag in (OVERWRITE, DRY_RUN, SEED, *script_flags)}
-        for name, flag in given.items():
+        for flag in (OUT_DIR, OVERWRITE, SEED, *script_flags):
             if flag.present and flag.value is not None:
-                if name not in known:
-                    raise ConfigError(f"--{name} means nothing to {root}")
-                gin.bind_parameter(f"{root}.{name}", flag.value)
+                if flag.name not in known:
+                    raise ConfigError(f"--{flag.name} means nothing to {root}")
+                gin.bind_parameter(f"{root}.{flag.name}", flag.value)
         if SEED.present:
             gin.parse_config(f"SEED = {SEED.value}")
         if "out_dir" in known:
             bind_out_dir(root)
+        if DRY_RUN.value and "dry_run" in known:
+            gin.bind_parameter(f"{root}.dry_run", True)
         gin.finalize()
+    if DRY_RUN.value and "dry_run" not in known:
+        return {"dry_run": True}
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with missing_bindings():
+    with missing_bindings(function):
         return function(**arguments)
 
 
 def bind_out_dir(root: str) -> None:
     """Binds OUT_DIR and the root's `out_dir`: the flag, else gin, else the default."""
-    out_dir = OUT_DIR.value
+    found = [OUT_DIR.value]
+    for name in (f"{root}.out_dir", "OUT_DIR/macro.value"):
+        with contextlib.suppress(ValueError):  # not bound
+            found.append(gin.query_parameter(name))
+    # A reference to the macro, or gin.REQUIRED, is no string.
+    out_dir = next((value for value in found if isinstance(value, str)), None)
     if out_dir is None:
-        for name in (f"{root}.out_dir", "OUT_DIR/macro.value"):
-            with contextlib.suppress(ValueError):
-                out_dir = gin.query_parameter(name)
-                break
-    if not isinstance(out_dir, str):
         out_dir = default_out_dir(experiment_name(root))
     gin.parse_config(f"OUT_DIR = {out_dir!r}")
     gin.bind_parameter(f"{root}.out_dir", out_dir)
@@ -156,17 +160,18 @@ def gin_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def missing_bindings() -> Iterator[None]:
+def missing_bindings(function) -> Iterator[None]:
     """A root called without a required value is a user error too."""
     try:
         yield
-    except RuntimeError as error:
-        if "Required bindings" in str(error):
-            raise ConfigError(f"gin: {error}") from error
-        raise
-    except TypeError as error:
-        if "required keyword-only argument" in str(error):
-            raise ConfigError(f"missing value: {error}") from error
+    except (RuntimeError, TypeError) as error:
+        unset = f"{function.__name__}() missing "  # Python's words for it
+        if "Required bindings" in str(error) or unset in str(error):
+            names = dict.fromkeys(re.findall(r"'(\w+)'", one_line(error)))
+            names = ", ".join(f"--{name}" for name in names)
+            raise ConfigError(
+                f"no value for {names}: give it as a flag or in gin"
+            ) from error
         raise
 
 

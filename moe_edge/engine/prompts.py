@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
-
 from moe_edge.core.checks import CapacityError, RequestError
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character

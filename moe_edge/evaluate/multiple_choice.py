@@ -1,0 +1,180 @@
+"""Multiple-choice accuracy by length-normalised log-likelihood.
+
+The text of a choice is the prompt, one space, the choice. Its tokens are those of
+that whole text beyond the longest common prefix with the tokens of the prompt
+alone, so a tokenizer that joins the space to the next word is treated fairly. The
+sum of their log-probabilities is divided by the choice's UTF-8 bytes; the highest
+wins, the first of equals. A text longer than the context loses its left end.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.engine.prompts import read_json_lines
+from moe_edge.evaluate.likelihood import rows_per_batch, token_log_probs
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question in the `mcq` schema."""
+
+    id: str
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """Tokens of prompt and choice; those from `first` on are scored."""
+
+    ids: list[int]
+    first: int
+    truncated: bool
+
+
+def parse_question(where: str, row: dict[str, Any]) -> Question:
+    """Checks one line of a file.
+
+    Raises:
+      RequestError: names the line and the field.
+    """
+    for key in ("id", "prompt"):
+        if not isinstance(row.get(key), str) or not row[key]:
+            raise RequestError(f"{where}: {key!r} is {row.get(key)!r}, expected a text")
+    choices, answer = row.get("choices"), row.get("answer_index")
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise RequestError(
+            f"{where}: 'choices' is {choices!r}, expected a list of two or more texts"
+        )
+    if any(not isinstance(choice, str) or not choice for choice in choices):
+        raise RequestError(f"{where}: a choice is empty or no text: {choices!r}")
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        raise RequestError(
+            f"{where}: 'answer_index' is {answer!r}, expected 0..{len(choices) - 1}"
+        )
+    return Question(row["id"], row["prompt"], tuple(choices), answer)
+
+
+def read_questions(paths: Sequence[str], limit: int | None = None) -> list[Question]:
+    """Questions of JSON-lines files; at most `limit` of each file.
+
+    Raises:
+      RequestError: a bad line, or a file without questions.
+      OSError: a file cannot be read.
+    """
+    questions = []
+    for path in paths:
+        rows = [parse_question(where, row) for where, row in read_json_lines(path)]
+        if not rows:
+            raise RequestError(f"{path} holds no questions")
+        questions += rows[:limit]
+    return questions
+
+
+def encode_choice(
+    tokenizer: Tokenizer, prompt: str, choice: str, max_positions: int
+) -> Continuation:
+    """Tokens of prompt and choice, and where the choice begins.
+
+    Raises:
+      CapacityError: the choice alone fills the context.
+    """
+    prompt_ids = tokenizer.encode(prompt)
+    ids = tokenizer.encode(f"{prompt} {choice}")
+    common = 0
+    for ours, theirs in zip(prompt_ids, ids, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    first = max(1, min(common, len(ids) - 1))  # the very first token has no context
+    if len(ids) - first >= max_positions:
+        raise CapacityError(
+            f"choice {choice[:40]!r} has {len(ids) - first} tokens, the model's "
+            f"context {max_positions}, which must hold some of the prompt too"
+        )
+    cut = max(0, len(ids) - max_positions)
+    return Continuation(ids[cut:], first - cut, cut > 0)
+
+
+def score_continuations(
+    engine, items: Sequence[Continuation], batch_size: int
+) -> np.ndarray:
+    """Summed log-probability of every continuation, float64.
+
+    Items run in order of length: little padding, few shapes.
+    """
+    order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
+    sums, start = np.zeros(len(items)), 0
+    bar = tqdm(total=len(items), desc="choices", leave=False, disable=None)
+    while start < len(order):
+        longest = len(items[order[start]].ids)
+        size = rows_per_batch(engine.config, longest, batch_size)
+        batch = order[start : start + size]
+        rows = [items[i].ids for i in batch]
+        rows += [rows[0][:1]] * (size - len(rows))
+        scores = token_log_probs(engine, rows).astype(np.float64)
+        for row, i in enumerate(batch):
+            sums[i] = scores[row, items[i].first : len(items[i].ids)].sum()
+        start += size
+        bar.update(len(batch))
+    bar.close()
+    return sums
+
+
+def wilson_interval(right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % interval of a share. Source: Wilson, JASA 22 (1927)."""
+    share = right / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    half *= z / (1 + z * z / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def answer_questions(
+    engine, tokenizer: Tokenizer, questions: Sequence[Question], batch_size: int = 16
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Answers all questions.
+
+    Returns:
+      (summary, lines): accuracy, n, its 95 % interval, the accuracy of guessing and
+      how many texts were cut; per question the chosen index and the scores.
+    """
+    limit = engine.config.max_positions
+    items = [
+        encode_choice(tokenizer, question.prompt, choice, limit)
+        for question in questions
+        for choice in question.choices
+    ]
+    sums = score_continuations(engine, items, batch_size)
+    lines, start = [], 0
+    for question in questions:
+        end = start + len(question.choices)
+        num_bytes = [len(choice.encode("utf-8")) for choice in question.choices]
+        scores = sums[start:end] / np.asarray(num_bytes)
+        lines.append(
+            {
+                "id": question.id,
+                "answer_index": question.answer,
+                "chosen_index": int(np.argmax(scores)),
+                "nats_per_byte": scores.tolist(),
+                "truncated": any(item.truncated for item in items[start:end]),
+            }
+        )
+        start = end
+    right = sum(line["chosen_index"] == line["answer_index"] for line in lines)
+    summary = {
+        "accuracy": right / len(lines),
+        "n": len(lines),
+        "interval95": list(wilson_interval(right, len(lines))),
+        "chance": float(np.mean([1 / len(q.choices) for q in questions])),
+        "truncated": sum(line["truncated"] for line in lines),
+    }
+    return summary, lines

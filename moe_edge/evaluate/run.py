@@ -1,0 +1,172 @@
+"""The root of launch/evaluate.py: perplexity, multiple choice, or logits."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError, OutputError, check_positive
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
+from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
+from moe_edge.evaluate.multiple_choice import answer_questions, read_questions
+from moe_edge.evaluate.perplexity import measure_perplexity
+from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
+
+
+def _one_of(**given) -> str:
+    """Name of the one value that is set.
+
+    Raises:
+      ConfigError: none or several.
+    """
+    named = [name for name, value in given.items() if value]
+    if len(named) != 1:
+        flags = ", ".join(f"--{name}" for name in given)
+        got = " and ".join(f"--{name}" for name in named) or "none"
+        raise ConfigError(f"give exactly one of {flags}; got {got}")
+    return named[0]
+
+
+def _source(*paths: str) -> list[dict[str, str]]:
+    """Name and hash of every file that was read."""
+    return [
+        {"path": path, "sha256": sha256_of(path)}
+        for path in paths
+        if Path(path).is_file()
+    ]
+
+
+def run_evaluate(
+    *,
+    out_dir: str,
+    checkpoint: str = "default",
+    text: str | None = None,
+    dataset: str | None = None,
+    mcq: str | None = None,
+    tokens: str | None = None,
+    logits: str | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    split: str = "test",
+    column: str = "text",
+    dataset_config: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    data_dir: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Measures a model in one of four ways.
+
+    Args:
+      out_dir: folder of the results (unused with `tokens`).
+      checkpoint: path or `default`.
+      text: file whose perplexity is measured.
+      dataset: the same for a data set: folder, local file or hub name.
+      mcq: multiple-choice files, separated by commas.
+      tokens: .npy file of token ids `[B, S]`; needs `logits`.
+      logits: .npz file to write, float32 `logits` `[B, S, V]`.
+      window: tokens a window (default: 512 or the context if that is less).
+      stride: tokens between windows (default: half a window).
+      split: of the data set.
+      column: of the data set.
+      dataset_config: the hub's configuration name.
+      limit: at most so many rows of the data set or questions of each file.
+      batch_size: windows or texts run together.
+      data_dir: where relative paths are looked up too.
+      overwrite: replace earlier results.
+      dry_run: check flags and paths, then stop.
+      config_text: gives the config to store.
+    Raises:
+      MoeEdgeError: bad input.
+      OSError: a file that cannot be read.
+    """
+    mode = _one_of(text=text, dataset=dataset, mcq=mcq, tokens=tokens)
+    if (mode == "tokens") != (logits is not None):
+        raise ConfigError("--tokens FILE.npy and --logits OUT.npz belong together")
+    check_positive("batch_size", batch_size)
+    if limit is not None:
+        check_positive("limit", limit)
+    if mode == "tokens":
+        return _run_logits(checkpoint, tokens, logits, data_dir, overwrite, dry_run)
+    check_out_dir(out_dir, overwrite)
+    # Input is read before the model: a bad file shows at once.
+    if mode == "mcq":
+        paths = [find_path(path, data_dir) for path in mcq.split(",")]
+        questions = read_questions(paths, limit)
+    else:
+        paths = [find_path(text or dataset, data_dir)]
+        if mode == "text":
+            content = read_text(paths[0])
+        else:
+            content = read_dataset(
+                paths[0],
+                split=split,
+                column=column,
+                config=dataset_config,
+                limit=limit,
+            )
+    if dry_run:
+        check_checkpoint(checkpoint)
+        return {"dry_run": True, "mode": mode, "out_dir": out_dir}
+    loaded = load_engine(checkpoint)
+    lines: list[dict[str, Any]] = []
+    if mode == "mcq":
+        summary, lines = answer_questions(
+            loaded.engine, loaded.tokenizer, questions, batch_size
+        )
+        if summary["truncated"]:
+            print(
+                f"{summary['truncated']} of {summary['n']} questions lost their left "
+                "end: longer than the model's context",
+                file=sys.stderr,
+            )
+    else:
+        summary = _run_text(loaded, content, window, stride, batch_size)
+    summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
+    with atomic_folder(out_dir, overwrite) as folder:
+        stored = summary | {"mode": mode, "source": _source(*paths)}
+        (folder / "evaluation.json").write_text(json.dumps(stored, indent=1) + "\n")
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+        if lines:
+            with (folder / "questions.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+    return summary | {"out_dir": out_dir}
+
+
+def _run_text(loaded: Loaded, content: str, window, stride, batch_size) -> dict:
+    ids = loaded.tokenizer.encode(content)
+    result = measure_perplexity(
+        loaded.engine, ids, window=window, stride=stride, batch_size=batch_size
+    )
+    return {
+        "perplexity": result.value,
+        "tokens": result.tokens,
+        "window": result.window,
+        "stride": result.stride,
+        # Comparable between tokenizers, which perplexity is not.
+        "nats_per_byte": result.nll / len(content.encode("utf-8")),
+    }
+
+
+def _run_logits(checkpoint, tokens, logits, data_dir, overwrite, dry_run) -> dict:
+    tokens = find_path(tokens, data_dir)
+    tokens_BS = read_tokens(tokens)
+    path = check_logits_path(logits, overwrite)
+    if dry_run:
+        check_checkpoint(checkpoint, with_tokenizer=False)
+        return {"dry_run": True, "mode": "tokens", "logits": str(path)}
+    loaded = load_engine(checkpoint, with_tokenizer=False)
+    try:
+        shape = write_logits(loaded.engine, tokens_BS, path)
+    except OSError as error:
+        raise OutputError(f"logits file {path} cannot be written: {error}") from error
+    return {
+        "logits": str(path),
+        "shape": shape,
+        "checkpoint": loaded.name,
+        "checkpoint_hf": loaded.hf_source,
+    }

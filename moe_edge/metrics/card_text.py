@@ -1,0 +1,153 @@
+"""The text of the default model's card, from measured facts."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from moe_edge.model.config import ModelConfig
+from moe_edge.training.checkpoints import Progress
+from moe_edge.training.generators import FAMILIES
+from moe_edge.training.text import HELD_OUT, SOURCES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What the card reports.
+
+    Attributes:
+      shares, loss, loss_half: by domain; losses in nats per token, `loss_half` with
+        half the chosen experts.
+      entropy_NL: bits, domains in the order of `loss`.
+      between_L, control_L: total variation distances of expert usage by layer.
+      held_out_tokens: scored per domain.
+    """
+
+    config: ModelConfig
+    progress: Progress
+    settings: dict[str, Any]
+    parameters: int
+    shares: dict[str, float]
+    loss: dict[str, float]
+    loss_half: dict[str, float]
+    entropy_NL: np.ndarray
+    between_L: np.ndarray
+    control_L: np.ndarray
+    held_out_tokens: int
+
+    @property
+    def usage_ratio(self) -> float:
+        return float(self.between_L.mean() / self.control_L.mean())
+
+    @property
+    def lost_with_half(self) -> float:
+        """Perplexity lost with half the experts, from the mean loss over domains."""
+        difference = [self.loss_half[d] - self.loss[d] for d in self.loss]
+        return float(np.expm1(np.mean(difference)))
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _data_table(facts: CardFacts) -> str:
+    rows = [
+        [s.domain, f"{facts.shares[s.domain]:.0%}", s.origin, s.licence]
+        for s in SOURCES
+        if s.domain in facts.shares
+    ]
+    rows += [
+        [name, f"{facts.shares[name]:.0%}", "written by training/generators.py", "ours"]
+        for name in FAMILIES
+        if name in facts.shares
+    ]
+    return _table(["domain", "share of tokens", "source", "licence"], rows)
+
+
+def _loss_table(facts: CardFacts) -> str:
+    rows = [
+        [
+            domain,
+            f"{np.exp(loss):.2f}",
+            f"{np.expm1(facts.loss_half[domain] - loss):+.1%}",
+            *(f"{bits:.2f}" for bits in facts.entropy_NL[i]),
+        ]
+        for i, (domain, loss) in enumerate(facts.loss.items())
+    ]
+    layers = [f"H{layer}" for layer in facts.config.moe_layers]
+    return _table(["domain", "perplexity", "half the experts", *layers], rows)
+
+
+def card_text(facts: CardFacts) -> str:
+    """README.md of the model folder."""
+    config, settings = facts.config, facts.settings
+    moe, attention = config.moe, config.attention
+    uniform = np.log2(moe.num_experts)
+    layers = _table(
+        ["layer", *(str(layer) for layer in config.moe_layers)],
+        [
+            ["between domains", *(f"{v:.3f}" for v in facts.between_L)],
+            ["same domain", *(f"{v:.3f}" for v in facts.control_L)],
+        ],
+    )
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+---
+# moe_edge default model
+
+A small Qwen2-MoE language model, trained from nothing by `launch/pretrain.py` of
+this project. It exists so that every part of moe_edge can be run and measured on a real
+mixture of experts. It is far too small and too little trained to be relied on for
+facts or advice.
+
+- {facts.parameters / 1e6:.1f} M parameters, bfloat16: {config.num_layers} layers, width
+  {config.d_model}, {attention.num_heads} heads ({attention.num_kv_heads} for keys and
+  values), {moe.num_experts} experts of width {moe.expert_dim} a layer, {moe.top_k} a
+  token, one shared expert of width {moe.shared_dim}.
+- Byte-level BPE of {config.vocab_size} tokens, digits apart. `<|endoftext|>` separates
+  documents and ends generation; there is no BOS. Context {config.max_positions};
+  trained on sequences of {settings["length"]}, then (decay) {settings["long_length"]}.
+- Trained on {facts.progress.tokens / 1e6:.2f} M tokens: {facts.progress.step} steps of
+  {settings["batch_tokens"]} tokens, {facts.progress.seconds / 60:.0f} minutes of two
+  shared CPU cores. AdamW, peak learning rate {settings["peak"]:g}; warm-up, plateau,
+  linear decay; load-balancing weight {settings["balance"]:g}.
+
+![training and held-out loss](loss.png)
+
+## Data
+
+{_data_table(facts)}
+
+The last {HELD_OUT:.0%} of every source, and other seeds of the generators, are held
+out. wikitext-2's tokenisation is undone and its sentences with `<unk>` are dropped; its
+valid and test files were not read. No benchmark rows (BIG-bench or others) and no
+non-commercial sets were used. Wikipedia text is CC BY-SA 3.0, by its authors.
+
+## Held-out perplexity and routing
+
+Of these weights (bfloat16), {facts.held_out_tokens} held-out tokens a domain in
+sequences of 512. "Half the experts": change of perplexity with {moe.top_k // 2} of
+{moe.top_k} experts a token. H0, H1, ..: entropy of expert usage by layer in bits
+(uniform: {uniform:.2f}).
+
+{_loss_table(facts)}
+
+With half the experts perplexity rises by {facts.lost_with_half:.1%} (domain mean).
+
+![routing entropy](routing_entropy.png)
+
+Total variation distance of expert usage, between domains and, as a control, between two
+halves of the same domain's held-out text; their ratio is {facts.usage_ratio:.1f}:
+
+{layers}
+
+## Limits
+
+English and Python only; facts, numbers and code it writes are unreliable. The
+generated tasks are narrow, so low perplexity on them means little elsewhere.
+
+Licence of the weights: Apache-2.0, as the project; the texts' licences are above.
+"""

@@ -1,0 +1,97 @@
+"""What a run ran on: machine, versions, source state."""
+
+import functools
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def run_tool(*command: str) -> str | None:
+    """Output of a command, None where it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+@functools.cache
+def git_state() -> dict[str, Any]:
+    """Commit and whether files differ from it; None where there is no repository."""
+    if not (REPOSITORY / ".git").exists():  # installed from a wheel
+        return {"commit": None, "dirty": None}
+    git = ("git", "-C", str(REPOSITORY))
+    status = run_tool(*git, "status", "--porcelain")
+    return {
+        "commit": run_tool(*git, "rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ram_bytes() -> int | None:
+    """Physical memory, None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def gpu_name() -> str | None:
+    """Kind of the default device if it is no CPU."""
+    device = jax.devices()[0]
+    return None if device.platform == "cpu" else device.device_kind
+
+
+def device_slug() -> str:
+    """Short name for folders: `cpu2` (cores) or a GPU's kind."""
+    gpu = gpu_name()
+    if gpu is None:
+        return f"cpu{cpu_cores()}"
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+@functools.cache
+def machine_info() -> dict[str, Any]:
+    """The `machine` part of a results entry; what is not known is None."""
+    gpu = gpu_name()
+    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "cpu": cpu_name(),
+        "cores": cpu_cores(),
+        "ram_bytes": ram_bytes(),
+        "gpu": gpu,
+        "driver": run_tool(*query) if gpu else None,
+        "host_to_device_bytes_per_s": None,
+        "disk_bytes_per_s": None,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "backend": jax.default_backend(),
+    }

@@ -1,0 +1,106 @@
+"""The root of launch/model_card.py: a training run becomes a folder to ship.
+
+Exports the newest checkpoint as a Hugging Face folder, measures the exported weights
+on held-out text, and writes the model card with its pictures beside them.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import check_out_dir
+from moe_edge.evaluate.routing_stats import usage_entropy
+from moe_edge.evaluate.specialisation import usage_distances
+from moe_edge.metrics import plots
+from moe_edge.metrics.card_text import CardFacts, card_text
+from moe_edge.training.evaluation import assess, text_counts
+from moe_edge.training.export import export_hf, read_newest
+from moe_edge.training.heap import keep_heap
+from moe_edge.training.run import (
+    CORPUS_FILE,
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    read_corpus,
+)
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Rows of metrics.jsonl in order; steps repeated after a resume keep the last."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; expected the folder of a training run")
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows.sort(key=lambda row: row["tokens"])
+    for row in rows:
+        if "held_out" in row:
+            row["held_out_loss"] = float(np.mean(list(row["held_out"].values())))
+    return rows
+
+
+def run_model_card(
+    run_dir: str, out_dir: str, *, eval_rows: int = 16, overwrite: bool = False
+) -> dict:
+    """Writes `out_dir`: weights, tokenizer, README.md, loss.png, routing_entropy.png.
+
+    Args:
+      run_dir: folder of a training run (`--out_dir` of launch/pretrain.py).
+      out_dir: the Hugging Face folder to write.
+      eval_rows: held-out sequences of 512 tokens measured per domain.
+      overwrite: replace a non-empty `out_dir`.
+    Returns:
+      Summary with tokens, perplexity by domain, the ratio of expert-usage distances
+      (between tasks to same task) and the mean loss with half the experts.
+    Raises:
+      ConfigError: `run_dir` is not a run. OutputError: `out_dir` cannot be written.
+    """
+    check_out_dir(out_dir, overwrite)
+    keep_heap()
+    run = Path(run_dir)
+    metrics = read_metrics(run / "metrics.jsonl")
+    params, progress, config = read_newest(run)
+    corpus = read_corpus(run / CORPUS_FILE)
+    full, half = assess(params, config, corpus, rows=eval_rows)
+    between_L, control_L = usage_distances(text_counts(full))
+    counts_NLE = text_counts(full).sum(axis=1)
+    tasks = list(full.loss)
+    facts = CardFacts(
+        config=config,
+        progress=progress,
+        settings=json.loads((run / SETTINGS_FILE).read_text("utf-8")),
+        parameters=sum(int(array.size) for array in params.values()),
+        shares=corpus.shares,
+        loss=full.loss,
+        loss_half=half.loss,
+        entropy_NL=usage_entropy(counts_NLE),
+        between_L=between_L,
+        control_L=control_L,
+        held_out_tokens=eval_rows * 512,
+    )
+    files: dict[str, str | bytes] = {"README.md": card_text(facts)}
+    with tempfile.TemporaryDirectory() as temporary:
+        loss, entropy = (Path(temporary) / n for n in ("loss.png", "entropy.png"))
+        plots.loss_curve(loss, metrics, title="Training of the default model")
+        plots.routing_entropy(
+            entropy, facts.entropy_NL, tasks, num_experts=config.moe.num_experts
+        )
+        files["loss.png"] = loss.read_bytes()
+        files["routing_entropy.png"] = entropy.read_bytes()
+    tokenizer = Tokenizer.from_file(str(run / TOKENIZER_FILE))
+    export_hf(
+        params,
+        config,
+        tokenizer,
+        Path(out_dir),
+        extra_files=files,
+        overwrite=overwrite,
+    )
+    return {
+        "tokens": progress.tokens,
+        "perplexity": {task: float(np.exp(nats)) for task, nats in full.loss.items()},
+        "usage_ratio": facts.usage_ratio,
+        "lost_with_half": facts.lost_with_half,
+        "out_dir": out_dir,
+    }

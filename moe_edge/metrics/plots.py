@@ -1,0 +1,170 @@
+"""Pictures of results; the only file that imports matplotlib."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np  # noqa: E402
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.colors import TwoSlopeNorm  # noqa: E402
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.titlesize": 13,
+    "figure.titleweight": "bold",
+    "savefig.dpi": 150,
+}
+# Top of the usage colour scale, in uniform shares: with 8 of 64 experts a token, an
+# expert that every token chooses has 8.
+MAX_RELATIVE = 8.0
+
+
+def order_by_task(shares_NE: np.ndarray) -> np.ndarray:
+    """Experts grouped by the task that uses them most, favourites first."""
+    favourite_E = shares_NE.argmax(axis=0)
+    return np.lexsort((-shares_NE.max(axis=0), favourite_E))
+
+
+def expert_usage(
+    path: Path,
+    counts_NLE: np.ndarray,
+    tasks: Sequence[str],
+    *,
+    title: str,
+    layers: Sequence[int] | None = None,
+    notes: Sequence[str] | None = None,
+) -> None:
+    """One panel a layer: tasks x experts, coloured by share of the choices.
+
+    Args:
+      path: PNG file to write.
+      counts_NLE: how often each task chose each expert.
+      tasks: names, one a row.
+      title: of the picture.
+      layers: ids of the layers (default 0, 1, ...).
+      notes: a few words for each panel's title.
+    """
+    N, L, E = counts_NLE.shape
+    layers = range(L) if layers is None else layers
+    totals_NL1 = np.maximum(counts_NLE.sum(axis=-1, keepdims=True), 1)
+    relative_NLE = counts_NLE / totals_NL1 * E
+    columns = 2 if L > 1 else 1
+    rows = -(-L // columns)
+    norm = TwoSlopeNorm(1.0, vmin=0.0, vmax=MAX_RELATIVE)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            rows,
+            columns,
+            figsize=(6.0 * columns + 0.9, (0.24 * N + 0.62) * rows + 1.1),
+            squeeze=False,
+            layout="constrained",
+        )
+        for panel, axis in enumerate(axes.flat):
+            if panel >= L:
+                axis.set_visible(False)
+                continue
+            order = order_by_task(relative_NLE[:, panel])
+            image = axis.imshow(
+                relative_NLE[:, panel][:, order],
+                aspect="auto",
+                cmap="RdBu_r",
+                norm=norm,
+                interpolation="nearest",
+            )
+            note = f"   {notes[panel]}" if notes else ""
+            axis.set_title(f"layer {layers[panel]}{note}", loc="left")
+            # Every second panel shares the names of its left neighbour.
+            names = tasks if panel % columns == 0 else [""] * N
+            axis.set_yticks(range(N), names)
+            axis.set_yticks(np.arange(N + 1) - 0.5, minor=True)
+            axis.grid(which="minor", axis="y", color="white", linewidth=1.5)
+            axis.tick_params(length=0, which="both")
+            axis.set_xticks([])
+            axis.spines[:].set_visible(False)
+            if panel >= L - columns:
+                axis.set_xlabel(f"{E} experts, grouped by the task that uses them most")
+        bar = figure.colorbar(image, ax=axes, shrink=0.7, aspect=30, extend="max")
+        bar.set_label("share of choices, in units of the uniform share")
+        bar.set_ticks([0, 0.5, 1, 2, 4, 6, 8])
+        figure.suptitle(title)
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def loss_curve(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    x: str = "tokens",
+    series: Mapping[str, str] | None = None,
+) -> None:
+    """Training and held-out loss against tokens seen.
+
+    Args:
+      path: PNG file to write.
+      rows: metric rows; a row without a key is left out of that curve.
+      title: of the picture.
+      x: key of the horizontal axis, in tokens.
+      series: key -> label of the curves (default `loss` and `held_out_loss`).
+    """
+    series = series or {"loss": "training", "held_out_loss": "held out (mean)"}
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
+        for key, label in series.items():
+            points = [(row[x] / 1e6, row[key]) for row in rows if key in row]
+            if not points:
+                continue
+            few = len(points) < 60
+            axis.plot(
+                *np.asarray(points, float).T,
+                label=label,
+                marker="o" if few else None,
+                markersize=3.5,
+                linewidth=1.6 if few else 0.9,
+                alpha=1.0 if few else 0.8,
+            )
+        axis.set_xlabel("tokens seen (millions)")
+        axis.set_ylabel("loss (nats per token)")
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False)
+        axis.set_title(title, loc="left")
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def routing_entropy(
+    path: Path, entropy_NL: np.ndarray, tasks: Sequence[str], *, num_experts: int
+) -> None:
+    """Entropy of expert usage of every task against the layer, with the maximum.
+
+    Args:
+      path: PNG file to write.
+      entropy_NL: bits.
+      tasks: names, one a curve.
+      num_experts: its log2 is the entropy of uniform usage.
+    """
+    N, L = entropy_NL.shape
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
+        for row, task in enumerate(tasks):
+            axis.plot(range(L), entropy_NL[row], marker="o", markersize=4, label=task)
+        top = np.log2(num_experts)
+        axis.axhline(top, color="grey", linestyle="--", linewidth=1)
+        axis.annotate("uniform", (0, top), (2, 3), textcoords="offset points")
+        axis.set_xticks(range(L))
+        axis.set_xlabel("layer")
+        axis.set_ylabel("entropy of expert usage (bits)")
+        axis.set_title("Routing entropy by layer and task", loc="left")
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, ncols=2)
+        figure.savefig(path)
+        plt.close(figure)

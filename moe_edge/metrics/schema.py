@@ -1,0 +1,90 @@
+"""What a results entry must hold, and the check of it."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError, check_known
+
+SCHEMA_VERSION = 1
+KINDS = ("measured", "emulated", "simulated")
+COST_MODELS = ("measured on this machine", "preset")
+FILES = ("result.json", "README.md", "plot.png", "config.gin")
+# Key of result.json -> type.
+SCHEMA = {
+    "schema_version": int,
+    "question": str,
+    "answer": str,
+    "command": str,
+    "git": dict,
+    "config_sha256": str,
+    "started_utc": str,
+    "wall_s": float,
+    "seeds": list,
+    "kind": str,
+    "cost_model_source": str,
+    "machine": dict,
+    "model": dict,
+    "workload": dict,
+    "metrics": list,
+    "baselines": list,
+    "checks": dict,
+    "paper_claim": dict | None,
+    "limits": list,
+}
+MACHINE_KEYS = {
+    *("cpu", "cores", "ram_bytes", "gpu", "driver", "python", "jax", "jaxlib"),
+    *("backend", "host_to_device_bytes_per_s", "disk_bytes_per_s"),
+}
+METRIC_KEYS = ("policy", "name", "value", "unit", "n", "spread")
+
+
+def validate_entry(folder: str | Path) -> dict[str, Any]:
+    """Checks an entry's files, schema, config hash and README; returns the result.
+
+    Raises:
+      ConfigError: says what is wrong, naming the file.
+    """
+    folder = Path(folder)
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise ConfigError(f"results entry {folder} lacks {name}")
+    path = folder / "result.json"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    _check_fields(path, result)
+    config = (folder / "config.gin").read_bytes()
+    if hashlib.sha256(config).hexdigest() != result["config_sha256"]:
+        raise ConfigError(f"{folder}/config.gin does not have the hash in {path}")
+    if result["command"] not in (folder / "README.md").read_text(encoding="utf-8"):
+        raise ConfigError(f"{folder}/README.md does not name the command of {path}")
+    return result
+
+
+def _check_fields(path: Path, result: Any) -> None:
+    if not isinstance(result, dict) or set(result) != set(SCHEMA):
+        got = sorted(set(result) ^ set(SCHEMA)) if isinstance(result, dict) else result
+        raise ConfigError(f"{path}: missing or unknown keys {got}")
+    for key, kind in SCHEMA.items():
+        if not isinstance(result[key], kind):
+            raise ConfigError(f"{path}: {key} is {result[key]!r}, expected {kind}")
+    if result["schema_version"] != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version {result['schema_version']} unknown")
+    check_known("results kind", result["kind"], KINDS)
+    check_known("cost model source", result["cost_model_source"], COST_MODELS)
+    missing = MACHINE_KEYS - set(result["machine"])
+    missing |= {"name", "params", "weights"} - set(result["model"])
+    missing |= {"commit", "dirty"} - set(result["git"])
+    if missing:
+        raise ConfigError(f"{path}: machine, model or git lack {sorted(missing)}")
+    if not result["metrics"] or not result["limits"]:
+        raise ConfigError(f"{path}: an entry needs at least one metric and one limit")
+    for row in result["metrics"]:
+        if tuple(row) != METRIC_KEYS or set(row["spread"]) != {"kind", "value"}:
+            raise ConfigError(f"{path}: metric {row} must have keys {METRIC_KEYS}")
+        if not math.isfinite(row["value"]):
+            raise ConfigError(f"{path}: metric {row['name']} is {row['value']}")

@@ -1,0 +1,102 @@
+import random
+
+import pytest
+
+from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.engine.prompts import Prompt, TextStream, encode_prompts, read_prompts
+from tests.support.table_engine import LetterTokenizer
+from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
+
+
+class PlainDecoder:
+    """What `TextStream` needs of a tokenizer, over the `tokenizers` library."""
+
+    def __init__(self):
+        self.inner = tiny_tokenizer()
+
+    def encode(self, text):
+        return self.inner.encode(text).ids
+
+    def decode(self, ids):
+        return self.inner.decode(list(ids))
+
+
+class SpaceDroppingDecoder:
+    """Like Llama's: a word each, the first space of a text is dropped."""
+
+    def decode(self, ids):
+        return " ".join(f"w{i}" for i in ids)
+
+
+def stream_all(tokenizer, ids, context=()):
+    stream = TextStream(tokenizer, context)
+    return [stream.push(token) for token in ids] + [stream.finish()]
+
+
+@pytest.mark.parametrize("text", [TEXT, "🦊🦊", "naïve 東京", "a", "日本語のテキスト"])
+def test_text_stream_pieces_join_to_the_text(text):
+    tokenizer = PlainDecoder()
+    pieces = stream_all(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_text_stream_random_tokens_equal_decode_at_once():
+    tokenizer, rng = PlainDecoder(), random.Random(0)
+    for _ in range(50):
+        ids = [rng.randrange(1, 320) for _ in range(12)]
+        assert "".join(stream_all(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_text_stream_after_context_keeps_the_space():
+    assert "".join(stream_all(SpaceDroppingDecoder(), [3, 4], [1, 2])) == " w3 w4"
+    assert "".join(stream_all(SpaceDroppingDecoder(), [3, 4])) == "w3 w4"
+
+
+def test_read_prompts_ignores_other_keys_and_blank_lines(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "prompt": "x", "answer": "y"}\n\n')
+    assert read_prompts(path) == [Prompt("a", "x")]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "p.jsonl:2: not JSON"),
+        ("[1]", "p.jsonl:2: list, expected a JSON object"),
+        ('{"id": "b"}', "p.jsonl:2: 'prompt' is None, expected a string"),
+        ('{"id": 3, "prompt": "x"}', "p.jsonl:2: 'id' is 3, expected a string"),
+        ('{"id": "b", "prompt": ""}', "p.jsonl:2: the prompt is empty"),
+        ('{"id": "a", "prompt": "x"}', "p.jsonl:2: id 'a' occurs twice"),
+    ],
+)
+def test_read_prompts_rejects_bad_line(tmp_path, line, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "prompt": "x"}\n' + line)
+    with pytest.raises(RequestError, match=message):
+        read_prompts(path)
+
+
+def test_read_prompts_rejects_bytes_that_are_no_utf8(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"id": "a", "prompt": "\xff"}')
+    with pytest.raises(RequestError, match="p.jsonl:1: not JSON"):
+        read_prompts(path)
+
+
+def test_read_prompts_rejects_file_without_prompts(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n")
+    with pytest.raises(RequestError, match="p.jsonl holds no prompts"):
+        read_prompts(path)
+
+
+def test_encode_prompts_rejects_prompt_beyond_context():
+    prompts = [Prompt("short", "ab"), Prompt("long", "abcdef")]
+    with pytest.raises(CapacityError, match="'long' has 6 tokens; .*=4 .* of 8"):
+        encode_prompts(LetterTokenizer(), prompts, 4, 8)
+
+
+def test_encode_prompts_rejects_prompt_without_tokens():
+    with pytest.raises(RequestError, match="prompt 'p' is empty"):
+        encode_prompts(LetterTokenizer(), [Prompt("p", "")], 4, 8)

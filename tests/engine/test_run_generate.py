@@ -1,0 +1,65 @@
+import pytest
+
+from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.engine.generate import Generation
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.run_generate import (
+    collect_prompts,
+    even_batches,
+    generate_rows,
+    shape_of,
+    speed_of,
+)
+from moe_edge.model.sampling import Sampling
+from tests.support.tiny_models import GQA, random_prompts, random_weights
+
+
+def test_even_batches_holds_all_rows_in_nearly_equal_parts():
+    assert even_batches(10, 8) == [range(0, 5), range(5, 10)]
+    assert even_batches(3, 8) == [range(0, 3)]
+    assert [len(batch) for batch in even_batches(17, 8)] == [5, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "prompt, prompts, got", [(["x"], "f.jsonl", "both"), ([], None, "neither")]
+)
+def test_collect_prompts_rejects_both_or_neither(prompt, prompts, got):
+    with pytest.raises(ConfigError, match=f"got {got}"):
+        collect_prompts(prompt, prompts)
+
+
+def test_collect_prompts_rejects_empty_prompt():
+    with pytest.raises(RequestError, match="--prompt number 1 is empty"):
+        collect_prompts(["x", ""], None)
+
+
+def test_speed_of_leaves_first_tokens_out():
+    done = [
+        Generation([[1, 2, 3], [4]], ttft_s=1.0, decode_s=0.5, steps=2),
+        Generation([[5, 6]], ttft_s=3.0, decode_s=0.5, steps=1),
+    ]
+    assert speed_of(done) == {"tokens_per_s": 3.0, "ttft_s": 2.0}
+
+
+def test_speed_of_single_tokens_is_zero():
+    done = [Generation([[1]], ttft_s=1.0, decode_s=0.0, steps=0)]
+    assert speed_of(done)["tokens_per_s"] == 0.0
+
+
+def test_shape_of_equal_buckets_share_programs():
+    assert shape_of([[1] * 20], 8) == shape_of(
+        [
+            [1] * 23,
+        ],
+        8,
+    )
+    assert shape_of([[1] * 20], 8) != shape_of([[1] * 20] * 2, 8)
+
+
+def test_generate_rows_batches_give_the_tokens_of_single_rows():
+    engine = ResidentEngine(random_weights(GQA))
+    rows = random_prompts(GQA, [5, 9, 3])
+    together, speed = generate_rows(engine, rows, 6, Sampling(), batch_size=2)
+    alone = [generate_rows(engine, [row], 6, Sampling())[0][0] for row in rows]
+    assert together == alone
+    assert set(speed) == {"tokens_per_s", "ttft_s", "warm_up_s"}

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from launch import common
+from moe_edge.core.checks import ConfigError
+
+
+def test_plain_gives_json_types():
+    value = {"a": np.float32(0.5), "b": (np.int64(2), float("inf")), "c": [None, "x"]}
+    assert common.plain(value) == {"a": 0.5, "b": [2, None], "c": [None, "x"]}
+
+
+def test_one_line_drops_gins_appendix_and_line_breaks():
+    error = ConfigError("bad\n value\n  In call to configurable 'x' (<function x>)")
+    assert common.one_line(error) == "bad value"
+    assert common.one_line(KeyError()) == "KeyError"
+
+
+def test_missing_bindings_names_the_flags():
+    def root(*, src, dst):
+        return src, dst
+
+    with pytest.raises(ConfigError, match="no value for --src, --dst: give it"):
+        with common.missing_bindings(root):
+            root()
+
+
+def test_missing_bindings_lets_other_errors_through():
+    def root():
+        raise TypeError("f() missing 1 required positional argument: 'x'")
+
+    with pytest.raises(TypeError), common.missing_bindings(root):
+        root()
+
+
+def test_script_unknown_flag_is_one_line(run_script):
+    error = run_script("generate", "--promt", "x").error
+    assert "Unknown command line flag 'promt'" in error
+
+
+def test_script_loose_argument_is_one_line(run_script):
+    assert "unexpected argument 'x'" in run_script("generate", "x").error
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--gin_param", "generate.colour = 1"], "parameter named 'colour'"),
+        (["--gin_file", "none.gin"], "Unable to open file: none.gin"),
+        (["--prompts", "none.jsonl"], "No such file or directory: 'none.jsonl'"),
+    ],
+)
+def test_script_bad_input_is_one_line(run_script, arguments, message):
+    assert message in run_script("generate", *arguments).error
+
+
+def test_script_debug_shows_the_traceback(run_script):
+    done = run_script("generate", "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.stderr and "got neither" in done.stderr
+
+
+def test_script_value_of_flag_wins_over_gin(run_script, tiny, tmp_path):
+    (tmp_path / "run.gin").write_text(
+        "OUT_DIR = 'from_gin'\ngenerate.out_dir = %OUT_DIR\n"
+        "generate.prompt = ['from gin']\ngenerate.seed = 1\n"
+    )
+    common_flags = ["--gin_file", "run.gin", "--checkpoint", tiny, "--dry_run"]
+    assert run_script("generate", *common_flags).summary["out_dir"] == "from_gin"
+    summary = run_script(
+        "generate", *common_flags, "--out_dir", "o", "--prompt=a", "--prompt=b"
+    ).summary
+    assert (summary["out_dir"], summary["prompts"]) == ("o", 2)
+    assert not (tmp_path / "o").exists()
+
+
+def test_script_default_out_dir_is_named_after_the_gin_file(run_script, tiny, tmp_path):
+    (tmp_path / "mine.gin").write_text("generate.prompt = ['a']\n")
+    done = run_script(
+        "generate", "--gin_file", "mine.gin", "--checkpoint", tiny, "--dry_run"
+    )
+    assert done.summary["out_dir"].startswith("results/local/mine/")

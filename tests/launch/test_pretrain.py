@@ -1,0 +1,33 @@
+"""The command line of pretraining; the run itself is tested in tests/training."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _pretrain(tmp_path, *flags):
+    command = [sys.executable, str(ROOT / "launch/pretrain.py"), *flags]
+    return subprocess.run(
+        [*command, f"--out_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"},
+        cwd=tmp_path,
+    )
+
+
+def test_pretrain_dry_run_prints_json_and_writes_nothing(tmp_path):
+    done = _pretrain(tmp_path, "--dry_run", "--train_tokens=5000000")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["dry_run"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_pretrain_rejects_decay_longer_than_run(tmp_path):
+    done = _pretrain(tmp_path, "--train_tokens=1000", "--decay_tokens=2000")
+    assert done.returncode != 0
+    assert "decay_tokens 2000 exceeds train_tokens 1000" in done.stderr

@@ -1,0 +1,29 @@
+import sys
+
+from moe_edge.metrics import machine
+from moe_edge.metrics.schema import MACHINE_KEYS
+
+
+def test_machine_info_has_the_schemas_keys():
+    info = machine.machine_info()
+    assert set(info) == MACHINE_KEYS
+    assert info["backend"] == "cpu" and info["gpu"] is None
+    assert info["cores"] >= 1 and info["cpu"]
+
+
+def test_device_slug_names_cpu_cores_or_the_gpu(monkeypatch):
+    assert machine.device_slug() == f"cpu{machine.cpu_cores()}"
+    monkeypatch.setattr(machine, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert machine.device_slug() == "nvidia-h100-80gb-hbm3"
+
+
+def test_run_tool_missing_or_failing_gives_none():
+    assert machine.run_tool("no-such-tool-here") is None
+    assert machine.run_tool(sys.executable, "-c", "raise SystemExit(1)") is None
+    assert machine.run_tool(sys.executable, "-c", "print(7)") == "7"
+
+
+def test_git_state_without_repository_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
+    unknown = {"commit": None, "dirty": None}
+    assert machine.git_state.__wrapped__() == unknown

@@ -1,0 +1,58 @@
+"""The model card: from a tiny run to a folder with pictures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.metrics.model_card import read_metrics, run_model_card
+from moe_edge.training import run
+from moe_edge.training import text as text_module
+
+TINY = {
+    "data_dir": "no-such-folder",
+    "train_tokens": 2048,
+    "decay_tokens": 1024,
+    "warmup_tokens": 1024,
+    "batch_tokens": 1024,
+    "vocab_size": 300,
+    "d_model": 32,
+    "num_layers": 1,
+    "num_experts": 4,
+    "top_k": 2,
+    "expert_dim": 8,
+    "shared_dim": 16,
+    "task_characters": 4000,
+}
+
+
+def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
+    monkeypatch.setattr(run, "EVAL_ROWS", 2)
+    run.run_pretrain(str(tmp_path / "run"), **TINY)
+    out = tmp_path / "out"
+    summary = run_model_card(str(tmp_path / "run"), str(out), eval_rows=2)
+    card = (out / "README.md").read_text()
+    assert "| code | 72% | Python standard library" in card
+    assert f"{summary['perplexity']['stories']:.2f}" in card
+    for name in ("loss.png", "routing_entropy.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert open_checkpoint(out).config.moe.num_experts == 4
+    with pytest.raises(OutputError, match="is not empty"):
+        run_model_card(str(tmp_path / "run"), str(out))
+
+
+def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"tokens": 20, "held_out": {"a": 1.0, "b": 3.0}}, {"tokens": 10, "loss": 5}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    got = read_metrics(path)
+    assert [row["tokens"] for row in got] == [10, 20]
+    np.testing.assert_allclose(got[1]["held_out_loss"], 2.0)
+
+
+def test_read_metrics_rejects_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="metrics.jsonl is missing"):
+        read_metrics(tmp_path / "metrics.jsonl")
