@@ -4,6 +4,7 @@ Record (e, sub) begins at byte (e * U + sub) * record bytes. Records are padded 
 bytes, so one record is one aligned `preadv` or one memory-mapped row.
 """
 
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,13 @@ EXPERTS_FOLDER = "experts"
 
 def experts_path(folder: Path, layer: int) -> Path:
     return folder / EXPERTS_FOLDER / f"layer_{layer:03d}.bin"
+
+
+def write_bytes(file: RawIOBase, array: np.ndarray) -> None:
+    """Writes a C-contiguous array to an unbuffered file (whose writes may be short)."""
+    flat = memoryview(array.reshape(-1).view(np.uint8))
+    while len(flat):
+        flat = flat[file.write(flat) :]
 
 
 def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarray:

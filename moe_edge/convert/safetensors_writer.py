@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.checkpoint.experts_file import write_bytes
 from moe_edge.checkpoint.schema import Shapes
 from moe_edge.convert.rules import Piece
 from moe_edge.convert.safetensors_reader import DTYPE_NAMES, INDEX_NAME, SINGLE_NAME
@@ -70,8 +71,9 @@ class SafetensorsWriter:
                 start += sizes[name]
             text = json.dumps(header, separators=(",", ":")).encode()
             text += b" " * (-len(text) % 8)
-            handle = (folder / file_name).open("w+b")
-            handle.write(len(text).to_bytes(8, "little") + text)
+            handle = (folder / file_name).open("wb", buffering=0)
+            header_bytes = len(text).to_bytes(8, "little") + text
+            write_bytes(handle, np.frombuffer(header_bytes, np.uint8))
             self._handles.append(handle)
             for name in tensors:
                 offset = 8 + len(text) + header[name]["data_offsets"][0]
@@ -96,7 +98,7 @@ class SafetensorsWriter:
                 f"{name} came as {array.dtype}, planned as {self._dtypes[name]}"
             )
         handle.seek(offset + first * array.dtype.itemsize)
-        handle.write(array.reshape(-1).view(np.uint8))
+        write_bytes(handle, array)
         self._left[name] -= array.size
 
     def close(self) -> None:

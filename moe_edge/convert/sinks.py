@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
-from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path
+from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_bytes
 from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, make_manifest
 from moe_edge.checkpoint.schema import Item
 from moe_edge.convert import rules
@@ -82,8 +82,8 @@ class OursSink:
     def experts(self, layer, first, records_NR):
         if first == 0:
             self._close_file()
-            self._file = experts_path(self._folder, layer).open("wb")
-        self._file.write(records_NR.view(np.uint8))
+            self._file = experts_path(self._folder, layer).open("wb", buffering=0)
+        write_bytes(self._file, records_NR)
 
     def _close_file(self):
         if self._file is not None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, RequestError
-from moe_edge.engine.weights import Weights, abstract_block, bind_block
+from moe_edge.engine.weights import Weights, bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
 from moe_edge.model.matvec import compiler_options
@@ -81,7 +81,7 @@ class ResidentEngine:
             swiglu_limit=moe.swiglu_limit,
             method=expert_method,
         )
-        self._graphs = {kind: abstract_block(config, kind)[0] for kind in (False, True)}
+        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
         size = layers_per_program
         self._groups = [
             tuple(range(first, min(first + size, config.num_layers)))

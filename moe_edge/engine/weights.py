@@ -6,7 +6,6 @@ why). Vectors are widened to float32, which is exact and costs nothing.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,8 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from moe_edge.core.checks import CheckpointError
+from moe_edge.checkpoint.schema import check_tensors, layer_shapes
+from moe_edge.core.checks import check_shape
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
@@ -57,41 +57,15 @@ def to_device(array: np.ndarray) -> jax.Array:
     return jnp.array(array)
 
 
-def abstract_block(config: ModelConfig, is_moe: bool) -> tuple[Any, dict[str, tuple]]:
-    """Graph definition of a block and the shapes of its weights, without memory."""
-    block = nnx.eval_shape(lambda: Block(config, is_moe, nnx.Rngs(0)))
-    graph, state = nnx.split(block)
-    flat = nnx.to_flat_state(state)
-    return graph, {".".join(map(str, path)): tuple(leaf.shape) for path, leaf in flat}
+def block_graph(config: ModelConfig, is_moe: bool) -> nnx.GraphDef:
+    """Structure of a block, without memory for its weights."""
+    return nnx.split(nnx.eval_shape(lambda: Block(config, is_moe, nnx.Rngs(0))))[0]
 
 
 def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:
     """The module with its weights; call it while tracing."""
     paths = [(tuple(name.split(".")), nnx.Param(w)) for name, w in flat.items()]
     return nnx.merge(graph, nnx.from_flat_state(paths))
-
-
-def check_names(where: str, got: Mapping[str, Any], expected: Mapping[str, tuple]):
-    """Raises CheckpointError unless names and shapes are exactly the expected."""
-    missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
-    if missing or extra:
-        raise CheckpointError(
-            f"{where}: missing weights {missing}, unexpected weights {extra}; the "
-            "checkpoint does not fit its config"
-        )
-    for name, shape in expected.items():
-        if tuple(got[name].shape) != shape:
-            raise CheckpointError(
-                f"{where}: {name} has shape {tuple(got[name].shape)}, the config "
-                f"says {shape}"
-            )
-
-
-def top_shapes(config: ModelConfig) -> dict[str, tuple]:
-    """Names and shapes of the weights outside the layers."""
-    table = (config.vocab_size, config.d_model)
-    shapes = {"embed": table, "final_norm": (config.d_model,)}
-    return shapes if config.tie_embeddings else shapes | {"head": table}
 
 
 def load_weights(reader, put: Callable[[np.ndarray], jax.Array] = to_device) -> Weights:
@@ -104,21 +78,19 @@ def load_weights(reader, put: Callable[[np.ndarray], jax.Array] = to_device) -> 
       CheckpointError: names or shapes that do not fit the config.
     """
     config, layout = reader.config, RecordLayout.of(reader.config)
-    expected = {kind: abstract_block(config, kind)[1] for kind in (False, True)}
     top = reader.top()
-    check_names("top", top, top_shapes(config))
     layers, experts = [], []
     for layer in range(config.num_layers):
         is_moe = layer in config.moe_layers
         dense = reader.dense_layer(layer)
-        check_names(f"layer {layer}", dense, expected[is_moe])
+        shapes = {name: array.shape for name, array in dense.items()}
+        check_tensors(f"layer {layer}", shapes, layer_shapes(config, layer))
         layers.append({name: put(array) for name, array in dense.items()})
         records = None
         if is_moe:
-            stored = reader.experts(layer)
-            records_shape = {"experts": (config.moe.num_experts, layout.size)}
-            check_names(f"layer {layer}", {"experts": stored}, records_shape)
-            records = put(stored)
+            records = put(reader.experts(layer))
+            shape = (config.moe.num_experts, layout.size)
+            check_shape(f"expert records of layer {layer}", records, shape)
         experts.append(records)
     top = {name: put(array) for name, array in top.items()}
     return Weights(config, top, tuple(layers), tuple(experts))

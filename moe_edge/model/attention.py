@@ -125,12 +125,16 @@ class Attention(nnx.Module):
             first_query = jnp.zeros_like(start_B)
         M = k.shape[2]
         q = q.reshape(B, S, G, -1, attention.head_dim).transpose(0, 2, 3, 1, 4)
-        scores = jnp.einsum("BGQSP,BGMP->BGQSM", q * attention.scale, k)
+        # On XLA:CPU a prefill's products are a quarter faster when kept apart from
+        # what follows them; training, without a cache, is left as it is.
+        apart = jax.lax.optimization_barrier if cache and S > 1 else lambda y: y
+        scores = apart(jnp.einsum("BGQSP,BGMP->BGQSM", q * attention.scale, k))
         mask = kv_cache.visible(first_query, S, M, window)[:, None, None]
         sinks = None
         if attention.sinks:
             sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
         weights = masked_softmax(scores, mask, sinks)
-        y = jnp.einsum("BGQSM,BGMP->BSGQP", weights, v).reshape(B, S, -1)
+        y = apart(jnp.einsum("BGQSM,BGMP->BGQSP", weights, v))
+        y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         y = linear(y, self.o[...])
         return add_bias(y, self.o_bias if attention.out_bias else None), cache

@@ -11,7 +11,7 @@ from flax import nnx
 from moe_edge.model import kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import add_bias, new_matrix, new_ones, new_zeros, rms_norm
+from moe_edge.model.layers import new_matrix, new_ones, rms_norm
 from moe_edge.model.matvec import linear, to_float32
 from moe_edge.model.rope import rotate
 
@@ -38,12 +38,6 @@ class LatentAttention(nnx.Module):
             rngs, H * (attention.nope_dim + attention.v_head_dim), rank
         )
         self.o = new_matrix(rngs, D, H * attention.v_head_dim)
-        if attention.qkv_bias:  # on the down-projections only
-            if attention.q_lora_rank is not None:
-                self.q_a_bias = new_zeros(attention.q_lora_rank)
-            self.kv_a_bias = new_zeros(rank + rope_dim)
-        if attention.out_bias:
-            self.o_bias = new_zeros(D)
 
     def _queries(self, x_BSD, tables):
         """Content part `[B, S, H, nope]` and rotated part `[B, S, H, rope]`."""
@@ -52,7 +46,6 @@ class LatentAttention(nnx.Module):
             q = linear(x_BSD, self.q[...])
         else:
             low = linear(x_BSD, self.q_a[...])
-            low = add_bias(low, self.q_a_bias if attention.qkv_bias else None)
             low = rms_norm(low, self.q_a_norm[...], self.eps)
             q = linear(low, self.q_b[...])
         B, S, _ = q.shape
@@ -64,7 +57,6 @@ class LatentAttention(nnx.Module):
         """What is cached: normed latent and rotated shared key `[B, 1, S, R+rope]`."""
         attention = self.config
         low = linear(x_BSD, self.kv_a[...])
-        low = add_bias(low, self.kv_a_bias if attention.qkv_bias else None)
         latent, key = (
             low[..., : attention.kv_lora_rank],
             low[..., attention.kv_lora_rank :],
@@ -96,5 +88,4 @@ class LatentAttention(nnx.Module):
         weights = masked_softmax(scores * attention.scale, mask)
         context = jnp.einsum("BHSM,BMR->BHSR", weights, latent_BMR)
         y = jnp.einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
-        y = linear(y, self.o[...])
-        return add_bias(y, self.o_bias if attention.out_bias else None), cache
+        return linear(y, self.o[...]), cache

@@ -233,10 +233,10 @@ def test_load_weights_rejects_missing_extra_and_misshapen():
 
     reader = Broken(GQA)
     reader.spoil = lambda arrays: {k: v for k, v in arrays.items() if k != "attn.q"}
-    with pytest.raises(CheckpointError, match=r"layer 1: missing weights \['attn.q'\]"):
+    with pytest.raises(CheckpointError, match="layer 1 .* missing attn.q;"):
         load_weights(reader)
     reader.spoil = lambda arrays: arrays | {"attn.z": arrays["attn.q"]}
-    with pytest.raises(CheckpointError, match=r"unexpected weights \['attn.z'\]"):
+    with pytest.raises(CheckpointError, match="layer 1 .* unexpected attn.z;"):
         load_weights(reader)
     reader.spoil = lambda arrays: arrays | {"attn.q": arrays["attn.q"][:, :3]}
     with pytest.raises(CheckpointError, match=r"attn.q has shape \(48, 3\)"):

@@ -5,7 +5,8 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from moe_edge.engine.weights import abstract_block, load_weights, top_shapes
+from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
+from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
 from moe_edge.model.record import RecordLayout
 
@@ -84,11 +85,12 @@ class RandomReader:
         return arrays
 
     def top(self):
-        return self._draw(top_shapes(self.config), 0)
+        items = [i for i in dense_items(self.config) if i in TOP_ITEMS]
+        shapes = [item_shapes(self.config, item) for item in items]
+        return self._draw({k: v for part in shapes for k, v in part.items()}, 0)
 
     def dense_layer(self, layer):
-        is_moe = layer in self.config.moe_layers
-        return self._draw(abstract_block(self.config, is_moe)[1], 1, layer)
+        return self._draw(item_shapes(self.config, layer), 1, layer)
 
     def experts(self, layer):
         E, R = self.config.moe.num_experts, self.layout.size
