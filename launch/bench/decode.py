@@ -8,9 +8,7 @@ import numpy as np
 from launch.bench import engines, peers
 from launch.bench.models import benchmark_models
 from launch.bench.timing import interleave, median_ratio, memory_bandwidth
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import load_weights
+from moe_edge.engine.load import load_engine
 
 PROMPT_TOKENS = 32
 
@@ -38,8 +36,8 @@ def _row(case: str, figures: dict, unit: str, limit: float | None) -> dict:
 
 def _load(folder):
     """Our engine and the peer (or None) on one HF folder."""
-    reader = open_checkpoint(folder)
-    return ResidentEngine(load_weights(reader)), peers.load_peer(str(folder))
+    engine = load_engine(folder, with_tokenizer=False).engine
+    return engine, peers.load_peer(str(folder))
 
 
 def _cases(run_ours, run_peer) -> dict:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
+from moe_edge.core.heap import keep_heap
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 
@@ -33,6 +34,9 @@ def load_engine(
 ) -> Loaded:
     """Opens a checkpoint (ours, a Hugging Face folder, or `default`) and loads it.
 
+    Also tells the C library to keep freed memory (`core/heap.py`): prefill of 512
+    tokens is about 15 % faster for it.
+
     Args:
       checkpoint: path or name.
       with_tokenizer: False where only token ids are used.
@@ -40,6 +44,7 @@ def load_engine(
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
     """
+    keep_heap()
     reader = open_checkpoint(checkpoint)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None

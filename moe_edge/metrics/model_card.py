@@ -19,7 +19,7 @@ from moe_edge.metrics import plots
 from moe_edge.metrics.card_text import CardFacts, card_text
 from moe_edge.training.evaluation import assess, text_counts
 from moe_edge.training.export import export_hf, read_newest
-from moe_edge.training.heap import keep_heap
+from moe_edge.core.heap import keep_heap
 from moe_edge.training.run import (
     CORPUS_FILE,
     SETTINGS_FILE,

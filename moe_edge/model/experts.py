@@ -1,9 +1,10 @@
 """Routed experts: the weighted sum of the chosen experts' FFNs, on flat records.
 
 Forms of one sum, chosen by the number of tokens (`_choose`, measured): `pairs` loops
-over (token, chosen expert), for decoding; `blocks` sorts the pairs by expert and
-multiplies blocks of tokens of one expert, for prefill; `ragged` is for GPUs (on a CPU
-20-100 times slower); `dense`, every expert for every token, is the tests' reference.
+over (token, chosen expert), for decoding; `blocks` (`expert_blocks`) sorts the pairs
+by expert and multiplies blocks of tokens of one expert, for prefill; `ragged` is for
+GPUs (on a CPU 20-100 times slower); `dense`, every expert for every token, is the
+tests' reference.
 """
 
 import functools
@@ -14,6 +15,13 @@ from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.model.config import ACTIVATIONS
+from moe_edge.model.expert_blocks import (
+    combine,
+    ffn,
+    load_expert,
+    run_blocks,
+    sort_pairs,
+)
 from moe_edge.model.matvec import lane_product, num_lanes, to_float32
 from moe_edge.model.record import RecordLayout
 
@@ -60,7 +68,7 @@ def run_experts(
     method = method or _choose(x_TD.shape[0], experts_ER.dtype == jnp.uint16)
     check_known("expert method", method, METHODS)
     act = functools.partial(activate, kind=activation, limit=swiglu_limit)
-    forms = {"pairs": _pairs, "blocks": _blocks, "ragged": _ragged, "dense": _dense}
+    forms = {"pairs": _pairs, "blocks": run_blocks, "ragged": _ragged, "dense": _dense}
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
 
 
@@ -78,40 +86,6 @@ def _choose(tokens: int, is_bits: bool) -> str:
     if jax.default_backend() == "gpu":
         return "pairs" if tokens == 1 else "ragged"  # from reading, not measured
     return "pairs" if tokens <= (16 if is_bits else 8) else "blocks"
-
-
-def _block_size(pairs: int, experts: int) -> int:
-    """Tokens of a block, from the mean number of tokens of an expert."""
-    mean = pairs / experts
-    return 8 if mean <= 4 else 16 if mean <= 24 else 32 if mean <= 128 else 64
-
-
-def _ffn(x_TD, record_R, layout: RecordLayout, act):
-    """FFN of one expert on all given tokens; `record_R` as stored."""
-    # Weights stand on the left of each product (tokens last): XLA:CPU multiplies a
-    # few tokens up to twice as fast this way as by `x @ weight.T`.
-    D, F = layout.d_model, layout.expert_dim
-    record_R = to_float32(record_R)
-    # gate and up are neighbours in the record: one product for both.
-    both_GT = _left_dot(record_R[: 2 * F * D].reshape(2 * F, D), x_TD, 1)
-    gate_FT, up_FT = both_GT[:F], both_GT[F:]
-    if layout.has_bias:
-        gate_FT = gate_FT + layout.part(record_R, "gate_bias")[:, None]
-        up_FT = up_FT + layout.part(record_R, "up_bias")[:, None]
-    y_DT = _left_dot(layout.part(record_R, "down"), act(gate_FT, up_FT), 0)
-    if layout.has_bias:
-        y_DT = y_DT + layout.part(record_R, "down_bias")[:, None]
-    # Without the barrier XLA turns the product around again.
-    return lax.optimization_barrier(y_DT).T
-
-
-def _left_dot(weight_OI, x, axis: int):
-    contract = (((1,), (axis,)), ((), ()))
-    return lax.dot_general(weight_OI, x, contract, precision=lax.Precision.HIGHEST)
-
-
-def _record(experts_ER, expert):
-    return lax.dynamic_index_in_dim(experts_ER, expert, keepdims=False)
 
 
 def _ffn_lanes(x_D, experts_ER, expert, layout: RecordLayout, act):
@@ -156,7 +130,7 @@ def _pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
     def compute(x_D, expert):
         if _suits_lanes(experts_ER, layout):
             return _ffn_lanes(x_D, experts_ER, expert, layout, act)
-        return _ffn(x_D[None], _record(experts_ER, expert), layout, act)[0]
+        return ffn(x_D[None], load_expert(experts_ER, expert, layout), act)[0]
 
     def add(pair, y_TD):
         token = pair // K
@@ -173,59 +147,16 @@ def _pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
 def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
     def add(expert, y_TD):
         weight_T = jnp.where(ids_TK == expert, weights_TK, 0.0).sum(axis=1)
-        out_TD = _ffn(x_TD, _record(experts_ER, expert), layout, act)
+        out_TD = ffn(x_TD, load_expert(experts_ER, expert, layout), act)
         return y_TD + weight_T[:, None] * out_TD
 
     return lax.fori_loop(0, experts_ER.shape[0], add, jnp.zeros_like(x_TD))
 
 
-def _sort_pairs(ids_TK, experts: int):
-    """Pairs in order of expert (sentinels last) and the number of each expert."""
-    ids_P = ids_TK.reshape(-1)
-    order_P = jnp.argsort(ids_P, stable=True)
-    counts_E = jnp.bincount(ids_P, length=experts + 1)[:experts]
-    return order_P, counts_E.astype(jnp.int32)
-
-
-def _combine(out_PD, order_P, ids_TK, weights_TK, experts: int):
-    """Brings the outputs of sorted pairs back to their tokens and sums over K."""
-    T, K = ids_TK.shape
-    place_P = jnp.argsort(order_P)
-    out_TKD = out_PD[place_P].reshape(T, K, -1)
-    keep_TK = ids_TK < experts
-    out_TKD = jnp.where(keep_TK[..., None], out_TKD, 0.0)
-    weights_TK = jnp.where(keep_TK, weights_TK, 0.0)
-    return (out_TKD * weights_TK[..., None]).sum(axis=1)
-
-
-def _blocks(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
-    T, K = ids_TK.shape
-    E = experts_ER.shape[0]
-    size = _block_size(T * K, E)
-    order_P, counts_E = _sort_pairs(ids_TK, E)
-    # `size` spare rows let the last block read and write past the end.
-    x_PD = jnp.pad(x_TD[order_P // K], ((0, size), (0, 0)))
-    first_row_E = jnp.cumsum(counts_E) - counts_E
-    blocks_E = (counts_E + size - 1) // size
-    last_block_E = jnp.cumsum(blocks_E)
-
-    def run_block(block, out_PD):
-        expert = jnp.searchsorted(last_block_E, block, side="right").astype(jnp.int32)
-        nth = block - (last_block_E[expert] - blocks_E[expert])
-        row = first_row_E[expert] + nth * size
-        x_BD = lax.dynamic_slice_in_dim(x_PD, row, size)
-        out_BD = _ffn(x_BD, _record(experts_ER, expert), layout, act)
-        # A short block spills into rows of the next expert, whose block comes later.
-        return lax.dynamic_update_slice_in_dim(out_PD, out_BD, row, 0)
-
-    out_PD = lax.fori_loop(0, last_block_E[-1], run_block, jnp.zeros_like(x_PD))
-    return _combine(out_PD[: T * K], order_P, ids_TK, weights_TK, E)
-
-
 def _ragged(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
     K, E = ids_TK.shape[1], experts_ER.shape[0]
-    order_P, counts_E = _sort_pairs(ids_TK, E)
-    # Sentinel pairs stand last and go to the last expert; _combine drops them.
+    order_P, counts_E = sort_pairs(ids_TK, E)
+    # Sentinel pairs stand last and go to the last expert; combine drops them.
     sizes_E = counts_E.at[E - 1].add(order_P.shape[0] - counts_E.sum())
     expert_P = jnp.minimum(ids_TK.reshape(-1)[order_P], E - 1)
     stored_ER = experts_ER
@@ -248,4 +179,4 @@ def _ragged(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
 
     x_PD = x_TD[order_P // K]
     hidden_PF = act(product(x_PD, "gate"), product(x_PD, "up"))
-    return _combine(product(hidden_PF, "down"), order_P, ids_TK, weights_TK, E)
+    return combine(product(hidden_PF, "down"), order_P, ids_TK, weights_TK, E)

@@ -18,7 +18,7 @@ from tests.support.tiny_checkpoints import hf_folder
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader")
-    hf = hf_folder(folder / "hf", "qwen2_moe")
+    hf = hf_folder(folder / "hf", "qwen2_moe", tie_word_embeddings=False)
     convert_checkpoint(hf, folder / "ours", progress=False)
     return folder / "ours"
 
@@ -47,7 +47,7 @@ def test_layout_on_disk(converted):
     size = (converted / "experts" / names[0]).stat().st_size
     assert size == 6 * record["bytes"]
     dense = sorted(p.name for p in (converted / "dense").iterdir())
-    assert dense == ["layer_000", "layer_001", "layer_002", "top"]  # tied: no head
+    assert dense == ["head", "layer_000", "layer_001", "layer_002", "top"]
 
 
 def test_experts_are_memory_mapped_records(converted):
@@ -139,9 +139,11 @@ def test_dense_item_missing_or_damaged_is_refused(ours):
     (ours / "dense" / "layer_000" / "_METADATA").write_text("{")
     with pytest.raises(CheckpointError, match="layer_000 cannot be read"):
         open_checkpoint(ours).dense_layer(0)
-    victims = [p for p in (ours / "dense" / "top").rglob("*") if p.is_file()]
+    # An item with one array: when one of several fails, Orbax abandons the others'
+    # reads, and their late completion is reported as an unraisable exception.
+    victims = [p for p in (ours / "dense" / "head").rglob("*") if p.is_file()]
     max(victims, key=lambda p: p.stat().st_size).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="top cannot be read"):
+    with pytest.raises(CheckpointError, match="head cannot be read"):
         open_checkpoint(ours).top()
 
 

@@ -1,0 +1,121 @@
+"""Routed experts for prefill: blocks of tokens that chose the same expert.
+
+On a CPU two things count besides the products themselves, both measured. A record
+is copied (and converted) before it is multiplied, so an expert should get its tokens
+in as few blocks as possible. Rows of padding cost as much as tokens, so a block
+takes the smallest of a few sizes that holds its tokens: each size is compiled once,
+whatever the routing.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moe_edge.model.matvec import to_float32
+from moe_edge.model.record import RecordLayout
+
+MAX_SIZES = 6  # of a block; each is a branch to compile
+
+
+def load_expert(experts_ER: jax.Array, expert, layout: RecordLayout):
+    """float32 gate and up `[2 F, D]`, down `[D, F]`, biases `[2 F + D]` or None."""
+    D, F = layout.d_model, layout.expert_dim
+
+    def load(first, count):
+        # Slices of the argument itself: a slice of a slice would be copied twice.
+        part = lax.dynamic_slice(experts_ER, (expert, first), (1, count))
+        return lax.optimization_barrier(to_float32(part[0]))
+
+    gate_up_GD = load(0, 2 * F * D).reshape(2 * F, D)  # neighbours in the record
+    down_DF = load(2 * F * D, D * F).reshape(D, F)
+    biases = load(3 * F * D, 2 * F + D) if layout.has_bias else None
+    return gate_up_GD, down_DF, biases
+
+
+def ffn(x_TD: jax.Array, parts, act) -> jax.Array:
+    """FFN of one expert on all given tokens; `parts` from `load_expert`."""
+    # Weights stand on the left of each product and the tokens' axis is last: XLA:CPU
+    # multiplies a few tokens up to twice as fast this way as by `x @ weight.T`.
+    # Without the barriers XLA turns the products around again.
+    gate_up_GD, down_DF, biases = parts
+    F = down_DF.shape[1]
+    both_GT = _dot(gate_up_GD, lax.optimization_barrier(x_TD.T))
+    if biases is not None:
+        both_GT = both_GT + biases[: 2 * F, None]
+    y_DT = _dot(down_DF, act(both_GT[:F], both_GT[F:]))
+    if biases is not None:
+        y_DT = y_DT + biases[2 * F :, None]
+    return lax.optimization_barrier(y_DT).T
+
+
+def _dot(a, b):
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def sort_pairs(ids_TK: jax.Array, experts: int):
+    """Pairs in order of expert (sentinels last) and the number of each expert."""
+    ids_P = ids_TK.reshape(-1)
+    order_P = jnp.argsort(ids_P, stable=True)
+    counts_E = jnp.bincount(ids_P, length=experts + 1)[:experts]
+    return order_P, counts_E.astype(jnp.int32)
+
+
+def combine(out_PD, order_P, ids_TK, weights_TK, experts: int) -> jax.Array:
+    """Weighted sum over K of the outputs of sorted pairs, back at their tokens."""
+    places_P = jnp.arange(order_P.size, dtype=jnp.int32)
+    place_P = jnp.zeros_like(places_P).at[order_P].set(places_P, unique_indices=True)
+    y_TD = None
+    # Unrolled, so that XLA fuses gathering, masking and summing into one loop.
+    for ids_T, place_T, weight_T in zip(
+        ids_TK.T, place_P.reshape(ids_TK.shape).T, weights_TK.T, strict=True
+    ):
+        # A choice, not a zero weight: padding tokens may have overflowed.
+        weighted_TD = weight_T[:, None] * out_PD[place_T]
+        term_TD = jnp.where((ids_T < experts)[:, None], weighted_TD, 0.0)
+        y_TD = term_TD if y_TD is None else y_TD + term_TD
+    return y_TD
+
+
+def block_sizes(pairs: int, experts: int) -> list[int]:
+    """Ascending sizes of a block, up to 1.5 times an expert's mean tokens."""
+    mean = pairs / experts
+    step = 8 if mean <= 32 else 16
+    count = min(max(round(1.5 * mean / step), 1), MAX_SIZES)
+    return [step * (i + 1) for i in range(count)]
+
+
+def run_blocks(x_TD, ids_TK, weights_TK, experts_ER, layout: RecordLayout, act):
+    """The form `blocks` of `experts.run_experts`."""
+    T, K = ids_TK.shape
+    E = experts_ER.shape[0]
+    sizes = block_sizes(T * K, E)
+    step, largest = sizes[0], sizes[-1]
+    order_P, counts_E = sort_pairs(ids_TK, E)
+    # Spare rows let the last block read and write past the end.
+    token_P = jnp.pad(order_P // K, (0, largest))
+    first_row_E = jnp.cumsum(counts_E) - counts_E
+    blocks_E = (counts_E + largest - 1) // largest
+    last_block_E = jnp.cumsum(blocks_E)
+
+    def branch(size):
+        def compute(row, parts):
+            token_B = lax.dynamic_slice_in_dim(token_P, row, size)
+            y_BD = ffn(x_TD[token_B], parts, act)
+            return jnp.pad(y_BD, ((0, largest - size), (0, 0)))
+
+        return compute
+
+    def run_block(block, out_PD):
+        expert = jnp.sum(last_block_E <= block, dtype=jnp.int32)
+        done = (block - (last_block_E[expert] - blocks_E[expert])) * largest
+        row = first_row_E[expert] + done
+        parts = load_expert(experts_ER, expert, layout)
+        # `switch` takes the last branch for all larger rests.
+        smallest = (counts_E[expert] - done - 1) // step
+        y_BD = lax.switch(smallest, [branch(size) for size in sizes], row, parts)
+        # A short block spills into rows of the next expert, whose block comes later.
+        return lax.dynamic_update_slice_in_dim(out_PD, y_BD, row, 0)
+
+    out_PD = jnp.zeros((T * K + largest, layout.d_model), jnp.float32)
+    out_PD = lax.fori_loop(0, last_block_E[-1], run_block, out_PD)
+    return combine(out_PD, order_P, ids_TK, weights_TK, E)

@@ -1,0 +1,29 @@
+def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tmp_path):
+    summary = run_script("convert", "--src", tiny, "--dst", "ours").summary
+    assert {"bytes", "seconds", "peak_rss_bytes"} <= set(summary)
+    assert summary["bytes"] == (tiny / "model.safetensors").stat().st_size - header(
+        tiny
+    )
+    assert summary["seconds"] > 0 and summary["peak_rss_bytes"] > 1 << 20
+    flags = ["--src", "ours", "--dst", "back", "--to", "hf"]
+    back = run_script("convert", *flags, as_module=True).summary
+    assert back["content_sha256"] == summary["content_sha256"]
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tiny / name).read_bytes()
+
+
+def header(folder) -> int:
+    """Bytes before the tensors of a safetensors file."""
+    with (folder / "model.safetensors").open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    error = run_script("convert", "--src", tiny, "--dst", "full").error
+    assert "full is not empty; add --overwrite" in error
+    assert "no dst given" in run_script("convert", "--src", tiny).error
+    assert "nowhere is not a folder" in (
+        run_script("convert", "--src", "nowhere", "--dst", "x").error
+    )

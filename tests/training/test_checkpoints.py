@@ -1,0 +1,36 @@
+"""Saving and restoring the training state."""
+
+import jax
+import numpy as np
+
+from moe_edge.training import checkpoints, step
+from moe_edge.training.default_config import default_config
+
+CONFIG = default_config(
+    50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8, shared_dim=16
+)
+
+
+def test_restore_gives_back_parameters_optimizer_progress_and_config(tmp_path):
+    hyper = step.Hyper()
+    params = step.init_params(CONFIG, 0)
+    state = step.TrainState(params, step.make_optimizer(hyper).init(params))
+    rows = np.random.default_rng(0).integers(0, 50, (2, 9)).astype(np.int32)
+    state, _ = step.make_train_step(CONFIG, hyper)(state, rows, np.float32(1e-2))
+    progress = checkpoints.Progress(step=1, tokens=16, position=2, seconds=0.5)
+    with checkpoints.open_checkpoints(tmp_path / "run") as manager:
+        checkpoints.save(manager, state, progress, CONFIG)
+    with checkpoints.open_checkpoints(tmp_path / "run") as manager:
+        got, got_progress, got_config = checkpoints.restore(manager, hyper)
+    assert (got_progress, got_config) == (progress, CONFIG)
+    assert jax.tree.structure(got) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, got, state)
+
+
+def test_restore_of_new_folder_is_none(tmp_path):
+    with checkpoints.open_checkpoints(tmp_path / "run") as manager:
+        assert checkpoints.restore(manager, step.Hyper()) is None
+
+
+def test_config_to_json_and_back_is_the_same():
+    assert checkpoints.config_from_json(checkpoints.config_to_json(CONFIG)) == CONFIG
