@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
+from moe_edge.core.heap import keep_heap
 from moe_edge.evaluate.routing_stats import usage_entropy
 from moe_edge.evaluate.specialisation import usage_distances
 from moe_edge.metrics import plots
 from moe_edge.metrics.card_text import CardFacts, card_text
 from moe_edge.training.evaluation import assess, text_counts
 from moe_edge.training.export import export_hf, read_newest
-from moe_edge.core.heap import keep_heap
 from moe_edge.training.run import (
     CORPUS_FILE,
     SETTINGS_FILE,

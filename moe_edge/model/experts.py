@@ -22,6 +22,7 @@ from moe_edge.model.expert_blocks import (
     run_blocks,
     sort_pairs,
 )
+from moe_edge.model.layers import activate
 from moe_edge.model.matvec import lane_product, num_lanes, to_float32
 from moe_edge.model.record import RecordLayout
 
@@ -70,16 +71,6 @@ def run_experts(
     act = functools.partial(activate, kind=activation, limit=swiglu_limit)
     forms = {"pairs": _pairs, "blocks": run_blocks, "ragged": _ragged, "dense": _dense}
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
-
-
-def activate(gate: jax.Array, up: jax.Array, *, kind: str, limit=None) -> jax.Array:
-    """Combines gate and up `[..., F]`; `kind` is one of `config.ACTIVATIONS`."""
-    if kind == "silu":
-        return jax.nn.silu(gate) * up
-    if kind == "clamped_swiglu":  # gpt-oss
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-        return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
-    return jax.nn.gelu(gate, approximate=kind == "gelu_tanh") * up
 
 
 def _choose(tokens: int, is_bits: bool) -> str:

@@ -42,19 +42,16 @@ def add_bias(x: jax.Array, bias) -> jax.Array:
 
 
 def activate(gate: jax.Array, up: jax.Array, kind: str, limit: float | None = None):
-    """Gated activation of an MLP: act(gate) * up.
+    """Combines gate and up `[..., F]`; `kind` is one of `config.ACTIVATIONS`.
 
     "clamped_swiglu" is gpt-oss's: both inputs clipped at `limit`, one added to up.
     """
     if kind == "silu":
         return jax.nn.silu(gate) * up
-    if kind == "gelu":
-        return jax.nn.gelu(gate, approximate=False) * up
-    if kind == "gelu_tanh":
-        return jax.nn.gelu(gate, approximate=True) * up
-    if limit is not None:
+    if kind == "clamped_swiglu":
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-    return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
+        return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
+    return jax.nn.gelu(gate, approximate=kind == "gelu_tanh") * up
 
 
 class GatedMlp(nnx.Module):

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import write_text
+from moe_edge.core.heap import keep_heap
 from moe_edge.training import data
 from moe_edge.training.default_config import default_config
-from moe_edge.core.heap import keep_heap
 from moe_edge.training.loop import RunOptions, say, train
 from moe_edge.training.schedule import Schedule
 from moe_edge.training.step import Hyper
