@@ -7,7 +7,7 @@ import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
-from moe_edge.checkpoint.experts_file import experts_path, open_records
+from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
 from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
@@ -104,9 +104,13 @@ class CheckpointReader:
 
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with consecutive records beginning with row `first`."""
-        # A fresh mapping each time: its pages leave this process when it is dropped.
-        records = self._records(layer)[first : first + len(out_NR)]
-        np.copyto(out_NR, cast(records, out_NR.dtype))
+        path = experts_path(self.path, layer)
+        if out_NR.dtype == self._stored:
+            read_records(path, first, out_NR)
+        else:
+            stored = np.empty(out_NR.shape, self._stored)
+            read_records(path, first, stored)
+            np.copyto(out_NR, cast(stored, out_NR.dtype))
 
     def release(self) -> None:
         """Nothing is kept between calls."""
