@@ -5,6 +5,8 @@ python launch/benchmark.py --suite decode --out_dir DIR
 
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gin
@@ -14,8 +16,9 @@ from launch import common
 from launch.bench.convert import convert_suite
 from launch.bench.decode import decode_suite, prefill_suite
 from moe_edge.core.checks import check_known, check_positive
-from moe_edge.core.files import atomic_folder, check_out_dir
-from moe_edge.metrics.machine import git_state, machine_info
+from moe_edge.core.files import check_out_dir
+from moe_edge.metrics.plots import benchmark_bars
+from moe_edge.metrics.results import Entry, metric, write_entry
 
 SUITES = {
     "decode": decode_suite,
@@ -38,34 +41,95 @@ def benchmark(
     work_dir: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
+    config_text: Callable[[], str] = str,
 ) -> dict:
     """Runs one suite.
 
     Args:
-      out_dir: folder for `benchmark.json`.
+      out_dir: folder of the results entry.
       suite: one of SUITES.
       repeats: measured rounds; a figure is the median, a ratio the median of rounds.
       work_dir: where random checkpoints (up to 4 GB) are made and kept; None uses a
         temporary folder.
       overwrite: replace a non-empty `out_dir`.
       dry_run: check and stop.
+      config_text: gives the config to store.
     """
     check_known("suite", suite, SUITES)
     check_positive("repeats", repeats)
     check_out_dir(out_dir, overwrite)
     if dry_run:
         return {"suite": suite, "dry_run": True}
+    started = time.time()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(work_dir or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         rows = SUITES[suite](repeats, folder)
-    report = {"machine": machine_info(), "git": git_state(), "suite": suite}
-    with atomic_folder(out_dir, overwrite) as partial:
-        text = json.dumps(common.plain(report | {"rows": rows}), indent=2)
-        (partial / "benchmark.json").write_text(text + "\n")
     print_table(rows)
+    peers = sorted({row["peer_name"] for row in rows if row["peer"] is not None})
+    entry = Entry(
+        question=f"How fast is `{suite}`, beside {', '.join(peers) or 'no peer'}?",
+        answer="; ".join(sentence(row) for row in rows) + ".",
+        model={
+            "name": "default, and random models in OLMoE's shape",
+            "params": 0,
+            "weights": "random, but for default",
+        },
+        workload={"suite": suite, "repeats": repeats},
+        metrics=[row_metric for row in rows for row_metric in metrics_of(row)],
+        limits=[
+            "Random weights route uniformly: speed only, no quality claim.",
+            "One machine; other programs may have shared it. Trust the ratios, which "
+            "are medians over rounds measured side by side.",
+        ],
+        baselines=peers,
+        started_s=started,
+    )
+    write_entry(
+        out_dir,
+        entry,
+        plot=lambda path: benchmark_bars(path, rows, f"Benchmark suite `{suite}`"),
+        config_text=config_text(),
+        overwrite=overwrite,
+        files={"benchmark.json": json.dumps(common.plain(rows), indent=1) + "\n"},
+    )
     keys = ("case", "ours", "peer", "unit", "ratio", "limit_fraction")
-    return {"suite": suite, "rows": [{key: row[key] for key in keys} for row in rows]}
+    return {
+        "suite": suite,
+        "rows": [{key: row[key] for key in keys} for row in rows],
+        "out_dir": out_dir,
+    }
+
+
+def sentence(row: dict) -> str:
+    """A row in a few words."""
+    text = f"{row['case']} {row['ours']:.3g} {row['unit']}"
+    return text if row["ratio"] is None else f"{text} ({row['ratio']:.2f}x the peer)"
+
+
+def metrics_of(row: dict) -> list[dict]:
+    """Metrics of a row for the results entry."""
+    n = len(row["runs"]["ours"])
+    metrics = [metric("ours", row["case"], row["ours"], row["unit"], n)]
+    if row["peer"] is not None:
+        metrics.append(
+            metric(row["peer_name"], row["case"], row["peer"], row["unit"], n)
+        )
+        spread = (max(row["round_ratios"]) - min(row["round_ratios"])) / 2
+        metrics.append(
+            metric(
+                "ours / peer",
+                row["case"],
+                row["ratio"],
+                "1",
+                n,
+                ("half range", spread),
+            )
+        )
+    for name, unit in (("limit_fraction", "1"), ("peak_rss_bytes", "bytes")):
+        if row.get(name) is not None:
+            metrics.append(metric(name, row["case"], row[name], unit, n))
+    return metrics
 
 
 def print_table(rows: list[dict]) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from launch.bench.models import olmoe_config, write_random
-from launch.bench.timing import median_ratio
+from launch.bench.timing import round_ratios
 
 LAYERS = 18  # 2.0 GB in bfloat16
 
@@ -16,9 +17,9 @@ LAYERS = 18  # 2.0 GB in bfloat16
 def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
 
-    Each conversion is a process of its own, so that its peak is its own; the peer is
-    a plain copy of the same folder, flushed to disk like the conversion's reads are
-    not: both run on warm files. `ratio` is conversion / copy (lower is better).
+    Each conversion is a process of its own, so that its peak is its own; its seconds
+    leave out Python's start. The peer is a plain copy of the same folder on warm
+    files. `ratio` is conversion / copy: lower is better.
     """
     source = write_random(work_dir / "olmoe_2gb", olmoe_config(LAYERS, "bfloat16"))
     ours, back, copy = work_dir / "ours", work_dir / "hf", work_dir / "copy"
@@ -42,14 +43,16 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
         shutil.rmtree(back)
     rows = []
     for name in ("to_ours", "to_hf"):
+        ratios = round_ratios(figures[name], figures["copy"])
         rows.append(
             {
                 "case": f"convert/{name}",
-                "ours": sorted(figures[name])[repeats // 2],
-                "peer": sorted(figures["copy"])[repeats // 2],
+                "ours": statistics.median(figures[name]),
+                "peer": statistics.median(figures["copy"]),
                 "peer_name": "shutil.copytree",
                 "unit": "s",
-                "ratio": median_ratio(figures[name], figures["copy"]),
+                "ratio": statistics.median(ratios),
+                "round_ratios": ratios,
                 "limit_fraction": None,
                 "bytes": total_bytes,
                 "peak_rss_bytes": peaks[name],

@@ -7,7 +7,7 @@ import numpy as np
 
 from launch.bench import engines, peers
 from launch.bench.models import benchmark_models
-from launch.bench.timing import interleave, median_ratio, memory_bandwidth
+from launch.bench.timing import interleave, memory_bandwidth, round_ratios
 from moe_edge.engine.load import load_engine
 
 PROMPT_TOKENS = 32
@@ -26,7 +26,8 @@ def _row(case: str, figures: dict, unit: str, limit: float | None) -> dict:
     if rest:
         best = max(rest, key=lambda name: statistics.median(rest[name]))
         row["peer"] = statistics.median(rest[best])
-        row["ratio"] = median_ratio(figures["ours"], rest[best])
+        row["round_ratios"] = round_ratios(figures["ours"], rest[best])
+        row["ratio"] = statistics.median(row["round_ratios"])
         row["peer_name"] = f"transformers float32 {best}"
         row["peers"] = {name: statistics.median(f) for name, f in rest.items()}
     row["limit_fraction"] = None if limit is None else ours / limit

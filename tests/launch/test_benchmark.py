@@ -1,0 +1,84 @@
+"""The benchmark's parts; its figures come from running it, not from tests."""
+
+import numpy as np
+import pytest
+
+from launch import benchmark
+from launch.bench import decode, engines, models, timing
+from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.metrics.schema import validate_entry
+
+TINY = models.olmoe_config(2, "bfloat16", experts=9) | {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 16,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return models.write_random(tmp_path / "tiny", TINY)
+
+
+def test_interleave_warms_up_then_takes_turns():
+    calls = []
+    cases = {name: (lambda n=name: calls.append(n) or 1.0) for name in "ab"}
+    figures = timing.interleave(cases, 2)
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert figures == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+
+
+def test_round_ratios_pair_the_rounds():
+    assert timing.round_ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+
+
+def test_memory_bandwidth_is_positive():
+    rates = timing.memory_bandwidth(num_bytes=1 << 20, repeats=1)
+    assert rates["copy"] > 0 and rates["read"] > 0
+
+
+def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny):
+    engine, _ = decode._load(tiny)
+    got = engines.bytes_per_step(engine, np.ones((1, 4), int), steps=3)
+    D, V, L, K = 48, 61, 2, 8
+    matrices = 4 * D * D + 9 * D  # bfloat16; norms are widened to float32
+    dense = L * (2 * matrices + 4 * 4 * D)
+    record = engine.weights.experts[0].nbytes / 9
+    assert got == dense + 2 * V * D + L * K * record
+
+
+@pytest.mark.parametrize("suite", ["decode", "prefill"])
+def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
+    monkeypatch.setattr(decode.peers, "load_peer", lambda folder: None)
+    out = tmp_path / "out"
+    summary = benchmark.benchmark(out_dir=str(out), suite=suite, repeats=1)
+    assert {row["case"].split("/")[0] for row in summary["rows"]} == {suite}
+    assert all(row["ours"] > 0 and row["ratio"] is None for row in summary["rows"])
+    validate_entry(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suite": "x"}, "unknown suite 'x'; known: convert, decode, prefill"),
+        ({"repeats": 0}, "repeats must be positive, got 0"),
+    ],
+)
+def test_benchmark_rejects_bad_options(options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        benchmark.benchmark(out_dir=str(tmp_path / "out"), **options)
+
+
+def test_benchmark_rejects_non_empty_out_dir(tmp_path):
+    (tmp_path / "x").write_text("1")
+    with pytest.raises(OutputError, match="not empty"):
+        benchmark.benchmark(out_dir=str(tmp_path))
+
+
+def test_script_bad_suite_ends_in_one_line(run_script):
+    assert run_script("benchmark", "--suite=nope").error.startswith(
+        "error: unknown suite 'nope'"
+    )
