@@ -3,6 +3,7 @@
 import functools
 import statistics
 
+import jax
 import numpy as np
 
 from launch.bench import engines, peers
@@ -51,7 +52,8 @@ def _cases(run_ours, run_peer) -> dict:
 
 def decode_suite(repeats: int, work_dir) -> list[dict]:
     """Decode tokens per second at batch 1 and 8."""
-    bandwidth = memory_bandwidth()
+    # Host memory says nothing about a GPU's.
+    bandwidth = memory_bandwidth() if jax.default_backend() == "cpu" else None
     rows = []
     for name, folder in benchmark_models(work_dir):
         engine, peer = _load(folder)
@@ -63,7 +65,7 @@ def decode_suite(repeats: int, work_dir) -> list[dict]:
             )
             figures = interleave(_cases(ours, theirs), repeats)
             step_bytes = engines.bytes_per_step(engine, prompts, steps)
-            limit = batch * max(bandwidth.values()) / step_bytes
+            limit = bandwidth and batch * max(bandwidth.values()) / step_bytes
             row = _row(f"decode/{name}/batch{batch}", figures, "tokens/s", limit)
             row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
             rows.append(row)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from moe_edge.metrics.machine import cpu_cores
+
 
 def interleave(
     cases: dict[str, Callable[[], float]], repeats: int
@@ -35,7 +37,7 @@ def round_ratios(ours: list[float], peer: list[float]) -> list[float]:
     return [a / b for a, b in zip(ours, peer, strict=True)]
 
 
-def memory_bandwidth(num_bytes: int = 1 << 28, threads: int = 2, repeats: int = 5):
+def memory_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> dict[str, float]:
     """Bytes per second of a large copy and of a large read, the best of `repeats`.
 
     Decoding only reads, so the larger of both is its limit; a copy alone, with its
@@ -43,10 +45,11 @@ def memory_bandwidth(num_bytes: int = 1 << 28, threads: int = 2, repeats: int = 
 
     Args:
       num_bytes: size of the array, well above the last-level cache.
-      threads: how many parts of it are worked on side by side.
     Returns:
       {"copy": reads and writes both counted, "read": ...}.
     """
+    threads = cpu_cores()
+    num_bytes -= num_bytes % (8 * threads)
     source = np.ones(num_bytes // 8, np.int64)
     target = np.zeros_like(source)
     parts = np.split(source, threads), np.split(target, threads)

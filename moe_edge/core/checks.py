@@ -45,6 +45,12 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be positive, got {value}")
 
 
+def check_count(name: str, value: int) -> None:
+    """Raises ConfigError unless value is a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+
+
 def check_known(kind: str, name: str, known) -> None:
     """Raises ConfigError if `name` is not in `known`, listing what is."""
     if name not in known:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.checks import check_positive
+from moe_edge.core.checks import check_count
 from moe_edge.model.sampling import Sampling, sample
 
 # Called with (row, token id) as soon as a token is known.
@@ -34,16 +35,22 @@ class Generation:
     decode_s: float
     steps: int
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Decoded tokens per second over all rows, without the first ones."""
-        decoded = sum(len(row) for row in self.tokens) - len(self.tokens)
-        return decoded / self.decode_s if self.decode_s > 0 else 0.0
-
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _next_token(logits_BV, key, step, sampling):
-    return sample(logits_BV, jax.random.fold_in(key, step), sampling)
+def _next_token(logits_BV, keys_B, step, sampling):
+    keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)
+    return sample(logits_BV, keys_B, sampling)
+
+
+def row_keys(seed: int, row_ids: Sequence[int]) -> jax.Array:
+    """A random key for each row, from the seed and the row's id alone."""
+    ids = jnp.asarray(list(row_ids), jnp.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), ids)
+
+
+def unseeded(sampling: Sampling) -> Sampling:
+    """The rule without its seed, which is no reason to compile anew."""
+    return dataclasses.replace(sampling, seed=0)
 
 
 def warm_up(
@@ -57,8 +64,8 @@ def warm_up(
     longest = max((len(prompt) for prompt in prompts), default=0)
     session = engine.new_session(len(prompts), longest + max_new_tokens)
     logits = engine.prefill(session, prompts)
-    step = jax.device_put(np.int32(0))
-    tokens_B = _next_token(logits, jax.random.key(0), step, sampling or Sampling())
+    step, rule = jax.device_put(np.int32(0)), unseeded(sampling or Sampling())
+    tokens_B = _next_token(logits, row_keys(0, range(len(prompts))), step, rule)
     active_B = jax.device_put(np.ones(len(prompts), bool))
     engine.decode(session, tokens_B, active_B).block_until_ready()
     return time.perf_counter() - started
@@ -71,6 +78,7 @@ def generate(
     *,
     sampling: Sampling | None = None,
     stop_ids: Sequence[int] = (),
+    row_ids: Sequence[int] | None = None,
     on_token: TokenCallback | None = None,
     on_routing=None,
 ) -> Generation:
@@ -82,15 +90,18 @@ def generate(
       max_new_tokens: upper bound per row.
       sampling: greedy by default.
       stop_ids: tokens that end a row.
+      row_ids: decide, with the seed, what each row draws (default 0, 1, ...); a
+        caller that splits its prompts into batches gives each its own.
       on_token: receives every new token.
       on_routing: receives (layer, Routing) of every step, prefill included.
     Raises:
       RequestError: an empty prompt or a token outside the vocabulary.
       CapacityError: prompt and new tokens exceed the model's context.
     """
-    check_positive("max_new_tokens", max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     sampling = sampling or Sampling()
-    key = jax.random.key(sampling.seed)
+    row_ids = range(len(prompts)) if row_ids is None else row_ids
+    keys_B, rule = row_keys(sampling.seed, row_ids), unseeded(sampling)
     started = time.perf_counter()
     longest = max((len(prompt) for prompt in prompts), default=0)
     session = engine.new_session(len(prompts), longest + max_new_tokens)
@@ -99,7 +110,7 @@ def generate(
     active = np.ones(len(prompts), bool)
     first = step = 0
     while True:
-        tokens_B = _next_token(logits, key, jax.device_put(np.int32(step)), sampling)
+        tokens_B = _next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
         for row, token in enumerate(np.asarray(tokens_B).tolist()):
             if active[row]:
                 rows[row].append(token)

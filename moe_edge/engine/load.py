@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
@@ -48,7 +49,9 @@ def load_engine(
     reader = open_checkpoint(checkpoint)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
-    engine = ResidentEngine(load_weights(reader), **options)
+    # Conversion has checked our own format already.
+    weights = load_weights(reader, check_finite=isinstance(reader, HfReader))
+    engine = ResidentEngine(weights, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
 

@@ -132,3 +132,11 @@ class TextStream:
         piece = self._pending()
         self._start = self._shown = len(self._ids)
         return piece
+
+
+def decode_after(
+    tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]
+) -> str:
+    """Text of tokens that follow others: what a `TextStream` of them shows."""
+    stream = TextStream(tokenizer, context)
+    return "".join([stream.push(token) for token in tokens]) + stream.finish()

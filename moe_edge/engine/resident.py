@@ -6,7 +6,6 @@ shapes depend on batch, chunk and cache capacity only, so nothing is compiled wh
 a sequence grows. It is the oracle that every offloaded mode is compared with.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -14,7 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.core.checks import CapacityError
+from moe_edge.engine.session import (
+    Session,
+    capacity_for,
+    check_prompts,
+    plan_chunks,
+)
 from moe_edge.engine.weights import Weights, bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
@@ -27,29 +32,6 @@ from moe_edge.model.transformer import (
     logits_of,
     make_chunk,
 )
-
-PREFILL_CHUNK = 512
-MIN_BUCKET = 16
-
-
-def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
-    """The next of smallest * (1, 1.5, 2, 3, 4, 6, ...): few shapes, <= 50 % waste."""
-    low = smallest
-    while low < size:
-        if low + low // 2 >= size:
-            return low + low // 2
-        low *= 2
-    return low
-
-
-@dataclasses.dataclass
-class Session:
-    """Sequences in progress: their caches and lengths (device arrays)."""
-
-    caches: list[tuple[kv_cache.Cache, ...]]  # one tuple per group of layers
-    positions_B: jax.Array  # int32, tokens in the cache = position of the next
-    capacity: int
-
 
 # Called with (layer, Routing) after a step; arrays are still on the device.
 RoutingCallback = Callable[[int, Routing], None]
@@ -154,7 +136,7 @@ class ResidentEngine:
                 f"{capacity} tokens (prompt and new) exceed the model's context of "
                 f"{self.config.max_positions}; shorten the prompt or ask for fewer"
             )
-        capacity = bucket(capacity, 64)
+        capacity = capacity_for(capacity)
         caches = [
             tuple(kv_cache.empty_cache(self.config, batch, capacity) for _ in group)
             for group in self._groups
@@ -191,29 +173,25 @@ class ResidentEngine:
           are right-padded.
         Raises:
           RequestError: an empty prompt, or a token outside the vocabulary.
-          CapacityError: a prompt longer than the session.
+          CapacityError: a prompt longer than the session, or one already used.
         """
         lengths = check_prompts(prompts, self.config.vocab_size)
-        longest = max(lengths)
-        if longest > session.capacity:
-            raise CapacityError(
-                f"prompt of {longest} tokens exceeds the session's {session.capacity}"
-            )
-        tokens = np.zeros((len(prompts), longest + PREFILL_CHUNK), np.int32)
+        if session.used:
+            raise CapacityError("prefill needs a fresh session; open a new one")
+        session.grow(max(lengths))
+        chunks = plan_chunks(max(lengths), session.capacity)
+        padded = sum(chunks[-1])
+        tokens = np.zeros((len(prompts), padded), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
         lengths = np.asarray(lengths, np.int32)
-        for start in range(0, longest, PREFILL_CHUNK):
-            # The cache's capacity bounds the padded chunk: a write past its end
-            # would be shifted onto valid keys.
-            size = bucket(min(PREFILL_CHUNK, longest - start))
-            size = min(size, session.capacity - start)
-            positions = np.arange(start, start + size)
+        valid = np.arange(padded)[None, :] < lengths[:, None]
+        for start, size in chunks:
             x, chunk = self._embed(
                 self.weights.top["embed"],
                 jax.device_put(tokens[:, start : start + size]),
                 jax.device_put(np.full(len(prompts), start, np.int32)),
-                jax.device_put(positions[None, :] < lengths[:, None]),
+                jax.device_put(valid[:, start : start + size]),
             )
             yield start, self._run_layers(session, x, chunk, on_routing)
         session.positions_B = jax.device_put(lengths)
@@ -230,11 +208,14 @@ class ResidentEngine:
         """Appends one token to each row; returns float32 logits `[B, V]`.
 
         Args:
-          session: its caches must have room (`capacity`).
+          session: after a prefill.
           tokens_B: int32 device array.
           active_B: bool device array; rows that ended cost no expert.
           on_routing: as in `chunks`.
+        Raises:
+          CapacityError: the session is full.
         """
+        session.grow(1)
         top = self.weights.top
         x, chunk, session.positions_B = self._next_embed(
             top["embed"], tokens_B, session.positions_B, active_B
@@ -261,23 +242,3 @@ def _pick_last(x_BSD, last_BD, index_B):
     at_B11 = jnp.clip(index_B, 0, S - 1)[:, None, None]
     picked_BD = jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]
     return jnp.where(inside_B[:, None], picked_BD, last_BD)
-
-
-def check_prompts(prompts, vocab_size: int) -> list[int]:
-    """Lengths of the prompts.
-
-    Raises:
-      RequestError: none, an empty one, or a token id outside the vocabulary.
-    """
-    if len(prompts) == 0:
-        raise RequestError("no prompts given; expected at least one")
-    for row, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise RequestError(f"prompt {row} is empty; expected at least one token")
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= vocab_size:
-            raise RequestError(
-                f"prompt {row} holds token id {low if low < 0 else high}, expected "
-                f"0..{vocab_size - 1}: is it this model's tokenizer?"
-            )
-    return [len(prompt) for prompt in prompts]

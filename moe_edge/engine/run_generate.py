@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, RequestError, check_positive
+from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.engine.generate import (
     Generation,
@@ -16,8 +16,15 @@ from moe_edge.engine.generate import (
     warm_up,
 )
 from moe_edge.engine.load import check_checkpoint, load_engine
-from moe_edge.engine.prompts import Prompt, TextStream, encode_prompts, read_prompts
-from moe_edge.engine.resident import PREFILL_CHUNK, ResidentEngine, bucket
+from moe_edge.engine.prompts import (
+    Prompt,
+    TextStream,
+    decode_after,
+    encode_prompts,
+    read_prompts,
+)
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.model.sampling import Sampling
 
 
@@ -46,12 +53,12 @@ def even_batches(count: int, batch_size: int) -> list[range]:
     return [range(*edges[i : i + 2]) for i in range(batches)]
 
 
-def shape_of(rows, max_new_tokens: int) -> tuple[int, ...]:
-    """What decides which programs a batch needs (see `ResidentEngine.chunks`)."""
+def shape_of(rows, max_new_tokens: int) -> tuple:
+    """What decides which programs a batch needs."""
     longest = max(map(len, rows))
-    capacity = bucket(longest + max_new_tokens, 64)
-    tail = bucket(longest % PREFILL_CHUNK)
-    return len(rows), capacity, longest // PREFILL_CHUNK > 0, tail
+    capacity = capacity_for(longest + max_new_tokens)
+    sizes = {size for _, size in plan_chunks(longest, capacity)}
+    return len(rows), capacity, frozenset(sizes)
 
 
 def speed_of(generations: Sequence[Generation]) -> dict[str, float]:
@@ -91,6 +98,7 @@ def generate_rows(
             max_new_tokens,
             sampling=sampling,
             stop_ids=engine.config.eos_ids,
+            row_ids=batch,
             on_token=on_token,
             on_routing=on_routing,
         )
@@ -139,8 +147,8 @@ def run_generate(
       MoeEdgeError: bad input.
     """
     texts = collect_prompts(prompt, prompts)
-    check_positive("max_new_tokens", max_new_tokens)
-    check_positive("batch_size", batch_size)
+    check_count("max_new_tokens", max_new_tokens)
+    check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     check_out_dir(out_dir, overwrite)
     if dry_run:
@@ -167,7 +175,11 @@ def run_generate(
             batch_size=batch_size,
             on_token=on_token,
         )
-        completions = [tokenizer.decode(row) for row in tokens]
+        # As streamed: decoded after its prompt, a completion keeps its first space.
+        completions = [
+            decode_after(tokenizer, prompt, row)
+            for prompt, row in zip(rows, tokens, strict=True)
+        ]
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
     if stream is not None:

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
+from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import check_tensors, layer_shapes
-from moe_edge.core.checks import check_shape
+from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
@@ -68,29 +69,41 @@ def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:
     return nnx.merge(graph, nnx.from_flat_state(paths))
 
 
-def load_weights(reader, put: Callable[[np.ndarray], jax.Array] = to_device) -> Weights:
+def load_weights(
+    reader,
+    put: Callable[[np.ndarray], jax.Array] = to_device,
+    check_finite: bool = False,
+) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
 
     Args:
       reader: an open checkpoint (`convert.open.open_checkpoint`).
       put: places one array.
+      check_finite: refuse NaN and infinity, as conversion does.
     Raises:
-      CheckpointError: names or shapes that do not fit the config.
+      CheckpointError: names or shapes that do not fit the config, or such values.
     """
     config, layout = reader.config, RecordLayout.of(reader.config)
-    top = reader.top()
+
+    def place(where: str, name: str, array: np.ndarray) -> jax.Array:
+        if check_finite and not all_finite(array):
+            raise CheckpointError(
+                f"{where}: {name} has NaN or infinite values; to run it all the same, "
+                "convert it with --allow_nonfinite"
+            )
+        return put(array)
+
+    top = {name: place("top", name, array) for name, array in reader.top().items()}
     layers, experts = [], []
     for layer in range(config.num_layers):
-        is_moe = layer in config.moe_layers
-        dense = reader.dense_layer(layer)
+        where, dense = f"layer {layer}", reader.dense_layer(layer)
         shapes = {name: array.shape for name, array in dense.items()}
-        check_tensors(f"layer {layer}", shapes, layer_shapes(config, layer))
-        layers.append({name: put(array) for name, array in dense.items()})
+        check_tensors(where, shapes, layer_shapes(config, layer))
+        layers.append({name: place(where, name, a) for name, a in dense.items()})
         records = None
-        if is_moe:
-            records = put(reader.experts(layer))
+        if layer in config.moe_layers:
+            records = place(where, "experts", reader.experts(layer))
             shape = (config.moe.num_experts, layout.size)
             check_shape(f"expert records of layer {layer}", records, shape)
         experts.append(records)
-    top = {name: put(array) for name, array in top.items()}
     return Weights(config, top, tuple(layers), tuple(experts))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.engine.resident import PREFILL_CHUNK
+from moe_edge.engine.session import PREFILL_CHUNK
 from moe_edge.model.config import ModelConfig
 
 LOGITS_BYTES = 128 << 20  # bound on one chunk of logits

@@ -178,13 +178,15 @@ def benchmark_bars(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
       rows: of a benchmark: `case`, `ratio` (None without a peer), `runs`.
       title: of the picture.
     """
-    rows = [row for row in rows if row["ratio"] is not None] or list(rows)
+    compared = [row for row in rows if row["ratio"] is not None]
+    rows, key = (compared, "ratio") if compared else (list(rows), "ours")
+    label = "ours / peer in the same round (dashed: equal; dots: rounds)"
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(
             figsize=(8.0, 0.42 * len(rows) + 1.4), layout="constrained"
         )
         for place, row in enumerate(rows):
-            ratio = row["ratio"] if row["ratio"] is not None else row["ours"]
+            ratio = row[key]
             axis.barh(place, ratio, color="#4c78a8", height=0.6)
             axis.annotate(
                 f"{ratio:.2f}", (ratio, place), (4, 0), textcoords="offset points",
@@ -192,11 +194,12 @@ def benchmark_bars(path: Path, rows: Sequence[Mapping[str, Any]], title: str) ->
             )  # fmt: skip
             dots = row.get("round_ratios", ())
             axis.plot(dots, [place] * len(dots), ".", color="black", markersize=4)
-        axis.axvline(1.0, color="black", linewidth=1, linestyle="--")
+        if compared:
+            axis.axvline(1.0, color="black", linewidth=1, linestyle="--")
         axis.set_yticks(range(len(rows)), [row["case"] for row in rows])
         axis.invert_yaxis()
         axis.margins(x=0.12)
-        axis.set_xlabel("ours / peer in the same round (dashed: equal; dots: rounds)")
+        axis.set_xlabel(label if compared else f"ours, {rows[0]['unit']}")
         axis.set_title(title)
         figure.savefig(path)
         plt.close(figure)

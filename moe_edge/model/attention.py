@@ -11,7 +11,7 @@ from flax import nnx
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_bias, new_matrix, new_ones, new_zeros, rms_norm
-from moe_edge.model.matvec import linear
+from moe_edge.model.matvec import einsum, linear
 from moe_edge.model.rope import rotate
 
 NO_WINDOW = 1 << 30
@@ -128,13 +128,13 @@ class Attention(nnx.Module):
         # On XLA:CPU a prefill's products are a fifth faster when kept apart from
         # what follows them; training, without a cache, is left as it is.
         apart = jax.lax.optimization_barrier if cache and S > 1 else lambda y: y
-        scores = apart(jnp.einsum("BGQSP,BGMP->BGQSM", q * attention.scale, k))
+        scores = apart(einsum("BGQSP,BGMP->BGQSM", q * attention.scale, k))
         mask = kv_cache.visible(first_query, S, M, window)[:, None, None]
         sinks = None
         if attention.sinks:
             sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
         weights = masked_softmax(scores, mask, sinks)
-        y = apart(jnp.einsum("BGQSM,BGMP->BGQSP", weights, v))
+        y = apart(einsum("BGQSM,BGMP->BGQSP", weights, v))
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         y = linear(y, self.o[...])
         return add_bias(y, self.o_bias if attention.out_bias else None), cache

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.matvec import to_float32
+from moe_edge.model.matvec import PRECISION, to_float32
 from moe_edge.model.record import RecordLayout
 
 MAX_SIZES = 6  # of a block; each is a branch to compile
@@ -49,7 +49,7 @@ def ffn(x_TD: jax.Array, parts, act) -> jax.Array:
 
 
 def _dot(a, b):
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    return jnp.matmul(a, b, precision=PRECISION)
 
 
 def sort_pairs(ids_TK: jax.Array, experts: int):

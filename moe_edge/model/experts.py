@@ -23,7 +23,7 @@ from moe_edge.model.expert_blocks import (
     sort_pairs,
 )
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import lane_product, num_lanes, to_float32
+from moe_edge.model.matvec import PRECISION, lane_product, num_lanes, to_float32
 from moe_edge.model.record import RecordLayout
 
 METHODS = ("pairs", "blocks", "ragged", "dense")
@@ -161,6 +161,7 @@ def _ragged(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
             x_PI.astype(weight_EIO.dtype),
             weight_EIO,
             sizes_E,
+            precision=PRECISION,
             preferred_element_type=jnp.float32,
         )
         if layout.has_bias:

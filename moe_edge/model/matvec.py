@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+# float32 products stay float32 on GPUs too, where the default is TF32.
+PRECISION = lax.Precision.HIGHEST
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
 MIN_LANES = 16  # floats in a vector register
 MAX_LANE_ROWS = 8  # rows of x above which a dot on converted weights is faster
@@ -40,7 +42,12 @@ def to_float32(weight: jax.Array) -> jax.Array:
 def dot(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
     """`x @ weight.T` of float32 arrays, at full precision on GPUs too."""
     contract = (((x_TI.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(x_TI, weight_OI, contract, precision=lax.Precision.HIGHEST)
+    return lax.dot_general(x_TI, weight_OI, contract, precision=PRECISION)
+
+
+def einsum(subscripts: str, *arrays: jax.Array) -> jax.Array:
+    """`jnp.einsum` of float32 arrays, at full precision on GPUs too."""
+    return jnp.einsum(subscripts, *arrays, precision=PRECISION)
 
 
 def num_lanes(width: int) -> int | None:

@@ -12,7 +12,7 @@ from moe_edge.model import kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import new_matrix, new_ones, rms_norm
-from moe_edge.model.matvec import linear, to_float32
+from moe_edge.model.matvec import einsum, linear, to_float32
 from moe_edge.model.rope import rotate
 
 
@@ -81,11 +81,11 @@ class LatentAttention(nnx.Module):
         latent_BMR, key_BMP = latents[:, 0, :, :rank], latents[:, 0, :, rank:]
         kv_b = to_float32(self.kv_b[...]).reshape(attention.num_heads, -1, rank)
         up_key, up_value = kv_b[:, : attention.nope_dim], kv_b[:, attention.nope_dim :]
-        q_latent = jnp.einsum("BSHP,HPR->BHSR", q_nope, up_key)
-        scores = jnp.einsum("BHSR,BMR->BHSM", q_latent, latent_BMR)
-        scores = scores + jnp.einsum("BSHP,BMP->BHSM", q_rope, key_BMP)
+        q_latent = einsum("BSHP,HPR->BHSR", q_nope, up_key)
+        scores = einsum("BHSR,BMR->BHSM", q_latent, latent_BMR)
+        scores = scores + einsum("BSHP,BMP->BHSM", q_rope, key_BMP)
         mask = kv_cache.visible(first_query, S, latent_BMR.shape[1], window)[:, None]
         weights = masked_softmax(scores * attention.scale, mask)
-        context = jnp.einsum("BHSM,BMR->BHSR", weights, latent_BMR)
-        y = jnp.einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
+        context = einsum("BHSM,BMR->BHSR", weights, latent_BMR)
+        y = einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
         return linear(y, self.o[...]), cache

@@ -58,11 +58,18 @@ def keep_likely(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
     return logits_BV
 
 
-def sample(logits_BV: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-    """Next token of each row, int32 `[B]`; `key` is consumed (unused if greedy)."""
+def sample(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
+    """Next token of each row, int32 `[B]`.
+
+    Args:
+      logits_BV: float32.
+      keys_B: a key a row, consumed (unused if greedy): what a row draws does not
+        depend on its neighbours.
+      sampling: its `seed` is not used here.
+    """
     if sampling.temperature == 0.0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = logits_BV / sampling.temperature
     if sampling.top_k or sampling.top_p < 1.0:
         logits_BV = keep_likely(logits_BV, sampling.top_k, sampling.top_p)
-    return jax.random.categorical(key, logits_BV, axis=-1).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)

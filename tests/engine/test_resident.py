@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from moe_edge.core.checks import CapacityError, CheckpointError, RequestError
-from moe_edge.engine import resident
+from moe_edge.core.checks import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    RequestError,
+)
+from moe_edge.engine import session as sessions
 from moe_edge.engine.generate import generate
-from moe_edge.engine.resident import ResidentEngine, bucket
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.session import bucket
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
@@ -105,7 +111,7 @@ def test_chunked_prefill_matches_one_chunk(monkeypatch):
     engine = engine_of()
     prompts = random_prompts(GQA, LENGTHS)
     whole = score_all(engine, prompts)
-    monkeypatch.setattr(resident, "PREFILL_CHUNK", 32)
+    monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)
     for ours, reference in zip(score_all(engine, prompts), whole, strict=True):
         assert_close(ours, reference)
     session = engine.new_session(len(prompts), 80)
@@ -241,3 +247,56 @@ def test_load_weights_rejects_missing_extra_and_misshapen():
     reader.spoil = lambda arrays: arrays | {"attn.q": arrays["attn.q"][:, :3]}
     with pytest.raises(CheckpointError, match=r"attn.q has shape \(48, 3\)"):
         load_weights(reader)
+
+
+def test_decode_beyond_capacity_is_refused():
+    engine = engine_of()
+    session = engine.new_session(1, 60)
+    engine.prefill(session, [[1, 2, 3]])
+    tokens, active = jnp.asarray([1]), jnp.asarray([True])
+    for _ in range(session.capacity - 3):
+        engine.decode(session, tokens, active)
+    with pytest.raises(CapacityError, match="64 tokens and 1 more exceed .* of 64"):
+        engine.decode(session, tokens, active)
+
+
+def test_prefill_of_a_used_session_is_refused():
+    engine = engine_of()
+    session = engine.new_session(1, 60)
+    engine.prefill(session, [[1, 2, 3]])
+    with pytest.raises(CapacityError, match="fresh session"):
+        engine.prefill(session, [[1, 2, 3]])
+
+
+@pytest.mark.parametrize("value", [0, 2.5, True])
+def test_generate_rejects_bad_max_new_tokens(value):
+    with pytest.raises(ConfigError, match=f"max_new_tokens must be .* got {value}"):
+        generate(engine_of(), [[1]], value)
+
+
+def test_load_weights_refuses_nan_by_name_when_asked():
+    class Broken(RandomReader):
+        def dense_layer(self, layer):
+            arrays = super().dense_layer(layer)
+            if layer == 1:
+                arrays["attn.q"][3, 2] = np.nan
+            return arrays
+
+    load_weights(Broken(GQA))
+    with pytest.raises(CheckpointError, match="layer 1: attn.q has NaN or infinite"):
+        load_weights(Broken(GQA), check_finite=True)
+
+
+def test_sampled_rows_do_not_depend_on_their_batch():
+    engine = engine_of()
+    prompts = random_prompts(GQA, (5, 9, 5))
+    sampling = Sampling(temperature=1.0, seed=4)
+    together = generate(engine, prompts, 12, sampling=sampling).tokens
+    second = generate(engine, prompts[1:2], 12, sampling=sampling, row_ids=[1]).tokens
+    assert second == together[1:2]
+
+
+def test_equal_prompts_draw_different_samples():
+    sampling = Sampling(temperature=1.0)
+    rows = generate(engine_of(), [[1, 2, 3]] * 3, 12, sampling=sampling).tokens
+    assert len({tuple(row) for row in rows}) == 3

@@ -47,12 +47,9 @@ def test_speed_of_single_tokens_is_zero():
 
 
 def test_shape_of_equal_buckets_share_programs():
-    assert shape_of([[1] * 20], 8) == shape_of(
-        [
-            [1] * 23,
-        ],
-        8,
-    )
+    assert shape_of([[1] * 20], 8) == shape_of([[1] * 23], 8)
+    # The second chunk of 520 tokens is a program that 512 tokens do not need.
+    assert shape_of([[1] * 512], 200) != shape_of([[1] * 520], 200)
     assert shape_of([[1] * 20], 8) != shape_of([[1] * 20] * 2, 8)
 
 
@@ -63,3 +60,11 @@ def test_generate_rows_batches_give_the_tokens_of_single_rows():
     alone = [generate_rows(engine, [row], 6, Sampling())[0][0] for row in rows]
     assert together == alone
     assert set(speed) == {"tokens_per_s", "ttft_s", "warm_up_s"}
+
+
+def test_generate_rows_samples_do_not_repeat_from_batch_to_batch():
+    engine = ResidentEngine(random_weights(GQA))
+    rows = [[1, 2, 3]] * 4
+    sampling = Sampling(temperature=1.0)
+    tokens, _ = generate_rows(engine, rows, 12, sampling, batch_size=2)
+    assert len({tuple(row) for row in tokens}) == 4

@@ -35,14 +35,15 @@ def test_top_k_applies_before_top_p():
 
 def test_sample_greedy_ties_go_to_the_lower_id():
     logits = jnp.asarray([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]])
-    got = sample(logits, jax.random.key(0), Sampling())
+    got = sample(logits, jax.random.split(jax.random.key(0), 2), Sampling())
     np.testing.assert_array_equal(got, [1, 0])
 
 
 def test_sample_frequencies_match_tempered_distribution():
     draws = 20_000
     logits = jnp.broadcast_to(LOGITS, (draws, 5))
-    got = sample(logits, jax.random.key(0), Sampling(temperature=0.5, top_k=3))
+    keys = jax.random.split(jax.random.key(0), draws)
+    got = sample(logits, keys, Sampling(temperature=0.5, top_k=3))
     expected = np.where(PROBS[0] >= 0.2, PROBS[0] ** 2, 0.0)
     expected /= expected.sum()
     frequencies = np.bincount(np.asarray(got), minlength=5) / draws

@@ -1,0 +1,89 @@
+"""Sequences in progress, and how prompts are cut into chunks of few shapes."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.model.kv_cache import Cache
+
+PREFILL_CHUNK = 512
+MIN_BUCKET = 16
+MIN_CAPACITY = 64
+
+
+@dataclasses.dataclass
+class Session:
+    """Sequences in progress.
+
+    Attributes:
+      caches: one tuple of layer caches per group of layers.
+      positions_B: int32 device array, position of each row's next token.
+      capacity: tokens that a row's cache holds.
+      used: tokens of the longest row (host's own count: no sync to check it).
+    """
+
+    caches: list[tuple[Cache, ...]]
+    positions_B: jax.Array
+    capacity: int
+    used: int = 0
+
+    def grow(self, tokens: int) -> None:
+        """Counts tokens that are about to be written.
+
+        Raises:
+          CapacityError: more than fit. XLA would shift the write onto older keys.
+        """
+        if self.used + tokens > self.capacity:
+            raise CapacityError(
+                f"{self.used} tokens and {tokens} more exceed the session's capacity "
+                f"of {self.capacity}; open one with more"
+            )
+        self.used += tokens
+
+
+def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
+    """The next of smallest * (1, 1.5, 2, 3, 4, 6, ...): few shapes, <= 50 % waste."""
+    low = smallest
+    while low < size:
+        if low + low // 2 >= size:
+            return low + low // 2
+        low *= 2
+    return low
+
+
+def capacity_for(tokens: int) -> int:
+    """Cache capacity for sequences of up to `tokens`."""
+    return bucket(tokens, MIN_CAPACITY)
+
+
+def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:
+    """(start, padded size) of every chunk of prompts of up to `longest` tokens.
+
+    A padded chunk never reaches past the capacity: see `Session.grow`.
+    """
+    return [
+        (start, min(bucket(min(PREFILL_CHUNK, longest - start)), capacity - start))
+        for start in range(0, longest, PREFILL_CHUNK)
+    ]
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> list[int]:
+    """Lengths of the prompts.
+
+    Raises:
+      RequestError: none, an empty one, or a token id outside the vocabulary.
+    """
+    if len(prompts) == 0:
+        raise RequestError("no prompts given; expected at least one")
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise RequestError(f"prompt {row} is empty; expected at least one token")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            raise RequestError(
+                f"prompt {row} holds token id {low if low < 0 else high}, expected "
+                f"0..{vocab_size - 1}: is it this model's tokenizer?"
+            )
+    return [len(prompt) for prompt in prompts]
