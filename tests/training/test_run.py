@@ -111,3 +111,9 @@ def test_balance_loss_of_even_routing_is_one_and_of_one_expert_is_num_experts():
     np.testing.assert_allclose(even, 1.0)
     single = step.balance_loss(jnp.array([8, 0]), jax.nn.one_hot(jnp.zeros(4, int), 2))
     np.testing.assert_allclose(single, 2.0)
+
+
+def test_router_information_of_even_scores_is_zero_and_of_one_expert_is_log():
+    even, single = jnp.full((3, 4), 0.25), jax.nn.one_hot(jnp.zeros(3, int), 4)
+    np.testing.assert_allclose(step.router_information(even), 0.0, atol=1e-6)
+    np.testing.assert_allclose(step.router_information(single), np.log(4), rtol=1e-6)
