@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -34,7 +35,13 @@ OUT_DIR = flags.DEFINE_string(
 )
 OVERWRITE = flags.DEFINE_bool("overwrite", None, "replace a non-empty --out_dir")
 DRY_RUN = flags.DEFINE_bool("dry_run", None, "check flags, gin and paths, then stop")
-SEED = flags.DEFINE_integer("seed", None, "seed of everything random in the run")
+SEED = flags.DEFINE_integer(
+    "seed",
+    None,
+    "seed of everything random in the run",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
+)
 DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 
 # User errors: what a person can mend without reading our code.
@@ -68,6 +75,8 @@ def run(root: str, script_flags: Sequence[flags.FlagHolder] = ()) -> None:
         return 0
 
     def guarded(argv: Sequence[str]) -> int:
+        # A kill ends like Ctrl-C: half-written folders are removed on the way out.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return main(argv)
         except USER_ERRORS as error:
@@ -90,6 +99,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
     """Binds gin files, parameters and flags, then calls the root function."""
+    check_data_dir()
     with gin_errors():
         import moe_edge.configurables  # noqa: F401  registers the roots
 
@@ -118,6 +128,13 @@ def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
         arguments["config_text"] = gin.operative_config_str
     with missing_bindings(function):
         return function(**arguments)
+
+
+def check_data_dir() -> None:
+    """Refuses a --data_dir that was given and does not exist."""
+    flag = flags.FLAGS["data_dir"] if "data_dir" in flags.FLAGS else None
+    if flag is not None and flag.value is not None and not Path(flag.value).is_dir():
+        raise ConfigError(f"--data_dir {flag.value} is not a folder; check the path")
 
 
 def bind_out_dir(root: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.bench.models import olmoe_config, write_random
 from launch.bench.timing import round_ratios
+from moe_edge.core.checks import CheckpointError
 
 LAYERS = 18  # 2.0 GB in bfloat16
 
@@ -27,6 +28,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     peaks = {"to_ours": 0, "to_hf": 0}
     total_bytes = 0
     for _ in range(repeats):
+        shutil.rmtree(copy, ignore_errors=True)  # left by an interrupted run
         started = time.perf_counter()
         shutil.copytree(source, copy)
         figures["copy"].append(time.perf_counter() - started)
@@ -67,5 +69,7 @@ def _convert(src: Path, dst: Path, to: str) -> dict:
     command = [sys.executable, "-m", "launch.convert"]
     command += [f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise CheckpointError(f"conversion of {src} failed: {done.stderr.strip()}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -104,7 +104,7 @@ def convert_checkpoint(
             finally:
                 sink.close()
     except OSError as error:
-        raise OutputError(f"writing {dst} failed: {error}") from error
+        raise OutputError(f"converting {src} to {dst} failed: {error}") from error
     return {
         "bytes": total_bytes,
         "seconds": round(time.monotonic() - start, 3),

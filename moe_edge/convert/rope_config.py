@@ -16,6 +16,7 @@ _ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _KEYS = {
     "default": set(),
     "linear": {"factor"},
+    # Differs from default only beyond the context, which we refuse anyway.
     "dynamic": {"factor"},
     "yarn": {
         *(
@@ -93,8 +94,7 @@ def rope_config(
         raise ConfigError(
             "rope parameter partial_rotary_factor is "
             f"{parameters['partial_rotary_factor']!r}, expected 1 (only whole heads "
-            "are "
-            "rotated here)"
+            "are rotated here)"
         )
 
     def number(name, default=None):
@@ -109,13 +109,19 @@ def rope_config(
         "kind": kind,
         "interleaved": interleaved,
     }
-    if kind == "default":
-        return RopeConfig(**common)
-    if kind in ("linear", "dynamic"):
-        return RopeConfig(
-            **common, factor=number("factor"), original_positions=max_positions
-        )
+    if kind in ("default", "dynamic"):
+        return RopeConfig(**common | {"kind": "default"})
+    if kind == "linear":
+        return RopeConfig(**common, factor=number("factor"))
     original = number("original_max_position_embeddings", max_positions)
+    if original < 1:
+        raise ConfigError(
+            f"rope original_max_position_embeddings is {original}, expected 1 or more"
+        )
+    if common["theta"] <= 1:
+        raise ConfigError(
+            f"rope_theta is {common['theta']}, expected more than 1 for {kind}"
+        )
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
         if high <= low:

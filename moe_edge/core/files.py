@@ -1,32 +1,49 @@
 """Writing folders so that nothing half-written is ever seen.
 
-A folder is built under a temporary sibling name and renamed when complete; a
-leftover of an interrupted run is removed by the next one.
+A folder is built beside its place as `.NAME.PID.partial` and renamed when complete;
+what a killed process left is removed by the next run.
 """
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from moe_edge.core.checks import OutputError
 
+# One of these in a folder says that it is an output of ours (or a checkpoint).
+MARKERS = (
+    *("manifest.json", "config.json", "config.gin", "result.json"),
+    *("generations.jsonl", "evaluation.json"),
+)
+
 
 def check_out_dir(path: str | Path, overwrite: bool) -> Path:
-    """Returns `path` if a result may be written there.
+    """Returns `path`, resolved, if a result may be written there.
 
     Raises:
-      OutputError: it is a file, a non-empty folder without `overwrite`, or its
-        parent cannot be written.
+      OutputError: it is a file, holds the working directory, is a non-empty folder
+        without `overwrite` or with foreign files, or its parent cannot be written.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if Path.cwd().is_relative_to(path):
+        raise OutputError(
+            f"output folder {path} is or holds the working directory; name another"
+        )
     if path.exists() and not path.is_dir():
         raise OutputError(f"output folder {path} is a file; name another --out_dir")
     if path.is_dir() and any(path.iterdir()) and not overwrite:
         raise OutputError(
             f"output folder {path} is not empty; add --overwrite or name another"
         )
+    if path.is_dir() and any(path.iterdir()):
+        if not any((path / name).is_file() for name in MARKERS):
+            raise OutputError(
+                f"output folder {path} holds none of {', '.join(MARKERS)}, so it is "
+                "no earlier result; empty it yourself or name another"
+            )
     parent = path.parent
     while not parent.exists():
         parent = parent.parent
@@ -44,21 +61,47 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     On an exception the temporary folder is removed and `path` is left as it was.
     """
     path = check_out_dir(path, overwrite)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    old = partial.with_suffix(".old")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_leftovers(path)
         partial.mkdir()
     except OSError as error:
         raise OutputError(f"output folder {path} cannot be written: {error}") from error
     try:
         yield partial
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
     except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if path.exists():
-        shutil.rmtree(path)
-    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes partial folders of `path` whose process is gone, or is this one."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.(partial|old)")
+    for entry in path.parent.iterdir():
+        match = pattern.fullmatch(entry.name)
+        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
+            if match[2] == "old" and not path.exists():
+                entry.rename(path)  # killed between the two renames
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # signal 0 only asks
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

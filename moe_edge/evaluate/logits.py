@@ -17,8 +17,10 @@ def read_tokens(path: str | Path) -> np.ndarray:
       OSError: the file cannot be read.
     """
     try:
-        tokens = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        # Mapped, so that a header that claims more than the file holds is refused
+        # before memory is asked for.
+        tokens = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (ValueError, EOFError, OverflowError) as error:
         raise RequestError(f"{path} is no .npy file of integers: {error}") from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu":
         kind = getattr(tokens, "dtype", type(tokens).__name__)

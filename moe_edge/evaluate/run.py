@@ -1,12 +1,18 @@
 """The root of launch/evaluate.py: perplexity, multiple choice, or logits."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, OutputError, check_positive
+from moe_edge.core.checks import (
+    CheckpointError,
+    ConfigError,
+    OutputError,
+    check_positive,
+)
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
@@ -129,7 +135,8 @@ def run_evaluate(
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
     with atomic_folder(out_dir, overwrite) as folder:
         stored = summary | {"mode": mode, "source": _source(*paths)}
-        (folder / "evaluation.json").write_text(json.dumps(stored, indent=1) + "\n")
+        report = json.dumps(stored, indent=1, allow_nan=False)
+        (folder / "evaluation.json").write_text(report + "\n")
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
         if lines:
             with (folder / "questions.jsonl").open("w", encoding="utf-8") as file:
@@ -142,8 +149,14 @@ def _run_text(loaded: Loaded, content: str, window, stride, batch_size) -> dict:
     result = measure_perplexity(
         loaded.engine, ids, window=window, stride=stride, batch_size=batch_size
     )
+    if not math.isfinite(result.nll):
+        raise CheckpointError(
+            f"the log-likelihood of {result.tokens} tokens is {-result.nll}: the "
+            "model's logits are not finite; check its weights"
+        )
     return {
-        "perplexity": result.value,
+        # JSON has no infinity: a perplexity beyond float64 is null.
+        "perplexity": result.value if math.isfinite(result.value) else None,
         "tokens": result.tokens,
         "window": result.window,
         "stride": result.stride,

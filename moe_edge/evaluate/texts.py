@@ -72,7 +72,7 @@ def read_dataset(
             f"data set {name} has no column {column!r}; known: {', '.join(columns)}"
         )
     texts = []
-    for row in rows:
+    for row in _rows_of(name, rows):
         if limit is not None and len(texts) == limit:
             break
         if not isinstance(row.get(column), str):
@@ -85,6 +85,16 @@ def read_dataset(
     if not text.strip():
         raise RequestError(f"data set {name} holds no text in column {column!r}")
     return text
+
+
+def _rows_of(name: str, rows):
+    """The rows; a file is parsed, and may turn out broken, while they are read."""
+    try:
+        yield from rows
+    except Exception as error:  # of pyarrow, pandas or datasets, by the format
+        raise RequestError(
+            f"data set {name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _open_dataset(name: str, split: str, config: str | None):

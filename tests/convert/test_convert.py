@@ -258,10 +258,12 @@ def test_convert_rejects_bad_output_folders(tmp_path):
         convert(hf, tmp_path / "full" / "thesis.txt" / "ours")
     with pytest.raises(OutputError, match="overlaps the source"):
         convert(hf, hf / "ours")
+    (tmp_path / "config.gin").write_text("")  # as if it were an earlier result
     with pytest.raises(OutputError, match="overlaps the source"):
         convert(hf, tmp_path, overwrite=True)
-    convert(hf, tmp_path / "full", overwrite=True)
-    assert not (tmp_path / "full" / "thesis.txt").exists()
+    with pytest.raises(OutputError, match="no earlier result"):
+        convert(hf, tmp_path / "full", overwrite=True)
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError])
@@ -285,7 +287,7 @@ def test_interrupted_conversion_leaves_nothing_and_can_be_repeated(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
     monkeypatch.setattr(sink, "experts", original)
     # A killed process cannot clean up after itself.
-    (tmp_path / ".out.partial" / "experts").mkdir(parents=True)
+    (tmp_path / ".out.999999999.partial" / "experts").mkdir(parents=True)
     convert(hf, tmp_path / "out", to=to)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "out"]
     reader = open_checkpoint(tmp_path / "out")

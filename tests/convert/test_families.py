@@ -251,3 +251,24 @@ def test_config_rejects_missing_field_by_name():
     del raw["moe_top_k"]
     with pytest.raises(ConfigError, match="xverse lacks field 'moe_top_k'"):
         config_from_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_theta": 1.0}, "rope_theta is 1.0, expected more than 1 for yarn"),
+        (
+            {"rope_scaling": DEEPSEEK_V2_LITE["rope_scaling"]
+             | {"original_max_position_embeddings": 0.5}},
+            "original_max_position_embeddings is 0.5, expected 1 or more",
+        ),
+    ],
+)  # fmt: skip
+def test_yarn_out_of_range_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(DEEPSEEK_V2_LITE | changes)
+
+
+def test_dynamic_rope_is_default_within_the_context():
+    raw = raw_config("olmoe") | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    assert config_from_hf(raw).attention.rope.kind == "default"

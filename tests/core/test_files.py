@@ -24,24 +24,56 @@ def test_atomic_folder_failure_leaves_nothing(tmp_path):
 
 def test_atomic_folder_failure_keeps_old_content(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "old").write_text("1")
+    (tmp_path / "out" / "config.gin").write_text("1")
     with pytest.raises(RuntimeError):
         with atomic_folder(tmp_path / "out", overwrite=True):
             raise RuntimeError("boom")
-    assert (tmp_path / "out" / "old").exists()
+    assert (tmp_path / "out" / "config.gin").exists()
 
 
 def test_atomic_folder_leftover_of_killed_run_is_replaced(tmp_path):
-    leftover = tmp_path / ".out.partial"
+    leftover = tmp_path / ".out.999999999.partial"
     leftover.mkdir()
     (leftover / "half").write_text("1")
     with atomic_folder(tmp_path / "out"):
         pass
     assert list((tmp_path / "out").iterdir()) == []
+    assert not leftover.exists()
+
+
+def test_atomic_folder_leaves_the_work_of_a_live_process(tmp_path):
+    other = tmp_path / ".out.1.partial"
+    other.mkdir()
+    with atomic_folder(tmp_path / "out"):
+        pass
+    assert other.exists()
+
+
+def test_atomic_folder_overwrites_behind_a_symbolic_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "config.gin").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    with atomic_folder(tmp_path / "link", overwrite=True) as folder:
+        (folder / "x").write_text("1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "real"]
+    assert [p.name for p in (tmp_path / "link").iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_check_out_dir_rejects_working_directory(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="is or holds the working directory"):
+        check_out_dir(name, overwrite=True)
+
+
+def test_check_out_dir_overwrites_only_results(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="no earlier result"):
+        check_out_dir(tmp_path, overwrite=True)
 
 
 def test_check_out_dir_rejects_non_empty(tmp_path):
-    (tmp_path / "x").write_text("1")
+    (tmp_path / "config.gin").write_text("1")
     with pytest.raises(OutputError, match="is not empty; add --overwrite"):
         check_out_dir(tmp_path, overwrite=False)
     assert check_out_dir(tmp_path, overwrite=True) == tmp_path

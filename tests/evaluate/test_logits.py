@@ -74,3 +74,13 @@ def test_check_logits_path_rejects_other_ending_and_missing_folder(tmp_path):
         check_logits_path(tmp_path / "l.npy", overwrite=False)
     with pytest.raises(OutputError, match="gone of the logits file does not exist"):
         check_logits_path(tmp_path / "gone" / "l.npz", overwrite=False)
+
+
+def test_read_tokens_header_beyond_the_file_is_refused(tmp_path):
+    path = tmp_path / "t.npy"
+    np.save(path, np.zeros((2, 3), np.int64))
+    text = path.read_bytes()
+    assert b"(2, 3)" in text
+    path.write_bytes(text.replace(b"(2, 3), }        ", b"(10000000, 999)}"[:17]))
+    with pytest.raises(RequestError, match=f"{path} is no .npy file of integers"):
+        read_tokens(path)

@@ -96,3 +96,10 @@ def test_find_path_looks_below_data_dir_when_there_is_none_here(tmp_path):
 def test_sha256_of_golden(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of(tmp_path / "a").startswith("ba7816bf8f01cfea")
+
+
+def test_read_dataset_broken_file_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(RequestError, match=f"data set {path} cannot be read"):
+        read_dataset(str(path), split="train", column="text", config=None, limit=None)

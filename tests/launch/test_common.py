@@ -1,8 +1,13 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from launch import common
 from moe_edge.core.checks import ConfigError
+from tests.launch.conftest import ROOT
 
 
 def test_plain_gives_json_types():
@@ -80,3 +85,43 @@ def test_script_default_out_dir_is_named_after_the_gin_file(run_script, tiny, tm
         "generate", "--gin_file", "mine.gin", "--checkpoint", tiny, "--dry_run"
     )
     assert done.summary["out_dir"].startswith("results/local/mine/")
+
+
+KILLED = """
+import os, signal, sys
+import gin
+from launch import common
+from moe_edge.core.files import atomic_folder
+
+@gin.register
+def killed(*, out_dir: str) -> dict:
+    with atomic_folder(out_dir):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+common.run("killed")
+"""
+
+
+def test_script_killed_by_sigterm_leaves_nothing(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = subprocess.run(
+        [sys.executable, "killed.py", "--out_dir=out"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["killed.py"]
+
+
+def test_data_dir_that_is_missing_is_refused(run_script):
+    done = run_script("evaluate", "--text=x", "--data_dir=nowhere", "--dry_run")
+    assert done.error == "error: --data_dir nowhere is not a folder; check the path"
+
+
+def test_seed_out_of_range_is_refused(run_script):
+    done = run_script("generate", "--prompt=x", "--seed=99999999999999999999")
+    assert "seed" in done.error and "99999999999999999999" in done.error
