@@ -19,7 +19,8 @@ FLAGS = (
     flags.DEFINE_float("max_minutes", None, "save and stop after so long"),
     flags.DEFINE_float("learning_rate", None, "peak learning rate, default 3e-3"),
     flags.DEFINE_float("balance", None, "weight of the load-balancing loss"),
-    flags.DEFINE_integer("batch_tokens", None, "tokens of a step, default 8192"),
+    flags.DEFINE_float("flatness", None, "weight of the loss on sharp routing"),
+    flags.DEFINE_integer("batch_tokens", None, "tokens of a step, default 4096"),
     flags.DEFINE_float("checkpoint_minutes", None, "between checkpoints, default 5"),
     flags.DEFINE_float("evaluate_minutes", None, "between evaluations, default 10"),
     flags.DEFINE_integer("task_characters", None, "written by each task generator"),
@@ -38,7 +39,7 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 def ask_for_huge_pages() -> None:
     """Starts again with glibc's huge pages, which it reads only at its start.
 
-    Steps are about 30 % faster; see `moe_edge/training/heap.py`.
+    Steps are about 30 % faster; see `moe_edge/core/heap.py`.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES

@@ -21,6 +21,7 @@ class CardFacts:
       entropy_NL: bits, domains in the order of `loss`.
       between_L, control_L: total variation distances of expert usage by layer.
       held_out_tokens: scored per domain.
+      notes: what else happened in the run, written by whoever ran it.
     """
 
     config: ModelConfig
@@ -34,6 +35,7 @@ class CardFacts:
     between_L: np.ndarray
     control_L: np.ndarray
     held_out_tokens: int
+    notes: str = ""
 
     @property
     def usage_ratio(self) -> float:
@@ -111,10 +113,11 @@ facts or advice.
   documents and ends generation; there is no BOS. Context {config.max_positions};
   trained on sequences of {settings["length"]}, then (decay) {settings["long_length"]}.
 - Trained on {facts.progress.tokens / 1e6:.2f} M tokens: {facts.progress.step} steps of
-  {settings["batch_tokens"]} tokens, {facts.progress.seconds / 60:.0f} minutes of two
-  shared CPU cores. AdamW, peak learning rate {settings["peak"]:g}; warm-up, plateau,
-  linear decay; load-balancing weight {settings["balance"]:g}.
-
+  {facts.progress.tokens // facts.progress.step} tokens on average,
+  {facts.progress.seconds / 60:.0f} minutes of two shared CPU cores. AdamW; learning
+  rate {settings["peak"]:g} after warm-up, a plateau, a linear decay; load-balancing
+  weight {settings["balance"]:g}.
+{facts.notes}
 ![training and held-out loss](loss.png)
 
 ## Data

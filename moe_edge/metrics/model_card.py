@@ -27,9 +27,11 @@ from moe_edge.training.run import (
     read_corpus,
 )
 
+NOTES_FILE = "notes.md"  # optional list items for the card
+
 
 def read_metrics(path: Path) -> list[dict]:
-    """Rows of metrics.jsonl in order; steps repeated after a resume keep the last."""
+    """Rows of metrics.jsonl by tokens, with the mean held-out loss added."""
     if not path.is_file():
         raise ConfigError(f"{path} is missing; expected the folder of a training run")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -62,6 +64,7 @@ def run_model_card(
     metrics = read_metrics(run / "metrics.jsonl")
     params, progress, config = read_newest(run)
     corpus = read_corpus(run / CORPUS_FILE)
+    notes = run / NOTES_FILE
     full, half = assess(params, config, corpus, rows=eval_rows)
     between_L, control_L = usage_distances(text_counts(full))
     counts_NLE = text_counts(full).sum(axis=1)
@@ -78,6 +81,7 @@ def run_model_card(
         between_L=between_L,
         control_L=control_L,
         held_out_tokens=eval_rows * 512,
+        notes=notes.read_text("utf-8") if notes.is_file() else "",
     )
     files: dict[str, str | bytes] = {"README.md": card_text(facts)}
     with tempfile.TemporaryDirectory() as temporary:

@@ -34,7 +34,8 @@ def run_pretrain(
     max_minutes: float | None = None,
     learning_rate: float = 3e-3,
     balance: float = 0.01,
-    batch_tokens: int = 8192,
+    flatness: float = 0.5,
+    batch_tokens: int = 4096,
     checkpoint_minutes: float = 5.0,
     evaluate_minutes: float = 10.0,
     task_characters: int = 3_000_000,
@@ -81,6 +82,7 @@ def run_pretrain(
         decay_tokens=decay_tokens,
         decay_minutes=decay_minutes,
     )
+    hyper = Hyper(balance=balance, flatness=flatness)
     options = RunOptions(
         batch_tokens=batch_tokens,
         max_minutes=max_minutes,
@@ -96,7 +98,7 @@ def run_pretrain(
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
-    settings |= {"balance": balance, "pause_file": pause_file}
+    settings |= dataclasses.asdict(hyper) | {"pause_file": pause_file}
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
     corpus = load_corpus(folder, Path(data_dir), vocab_size, task_characters, seed)
     progress = train(
@@ -104,7 +106,7 @@ def run_pretrain(
         corpus,
         folder,
         schedule=schedule,
-        hyper=Hyper(balance=balance),
+        hyper=hyper,
         options=options,
     )
     return {
