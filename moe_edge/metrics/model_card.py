@@ -31,11 +31,15 @@ NOTES_FILE = "notes.md"  # optional list items for the card
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Rows of metrics.jsonl by tokens, with the mean held-out loss added."""
+    """Rows of metrics.jsonl by tokens, with the mean held-out loss added.
+
+    Steps that a resumed run repeated count once, as they were the last time.
+    """
     if not path.is_file():
         raise ConfigError(f"{path} is missing; expected the folder of a training run")
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    rows.sort(key=lambda row: row["tokens"])
+    last = {(row["tokens"], "held_out" in row): row for row in rows}
+    rows = sorted(last.values(), key=lambda row: row["tokens"])
     for row in rows:
         if "held_out" in row:
             row["held_out_loss"] = float(np.mean(list(row["held_out"].values())))

@@ -9,7 +9,7 @@ routing can be measured by domain.
 """
 
 import dataclasses
-import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +49,15 @@ def load_texts(
 ) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, float]]:
     """Documents by domain as (training, held-out), and the domains' shares.
 
-    Without a data folder only code and tasks remain, which is logged.
+    Without a data folder only code and tasks remain, which is said on stderr.
     """
     texts, shares = {}, {}
     present = data_dir is not None and data_dir.is_dir()
     if not present:
-        logging.warning(
-            "no text folder at %s: training on the Python standard library and "
-            "generated tasks only",
-            data_dir,
+        print(
+            f"no text folder at {data_dir}: training on the Python standard library "
+            "and generated tasks only",
+            file=sys.stderr,
         )
     for source in SOURCES:
         if present or not source.files:

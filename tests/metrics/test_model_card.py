@@ -53,6 +53,14 @@ def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):
     np.testing.assert_allclose(got[1]["held_out_loss"], 2.0)
 
 
+def test_read_metrics_repeated_step_counts_as_the_last_time(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"tokens": 5, "loss": 3.0}, {"tokens": 9, "loss": 2.0}]
+    rows += [{"tokens": 5, "loss": 2.5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["loss"] for row in read_metrics(path)] == [2.5, 2.0]
+
+
 def test_read_metrics_rejects_folder_that_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="metrics.jsonl is missing"):
         read_metrics(tmp_path / "metrics.jsonl")
