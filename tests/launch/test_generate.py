@@ -85,8 +85,11 @@ def test_generate_rejects_out_dir_below_a_file(tiny, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be positive, got 0"),
-        ({"batch_size": 0}, "batch_size must be positive, got 0"),
+        (
+            {"max_new_tokens": 0},
+            "max_new_tokens must be a positive whole number, got 0",
+        ),
+        ({"batch_size": 2.5}, "batch_size must be a positive whole number, got 2.5"),
         ({"temperature": -0.5}, "got -0.5"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ({"top_k": -1}, "top_k must be 0 .* got -1"),
