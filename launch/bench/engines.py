@@ -17,6 +17,12 @@ def decode(engine: ResidentEngine, prompts, steps: int) -> float:
       prompts: int array [B, S].
       steps: decode steps; the host reads every token, as a user does.
     """
+    seconds = _greedy_steps(engine, prompts, steps)
+    return steps * len(prompts) / seconds
+
+
+def _greedy_steps(engine, prompts, steps: int, on_routing=None) -> float:
+    """Runs decode steps after the prompts; returns the seconds of the steps."""
     B, S = np.shape(prompts)
     session = engine.new_session(B, S + steps + 1)
     tokens = _argmax(engine.prefill(session, prompts))
@@ -24,9 +30,9 @@ def decode(engine: ResidentEngine, prompts, steps: int) -> float:
     np.asarray(tokens)
     started = time.perf_counter()
     for _ in range(steps):
-        tokens = _argmax(engine.decode(session, tokens, active))
+        tokens = _argmax(engine.decode(session, tokens, active, on_routing))
         np.asarray(tokens)
-    return steps * B / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
 def prefill(engine: ResidentEngine, prompts) -> float:
@@ -58,11 +64,6 @@ def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
     def count(layer, routing):
         distinct.append(len(np.unique(np.asarray(routing.ids_TK))))
 
-    B, S = np.shape(prompts)
-    session = engine.new_session(B, S + steps + 1)
-    tokens = _argmax(engine.prefill(session, prompts))
-    active = jax.device_put(np.ones(B, bool))
-    for _ in range(steps):
-        tokens = _argmax(engine.decode(session, tokens, active, count))
+    _greedy_steps(engine, prompts, steps, count)
     experts = sum(distinct) / steps * record.nbytes / config.moe.num_experts
     return dense + head + experts

@@ -8,16 +8,16 @@ import json
 import math
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.convert.rules import Piece, hf_shapes
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.files import atomic_folder
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = ("float32", "bfloat16")
 
 
 def olmoe_config(layers: int, dtype: str, experts: int = 64) -> dict:
@@ -54,7 +54,7 @@ def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
     """
     if folder.exists():
         return folder
-    config, dtype = config_from_hf(hf_config), DTYPES[hf_config["dtype"]]
+    config, dtype = config_from_hf(hf_config), WEIGHT_DTYPES[hf_config["dtype"]]
     shapes = hf_shapes(config)
     rng = np.random.default_rng(seed)
     # One large draw, reused at random offsets: drawing 2 GB anew takes a minute.

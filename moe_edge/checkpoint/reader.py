@@ -14,7 +14,20 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 
 
-class CheckpointReader:
+class DenseReader:
+    """What readers of both formats derive from their `config` and `dense(item)`."""
+
+    def top(self) -> dict[str, np.ndarray]:
+        """Canonical name -> array, outside the layers."""
+        items = [item for item in dense_items(self.config) if isinstance(item, str)]
+        return {name: a for item in items for name, a in self.dense(item).items()}
+
+    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
+        """Canonical name -> array of a layer's dense tensors."""
+        return self.dense(layer)
+
+
+class CheckpointReader(DenseReader):
     """Our format.
 
     Attributes:
@@ -74,15 +87,6 @@ class CheckpointReader:
     def hf_files(self) -> Path:
         """Folder with the small files of the HF folder."""
         return self.path / HF_FOLDER
-
-    def top(self) -> dict[str, np.ndarray]:
-        """Canonical name -> array, outside the layers."""
-        items = [item for item in dense_items(self.config) if isinstance(item, str)]
-        return {name: a for item in items for name, a in self.dense(item).items()}
-
-    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
-        """Canonical name -> array of a layer's dense tensors."""
-        return self.dense(layer)
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32
-from moe_edge.checkpoint.schema import Item, check_tensors, dense_items, name_some
+from moe_edge.checkpoint.reader import DenseReader
+from moe_edge.checkpoint.schema import Item, check_tensors, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_config import read_json
@@ -18,7 +19,7 @@ GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAME = "tokenizer.json"
 
 
-class HfReader:
+class HfReader(DenseReader):
     """Reads an HF folder without converting it.
 
     Every tensor name and shape is checked against the config at construction; no
@@ -75,15 +76,6 @@ class HfReader:
     @property
     def hf_source(self) -> str | None:
         return str(self.path)
-
-    def top(self) -> dict[str, np.ndarray]:
-        """Canonical name -> array, outside the layers."""
-        items = [item for item in dense_items(self.config) if isinstance(item, str)]
-        return {name: a for item in items for name, a in self.dense(item).items()}
-
-    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
-        """Canonical name -> array of a layer's dense tensors."""
-        return self.dense(layer)
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item; views of the file where possible."""

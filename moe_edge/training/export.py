@@ -29,7 +29,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _SHARD_BYTES = 1 << 40  # one file
 
 
-def read_newest(run_dir: Path, step: int | None = None):
+def read_newest(run_dir: Path):
     """(parameters, progress, config) of a run's newest checkpoint.
 
     Raises:
