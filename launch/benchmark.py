@@ -4,6 +4,7 @@ python launch/benchmark.py --suite decode --out_dir DIR
 """
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,17 +14,24 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench.convert import convert_suite
-from launch.bench.decode import decode_suite, prefill_suite
+from launch.bench import convert, decode
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.core.files import check_out_dir
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import Entry, metric, write_entry
 
 SUITES = {
-    "decode": decode_suite,
-    "prefill": prefill_suite,
-    "convert": convert_suite,
+    "decode": decode.decode_suite,
+    "prefill": decode.prefill_suite,
+    "convert": convert.convert_suite,
+}
+# Name and HF folder of what a suite measures, as it left them in the work folder.
+MODELS = {
+    "decode": lambda folder: decode.benchmark_models(folder),
+    "prefill": lambda folder: decode.benchmark_models(folder),
+    "convert": convert.convert_models,
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")
@@ -65,16 +73,13 @@ def benchmark(
         folder = Path(work_dir or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         rows = SUITES[suite](repeats, folder)
+        model = describe_models(MODELS[suite](folder))
     print_table(rows)
     peers = sorted({row["peer_name"] for row in rows if row["peer"] is not None})
     entry = Entry(
         question=f"How fast is `{suite}`, beside {', '.join(peers) or 'no peer'}?",
         answer="; ".join(sentence(row) for row in rows) + ".",
-        model={
-            "name": "default, and random models in OLMoE's shape",
-            "params": 0,
-            "weights": "random, but for default",
-        },
+        model=model,
         workload={"suite": suite, "repeats": repeats},
         metrics=[row_metric for row in rows for row_metric in metrics_of(row)],
         limits=[
@@ -98,6 +103,22 @@ def benchmark(
         "suite": suite,
         "rows": [{key: row[key] for key in keys} for row in rows],
         "out_dir": out_dir,
+    }
+
+
+def describe_models(models: list[tuple[str, Path]]) -> dict:
+    """`model` of the results entry; of several, the name lists their parameters."""
+    params = {}
+    for name, folder in models:
+        shapes = hf_shapes(open_checkpoint(folder).config)
+        params[name] = sum(math.prod(shape) for shape in shapes.values())
+    listed = ", ".join(
+        f"{name} ({count / 1e6:.1f} M)" for name, count in params.items()
+    )
+    return {
+        "name": next(iter(params)) if len(params) == 1 else listed,
+        "params": next(iter(params.values())) if len(params) == 1 else 0,
+        "weights": "random" if "default" not in params else "random, but for default",
     }
 
 

@@ -10,7 +10,7 @@ from launch import common
 
 FLAGS = (
     flags.DEFINE_string("src", None, "checkpoint to read, either format or `default`"),
-    flags.DEFINE_string("dst", None, "folder to write"),
+    flags.DEFINE_string("dst", None, "folder to write; --out_dir means the same"),
     flags.DEFINE_string("to", None, "ours (default) or hf"),
     flags.DEFINE_string("dtype", None, "of weights: float32, bfloat16, float16"),
     flags.DEFINE_bool("allow_nonfinite", None, "accept NaN and infinity in weights"),
@@ -18,4 +18,4 @@ FLAGS = (
 )
 
 if __name__ == "__main__":
-    common.run("convert_checkpoint", FLAGS)
+    common.run("convert_checkpoint", FLAGS, out_parameter="dst")

@@ -15,6 +15,12 @@ from moe_edge.core.checks import CheckpointError
 LAYERS = 18  # 2.0 GB in bfloat16
 
 
+def convert_models(work_dir: Path) -> list[tuple[str, Path]]:
+    """Name and HF folder of the model that is converted."""
+    folder = write_random(work_dir / "olmoe_2gb", olmoe_config(LAYERS, "bfloat16"))
+    return [(f"random in OLMoE's shape, {LAYERS} layers, bfloat16", folder)]
+
+
 def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
 
@@ -22,7 +28,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     leave out Python's start. The peer is a plain copy of the same folder on warm
     files. `ratio` is conversion / copy: lower is better.
     """
-    source = write_random(work_dir / "olmoe_2gb", olmoe_config(LAYERS, "bfloat16"))
+    ((_, source),) = convert_models(work_dir)
     ours, back, copy = work_dir / "ours", work_dir / "hf", work_dir / "copy"
     figures = {"to_ours": [], "to_hf": [], "copy": []}
     peaks = {"to_ours": 0, "to_hf": 0}

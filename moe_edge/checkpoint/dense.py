@@ -104,6 +104,6 @@ class DenseFiles:
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     first_line = str(error).strip().split("\n")[0][:200]
     return CheckpointError(
-        f"{path} cannot be read ({type(error).__name__}: {first_line}); convert the "
-        "model again"
+        f"{path} cannot be read ({type(error).__name__}: {first_line}); "
+        "convert the model again"
     )

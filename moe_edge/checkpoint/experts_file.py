@@ -4,7 +4,10 @@ Record (e, sub) begins at byte (e * U + sub) * record bytes. Records are padded 
 bytes, so one record is one aligned `preadv` or one memory-mapped row.
 """
 
+import itertools
 import os
+from collections import deque
+from collections.abc import Iterable
 from io import RawIOBase
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import numpy as np
 from moe_edge.core.checks import CheckpointError
 
 EXPERTS_FOLDER = "experts"
+_MAX_VIEWS = os.sysconf("SC_IOV_MAX")  # arrays the kernel takes in one call
 
 
 def experts_path(folder: Path, layer: int) -> Path:
@@ -24,6 +28,19 @@ def write_bytes(file: RawIOBase, array: np.ndarray) -> None:
     flat = memoryview(array.reshape(-1).view(np.uint8))
     while len(flat):
         flat = flat[file.write(flat) :]
+
+
+def write_arrays(file: RawIOBase, offset: int, arrays: Iterable[np.ndarray]) -> None:
+    """Writes C-contiguous arrays one behind another, in as few calls as possible."""
+    views = deque(memoryview(a.reshape(-1).view(np.uint8)) for a in arrays)
+    while views:
+        batch = list(itertools.islice(views, _MAX_VIEWS))
+        count = os.pwritev(file.fileno(), batch, offset)
+        offset += count
+        while views and count >= len(views[0]):
+            count -= len(views.popleft())
+        if count:  # a short write
+            views[0] = views[0][count:]
 
 
 def read_records(path: Path, first: int, out_NR: np.ndarray) -> None:
@@ -54,8 +71,7 @@ def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarr
             state = "truncated" if size < expected else "too long"
             raise CheckpointError(
                 f"{path} is {state}: {size} bytes, expected {expected} for {rows} "
-                "records "
-                f"of {width * dtype.itemsize} bytes; convert the model again"
+                f"records of {width * dtype.itemsize} bytes; convert the model again"
             )
         raw = np.memmap(path, np.uint8, mode="r", shape=(expected,))
     except OSError as error:

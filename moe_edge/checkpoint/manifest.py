@@ -109,9 +109,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             )
     if manifest["dtype"] not in WEIGHT_DTYPES or manifest["U"] < 1:
         raise CheckpointError(
-            f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, expected one "
-            "of "
-            f"{', '.join(WEIGHT_DTYPES)} and U >= 1"
+            f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, "
+            f"expected one of {', '.join(WEIGHT_DTYPES)} and U >= 1"
         )
     return manifest
 
@@ -138,7 +137,6 @@ def check_manifest(
         if manifest[key] != expected[key]:
             raise CheckpointError(
                 f"{folder / MANIFEST_NAME}: {key} is {manifest[key]}, but its "
-                "hf_config "
-                f"means {expected[key]}"
+                f"hf_config means {expected[key]}"
             )
     return layout

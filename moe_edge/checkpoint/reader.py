@@ -73,8 +73,7 @@ class CheckpointReader(DenseReader):
         if not path.is_relative_to(self.path) or not path.is_file():
             raise CheckpointError(
                 f"{self.path}: tokenizer {self.manifest['tokenizer']!r} of the "
-                "manifest "
-                "is not a file of the checkpoint"
+                "manifest is not a file of the checkpoint"
             )
         return path
 

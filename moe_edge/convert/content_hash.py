@@ -19,8 +19,9 @@ from moe_edge.checkpoint.schema import Item, Shapes, dense_items
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
 
-# Bytes of expert records that are in memory together.
-CHUNK_BYTES = 8 << 20
+# Bytes of expert records that are in memory together. The page cache takes a few
+# large writes in a fifth of the time of writes of half a megabyte.
+CHUNK_BYTES = 32 << 20
 
 
 class ContentHash:

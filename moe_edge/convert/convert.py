@@ -1,13 +1,13 @@
 """Converts a checkpoint: Hugging Face -> ours, ours -> Hugging Face.
 
-Weights stream through a few buffers, layer by layer: read, checked for NaN and
-infinity, hashed (in a second thread, while the first writes), written. Nothing
-appears at the destination before everything is there.
+Weights stream through two buffers, layer by layer: one thread reads and writes, a
+second checks for NaN and infinity and hashes. Nothing appears at the destination
+before everything is there.
 """
 
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from tqdm import tqdm
 from moe_edge.checkpoint.dtypes import all_finite, weight_dtype
 from moe_edge.checkpoint.schema import Item, dense_items
 from moe_edge.convert import rules
-from moe_edge.convert.content_hash import ContentHash, chunk_rows, dense_pieces
+from moe_edge.convert.content_hash import (
+    ContentHash,
+    chunk_rows,
+    content_sha256,
+    dense_pieces,
+)
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.hf_reader import HfReader
@@ -29,6 +34,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.model.config import ModelConfig
 
+CONFIG_GIN = "config.gin"
 _BUFFERS = 2
 
 
@@ -43,6 +49,7 @@ def convert_checkpoint(
     shard_size: str | int = "5GB",
     progress: bool = True,
     dry_run: bool = False,
+    config_text: Callable[[], str] | None = None,
 ) -> dict[str, Any]:
     """Converts one checkpoint folder into another.
 
@@ -56,6 +63,7 @@ def convert_checkpoint(
       shard_size: most bytes of a safetensors shard (to="hf").
       progress: show a progress bar on stderr.
       dry_run: check everything but the weights' values, write nothing.
+      config_text: gives the settings to store as `dst`/config.gin.
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
       dropped (names the model does not use).
@@ -100,6 +108,8 @@ def convert_checkpoint(
                 stream = _Stream(reader, sink, allow_nonfinite)
                 digest, total_bytes = stream.run(progress)
                 _check_digest(reader, digest, changed)
+                if config_text is not None:
+                    (folder / CONFIG_GIN).write_text(config_text(), encoding="utf-8")
                 sink.finish(digest)
             finally:
                 sink.close()
@@ -118,8 +128,12 @@ def convert_checkpoint(
 
 def _check_digest(reader, digest: str, changed: bool) -> None:
     """A checkpoint of ours must still hold what its manifest says."""
-    stored = None if isinstance(reader, HfReader) else reader.content_sha256()
-    if stored is not None and not changed and stored != digest:
+    if isinstance(reader, HfReader):
+        return
+    stored = reader.content_sha256()
+    if changed:  # `digest` is of what was written; the source is read once more
+        digest = content_sha256(open_checkpoint(reader.path))
+    if stored != digest:
         raise CheckpointError(
             f"the weights of {reader.path} hash to {digest[:16]}..., its manifest says "
             f"{stored[:16]}...; a file was altered, convert the original again"
@@ -170,9 +184,8 @@ class _Stream:
                     _wait(pending[turn])
                     records = buffers[turn, : min(step, rows - first)]
                     reader.read_experts(layer, first, records)
-                    self._check(records, layer, first)
                     pieces = rules.records_to_hf(config, layer, first, records)
-                    pending[turn] = pool.submit(self._hash, pieces)
+                    pending[turn] = pool.submit(self._examine, pieces)
                     self._sink.experts(layer, first, records)
                     turn = (turn + 1) % _BUFFERS
                     reader.release()
@@ -183,34 +196,23 @@ class _Stream:
     def _dense(self, item: Item, pool: ThreadPoolExecutor) -> None:
         arrays = self._reader.dense(item)
         pieces = dense_pieces(self._config, item, arrays)
-        hashed = pool.submit(self._hash, pieces)
-        for piece in pieces:
-            self._refuse_nonfinite([piece])
+        examined = pool.submit(self._examine, pieces)
         self._sink.dense(item, arrays)
-        hashed.result()
+        examined.result()
         self._reader.release()
 
-    def _check(self, records_NR: np.ndarray, layer: int, first: int) -> None:
-        # All records at once; only a bad block is looked at tensor by tensor.
-        if not self._allow_nonfinite and not all_finite(records_NR):
-            self._refuse_nonfinite(
-                rules.records_to_hf(self._config, layer, first, records_NR)
-            )
+    def _examine(self, pieces: Iterable[rules.Piece]) -> None:
+        """Checks and hashes a tensor while the processor's cache holds it.
 
-    def _refuse_nonfinite(self, pieces: Iterable[rules.Piece]) -> None:
-        """Raises for the first tensor with NaN or infinity, by its name."""
+        Runs in the one worker only.
+        """
         for piece in pieces:
             if not self._allow_nonfinite and not all_finite(piece.array):
                 raise CheckpointError(
                     f"tensor {piece.name} has NaN or infinite values (as "
                     f"{piece.array.dtype.name}); add --allow_nonfinite to keep them, "
-                    "or "
-                    "choose another --dtype if the cast overflowed"
+                    "or choose another --dtype if the cast overflowed"
                 )
-
-    def _hash(self, pieces: Iterable[rules.Piece]) -> None:
-        """Runs in the one worker only."""
-        for piece in pieces:
             self._content.add(piece)
             self._bytes += piece.array.nbytes
 

@@ -114,8 +114,7 @@ def deepseek_v3(fields: Fields) -> dict:
     if moe.num_experts // moe.num_groups < 2:
         raise ConfigError(
             f"n_group {moe.num_groups} leaves fewer than two of {moe.num_experts} "
-            "experts "
-            "in a group, which scores groups by their best two"
+            "experts in a group, which scores groups by their best two"
         )
     return {
         **common,

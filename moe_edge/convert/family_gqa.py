@@ -128,8 +128,7 @@ def qwen3_moe(fields: Fields) -> dict:
     if types not in (None, uniform):
         raise ConfigError(
             f"layer_types of qwen3_moe is {types}, expected {uniform[0]!r} in every "
-            "layer "
-            f"(use_sliding_window is {sliding})"
+            f"layer (use_sliding_window is {sliding})"
         )
     attention = read_gqa(
         fields,

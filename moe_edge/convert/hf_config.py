@@ -180,9 +180,8 @@ class Fields:
             )
             raise ConfigError(
                 f"config.json of {self.family} has fields that may change what the "
-                "model "
-                f"computes and are not implemented: {listed}; remove them if they do "
-                "not"
+                f"model computes and are not implemented: {listed}; "
+                "remove them if they do not"
             )
 
     def _bad(self, name: str, value: Any, expected: str) -> ConfigError:

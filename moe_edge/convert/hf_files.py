@@ -59,8 +59,7 @@ def copy_small_files(
         if path.stat().st_size > _MAX_BYTES:
             raise CheckpointError(
                 f"{path} has {path.stat().st_size} bytes, expected at most "
-                f"{_MAX_BYTES} "
-                "for a file that is not weights"
+                f"{_MAX_BYTES} for a file that is not weights"
             )
         shutil.copyfile(path, target / path.name)
         copied.append(path.name)

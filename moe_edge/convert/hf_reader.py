@@ -58,8 +58,7 @@ class HfReader(DenseReader):
             mixed = [f"{name} ({dtype.name})" for dtype, name in dtypes.items()]
             raise CheckpointError(
                 f"{self.path}: experts are stored in several dtypes: "
-                f"{name_some(mixed)}; "
-                "convert with --dtype"
+                f"{name_some(mixed)}; convert with --dtype"
             )
         return next(iter(dtypes))
 

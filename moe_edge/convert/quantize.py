@@ -43,8 +43,7 @@ def quantization(raw: dict[str, Any]) -> tuple[str | None, tuple[int, int] | Non
     if method not in known:
         raise ConfigError(
             f"quantization_config has quant_method {method!r}; known: fp8 (blocks), "
-            "mxfp4. "
-            "Convert from an unquantised copy of the model"
+            "mxfp4. Convert from an unquantised copy of the model"
         )
     unknown = {
         k: v for k, v in section.items() if k not in known[method] and v is not None
@@ -63,9 +62,8 @@ def quantization(raw: dict[str, Any]) -> tuple[str | None, tuple[int, int] | Non
         or any(type(n) is not int or n < 1 for n in block)
     ):
         raise ConfigError(
-            f"quantization_config.weight_block_size is {block!r}, expected [rows, "
-            "cols]; "
-            "FP8 with one scale per tensor or channel is not supported"
+            f"quantization_config.weight_block_size is {block!r}, expected "
+            "[rows, cols]; FP8 with one scale per tensor or channel is not supported"
         )
     return method, (block[0], block[1])
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.checkpoint.experts_file import write_bytes
+from moe_edge.checkpoint.experts_file import write_arrays
 from moe_edge.checkpoint.schema import Shapes
 from moe_edge.convert.rules import Piece
-from moe_edge.convert.safetensors_reader import DTYPE_NAMES, INDEX_NAME, SINGLE_NAME
+from moe_edge.convert.safetensors_folder import INDEX_NAME, SINGLE_NAME
+from moe_edge.convert.safetensors_reader import DTYPE_NAMES
 from moe_edge.core.checks import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -73,7 +74,7 @@ class SafetensorsWriter:
             text += b" " * (-len(text) % 8)
             handle = (folder / file_name).open("wb", buffering=0)
             header_bytes = len(text).to_bytes(8, "little") + text
-            write_bytes(handle, np.frombuffer(header_bytes, np.uint8))
+            write_arrays(handle, 0, [np.frombuffer(header_bytes, np.uint8)])
             self._handles.append(handle)
             for name in tensors:
                 offset = 8 + len(text) + header[name]["data_offsets"][0]
@@ -89,17 +90,26 @@ class SafetensorsWriter:
             }
             (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
 
-    def write(self, piece: Piece) -> None:
-        """Writes some bytes of a tensor at their place."""
-        name, first, array = piece
-        handle, offset = self._files[name]
-        if array.dtype != self._dtypes[name]:
-            raise ConfigError(
-                f"{name} came as {array.dtype}, planned as {self._dtypes[name]}"
-            )
-        handle.seek(offset + first * array.dtype.itemsize)
-        write_bytes(handle, array)
-        self._left[name] -= array.size
+    def write(self, *pieces: Piece) -> None:
+        """Writes some bytes of tensors at their places, neighbours together."""
+        run: list[np.ndarray] = []
+        place: tuple = (None, 0, 0)  # file, first byte and end of the run
+        for name, first, array in pieces:
+            if array.dtype != self._dtypes[name]:
+                raise ConfigError(
+                    f"{name} came as {array.dtype}, planned as {self._dtypes[name]}"
+                )
+            handle, offset = self._files[name]
+            offset += first * array.dtype.itemsize
+            if (handle, offset) != (place[0], place[2]):
+                if run:
+                    write_arrays(place[0], place[1], run)
+                run, place = [], (handle, offset, offset)
+            run.append(array)
+            place = (*place[:2], place[2] + array.nbytes)
+            self._left[name] -= array.size
+        if run:
+            write_arrays(place[0], place[1], run)
 
     def close(self) -> None:
         """Closes the shards."""

@@ -126,12 +126,11 @@ class HfSink:
         self._writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
 
     def dense(self, item, arrays):
-        for piece in dense_pieces(self._config, item, arrays):
-            self._writer.write(piece)
+        self._writer.write(*dense_pieces(self._config, item, arrays))
 
     def experts(self, layer, first, records_NR):
-        for piece in rules.records_to_hf(self._config, layer, first, records_NR):
-            self._writer.write(piece)
+        pieces = rules.records_to_hf(self._config, layer, first, records_NR)
+        self._writer.write(*pieces)
 
     def finish(self, content_sha256):
         self.close()

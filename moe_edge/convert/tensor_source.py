@@ -15,7 +15,7 @@ from moe_edge.checkpoint.dtypes import BFLOAT16, WEIGHT_DTYPES, cast
 from moe_edge.checkpoint.schema import Shapes, name_some
 from moe_edge.convert import quantize
 from moe_edge.convert.rules import TOP
-from moe_edge.convert.safetensors_reader import open_folder
+from moe_edge.convert.safetensors_folder import open_folder
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 
@@ -93,9 +93,8 @@ class TensorSource:
         if wrong:
             raise CheckpointError(
                 f"{name_some(wrong)}: expected one of {', '.join(WEIGHT_DTYPES)} (an "
-                "FP8 "
-                "or MXFP4 file needs its quantization_config; name another --dtype for "
-                "float64)"
+                "FP8 or MXFP4 file needs its quantization_config; name another "
+                "--dtype for float64)"
             )
 
     def dtype(self, name: str, keep_float32: bool = False) -> np.dtype:

@@ -9,10 +9,9 @@ from moe_edge.model.config import ModelConfig
 
 
 class Tokenizer:
-    """Text <-> ids, with the model's end-of-text ids.
+    """Text <-> ids.
 
     Attributes:
-      eos_ids: ids that end a generation.
       vocab_size: number of ids the tokenizer knows.
     """
 
@@ -24,13 +23,11 @@ class Tokenizer:
         # Files may ask for padding and truncation; neither is wanted here.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.eos_ids = config.eos_ids
         self.vocab_size = self._tokenizer.get_vocab_size()
         if self.vocab_size > config.vocab_size:
             raise CheckpointError(
-                f"tokenizer {path} has {self.vocab_size} tokens, the model's "
-                "vocabulary "
-                f"only {config.vocab_size}; use the tokenizer of this model"
+                f"tokenizer {path} has {self.vocab_size} tokens, the vocabulary of "
+                f"the model only {config.vocab_size}; use the tokenizer of this model"
             )
 
     def encode(self, text: str) -> list[int]:

@@ -6,12 +6,13 @@ on held-out text, and writes the model card with its pictures beside them.
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.files import check_out_dir
 from moe_edge.core.heap import keep_heap
 from moe_edge.evaluate.routing_stats import usage_entropy
@@ -20,12 +21,8 @@ from moe_edge.metrics import plots
 from moe_edge.metrics.card_text import CardFacts, card_text
 from moe_edge.training.evaluation import assess, text_counts
 from moe_edge.training.export import export_hf, read_newest
-from moe_edge.training.run import (
-    CORPUS_FILE,
-    SETTINGS_FILE,
-    TOKENIZER_FILE,
-    read_corpus,
-)
+from moe_edge.training.resume import CORPUS_FILE, saved_config
+from moe_edge.training.run import SETTINGS_FILE, TOKENIZER_FILE, read_corpus
 
 NOTES_FILE = "notes.md"  # optional list items for the card
 
@@ -46,8 +43,29 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
+def check_run(run: Path) -> list[dict]:
+    """The metrics of a training run that has everything the card is made from.
+
+    Raises:
+      ConfigError: names the first file that is missing, or the checkpoint.
+    """
+    metrics = read_metrics(run / "metrics.jsonl")
+    for name in (CORPUS_FILE, SETTINGS_FILE, TOKENIZER_FILE):
+        if not (run / name).is_file():
+            raise ConfigError(f"{run / name} is missing; is the run complete?")
+    if saved_config(run) is None:
+        raise ConfigError(f"no training checkpoint in {run}; the run saved none yet")
+    return metrics
+
+
 def run_model_card(
-    run_dir: str, out_dir: str, *, eval_rows: int = 16, overwrite: bool = False
+    run_dir: str,
+    out_dir: str,
+    *,
+    eval_rows: int = 16,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] | None = None,
 ) -> dict:
     """Writes `out_dir`: weights, tokenizer, README.md, loss.png, routing_entropy.png.
 
@@ -56,6 +74,8 @@ def run_model_card(
       out_dir: the Hugging Face folder to write.
       eval_rows: held-out sequences of 512 tokens measured per domain.
       overwrite: replace a non-empty `out_dir`.
+      dry_run: check `run_dir` and `out_dir`, write nothing.
+      config_text: gives the settings to store as config.gin.
     Returns:
       Summary with tokens, perplexity by domain, the ratio of expert-usage distances
       (between tasks to same task) and the mean loss with half the experts.
@@ -63,9 +83,12 @@ def run_model_card(
       ConfigError: `run_dir` is not a run. OutputError: `out_dir` cannot be written.
     """
     check_out_dir(out_dir, overwrite)
-    keep_heap()
+    check_count("eval_rows", eval_rows)
     run = Path(run_dir)
-    metrics = read_metrics(run / "metrics.jsonl")
+    metrics = check_run(run)
+    if dry_run:
+        return {"dry_run": True, "out_dir": out_dir}
+    keep_heap()
     params, progress, config = read_newest(run)
     corpus = read_corpus(run / CORPUS_FILE)
     notes = run / NOTES_FILE
@@ -96,6 +119,8 @@ def run_model_card(
         )
         files["loss.png"] = loss.read_bytes()
         files["routing_entropy.png"] = entropy.read_bytes()
+    if config_text is not None:
+        files["config.gin"] = config_text()
     tokenizer = Tokenizer.from_file(str(run / TOKENIZER_FILE))
     export_hf(
         params,

@@ -99,28 +99,20 @@ def expert_usage(
         plt.close(figure)
 
 
-def loss_curve(
-    path: Path,
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    title: str,
-    x: str = "tokens",
-    series: Mapping[str, str] | None = None,
-) -> None:
+def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
     """Training and held-out loss against tokens seen.
 
     Args:
       path: PNG file to write.
-      rows: metric rows; a row without a key is left out of that curve.
+      rows: metric rows with `tokens`; one without `loss` or `held_out_loss` is left
+        out of that curve.
       title: of the picture.
-      x: key of the horizontal axis, in tokens.
-      series: key -> label of the curves (default `loss` and `held_out_loss`).
     """
-    series = series or {"loss": "training", "held_out_loss": "held out (mean)"}
+    series = {"loss": "training", "held_out_loss": "held out (mean)"}
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
         for key, label in series.items():
-            points = [(row[x] / 1e6, row[key]) for row in rows if key in row]
+            points = [(row["tokens"] / 1e6, row[key]) for row in rows if key in row]
             if not points:
                 continue
             few = len(points) < 60

@@ -9,6 +9,7 @@ routing can be measured by domain.
 """
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,21 @@ class Corpus:
     @property
     def domains(self) -> list[str]:
         return list(self.train)
+
+
+def check_data_dir(data_dir: Path) -> None:
+    """Raises ConfigError if a training text cannot be read.
+
+    A data folder that is missing altogether is fine: see `load_texts`.
+    """
+    if not data_dir.is_dir():
+        return
+    for path in (data_dir / name for source in SOURCES for name in source.files):
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise ConfigError(
+                f"training text {path} is missing or cannot be read; expected the "
+                "files of the data folder below --data_dir"
+            )
 
 
 def load_texts(

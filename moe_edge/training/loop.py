@@ -15,6 +15,7 @@ from moe_edge.core.files import write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
 from moe_edge.training.evaluation import evaluate_held_out
+from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
 from moe_edge.training.step import (
     Hyper,
@@ -129,16 +130,15 @@ def train(
 ) -> checkpoints.Progress:
     """Trains from the newest checkpoint in `out_dir`, or from the start.
 
+    A checkpoint must be of this `config`: `resume.check_resume` says so.
     Writes `checkpoints/` and `metrics.jsonl`.
 
     Returns:
       Where the run stopped.
-    Raises:
-      ConfigError: the checkpoint in `out_dir` is of another architecture.
     """
     metrics_path = out_dir / "metrics.jsonl"
     with (
-        checkpoints.open_checkpoints(out_dir / "checkpoints") as manager,
+        checkpoints.open_checkpoints(out_dir / CHECKPOINTS_FOLDER) as manager,
         _StopOnSignal() as signals,
     ):
         restored = checkpoints.restore(manager, hyper)
@@ -147,12 +147,7 @@ def train(
             state = TrainState(params, make_optimizer(hyper).init(params))
             progress = checkpoints.Progress()
         else:
-            state, progress, saved_config = restored
-            if saved_config != config:
-                raise ConfigError(
-                    f"checkpoint in {out_dir} is of another architecture than asked "
-                    "for; name another --out_dir or the same model flags"
-                )
+            state, progress, _ = restored
         order = data.ChunkOrder(corpus, options.seed)
         order.skip_to(progress.position)
         step_fn, eval_fn = make_train_step(config, hyper), make_eval_step(config)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,16 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.training import data
 from moe_edge.training.default_config import default_config
 from moe_edge.training.loop import RunOptions, say, train
+from moe_edge.training.resume import (
+    CORPUS_FILE,
+    FACTS_FILE,
+    check_resume,
+    corpus_facts,
+)
 from moe_edge.training.schedule import Schedule
 from moe_edge.training.step import Hyper
 
 TOKENIZER_FILE = "tokenizer.json"
-CORPUS_FILE = "corpus.npz"
 SETTINGS_FILE = "settings.json"
 EVAL_ROWS = 16  # held-out sequences of a domain
 
@@ -49,6 +55,7 @@ def run_pretrain(
     pause_file: str | None = None,
     seed: int = 0,
     dry_run: bool = False,
+    config_text: Callable[[], str] | None = None,
 ) -> dict:
     """Trains, or goes on training, the model in `out_dir`.
 
@@ -60,10 +67,12 @@ def run_pretrain(
       out_dir: receives tokenizer.json, corpus.npz, checkpoints/, metrics.jsonl.
       data_dir: the data folder; where it is missing, code and tasks alone train.
       pause_file: while this file exists the loop sleeps between steps.
+      dry_run: check settings, data and `out_dir`, write nothing.
+      config_text: gives the settings to store as config.gin.
     Returns:
       Summary with step, tokens, seconds and out_dir.
     Raises:
-      ConfigError: settings that do not fit each other or the checkpoint.
+      ConfigError: settings that do not fit each other, the checkpoint or the corpus.
     """
     check_positive("learning_rate", learning_rate)
     config = default_config(
@@ -92,15 +101,21 @@ def run_pretrain(
         pause_file=Path(pause_file) if pause_file else None,
         seed=seed,
     )
+    folder, texts = Path(out_dir), Path(data_dir)
+    facts = corpus_facts(texts, vocab_size, task_characters, seed)
+    check_resume(folder, config, facts)
+    if not (folder / CORPUS_FILE).is_file():
+        data.check_data_dir(texts)
     if dry_run:
         return {"dry_run": True, "out_dir": out_dir}
     keep_heap()
-    folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
     settings |= dataclasses.asdict(hyper) | {"pause_file": pause_file}
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
-    corpus = load_corpus(folder, Path(data_dir), vocab_size, task_characters, seed)
+    if config_text is not None:
+        write_text(folder / "config.gin", config_text())
+    corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
     progress = train(
         config,
         corpus,
@@ -121,7 +136,10 @@ def run_pretrain(
 def load_corpus(
     folder: Path, data_dir: Path, vocab_size: int, task_characters: int, seed: int
 ) -> data.Corpus:
-    """The encoded corpus of a run; built and stored in `folder` the first time."""
+    """The encoded corpus of a run; built and stored in `folder` the first time.
+
+    A stored one is used as it is: `resume.check_corpus` says whether it fits.
+    """
     stored = folder / CORPUS_FILE
     if stored.is_file():
         return read_corpus(stored)
@@ -141,6 +159,9 @@ def load_corpus(
     arrays = {f"train/{d}": s.astype(np.uint16) for d, s in corpus.train.items()}
     arrays |= {f"held_out/{d}": s.astype(np.uint16) for d, s in corpus.held_out.items()}
     arrays["shares"] = np.array([corpus.shares[d] for d in corpus.domains])
+    # First, so that a corpus without its facts is never seen.
+    facts = corpus_facts(data_dir, vocab_size, task_characters, seed)
+    write_text(folder / FACTS_FILE, json.dumps(facts, indent=1) + "\n")
     partial = folder / f".partial.{CORPUS_FILE}"
     np.savez(partial, **arrays)
     partial.rename(stored)

@@ -49,6 +49,17 @@ def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny):
     assert got == dense + 2 * V * D + L * K * record
 
 
+def test_describe_models_counts_one_and_lists_several(tiny):
+    D, F, E, V, L = 48, 16, 9, 61, 2
+    # Four projections, two norms and two of queries and keys, a router, experts.
+    count = L * (4 * D * D + 4 * D + E * D + 3 * E * D * F) + 2 * V * D + D
+    one = benchmark.describe_models([("a", tiny)])
+    assert one == {"name": "a", "params": count, "weights": "random"}
+    two = benchmark.describe_models([("a", tiny), ("default", tiny)])
+    listed = f"a ({count / 1e6:.1f} M), default ({count / 1e6:.1f} M)"
+    assert (two["name"], two["params"]) == (listed, 0)
+
+
 @pytest.mark.parametrize("suite", ["decode", "prefill"])
 def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])

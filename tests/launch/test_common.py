@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -85,6 +86,47 @@ def test_script_default_out_dir_is_named_after_the_gin_file(run_script, tiny, tm
         "generate", "--gin_file", "mine.gin", "--checkpoint", tiny, "--dry_run"
     )
     assert done.summary["out_dir"].startswith("results/local/mine/")
+
+
+TWICE = """
+import os
+import gin
+from launch import common, out_dir as naming
+from moe_edge.core.files import atomic_folder
+
+naming.time.strftime = lambda form: "now"
+
+@gin.register
+def twice(*, out_dir: str, fail: bool = False) -> dict:
+    if fail:
+        raise common.ConfigError("no")
+    before = os.path.isdir(out_dir)
+    with atomic_folder(out_dir) as folder:
+        (folder / "x").write_text("")
+    return {"out_dir": out_dir, "reserved": before}
+
+common.run("twice")
+"""
+
+
+def test_script_default_out_dirs_of_one_second_differ(tmp_path):
+    (tmp_path / "twice.py").write_text(TWICE)
+
+    def run(*flags):
+        return subprocess.run(
+            [sys.executable, "twice.py", *flags],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    assert run("--gin_param=twice.fail = True").returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["twice.py"]
+    first, second = (json.loads(run().stdout) for _ in range(2))
+    assert second["out_dir"] == first["out_dir"] + "-2"
+    assert first["reserved"] and second["reserved"]
 
 
 KILLED = """

@@ -5,7 +5,9 @@ def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tm
         tiny
     )
     assert summary["seconds"] > 0 and summary["peak_rss_bytes"] > 1 << 20
-    flags = ["--src", "ours", "--dst", "back", "--to", "hf"]
+    gin = (tmp_path / "ours" / "config.gin").read_text()
+    assert "convert_checkpoint.dst = 'ours'" in gin
+    flags = ["--src", "ours", "--out_dir", "back", "--to", "hf"]
     back = run_script("convert", *flags, as_module=True).summary
     assert back["content_sha256"] == summary["content_sha256"]
     for name in ("config.json", "tokenizer.json"):
@@ -24,6 +26,10 @@ def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
     error = run_script("convert", "--src", tiny, "--dst", "full").error
     assert "full is not empty; add --overwrite" in error
     assert "no dst given" in run_script("convert", "--src", tiny).error
+    two = ["--src", tiny, "--dst", "a", "--out_dir", "b"]
+    assert "--out_dir b and --dst a name two folders" in (
+        run_script("convert", *two).error
+    )
     assert "nowhere is not a folder" in (
         run_script("convert", "--src", "nowhere", "--dst", "x").error
     )

@@ -30,8 +30,11 @@ def test_evaluate_logits_as_module_equal_perplexity(run_script, tiny, tmp_path):
     tokens = np.random.default_rng(0).integers(1, 320, (2, 40))
     np.save(tmp_path / "t.npy", tokens)
     flags = ["--checkpoint", tiny, "--tokens", "t.npy", "--logits", "l.npz"]
-    summary = run_script("evaluate", *flags, as_module=True).summary
-    assert summary["shape"] == [2, 40, 320]
+    summary = run_script("evaluate", *flags, "--out_dir", "o", as_module=True).summary
+    assert summary["shape"] == [2, 40, 320] and summary["out_dir"] == "o"
+    stored = json.loads((tmp_path / "o" / "evaluation.json").read_text())
+    assert (stored["mode"], stored["source"][0]["path"]) == ("tokens", "t.npy")
+    assert "evaluate.tokens = 't.npy'" in (tmp_path / "o" / "config.gin").read_text()
     with np.load(tmp_path / "l.npz") as file:
         assert file["logits"].dtype == np.float32
         assert np.isfinite(file["logits"]).all()
@@ -89,6 +92,13 @@ def test_evaluate_rejects_tokens_outside_the_vocabulary(tiny, tmp_path):
     with pytest.raises(RequestError, match="token id 320, expected 0..319"):
         evaluate(tmp_path, tiny, **paths)
     assert not (tmp_path / "l.npz").exists()
+
+
+def test_evaluate_rejects_logits_inside_the_results_folder(tiny, tmp_path):
+    np.save(tmp_path / "t.npy", np.ones((1, 4), int))
+    paths = {"tokens": str(tmp_path / "t.npy"), "logits": str(tmp_path / "o/l.npz")}
+    with pytest.raises(OutputError, match="l.npz is inside the results folder"):
+        evaluate(tmp_path, tiny, **paths)
 
 
 def test_evaluate_rejects_existing_logits_file(tiny, tmp_path):

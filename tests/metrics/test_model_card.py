@@ -33,7 +33,11 @@ def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "EVAL_ROWS", 2)
     run.run_pretrain(str(tmp_path / "run"), **TINY)
     out = tmp_path / "out"
-    summary = run_model_card(str(tmp_path / "run"), str(out), eval_rows=2)
+    options = {"eval_rows": 2, "config_text": lambda: "a.b = 1"}
+    dry = run_model_card(str(tmp_path / "run"), str(out), **options, dry_run=True)
+    assert dry["dry_run"] and not out.exists()
+    summary = run_model_card(str(tmp_path / "run"), str(out), **options)
+    assert (out / "config.gin").read_text() == "a.b = 1"
     card = (out / "README.md").read_text()
     assert "| code | 72% | Python standard library" in card
     assert f"{summary['perplexity']['stories']:.2f}" in card
@@ -42,6 +46,11 @@ def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
     assert open_checkpoint(out).config.moe.num_experts == 4
     with pytest.raises(OutputError, match="is not empty"):
         run_model_card(str(tmp_path / "run"), str(out))
+    for name in ("settings.json", "checkpoints"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+        with pytest.raises(ConfigError, match=rf"{name} is missing|no training check"):
+            run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
+        (tmp_path / name).rename(tmp_path / "run" / name)
 
 
 def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.training import export, run, step
 from moe_edge.training import text as text_module
 from moe_edge.training.default_config import default_config
@@ -39,7 +39,7 @@ def tiny_run(tmp_path_factory):
         patch.setattr(text_module, "_STDLIB_BYTES", 30_000)
         patch.setattr(run, "EVAL_ROWS", 2)
         first = run.run_pretrain(str(folder), **TINY | {"train_tokens": 3072})
-        second = run.run_pretrain(str(folder), **TINY)
+        second = run.run_pretrain(str(folder), **TINY, config_text=lambda: "run = 2")
     return folder, first, second
 
 
@@ -56,10 +56,50 @@ def test_run_pretrain_resumes_where_it_stopped(tiny_run):
     assert json.loads((folder / "status.json").read_text())["finished"]
 
 
-def test_run_pretrain_rejects_other_architecture(tiny_run):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 1}, "is of another architecture"),
+        ({"vocab_size": 500}, "--vocab_size is 500, it was 400"),
+        ({"seed": 1}, "--seed is 1, it was 0"),
+        ({"task_characters": 5000}, "--task_characters is 5000, it was 4000"),
+        ({"data_dir": "."}, "--data_dir is .*, it was None"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_run_pretrain_refused_resume_changes_nothing(
+    tiny_run, change, message, dry_run
+):
     folder, _, _ = tiny_run
-    with pytest.raises(ConfigError, match="is of another architecture"):
-        run.run_pretrain(str(folder), **TINY | {"num_layers": 1})
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    options = TINY | {"learning_rate": 1e-4, "dry_run": dry_run} | change
+    with pytest.raises(ConfigError, match=message):
+        run.run_pretrain(str(folder), **options, config_text=lambda: "new")
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_run_pretrain_dry_run_of_a_resume_writes_nothing(tiny_run):
+    folder, _, _ = tiny_run
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    assert run.run_pretrain(str(folder), **TINY, dry_run=True)["dry_run"]
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+    assert (folder / "config.gin").read_text() == "run = 2"
+
+
+def test_run_pretrain_rejects_corpus_of_unknown_origin(tmp_path):
+    (tmp_path / "corpus.npz").write_bytes(b"")
+    with pytest.raises(ConfigError, match="delete .*corpus.npz and it is built again"):
+        run.run_pretrain(str(tmp_path), **TINY, dry_run=True)
+
+
+def test_run_pretrain_dry_run_names_missing_text_and_bad_out_dir(tmp_path):
+    (tmp_path / "file").write_text("")
+    options = TINY | {"dry_run": True}
+    with pytest.raises(OutputError, match="file is a file"):
+        run.run_pretrain(str(tmp_path / "file"), **options)
+    with pytest.raises(ConfigError, match=f"training text {tmp_path}.* is missing or"):
+        run.run_pretrain(str(tmp_path / "new"), **options | {"data_dir": str(tmp_path)})
+    assert not (tmp_path / "new").exists()
 
 
 def test_export_hf_reads_back_as_bfloat16_of_the_parameters(tiny_run, tmp_path):

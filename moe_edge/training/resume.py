@@ -1,0 +1,88 @@
+"""What must agree before a run goes on in a folder: its model and its corpus.
+
+Nothing here writes, so that a refused resume leaves the folder as it was.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.model.config import ModelConfig
+from moe_edge.training import checkpoints
+
+CHECKPOINTS_FOLDER = "checkpoints"
+CORPUS_FILE = "corpus.npz"
+FACTS_FILE = "corpus.json"  # what the corpus was built with
+
+
+def saved_config(run_dir: Path) -> ModelConfig | None:
+    """The architecture of a run's newest checkpoint, or None if it has none."""
+    folder = run_dir / CHECKPOINTS_FOLDER
+    if not folder.is_dir():
+        return None
+    with checkpoints.open_checkpoints(folder) as manager:
+        step = manager.latest_step()
+        if step is None:
+            return None
+        about = ocp.args.Composite(about=ocp.args.JsonRestore())
+        stored = manager.restore(step, args=about)["about"]
+    return checkpoints.config_from_json(stored["config"])
+
+
+def corpus_facts(
+    data_dir: Path, vocab_size: int, task_characters: int, seed: int
+) -> dict[str, Any]:
+    """What a corpus depends on; without a data folder, `data_dir` is None."""
+    return {
+        "data_dir": str(data_dir.resolve()) if data_dir.is_dir() else None,
+        "vocab_size": vocab_size,
+        "task_characters": task_characters,
+        "seed": seed,
+    }
+
+
+def check_corpus(run_dir: Path, facts: dict[str, Any]) -> None:
+    """Raises ConfigError if `run_dir` has a corpus that was built with other facts."""
+    path = run_dir / CORPUS_FILE
+    if not path.is_file():
+        return
+    try:
+        stored = json.loads((run_dir / FACTS_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        stored = None
+    if not isinstance(stored, dict):
+        raise ConfigError(
+            f"{run_dir / FACTS_FILE} does not say what {path.name} was built with; "
+            f"delete {path} and it is built again"
+        )
+    differing = [
+        f"--{name} is {value!r}, it was {stored.get(name)!r}"
+        for name, value in facts.items()
+        if stored.get(name) != value
+    ]
+    if differing:
+        raise ConfigError(
+            f"{path} was built with other settings: {'; '.join(differing)}; name them "
+            "again or another --out_dir"
+        )
+
+
+def check_resume(run_dir: Path, config: ModelConfig, facts: dict[str, Any]) -> None:
+    """Checks that a run of `config` on the corpus of `facts` may use `run_dir`.
+
+    Raises:
+      ConfigError: a checkpoint of another architecture, or another corpus.
+      OutputError: `run_dir` is a file.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise OutputError(f"output folder {run_dir} is a file; name another --out_dir")
+    check_corpus(run_dir, facts)
+    saved = saved_config(run_dir)
+    if saved is not None and saved != config:
+        raise ConfigError(
+            f"checkpoint in {run_dir} is of another architecture than asked for; name "
+            "another --out_dir or the same model flags"
+        )

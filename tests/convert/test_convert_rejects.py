@@ -1,0 +1,196 @@
+"""Conversions that must fail: by name, and leaving nothing half-written."""
+
+import numpy as np
+import pytest
+
+from moe_edge.convert import sinks
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from tests.support.conversion import assert_same_tensors, convert, load_all
+from tests.support.tiny_checkpoints import (
+    hf_folder,
+    random_tensors,
+    raw_config,
+    write_folder,
+)
+
+
+def test_layers_behind_the_last_are_no_extras_elsewhere(tmp_path):
+    raw = raw_config("olmoe")
+    extra = {"model.layers.3.input_layernorm.weight": np.ones(48, np.float32)}
+    write_folder(tmp_path / "hf", raw, random_tensors(raw) | extra)
+    with pytest.raises(CheckpointError, match="unexpected model.layers.3.input_layer"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_convert_rejects_missing_and_extra_tensors_by_name(tmp_path):
+    raw = raw_config("mixtral")
+    tensors = random_tensors(raw)
+    gone = "model.layers.2.block_sparse_moe.experts.5.w3.weight"
+    del tensors[gone]
+    tensors["model.layers.0.mlp.bonus"] = np.ones(3, np.float32)
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError) as error:
+        convert(tmp_path / "hf", tmp_path / "ours")
+    assert f"missing {gone}" in str(error.value)
+    assert "unexpected model.layers.0.mlp.bonus" in str(error.value)
+
+
+def test_convert_many_missing_tensors_are_counted(tmp_path):
+    raw = raw_config("mixtral")
+    tensors = random_tensors(raw)
+    kept = {name: a for name, a in tensors.items() if ".experts." not in name}
+    write_folder(tmp_path / "hf", raw, kept)
+    with pytest.raises(CheckpointError, match=r"\.\.\. and 46 more"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_convert_rejects_wrong_shape_with_both_shapes(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    tensors[name] = tensors[name].T.copy()
+    write_folder(tmp_path / "hf", raw, tensors)
+    message = rf"{name} has shape \(20, 48\), expected \(48, 20\)"
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.mlp.experts.3.up_proj.weight", "model.norm.weight"],
+)
+def test_convert_rejects_nonfinite_by_name_unless_allowed(tmp_path, name, value):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors[name].reshape(-1)[-1] = value
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=f"{name} has NaN or infinite"):
+        convert(hf, tmp_path / "ours")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+    convert(hf, tmp_path / "ours", allow_nonfinite=True)
+    convert(tmp_path / "ours", tmp_path / "back", to="hf", allow_nonfinite=True)
+    assert_same_tensors(load_all(tmp_path / "back"), tensors)
+
+
+def test_convert_rejects_overflow_of_a_cast(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors["lm_head.weight"][0, 0] = 1e6
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match="lm_head.weight .*float16.*overflowed"):
+        convert(tmp_path / "hf", tmp_path / "ours", dtype="float16")
+
+
+def test_convert_rejects_integer_weights(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    tensors["model.norm.weight"] = np.ones(48, np.int32)
+    write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=r"model.norm.weight \(int32\)"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_convert_rejects_experts_of_mixed_dtypes_unless_cast(tmp_path):
+    raw = raw_config("olmoe")
+    tensors = random_tensors(raw)
+    name = "model.layers.2.mlp.experts.0.gate_proj.weight"
+    tensors[name] = tensors[name].astype(np.float16)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    with pytest.raises(CheckpointError, match=rf"{name} \(float16\)"):
+        convert(hf, tmp_path / "ours")
+    convert(hf, tmp_path / "ours", dtype="float32")
+
+
+def test_convert_rejects_bad_options(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    with pytest.raises(ConfigError, match="unknown target 'gguf'"):
+        convert(hf, tmp_path / "x", to="gguf")
+    with pytest.raises(ConfigError, match="unknown dtype 'int8'"):
+        convert(hf, tmp_path / "x", dtype="int8")
+    with pytest.raises(ConfigError, match="size '5 apples'"):
+        convert(hf, tmp_path / "x", shard_size="5 apples")
+    with pytest.raises(ConfigError, match="no dst given"):
+        convert(hf, None)
+
+
+def test_convert_rejects_bad_output_folders(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="full is not empty"):
+        convert(hf, tmp_path / "full")
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(OutputError, match="cannot be written"):
+        convert(hf, tmp_path / "full" / "thesis.txt" / "ours")
+    with pytest.raises(OutputError, match="overlaps the source"):
+        convert(hf, hf / "ours")
+    (tmp_path / "config.gin").write_text("")  # as if it were an earlier result
+    with pytest.raises(OutputError, match="overlaps the source"):
+        convert(hf, tmp_path, overwrite=True)
+    with pytest.raises(OutputError, match="no earlier result"):
+        convert(hf, tmp_path / "full", overwrite=True)
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("to", ["ours", "hf"])
+def test_interrupted_conversion_leaves_nothing_and_can_be_repeated(
+    tmp_path, monkeypatch, kind, to
+):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    sink = sinks.OursSink if to == "ours" else sinks.HfSink
+    original = sink.experts
+
+    def failing(self, layer, first, records):
+        if layer == 1:
+            raise kind("stop")
+        original(self, layer, first, records)
+
+    monkeypatch.setattr(sink, "experts", failing)
+    expected = OutputError if kind is OSError else kind
+    with pytest.raises(expected, match="stop"):
+        convert(hf, tmp_path / "out", to=to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+    monkeypatch.setattr(sink, "experts", original)
+    # A killed process cannot clean up after itself.
+    (tmp_path / ".out.999999999.partial" / "experts").mkdir(parents=True)
+    convert(hf, tmp_path / "out", to=to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "out"]
+    reader = open_checkpoint(tmp_path / "out")
+    assert reader.content_sha256() == open_checkpoint(hf).content_sha256()
+
+
+def test_failed_overwrite_keeps_the_old_folder(tmp_path, monkeypatch):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    convert(hf, tmp_path / "out")
+    monkeypatch.setattr(sinks.OursSink, "finish", lambda self, digest: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert(hf, tmp_path / "out", overwrite=True)
+    assert open_checkpoint(tmp_path / "out").content_sha256()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_convert_notices_altered_files_of_ours(tmp_path, dtype):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    convert(hf, tmp_path / "ours")
+    path = tmp_path / "ours" / "experts" / "layer_001.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="a file was altered"):
+        convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype=dtype)
+
+
+def test_open_checkpoint_rejects_other_folders(tmp_path):
+    with pytest.raises(CheckpointError, match="nope is not a folder"):
+        open_checkpoint(tmp_path / "nope")
+    with pytest.raises(CheckpointError, match="neither manifest.json"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="config.json is not valid JSON"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="must hold an object"):
+        open_checkpoint(tmp_path)
