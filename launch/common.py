@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
+from launch import out_dir
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
@@ -56,12 +56,27 @@ def define_data_dir() -> flags.FlagHolder:
     )
 
 
-def run(root: str, script_flags: Sequence[flags.FlagHolder] = ()) -> None:
+def define_device_memory() -> flags.FlagHolder:
+    """The `--device_memory` flag of scripts that can keep experts off the device."""
+    return flags.DEFINE_string(
+        "device_memory",
+        None,
+        "budget: 25% of the expert bytes, or 2GiB in all; default: all resident",
+    )
+
+
+def run(
+    root: str,
+    script_flags: Sequence[flags.FlagHolder] = (),
+    out_parameter: str = "out_dir",
+) -> None:
     """Parses flags and gin, calls the root, prints its summary; never returns.
 
     Args:
       root: name of the root function in gin.
       script_flags: the script's own flags, named like parameters of the root.
+      out_parameter: the root's parameter that --out_dir sets; there is a default
+        folder only if that is `out_dir`.
     """
 
     def main(argv: Sequence[str]) -> int:
@@ -69,7 +84,7 @@ def run(root: str, script_flags: Sequence[flags.FlagHolder] = ()) -> None:
             logging.set_verbosity(logging.FATAL)  # JAX's and gin's chatter
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; flags start with --")
-        summary = call_root(root, script_flags)
+        summary = call_root(root, script_flags, out_parameter)
         sys.stdout.flush()
         print(json.dumps(plain(summary)), flush=True)
         return 0
@@ -97,9 +112,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(BAD_INPUT)
 
 
-def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
+def call_root(
+    root: str, script_flags: Sequence[flags.FlagHolder], out_parameter: str
+) -> dict:
     """Binds gin files, parameters and flags, then calls the root function."""
     check_data_dir()
+    made = None
     with gin_errors():
         import moe_edge.configurables  # noqa: F401  registers the roots
 
@@ -109,15 +127,17 @@ def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
         )
         function = gin.get_configurable(root)
         known = inspect.signature(function).parameters
-        for flag in (OUT_DIR, OVERWRITE, SEED, *script_flags):
+        if OUT_DIR.present and out_parameter not in known:
+            raise ConfigError(f"--out_dir means nothing to {root}")
+        for flag in (OVERWRITE, SEED, *script_flags):
             if flag.present and flag.value is not None:
                 if flag.name not in known:
                     raise ConfigError(f"--{flag.name} means nothing to {root}")
                 gin.bind_parameter(f"{root}.{flag.name}", flag.value)
         if SEED.present:
             gin.parse_config(f"SEED = {SEED.value}")
-        if "out_dir" in known:
-            bind_out_dir(root)
+        if out_parameter in known:
+            made = choose_out_dir(root, script_flags, out_parameter)
         if DRY_RUN.value and "dry_run" in known:
             gin.bind_parameter(f"{root}.dry_run", True)
         gin.finalize()
@@ -126,7 +146,7 @@ def call_root(root: str, script_flags: Sequence[flags.FlagHolder]) -> dict:
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with missing_bindings(function):
+    with missing_bindings(function), out_dir.removed_if_empty(made):
         return function(**arguments)
 
 
@@ -137,32 +157,25 @@ def check_data_dir() -> None:
         raise ConfigError(f"--data_dir {flag.value} is not a folder; check the path")
 
 
-def bind_out_dir(root: str) -> None:
-    """Binds OUT_DIR and the root's `out_dir`: the flag, else gin, else the default."""
-    found = [OUT_DIR.value]
-    for name in (f"{root}.out_dir", "OUT_DIR/macro.value"):
-        with contextlib.suppress(ValueError):  # not bound
-            found.append(gin.query_parameter(name))
-    # A reference to the macro, or gin.REQUIRED, is no string.
-    out_dir = next((value for value in found if isinstance(value, str)), None)
-    if out_dir is None:
-        out_dir = default_out_dir(experiment_name(root))
-    gin.parse_config(f"OUT_DIR = {out_dir!r}")
-    gin.bind_parameter(f"{root}.out_dir", out_dir)
+def choose_out_dir(
+    root: str, script_flags: Sequence[flags.FlagHolder], parameter: str
+) -> str | None:
+    """Binds the folder that a run writes to; returns it if it was made for the run."""
+    for flag in script_flags:
+        if flag.name == parameter:
+            out_dir.check_one_folder(OUT_DIR.value, parameter, flag.value)
+    named = out_dir.bind_out_dir(root, parameter, OUT_DIR.value)
+    if named is not None or parameter != "out_dir":
+        return None
+    make = not DRY_RUN.value
+    default = out_dir.default_out_dir(experiment_name(root), make)
+    out_dir.bind_out_dir(root, parameter, default)
+    return default if make else None
 
 
 def experiment_name(root: str) -> str:
     """The last gin file's name without its ending, or the root's name."""
     return Path(GIN_FILE.value[-1]).stem if GIN_FILE.value else root
-
-
-def default_out_dir(experiment: str) -> str:
-    """A new folder under results/local/ of the working directory."""
-    from moe_edge.metrics.machine import device_slug, git_state
-
-    date = time.strftime("%Y-%m-%dT%H-%M-%S")
-    commit = (git_state()["commit"] or "nogit")[:7]
-    return f"results/local/{experiment}/{date}_{device_slug()}_{commit}"
 
 
 @contextlib.contextmanager

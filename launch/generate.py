@@ -1,6 +1,8 @@
 """Continues prompts with a model.
 
 python launch/generate.py --prompt "Once upon a time" --max_new_tokens 48
+python launch/generate.py --prompt "Once" --device_memory 25% \
+  --gin_file configs/policies/smoe.gin
 """
 
 from absl import flags
@@ -16,6 +18,9 @@ FLAGS = (
     flags.DEFINE_integer("top_k", None, "keep the k likeliest tokens, 0 = all"),
     flags.DEFINE_float("top_p", None, "keep the likeliest tokens up to this mass"),
     flags.DEFINE_integer("batch_size", None, "prompts decoded together, default 8"),
+    common.define_device_memory(),
+    flags.DEFINE_string("trace", None, "writes the routing to this .csv.gz file"),
+    flags.DEFINE_string("events", None, "writes transfers and waits as JSON lines"),
 )
 
 if __name__ == "__main__":

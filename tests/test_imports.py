@@ -18,7 +18,7 @@ ORDER = (
 RESTRICTED = {
     "gin": ("moe_edge/configurables.py", "launch/"),
     "absl": ("launch/",),
-    "matplotlib": ("moe_edge/metrics/plots.py",),
+    "matplotlib": ("moe_edge/metrics/plots",),
     "torch": ("launch/bench/peers.py",),
     "transformers": ("launch/bench/peers.py",),
     "pickle": (),

@@ -7,6 +7,8 @@ from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
+from moe_edge.engine.base import Engine
+from moe_edge.engine.offloaded import OffloadOptions, check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 
@@ -23,7 +25,7 @@ class Loaded:
       dtype: of the stored weights.
     """
 
-    engine: ResidentEngine
+    engine: Engine
     tokenizer: Tokenizer | None
     hf_source: str | None
     name: str
@@ -31,7 +33,11 @@ class Loaded:
 
 
 def load_engine(
-    checkpoint: str | Path, *, with_tokenizer: bool = True, **options
+    checkpoint: str | Path,
+    *,
+    with_tokenizer: bool = True,
+    offload: OffloadOptions | None = None,
+    **options,
 ) -> Loaded:
     """Opens a checkpoint (ours, a Hugging Face folder, or `default`) and loads it.
 
@@ -41,23 +47,35 @@ def load_engine(
     Args:
       checkpoint: path or name.
       with_tokenizer: False where only token ids are used.
-      **options: of `ResidentEngine`.
+      offload: keeps experts off the device as it says; None: all are resident.
+      **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
+      CapacityError: a budget that is too small or too large.
     """
     keep_heap()
     reader = open_checkpoint(checkpoint)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
     # Conversion has checked our own format already.
-    weights = load_weights(reader, check_finite=isinstance(reader, HfReader))
-    engine = ResidentEngine(weights, **options)
+    check_finite = isinstance(reader, HfReader)
+    if offload is None:
+        weights = load_weights(reader, check_finite=check_finite)
+        engine: Engine = ResidentEngine(weights, **options)
+    else:
+        engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
 
 
-def check_checkpoint(checkpoint: str | Path, with_tokenizer: bool = True) -> None:
+def check_checkpoint(
+    checkpoint: str | Path,
+    with_tokenizer: bool = True,
+    offload: OffloadOptions | None = None,
+) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run)."""
     reader = open_checkpoint(checkpoint)
     if with_tokenizer:
         load_tokenizer(reader)
+    if offload is not None:
+        check_offload(reader, offload)

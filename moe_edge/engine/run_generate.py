@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.core.events import Recorder
 from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import (
     Generation,
     TokenCallback,
@@ -16,6 +18,7 @@ from moe_edge.engine.generate import (
     warm_up,
 )
 from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.offloaded import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import (
     Prompt,
     TextStream,
@@ -23,9 +26,9 @@ from moe_edge.engine.prompts import (
     encode_prompts,
     read_prompts,
 )
-from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.model.sampling import Sampling
+from moe_edge.workload.trace_writer import write_trace
 
 
 def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
@@ -72,7 +75,7 @@ def speed_of(generations: Sequence[Generation]) -> dict[str, float]:
 
 
 def generate_rows(
-    engine: ResidentEngine,
+    engine: Engine,
     rows: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling,
@@ -92,6 +95,8 @@ def generate_rows(
         if shape_of(chosen, max_new_tokens) not in seen:
             seen.add(shape_of(chosen, max_new_tokens))
             warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
+            if not done:
+                engine.reset_records()
         result = generate(
             engine,
             chosen,
@@ -119,6 +124,10 @@ def run_generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_size: int = 8,
+    device_memory: str | None = None,
+    offload: OffloadOptions | None = None,
+    trace: str | None = None,
+    events: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     config_text: Callable[[], str] = str,
@@ -136,6 +145,11 @@ def run_generate(
       top_p: keep the likeliest tokens up to this mass.
       seed: of sampling.
       batch_size: prompts decoded together.
+      device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
+        all resident.
+      offload: policies of experts that do not fit.
+      trace: file for the routing of every token (`.csv.gz`).
+      events: file for transfers and waits (JSON lines).
       overwrite: replace a non-empty out_dir.
       dry_run: check everything but the weights and stop.
       config_text: gives the config to store.
@@ -150,11 +164,26 @@ def run_generate(
     check_count("max_new_tokens", max_new_tokens)
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    offload = resolve_offload(device_memory, offload)
+    if offload is None and (trace or events):
+        raise ConfigError(
+            "--trace and --events record an offloaded run; give --device_memory too"
+        )
     check_out_dir(out_dir, overwrite)
     if dry_run:
-        check_checkpoint(checkpoint)
+        check_checkpoint(checkpoint, offload=offload)
         return {"dry_run": True, "prompts": len(texts), "out_dir": out_dir}
-    loaded = load_engine(checkpoint)
+    recorder = Recorder(enabled=events is not None)
+    options = (
+        {}
+        if offload is None
+        else {
+            "recorder": recorder,
+            "with_trace": trace is not None,
+            "batch": min(batch_size, len(texts)),
+        }
+    )
+    loaded = load_engine(checkpoint, offload=offload, **options)
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions
     rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
@@ -182,6 +211,10 @@ def run_generate(
         ]
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    if trace:
+        write_trace(trace, engine.trace.trace())
+    if events:
+        recorder.write_jsonl(events)
     if stream is not None:
         print(stream.finish())
     elif prompt:
@@ -192,8 +225,7 @@ def run_generate(
     return {
         "tokens_per_s": speed["tokens_per_s"],
         "ttft_s": speed["ttft_s"],
-        "hit_ratio": None,  # all experts are resident: nothing can miss
-        "bytes_moved": 0,
+        **engine.movement(),
         "out_dir": out_dir,
     }
 

@@ -31,7 +31,8 @@ class Weights:
       config: the model.
       top: `embed`, `final_norm` and, unless tied, `head`.
       layers: per layer, canonical name -> array.
-      experts: per layer the records `[E, R]`, None in dense layers.
+      experts: per layer the records `[E, R]`, None in dense layers and where an
+        offloading engine keeps them.
     """
 
     config: ModelConfig
@@ -73,6 +74,7 @@ def load_weights(
     reader,
     put: Callable[[np.ndarray], jax.Array] = to_device,
     check_finite: bool = False,
+    with_experts: bool = True,
 ) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
 
@@ -80,6 +82,7 @@ def load_weights(
       reader: an open checkpoint (`convert.open.open_checkpoint`).
       put: places one array.
       check_finite: refuse NaN and infinity, as conversion does.
+      with_experts: False leaves them to a store; all entries are then None.
     Raises:
       CheckpointError: names or shapes that do not fit the config, or such values.
     """
@@ -101,7 +104,7 @@ def load_weights(
         check_tensors(where, shapes, layer_shapes(config, layer))
         layers.append({name: place(where, name, a) for name, a in dense.items()})
         records = None
-        if layer in config.moe_layers:
+        if with_experts and layer in config.moe_layers:
             records = place(where, "experts", reader.experts(layer))
             shape = (config.moe.num_experts, layout.size)
             check_shape(f"expert records of layer {layer}", records, shape)

@@ -15,6 +15,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
+from moe_edge.engine.offloaded import OffloadOptions, resolve_offload
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
 from moe_edge.evaluate.multiple_choice import answer_questions, read_questions
 from moe_edge.evaluate.perplexity import measure_perplexity
@@ -60,6 +61,8 @@ def run_evaluate(
     dataset_config: str | None = None,
     limit: int | None = None,
     batch_size: int = 8,
+    device_memory: str | None = None,
+    offload: OffloadOptions | None = None,
     data_dir: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -68,7 +71,7 @@ def run_evaluate(
     """Measures a model in one of four ways.
 
     Args:
-      out_dir: folder of the results (unused with `tokens`).
+      out_dir: folder of the results.
       checkpoint: path or `default`.
       text: file whose perplexity is measured.
       dataset: the same for a data set: folder, local file or hub name.
@@ -82,6 +85,10 @@ def run_evaluate(
       dataset_config: the hub's configuration name.
       limit: at most so many rows of the data set or questions of each file.
       batch_size: windows or texts run together.
+      device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
+        all resident.
+      offload: policies of experts that do not fit. A lossy route acts while decoding,
+        so texts are then scored token by token.
       data_dir: where relative paths are looked up too.
       overwrite: replace earlier results.
       dry_run: check flags and paths, then stop.
@@ -96,9 +103,16 @@ def run_evaluate(
     check_positive("batch_size", batch_size)
     if limit is not None:
         check_positive("limit", limit)
+    offload = resolve_offload(device_memory, offload)
+    out = check_out_dir(out_dir, overwrite)
     if mode == "tokens":
-        return _run_logits(checkpoint, tokens, logits, data_dir, overwrite, dry_run)
-    check_out_dir(out_dir, overwrite)
+        tokens = find_path(tokens, data_dir)
+        summary = _run_logits(
+            checkpoint, tokens, logits, out, overwrite, dry_run, offload
+        )
+        if not dry_run:
+            _write(out, overwrite, summary | {"mode": mode}, [tokens], config_text)
+        return summary | {"out_dir": out_dir}
     # Input is read before the model: a bad file shows at once.
     if mode == "mcq":
         paths = [find_path(path, data_dir) for path in mcq.split(",")]
@@ -116,9 +130,9 @@ def run_evaluate(
                 limit=limit,
             )
     if dry_run:
-        check_checkpoint(checkpoint)
+        check_checkpoint(checkpoint, offload=offload)
         return {"dry_run": True, "mode": mode, "out_dir": out_dir}
-    loaded = load_engine(checkpoint)
+    loaded = load_engine(checkpoint, offload=offload)
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
         summary, lines = answer_questions(
@@ -133,15 +147,27 @@ def run_evaluate(
     else:
         summary = _run_text(loaded, content, window, stride, batch_size)
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
-    with atomic_folder(out_dir, overwrite) as folder:
-        stored = summary | {"mode": mode, "source": _source(*paths)}
+    _write(out, overwrite, summary | {"mode": mode}, paths, config_text, lines)
+    return summary | {"out_dir": out_dir}
+
+
+def _write(
+    out: Path,
+    overwrite: bool,
+    summary: dict[str, Any],
+    paths: list[str],
+    config_text: Callable[[], str],
+    lines: list[dict[str, Any]] = (),
+) -> None:
+    """Writes the results folder."""
+    with atomic_folder(out, overwrite) as folder:
+        stored = summary | {"source": _source(*paths)}
         report = json.dumps(stored, indent=1, allow_nan=False)
         (folder / "evaluation.json").write_text(report + "\n")
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
         if lines:
             with (folder / "questions.jsonl").open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
-    return summary | {"out_dir": out_dir}
 
 
 def _run_text(loaded: Loaded, content: str, window, stride, batch_size) -> dict:
@@ -165,14 +191,19 @@ def _run_text(loaded: Loaded, content: str, window, stride, batch_size) -> dict:
     }
 
 
-def _run_logits(checkpoint, tokens, logits, data_dir, overwrite, dry_run) -> dict:
-    tokens = find_path(tokens, data_dir)
+def _run_logits(checkpoint, tokens, logits, out, overwrite, dry_run, offload) -> dict:
     tokens_BS = read_tokens(tokens)
+    if Path(logits).resolve().is_relative_to(out):
+        # The results folder appears as a whole, and an old one disappears so.
+        raise OutputError(
+            f"logits file {logits} is inside the results folder {out}; name a file "
+            "beside it"
+        )
     path = check_logits_path(logits, overwrite)
     if dry_run:
-        check_checkpoint(checkpoint, with_tokenizer=False)
+        check_checkpoint(checkpoint, with_tokenizer=False, offload=offload)
         return {"dry_run": True, "mode": "tokens", "logits": str(path)}
-    loaded = load_engine(checkpoint, with_tokenizer=False)
+    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload)
     try:
         shape = write_logits(loaded.engine, tokens_BS, path)
     except OSError as error:

@@ -86,15 +86,55 @@ def block_sizes(pairs: int, experts: int) -> list[int]:
 
 def run_blocks(x_TD, ids_TK, weights_TK, experts_ER, layout: RecordLayout, act):
     """The form `blocks` of `experts.run_experts`."""
-    T, K = ids_TK.shape
     E = experts_ER.shape[0]
-    sizes = block_sizes(T * K, E)
+    out_PD = empty_pairs(ids_TK, layout, E)
+    out_PD = fill_pairs(out_PD, x_TD, ids_TK, experts_ER, None, E, layout, act)
+    return sum_pairs(out_PD, ids_TK, weights_TK, E)
+
+
+def empty_pairs(ids_TK, layout: RecordLayout, experts: int) -> jax.Array:
+    """Room for the outputs of sorted pairs and for the spill of the last block."""
+    largest = block_sizes(ids_TK.size, experts)[-1]
+    return jnp.zeros((ids_TK.size + largest, layout.d_model), jnp.float32)
+
+
+def sum_pairs(out_PD, ids_TK, weights_TK, experts: int) -> jax.Array:
+    """The weighted sum of what `fill_pairs` wrote."""
+    order_P, _ = sort_pairs(ids_TK, experts)
+    return combine(out_PD, order_P, ids_TK, weights_TK, experts)
+
+
+def fill_pairs(
+    out_PD, x_TD, ids_TK, records_SR, slot_E, experts: int, layout: RecordLayout, act
+) -> jax.Array:
+    """Writes the outputs of the pairs of some experts, or of all.
+
+    The blocks of an expert, and so its bits, are the same in every call: an engine
+    may run a layer in waves of the experts that it holds at a time.
+
+    Args:
+      out_PD: outputs so far, in order of expert, see `empty_pairs`.
+      x_TD: float32 (tokens, width).
+      ids_TK: int32 (tokens, chosen); `experts` means "no expert".
+      records_SR: expert records.
+      slot_E: int32, the record of each expert; S or more leaves the expert out.
+        None: all experts, record e is expert e.
+      experts: E.
+      layout: where the parts stand in a record.
+      act: activation of (gate, up).
+    Returns:
+      out_PD with these experts' rows.
+    """
+    T, K = ids_TK.shape
+    sizes = block_sizes(T * K, experts)
     step, largest = sizes[0], sizes[-1]
-    order_P, counts_E = sort_pairs(ids_TK, E)
+    order_P, counts_E = sort_pairs(ids_TK, experts)
     # Spare rows let the last block read and write past the end.
     token_P = jnp.pad(order_P // K, (0, largest))
     first_row_E = jnp.cumsum(counts_E) - counts_E
     blocks_E = (counts_E + largest - 1) // largest
+    if slot_E is not None:
+        blocks_E = jnp.where(slot_E < records_SR.shape[0], blocks_E, 0)
     last_block_E = jnp.cumsum(blocks_E)
 
     def branch(size):
@@ -109,13 +149,17 @@ def run_blocks(x_TD, ids_TK, weights_TK, experts_ER, layout: RecordLayout, act):
         expert = jnp.sum(last_block_E <= block, dtype=jnp.int32)
         done = (block - (last_block_E[expert] - blocks_E[expert])) * largest
         row = first_row_E[expert] + done
-        parts = load_expert(experts_ER, expert, layout)
+        record = expert if slot_E is None else slot_E[expert]
+        parts = load_expert(records_SR, record, layout)
         # `switch` takes the last branch for all larger rests.
         smallest = (counts_E[expert] - done - 1) // step
         y_BD = lax.switch(smallest, [branch(size) for size in sizes], row, parts)
-        # A short block spills into rows of the next expert, whose block comes later.
+        if slot_E is not None:
+            # Rows of the next expert may be there already: leave them.
+            old_BD = lax.dynamic_slice_in_dim(out_PD, row, largest)
+            own_B1 = jnp.arange(largest)[:, None] < counts_E[expert] - done
+            y_BD = jnp.where(own_B1, y_BD, old_BD)
+        # Without waves a short block spills into rows that are written later.
         return lax.dynamic_update_slice_in_dim(out_PD, y_BD, row, 0)
 
-    out_PD = jnp.zeros((T * K + largest, layout.d_model), jnp.float32)
-    out_PD = lax.fori_loop(0, last_block_E[-1], run_block, out_PD)
-    return combine(out_PD, order_P, ids_TK, weights_TK, E)
+    return lax.fori_loop(0, last_block_E[-1], run_block, out_PD)

@@ -1,9 +1,9 @@
 """Routed experts: the weighted sum of the chosen experts' FFNs, on flat records.
 
-Forms of one sum, chosen by the number of tokens (`_choose`, measured): `pairs` loops
-over (token, chosen expert), for decoding; `blocks` (`expert_blocks`) sorts the pairs
-by expert and multiplies blocks of tokens of one expert, for prefill; `ragged` is for
-GPUs (on a CPU 20-100 times slower); `dense`, every expert for every token, is the
+Forms of one sum, chosen by the number of tokens (`choose_method`, measured): `pairs`
+loops over (token, chosen expert), for decoding; `blocks` (`expert_blocks`) sorts the
+pairs by expert and multiplies blocks of tokens of one expert, for prefill; `ragged` is
+for GPUs (on a CPU 20-100 times slower); `dense`, every expert for every token, is the
 tests' reference.
 """
 
@@ -66,17 +66,23 @@ def run_experts(
             f"activation {activation!r} got swiglu_limit={swiglu_limit}; the limit "
             "belongs to 'clamped_swiglu', which needs it"
         )
-    method = method or _choose(x_TD.shape[0], experts_ER.dtype == jnp.uint16)
+    method = method or choose_method(x_TD.shape[0], experts_ER.dtype)
     check_known("expert method", method, METHODS)
     act = functools.partial(activate, kind=activation, limit=swiglu_limit)
-    forms = {"pairs": _pairs, "blocks": run_blocks, "ragged": _ragged, "dense": _dense}
+    forms = {
+        "pairs": run_pairs,
+        "blocks": run_blocks,
+        "ragged": _ragged,
+        "dense": _dense,
+    }
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
 
 
-def _choose(tokens: int, is_bits: bool) -> str:
+def choose_method(tokens: int, dtype) -> str:
+    """The fastest form for a number of tokens and the records' dtype."""
     if jax.default_backend() == "gpu":
         return "pairs" if tokens == 1 else "ragged"  # from reading, not measured
-    return "pairs" if tokens <= (16 if is_bits else 8) else "blocks"
+    return "pairs" if tokens <= (16 if dtype == jnp.uint16 else 8) else "blocks"
 
 
 def _ffn_lanes(x_D, experts_ER, expert, layout: RecordLayout, act):
@@ -113,7 +119,8 @@ def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
     return fits and jax.default_backend() == "cpu"
 
 
-def _pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
+def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
+    """The form `pairs`; `start_TD` continues a sum (`expert_waves`)."""
     T, K = ids_TK.shape
     E, D = experts_ER.shape[0], layout.d_model
     ids_P = ids_TK.reshape(-1)
@@ -132,7 +139,8 @@ def _pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
         )
         return y_TD.at[token].add(weights_TK[token, pair % K] * y_D)
 
-    return lax.fori_loop(0, T * K, add, jnp.zeros_like(x_TD))
+    start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
+    return lax.fori_loop(0, T * K, add, start_TD)
 
 
 def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):

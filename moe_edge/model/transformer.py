@@ -34,6 +34,13 @@ class Chunk(NamedTuple):
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
 
 
+class Shared(NamedTuple):
+    """Output of the shared expert before its gate; None where there is none."""
+
+    mlp_TD: jax.Array | None
+    logit_T1: jax.Array | None
+
+
 def make_chunk(config: ModelConfig, start_B, valid_BS) -> Chunk:
     """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
     positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
@@ -44,7 +51,7 @@ class Block(nnx.Module):
     """One layer: attention, then experts or a dense MLP.
 
     A MoE layer's steps are separate methods, so that an engine may plan expert
-    transfers between `route` and `combine`; `__call__` runs them all.
+    transfers between `route` and `add_experts`; `__call__` runs them all.
     """
 
     def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
@@ -80,14 +87,14 @@ class Block(nnx.Module):
         weights = jnp.where(valid_T1, routing.weights_TK, 0.0)
         return hidden, Routing(ids.astype(jnp.int32), weights, routing.scores_TE)
 
-    def run_shared(self, hidden_TD) -> jax.Array:
-        """Output of the shared expert, zeros if there is none."""
+    def run_shared(self, hidden_TD) -> Shared:
+        """The shared expert before its gate."""
         if not self.has_shared:
-            return jnp.zeros_like(hidden_TD)
-        y_TD = self.shared(hidden_TD)
+            return Shared(None, None)
+        logit_T1 = None
         if self.has_shared_gate:
-            y_TD = y_TD * jax.nn.sigmoid(linear(hidden_TD, self.shared_gate[...]))
-        return y_TD
+            logit_T1 = linear(hidden_TD, self.shared_gate[...])
+        return Shared(self.shared(hidden_TD), logit_T1)
 
     def __call__(self, x_BSD, chunk, window, experts_ER, expert_fn, cache=None):
         """Runs the layer.
@@ -106,10 +113,29 @@ class Block(nnx.Module):
         if not self.is_moe:
             hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
             return x_BSD + self.mlp(hidden), cache, None
-        hidden, routing = self.route(x_BSD, chunk)
+        # The seams at which an offloading engine cuts the layer into programs.
+        hidden, routing = seam(self.route(x_BSD, chunk))
+        shared = seam(self.run_shared(hidden))
         y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
-        y_TD = y_TD + self.run_shared(hidden)
-        return x_BSD + y_TD.reshape(x_BSD.shape), cache, routing
+        return add_experts(x_BSD, seam(y_TD), shared), cache, routing
+
+
+# Keeps what lies before it out of the fusions of what follows.
+seam = jax.lax.optimization_barrier
+
+
+def add_experts(x_BSD, y_TD, shared: Shared) -> jax.Array:
+    """The residual stream with the routed and the shared experts' outputs.
+
+    The gate is applied here, beside the sums, because XLA joins a product and a sum
+    into one rounding wherever it sees both: so all engines round alike.
+    """
+    if shared.mlp_TD is not None:
+        shared_TD = shared.mlp_TD
+        if shared.logit_T1 is not None:
+            shared_TD = shared_TD * jax.nn.sigmoid(shared.logit_T1)
+        y_TD = y_TD + shared_TD
+    return x_BSD + y_TD.reshape(x_BSD.shape)
 
 
 def embed_tokens(embed_VD, tokens_BS) -> jax.Array:

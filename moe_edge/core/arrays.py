@@ -1,0 +1,24 @@
+"""One text for NumPy and jax.numpy: what policies need on the host and in jit."""
+
+import numpy as np
+
+
+def module_of(array):
+    """numpy or jax.numpy, whichever the array (or tracer) belongs to."""
+    return array.__array_namespace__()
+
+
+def set_at(array, index, value):
+    """array with `value` at `index`; a NumPy array is changed in place (donated)."""
+    if isinstance(array, np.ndarray):
+        array[index] = value
+        return array
+    return array.at[index].set(value)
+
+
+def count_at(array, index):
+    """array plus one for every occurrence in `index`; NumPy: in place (donated)."""
+    if isinstance(array, np.ndarray):
+        np.add.at(array, index, 1)
+        return array
+    return array.at[index].add(1)

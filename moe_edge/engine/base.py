@@ -1,0 +1,196 @@
+"""What every engine shares: sessions, embedding, prefill in chunks, decoding, head.
+
+An engine differs in how it runs the layers of a step (`_run_layers`): all experts on
+the device (`resident`), planned layer by layer by the host (`layered`), or in one
+program that fetches what it misses (`fused`). Shapes depend on batch, chunk and cache
+capacity only, so nothing is compiled while a sequence grows.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import CapacityError
+from moe_edge.engine.session import (
+    Session,
+    capacity_for,
+    check_prompts,
+    plan_chunks,
+)
+from moe_edge.engine.weights import Weights
+from moe_edge.model import kv_cache
+from moe_edge.model.matvec import compiler_options
+from moe_edge.model.router import Routing
+from moe_edge.model.transformer import embed_tokens, logits_of, make_chunk
+
+# Called with (layer, Routing) after a step; arrays are still on the device.
+RoutingCallback = Callable[[int, Routing], None]
+
+
+def jit_step(function: Callable, **options):
+    """Compiles a step's program: all engines with the same compiler options."""
+    return jax.jit(function, compiler_options=compiler_options(), **options)
+
+
+class Engine:
+    """Steps of a model; a subclass runs the layers.
+
+    Args:
+      weights: the model; `weights.experts` may be None where a subclass keeps them.
+      groups: the layers whose caches belong together, in order.
+    """
+
+    def __init__(self, weights: Weights, groups: list[tuple[int, ...]]):
+        self.config, self.weights = weights.config, weights
+        self._groups = groups
+        self._embed = jit_step(self._embed_step)
+        self._head = jit_step(self._head_step)
+        self._next_embed = jit_step(self._next_embed_step)
+        self._next_head = jit_step(lambda top, x_B1D: self._head_step(top, x_B1D[:, 0]))
+        self._last = jit_step(_pick_last)
+
+    def _run_layers(self, session: Session, x_BSD, chunk, on_routing):
+        """Runs all layers, writes the session's caches, returns x_BSD."""
+        raise NotImplementedError
+
+    def _programs(self) -> list:
+        """The jitted programs, for `num_compiled`."""
+        return [
+            self._embed,
+            self._next_embed,
+            self._head,
+            self._next_head,
+            self._last,
+        ]
+
+    # Programs: pure functions of arrays, traced once per shape.
+
+    def _embed_step(self, embed_VD, tokens_BS, start_B, valid_BS):
+        chunk = make_chunk(self.config, start_B, valid_BS)
+        return embed_tokens(embed_VD, tokens_BS), chunk
+
+    def _next_embed_step(self, embed_VD, tokens_B, positions_B, active_B):
+        x_B1D, chunk = self._embed_step(
+            embed_VD, tokens_B[:, None], positions_B, active_B[:, None]
+        )
+        return x_B1D, chunk, positions_B + 1
+
+    def _head_step(self, top, x):
+        """x `[..., D]` -> logits `[..., V]`."""
+        head = top["embed"] if self.config.tie_embeddings else top["head"]
+        return logits_of(x, top["final_norm"], head, self.config.norm_eps)
+
+    def num_compiled(self) -> int:
+        """How many programs have been compiled so far (all shapes)."""
+        return sum(program._cache_size() for program in self._programs())
+
+    def reset_records(self) -> None:
+        """Forgets counters, traces and events so far: after a warm-up."""
+
+    def movement(self) -> dict:
+        """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
+        return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
+
+    # Steps.
+
+    def new_session(self, batch: int, capacity: int) -> Session:
+        """Empty caches for `batch` sequences of up to `capacity` tokens.
+
+        Raises:
+          CapacityError: more than the model's context.
+        """
+        if capacity > self.config.max_positions:
+            raise CapacityError(
+                f"{capacity} tokens (prompt and new) exceed the model's context of "
+                f"{self.config.max_positions}; shorten the prompt or ask for fewer"
+            )
+        capacity = capacity_for(capacity)
+        caches = [
+            tuple(kv_cache.empty_cache(self.config, batch, capacity) for _ in group)
+            for group in self._groups
+        ]
+        return Session(caches, jnp.zeros(batch, jnp.int32), capacity)
+
+    def chunks(self, session: Session, prompts, on_routing=None):
+        """Runs prompts chunk by chunk from the start of an empty session.
+
+        Args:
+          session: fresh, of as many rows as prompts.
+          prompts: token ids of each row, of unequal lengths.
+          on_routing: receives the routing of every MoE layer.
+        Yields:
+          (start, x_BCD): position of the chunk and its last hidden states; rows
+          are right-padded.
+        Raises:
+          RequestError: an empty prompt, or a token outside the vocabulary.
+          CapacityError: a prompt longer than the session, or one already used.
+        """
+        lengths = check_prompts(prompts, self.config.vocab_size)
+        if session.used:
+            raise CapacityError("prefill needs a fresh session; open a new one")
+        session.grow(max(lengths))
+        chunks = plan_chunks(max(lengths), session.capacity)
+        padded = sum(chunks[-1])
+        tokens = np.zeros((len(prompts), padded), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        lengths = np.asarray(lengths, np.int32)
+        valid = np.arange(padded)[None, :] < lengths[:, None]
+        for start, size in chunks:
+            x, chunk = self._embed(
+                self.weights.top["embed"],
+                jax.device_put(tokens[:, start : start + size]),
+                jax.device_put(np.full(len(prompts), start, np.int32)),
+                jax.device_put(valid[:, start : start + size]),
+            )
+            yield start, self._run_layers(session, x, chunk, on_routing)
+        session.positions_B = jax.device_put(lengths)
+
+    def prefill(self, session: Session, prompts, on_routing=None) -> jax.Array:
+        """Logits after the last token of each prompt, float32 `[B, V]`."""
+        lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
+        last = jnp.zeros((len(prompts), self.config.d_model), jnp.float32)
+        for start, x in self.chunks(session, prompts, on_routing):
+            last = self._last(x, last, jax.device_put(lengths - 1 - start))
+        return self._head(self.weights.top, last)
+
+    def decode(self, session: Session, tokens_B, active_B, on_routing=None):
+        """Appends one token to each row; returns float32 logits `[B, V]`.
+
+        Args:
+          session: after a prefill.
+          tokens_B: int32 device array.
+          active_B: bool device array; rows that ended cost no expert.
+          on_routing: as in `chunks`.
+        Raises:
+          CapacityError: the session is full.
+        """
+        session.grow(1)
+        top = self.weights.top
+        x, chunk, session.positions_B = self._next_embed(
+            top["embed"], tokens_B, session.positions_B, active_B
+        )
+        x = self._run_layers(session, x, chunk, on_routing)
+        return self._next_head(top, x)
+
+    def score(self, prompts, on_routing=None):
+        """Teacher-forced logits of every position, chunk by chunk.
+
+        Yields:
+          (start, float32 `[B, C, V]`) for positions start .. start + C - 1; rows
+          shorter than that hold garbage.
+        """
+        session = self.new_session(len(prompts), max(map(len, prompts), default=0))
+        for start, x in self.chunks(session, prompts, on_routing):
+            yield start, self._head(self.weights.top, x)
+
+
+def _pick_last(x_BSD, last_BD, index_B):
+    """Row b of `last` becomes x[b, index_B[b]] where that lies in the chunk."""
+    S = x_BSD.shape[1]
+    inside_B = (index_B >= 0) & (index_B < S)
+    at_B11 = jnp.clip(index_B, 0, S - 1)[:, None, None]
+    picked_BD = jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]
+    return jnp.where(inside_B[:, None], picked_BD, last_BD)

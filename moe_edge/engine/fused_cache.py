@@ -1,0 +1,176 @@
+"""The slot cache inside a compiled program: table, policy and slots are arrays.
+
+One look-up brings the experts that a set of tokens chose into the slots: hits are
+refreshed, then each miss takes the policy's victim and one record moves from the
+host to the device. The loop's length is the number of misses, so a step that hits
+moves nothing, and the slots are a loop carry, so they are written in place.
+
+The same semantics as `offload/slot_cache.py`, which the tests replay.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moe_edge.core.checks import CapacityError, ConfigError, check_shape
+from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
+
+HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
+
+
+class Cache(NamedTuple):
+    """What a step receives, changes and hands to the next one (all donated)."""
+
+    slots_SR: jax.Array  # records, as stored on the host
+    slot_N: jax.Array  # int32 [L * E + 1]: slot of a block key, -1; the last is unused
+    policy: State
+    step: jax.Array  # int32, rises by one a step
+    counts_L3: jax.Array  # int32, distinct experts: hits, misses, evictions
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCache:
+    """The pure functions of a cache of one shape and policy.
+
+    Attributes:
+      spec: layers, experts and slots.
+      policy: decides who leaves; must run inside jit.
+      moe_layers: the layers that have experts.
+    Raises:
+      ConfigError: a policy for the host.
+      CapacityError: one of these layers has no slot.
+    """
+
+    spec: CacheSpec
+    policy: EvictionPolicy
+    moe_layers: tuple[int, ...]
+
+    def __post_init__(self):
+        if self.policy.host_only:
+            raise ConfigError(
+                f"eviction policy {self.policy.name!r} runs on the host only; the "
+                "fused mode needs one that runs inside jit: use --mode layered"
+            )
+
+        for layer in self.moe_layers:
+            if self.capacity_L[layer] < 1:
+                raise CapacityError(
+                    f"layer {layer} has 0 of {self.spec.num_slots} expert slots; every "
+                    "MoE layer needs at least 1: raise --device_memory"
+                )
+
+    @functools.cached_property
+    def capacity_L(self) -> tuple[int, ...]:
+        """How many experts of each layer can be in slots at once."""
+        owners = self.spec.layer_S
+        return tuple(
+            owners.count(-1) + owners.count(layer)
+            for layer in range(self.spec.num_layers)
+        )
+
+    @functools.cached_property
+    def least_capacity(self) -> int:
+        """The smallest `capacity_L` of a MoE layer."""
+        return min(self.capacity_L[layer] for layer in self.moe_layers)
+
+    def init(self, record_R: int, dtype) -> Cache:
+        """An empty cache for records of `record_R` elements."""
+        spec = self.spec
+        blocks = spec.num_layers * spec.num_experts
+        return Cache(
+            jnp.zeros((spec.num_slots, record_R), dtype),
+            jnp.full(blocks + 1, -1, jnp.int32),
+            self.policy.init(spec, xp=jnp),
+            jnp.int32(0),
+            jnp.zeros((spec.num_layers, 3), jnp.int32),
+        )
+
+    def slots_of(self, cache: Cache, layer) -> jax.Array:
+        """Slot of each expert of a layer, int32 `[E]`, -1 where it is absent."""
+        E = self.spec.num_experts
+        return lax.dynamic_slice(cache.slot_N, (layer * E,), (E,))
+
+    def acquire(self, cache: Cache, layer, ids_TK, scores_TE, host_ER) -> Cache:
+        """Brings the chosen experts into slots; they must fit in together.
+
+        Args:
+          cache: as before.
+          layer: int or int32 scalar.
+          ids_TK: int32, E where nothing is wanted.
+          scores_TE: float32, for policies that use them.
+          host_ER: the layer's records in host memory.
+        """
+        E = self.spec.num_experts
+        check_shape("host_ER", host_ER, (E, cache.slots_SR.shape[1]))
+        experts_1E = jnp.arange(E, dtype=jnp.int32)[None, None]
+        chosen_TE = jnp.any(ids_TK[:, :, None] == experts_1E, axis=1)
+        wanted_E = jnp.any(chosen_TE, axis=0)
+        # Misses load in the order of a token's choice, or of several tokens' scores.
+        if ids_TK.shape[0] == 1:
+            rank_E = jnp.argmax(ids_TK[0][:, None] == experts_1E[0], axis=0)
+            urgency_E = -rank_E.astype(jnp.float32)
+        else:
+            urgency_E = jnp.max(jnp.where(chosen_TE, scores_TE, -jnp.inf), axis=0)
+        state = self.policy.touch(cache.policy, layer, ids_TK, scores_TE, cache.step)
+        if self.policy.forgets:
+            cache = cache._replace(slot_N=_read_back(cache.slot_N, state["key_S"]))
+        missing_E = wanted_E & (self.slots_of(cache, layer) < 0)
+
+        owner_S = jnp.asarray(self.spec.layer_S, jnp.int32)
+        foreign_S = (owner_S >= 0) & (owner_S != layer)
+
+        def fetch(_, carry):
+            slots_SR, slot_N, state, missing_E, evictions = carry
+            expert = jnp.argmax(jnp.where(missing_E, urgency_E, -jnp.inf))
+            expert = expert.astype(jnp.int32)
+            held_S = state["key_S"] - layer * E
+            mine_S = (held_S >= 0) & (held_S < E)
+            kept_S = mine_S & wanted_E[jnp.clip(held_S, 0, E - 1)]
+            slot, state = self.policy.victim(state, kept_S | foreign_S)
+            slot = jnp.asarray(slot, jnp.int32)
+            old, key = state["key_S"][slot], layer * E + expert
+            gone = jnp.where(old < 0, slot_N.shape[0] - 1, old)
+            slot_N = _set(_set(slot_N, gone, -1), key, slot)
+            state = put(state, slot, key, jnp)
+            # In this order (slice, then device) XLA keeps the slice a transfer; any
+            # arithmetic in between would move to the host.
+            record_1R = lax.dynamic_slice(
+                host_ER, (expert, jnp.int32(0)), (1, host_ER.shape[1])
+            )
+            record_1R = jax.device_put(record_1R, jax.memory.Space.Device)
+            slots_SR = lax.dynamic_update_slice(
+                slots_SR, record_1R, (slot, jnp.int32(0))
+            )
+            evictions = evictions + (old >= 0).astype(jnp.int32)
+            return slots_SR, slot_N, state, _set(missing_E, expert, False), evictions
+
+        misses = jnp.sum(missing_E, dtype=jnp.int32)
+        slots_SR, slot_N, state, _, evictions = lax.fori_loop(
+            0,
+            misses,
+            fetch,
+            (cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)),
+        )
+        hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
+        counts_13 = jnp.stack([hits, misses, evictions])[None]
+        at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
+        counts_13 = counts_13 + lax.dynamic_slice(cache.counts_L3, at, (1, 3))
+        counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
+        return Cache(slots_SR, slot_N, state, cache.step, counts_L3)
+
+
+def _set(array_N, index, value) -> jax.Array:
+    """One element changed, as an update of a slice: a scatter would be a loop."""
+    value = jnp.asarray(value, array_N.dtype)
+    return lax.dynamic_update_index_in_dim(array_N, value, index, 0)
+
+
+def _read_back(slot_N, key_S) -> jax.Array:
+    """The table anew, after a policy that empties slots itself."""
+    slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
+    places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
+    return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)

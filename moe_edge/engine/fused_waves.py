@@ -1,0 +1,112 @@
+"""A layer's routed experts inside a compiled program, through slots that may be few.
+
+A wave is a part of the layer's (token, expert) pairs whose experts fit the slots
+together: it is looked up, fetched and computed before the next one. Waves follow the
+order of `model/expert_waves.py`, so the bits do not depend on the number of slots.
+Each wave is a look-up of its own for policy and counters.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.model.expert_waves import ExpertWaves
+from moe_edge.model.router import Routing
+
+
+def run_through_slots(
+    device: DeviceCache,
+    waves: ExpertWaves,
+    cache: Cache,
+    layer,
+    hidden_TD: jax.Array,
+    routing: Routing,
+    host_ER: jax.Array,
+) -> tuple[Cache, jax.Array]:
+    """The weighted sum of the chosen experts.
+
+    Args:
+      device: the cache's functions.
+      waves: the experts' arithmetic.
+      cache: as before this layer.
+      layer: int or int32 scalar.
+      hidden_TD: float32.
+      routing: what to compute; its scores (>= 0) are for the policy.
+      host_ER: the layer's records in host memory.
+    Returns:
+      (cache, float32 `[T, D]`).
+    """
+    ids_TK, weights_TK, scores_TE = routing
+    E, S = device.spec.num_experts, device.spec.num_slots
+
+    def run_wave(cache, total, wave_TK):
+        cache = device.acquire(cache, layer, wave_TK, scores_TE, host_ER)
+        slot_E = device.slots_of(cache, layer)
+        if waves.method == "pairs":
+            slot_of = slot_E[jnp.minimum(wave_TK, E - 1)]
+            slot_of = jnp.where(wave_TK < E, slot_of, S)
+        else:
+            slot_of = jnp.where(_chosen(wave_TK, E), slot_E, S)
+        total = waves.run(total, hidden_TD, ids_TK, weights_TK, cache.slots_SR, slot_of)
+        return cache, total
+
+    def more(carry):
+        return jnp.any(carry[2] < E)
+
+    def step(carry):
+        cache, total, rest_TK = carry
+        if waves.method == "pairs":
+            now_TK = next_pairs(rest_TK, E, capacity)
+        else:
+            resident_E = device.slots_of(cache, layer) >= 0
+            now_TK = next_experts(rest_TK, resident_E, capacity)
+        cache, total = run_wave(cache, total, jnp.where(now_TK, rest_TK, E))
+        return cache, total, jnp.where(now_TK, E, rest_TK)
+
+    total = waves.start(hidden_TD, ids_TK)
+    if min(ids_TK.size, E) <= device.least_capacity:
+        cache, total = run_wave(cache, total, ids_TK)
+    else:
+        capacity = jnp.asarray(device.capacity_L, jnp.int32)[layer]
+        cache, total, _ = lax.while_loop(more, step, (cache, total, ids_TK))
+    return cache, waves.finish(total, ids_TK, weights_TK)
+
+
+def next_pairs(rest_TK, experts: int, capacity) -> jax.Array:
+    """The longest run of the next pairs with at most `capacity` distinct experts.
+
+    Args:
+      rest_TK: int32, pairs still to compute; E elsewhere.
+      experts: E.
+      capacity: int or int32 scalar, at least 1.
+    Returns:
+      bool `[T, K]`.
+    """
+    ids_1P = rest_TK.reshape(1, -1)
+    places_1P = jnp.arange(ids_1P.shape[1], dtype=jnp.int32)[None]
+    is_expert_EP = ids_1P == jnp.arange(experts, dtype=jnp.int32)[:, None]
+    never = ids_1P.shape[1]
+    first_E = jnp.min(jnp.where(is_expert_EP, places_1P, never), axis=1)
+    distinct_P = jnp.sum(first_E[:, None] <= places_1P, axis=0)
+    return (distinct_P <= capacity).reshape(rest_TK.shape) & (rest_TK < experts)
+
+
+def next_experts(rest_TK, resident_E, capacity) -> jax.Array:
+    """The pairs of up to `capacity` experts, those in the slots before others.
+
+    Args: as `next_pairs`; resident_E: bool, who is in a slot.
+    """
+    E = resident_E.shape[0]
+    chosen_E = _chosen(rest_TK, E)
+    hits_E, misses_E = chosen_E & resident_E, chosen_E & ~resident_E
+    after_hits_E = jnp.sum(hits_E) + jnp.cumsum(misses_E)
+    place_E = jnp.where(hits_E, jnp.cumsum(hits_E), after_hits_E)
+    now_E = chosen_E & (place_E <= capacity)
+    return now_E[jnp.minimum(rest_TK, E - 1)] & (rest_TK < E)
+
+
+def _chosen(ids_TK, experts: int) -> jax.Array:
+    """Which experts occur, bool `[E]`."""
+    experts_E1 = jnp.arange(experts, dtype=jnp.int32)[:, None]
+    return jnp.any(ids_TK.reshape(1, -1) == experts_E1, axis=1)

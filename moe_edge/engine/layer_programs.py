@@ -1,0 +1,154 @@
+"""The jitted programs of a step that the host plans layer by layer.
+
+A MoE layer is cut where the host must decide: `attend` ends with the routing, which
+the host reads; `experts` begins once the slots hold what was chosen. Between two such
+points nothing needs the host, so a layer's experts and the next layer's attention are
+one program (`advance`). Cut at the same seams as `model.transformer.Block`, with the
+same kernels, so that every bit equals the resident engine's.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from moe_edge.engine.base import jit_step
+from moe_edge.engine.weights import bind_block, block_graph
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.expert_waves import ExpertWaves
+from moe_edge.model.experts import choose_method
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.router import Routing
+from moe_edge.model.transformer import Shared, add_experts, seam
+from moe_edge.predict.partial_state import partial_gate
+from moe_edge.predict.stale_gate import gate_scores
+
+
+class Routed(NamedTuple):
+    """A MoE layer between its router and its experts; arrays on the device."""
+
+    x_BSD: jax.Array
+    hidden_TD: jax.Array
+    shared: Shared
+    routing: Routing
+    wanted_NE: jax.Array  # what gate predictors ask for, N = 0 without
+
+
+class LayerPrograms:
+    """Programs of one model; every method is pure and compiled once per shape."""
+
+    def __init__(self, config: ModelConfig, dtype):
+        moe = config.moe
+        self._config, self._dtype = config, dtype
+        self._layout = RecordLayout.of(config)
+        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
+        self._options = {
+            "activation": moe.activation,
+            "swiglu_limit": moe.swiglu_limit,
+        }
+        self.attend = jit_step(self._attend, static_argnums=0, donate_argnames="cache")
+        self.advance = jit_step(
+            self._advance, static_argnums=0, donate_argnames="cache"
+        )
+        self.experts = jit_step(self._experts)
+        self.start = jit_step(self._start)
+        self.wave = jit_step(self._wave, donate_argnames="carry")
+        self.finish = jit_step(self._finish)
+        self.peek = jit_step(self._peek, static_argnames="top_a")
+
+    def all(self) -> list:
+        return [
+            self.attend,
+            self.advance,
+            self.experts,
+            self.start,
+            self.wave,
+            self.finish,
+            self.peek,
+        ]
+
+    def waves(self, tokens: int) -> ExpertWaves:
+        """How `tokens` tokens meet the experts."""
+        method = choose_method(tokens, self._dtype)
+        E = self._config.moe.num_experts
+        return ExpertWaves(self._layout, E, method, **self._options)
+
+    # attend: (is_moe, layer, gates, x, chunk, window, cache) -> (x or Routed, cache)
+
+    def _attend(self, is_moe, layer, gates, x_BSD, chunk, window, cache):
+        """A dense layer as a whole, or a MoE layer up to its routing."""
+        block = bind_block(self._graphs[is_moe], layer)
+        if not is_moe:
+            x_BSD, cache, _ = block(x_BSD, chunk, window, None, None, cache)
+            return x_BSD, cache
+        x_BSD, cache = block.attend(x_BSD, chunk, window, cache)
+        hidden_TD, routing = seam(block.route(x_BSD, chunk))
+        shared = seam(block.run_shared(hidden_TD))
+        if gates:
+            valid_T = chunk.valid_BS.reshape(-1)
+            wanted_NE = gate_scores(self._config, gates, hidden_TD, valid_T)
+        else:
+            wanted_NE = jnp.zeros((0, self._config.moe.num_experts), jnp.float32)
+        return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
+
+    # experts: all chosen experts of a layer stand in slots
+
+    def _experts(self, routed: Routed, slot_of, weights_TK, slots_SR, host_TD=None):
+        """The residual stream after the experts.
+
+        Args:
+          slot_of: see `ExpertWaves.run`.
+          host_TD: what the host computed beside, or None.
+        """
+        x_TD, ids_TK = routed.hidden_TD, routed.routing.ids_TK
+        waves = self.waves(x_TD.shape[0])
+        carry = waves.start(x_TD, ids_TK)
+        carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
+        return self._finish(routed, carry, weights_TK, host_TD)
+
+    def _advance(
+        self,
+        is_moe,
+        routed,
+        slot_of,
+        weights_TK,
+        slots_SR,
+        layer: Any,
+        gates,
+        chunk,
+        window,
+        cache,
+        host_TD=None,
+    ):
+        """`experts` of a layer and `attend` of the next."""
+        x_BSD = seam(self._experts(routed, slot_of, weights_TK, slots_SR, host_TD))
+        return self._attend(is_moe, layer, gates, x_BSD, chunk, window, cache)
+
+    # The same in waves: start, wave, wave, ..., finish
+
+    def _start(self, routed: Routed):
+        x_TD = routed.hidden_TD
+        return self.waves(x_TD.shape[0]).start(x_TD, routed.routing.ids_TK)
+
+    def _wave(self, carry, routed, weights_TK, slots_SR, slot_of):
+        """(carry, scalar that is ready when the slots may be written again)."""
+        x_TD, ids_TK = routed.hidden_TD, routed.routing.ids_TK
+        waves = self.waves(x_TD.shape[0])
+        carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
+        return carry, carry[0, 0]
+
+    def _finish(self, routed: Routed, carry, weights_TK, host_TD=None):
+        ids_TK = routed.routing.ids_TK
+        y_TD = self.waves(ids_TK.shape[0]).finish(carry, ids_TK, weights_TK)
+        y_TD = seam(y_TD)
+        if host_TD is not None:
+            y_TD = y_TD + host_TD
+        return add_experts(routed.x_BSD, y_TD, routed.shared)
+
+    def _peek(
+        self, routed, slot_of, weights_TK, slots_SR, layer, chunk, window, cache, top_a
+    ):
+        """What the next layer would choose after the experts that are here (SMoE)."""
+        x_BSD = self._experts(routed, slot_of, weights_TK, slots_SR)
+        block = bind_block(self._graphs[True], layer)
+        return partial_gate(block, x_BSD, chunk, window, cache, top_a)

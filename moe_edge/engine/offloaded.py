@@ -1,0 +1,268 @@
+"""An offloaded engine from options: budget, policies, link.
+
+`OffloadOptions` is what a policy gin file sets; everything about experts that do not
+fit the device is chosen here and nowhere else.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.events import Recorder
+from moe_edge.engine.assisted import RULES, Assist
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.weights import Weights, load_weights
+from moe_edge.model import kv_cache
+from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.manager import OffloadManager
+from moe_edge.offload.policy import CacheSpec, check_needs, get_policy
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.slot_plan import parse_budget, plan_slots, slots_for
+from moe_edge.offload.slots import DonatedSlots, make_slots
+from moe_edge.offload.store import HostStore, device_dtype
+from moe_edge.offload.transfer import Mover
+from moe_edge.predict.registry import get_predictor
+from moe_edge.predict.stale_gate import GatePredictor
+from moe_edge.route.policy import get_route
+from moe_edge.workload.traces import TraceRecorder
+
+# What a running engine can give a policy; the future and profiles it cannot.
+AVAILABLE = frozenset({"ids", "weights", "scores"})
+Options = Mapping[str, Any]
+NO_OPTIONS: Options = {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffloadOptions:
+    """How experts that do not fit the device are handled.
+
+    Attributes:
+      device_memory: budget: `25%` of the expert bytes, or all there is (`2GiB`).
+      mode: `layered` or `fused`.
+      eviction: name of an eviction policy, and its options.
+      slot_plan: `one_pool`, `equal`, ..., and its options.
+      predictor: names experts to prefetch (`none`: no prefetching), and its options.
+      horizon: layers ahead that are prefetched.
+      prefetch_limit: most prefetches asked for after one layer's routing.
+      route: `topk` (lossless), `substitute` (SMoE), `drop`, and its options.
+      assist: `two_pointer` or `fiddler`: the host computes absent experts; or None.
+      memory: where blocks live: `host`, `pinned` (GPUs) or `mmap` (disk).
+      link_bytes_per_s, link_latency_s: of an emulated link; None: the real one.
+      asynchronous: False carries every transfer out at once (the serial reference).
+    """
+
+    device_memory: str = "50%"
+    mode: str = "layered"
+    eviction: str = "lru"
+    eviction_options: Options = dataclasses.field(default_factory=dict)
+    slot_plan: str = "one_pool"
+    slot_plan_options: Options = dataclasses.field(default_factory=dict)
+    predictor: str = "none"
+    predictor_options: Options = dataclasses.field(default_factory=dict)
+    horizon: int = 1
+    prefetch_limit: int = 8
+    route: str = "topk"
+    route_options: Options = dataclasses.field(default_factory=dict)
+    assist: str | None = None
+    memory: str = "host"
+    link_bytes_per_s: float | None = None
+    link_latency_s: float = 0.0
+    asynchronous: bool = True
+
+    def __post_init__(self):
+        """Refuses what no model could run with.
+
+        Raises:
+          ConfigError: an unknown name, a rate <= 0, options that exclude each other.
+        """
+        parse_budget(self.device_memory)
+        check_known("offload mode", self.mode, ("layered", "fused"))
+        policy = get_policy(self.eviction, **self.eviction_options)
+        check_needs(policy, AVAILABLE | {"profile"})
+        get_route(self.route, **self.route_options)
+        check_count("horizon", self.horizon)
+        check_count("prefetch_limit", self.prefetch_limit)
+        if self.assist is not None:
+            check_known("CPU assist", self.assist, RULES)
+        self.link()
+        if policy.forgets and self.predictor != "none":
+            raise ConfigError(
+                f"eviction {self.eviction} keeps nothing, so predictor "
+                f"{self.predictor} has nowhere to put a block; use predictor none"
+            )
+        layered_only = {
+            "predictor": self.predictor != "none",
+            "assist": self.assist is not None,
+            "link_bytes_per_s": self.link_bytes_per_s is not None,
+            "memory": self.memory == "mmap",
+        }
+        wrong = [name for name, given in layered_only.items() if given]
+        if self.mode == "fused" and wrong:
+            raise ConfigError(f"mode fused has no {', '.join(wrong)}; use mode layered")
+
+    def link(self) -> Link:
+        """The link that these options describe."""
+        if self.link_bytes_per_s is None:
+            return Link()
+        return EmulatedLink(self.link_bytes_per_s, self.link_latency_s)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the tokens are those of the resident engine."""
+        return get_route(self.route, **self.route_options).lossless
+
+
+def _kv_bytes(config, batch: int, capacity: int) -> int:
+    cache = jax.eval_shape(lambda: kv_cache.empty_cache(config, batch, capacity))
+    leaves = jax.tree.leaves(cache)
+    return config.num_layers * sum(a.size * a.dtype.itemsize for a in leaves)
+
+
+def make_spec(
+    options: OffloadOptions,
+    weights: Weights,
+    store: HostStore,
+    batch: int,
+    capacity: int,
+) -> CacheSpec:
+    """Slots that the budget buys beside weights and a KV cache of that size."""
+    config = weights.config
+    staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
+    total = slots_for(
+        parse_budget(options.device_memory),
+        store.block_bytes,
+        store.num_blocks,
+        dense_bytes=weights.num_bytes,
+        kv_bytes=_kv_bytes(config, batch, capacity),
+        staging_bytes=staged * store.block_bytes,
+        machine_bytes=device_memory_bytes(),
+    )
+    layer_S = plan_slots(
+        options.slot_plan,
+        total,
+        config.num_layers,
+        store.num_experts,
+        config.moe_layers,
+        **options.slot_plan_options,
+    )
+    top_k = config.moe.top_k
+    return CacheSpec(config.num_layers, store.num_experts, top_k, layer_S)
+
+
+def make_predictor(options: OffloadOptions, weights: Weights):
+    """The predictor by name; those that run routers are given the model's."""
+    given = dict(options.predictor_options)
+    if options.predictor in ("stale_gate", "n_layer_gate"):
+        given |= {"config": weights.config, "layers": weights.layers}
+    predictor = get_predictor(options.predictor, **given)
+    if isinstance(predictor, GatePredictor) and predictor.look_ahead < options.horizon:
+        raise ConfigError(
+            f"horizon {options.horizon} exceeds what {options.predictor} looks ahead "
+            f"({predictor.look_ahead}); lower it or use n_layer_gate"
+        )
+    return predictor
+
+
+def resolve_offload(
+    device_memory: str | None, offload: OffloadOptions | None
+) -> OffloadOptions | None:
+    """The options of a script: a budget alone takes the default policies."""
+    if device_memory is None:
+        return offload
+    if offload is None:
+        return OffloadOptions(device_memory=device_memory)
+    return dataclasses.replace(offload, device_memory=device_memory)
+
+
+def check_offload(reader, options: OffloadOptions) -> None:
+    """What `make_offloaded` would refuse, judged without reading weights.
+
+    Raises: as `make_offloaded`, but for what an absolute budget has to hold beside
+    the slots.
+    """
+    config = reader.config
+    if not config.moe_layers:
+        raise ConfigError(
+            f"{reader.path} is a dense model: no experts to offload; run it resident"
+        )
+    block_bytes = reader.layout.size * device_dtype(reader.dtype).itemsize
+    blocks = len(config.moe_layers) * config.moe.num_experts
+    total = slots_for(
+        parse_budget(options.device_memory),
+        block_bytes,
+        blocks,
+        machine_bytes=device_memory_bytes(),
+    )
+    plan_slots(
+        options.slot_plan,
+        total,
+        config.num_layers,
+        config.moe.num_experts,
+        config.moe_layers,
+        **options.slot_plan_options,
+    )
+
+
+def device_memory_bytes() -> int | None:
+    """What the device has in all; None if it does not say."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def make_offloaded(
+    reader,
+    options: OffloadOptions,
+    *,
+    check_finite: bool = False,
+    batch: int = 1,
+    capacity: int = 1024,
+    recorder: Recorder | None = None,
+    with_trace: bool = False,
+) -> LayeredEngine:
+    """Loads a checkpoint whose experts stay on the host.
+
+    Args:
+      reader: an open checkpoint.
+      options: budget and policies.
+      check_finite: refuse NaN and infinity in the dense weights.
+      batch, capacity: sequences and tokens for whose KV cache an absolute budget
+        leaves room.
+      recorder: of events.
+      with_trace: keep every lookup in `engine.trace`.
+    Raises:
+      CapacityError: a budget of fewer than two slots, or above the machine.
+      ConfigError: options that do not fit the model.
+    """
+    config = reader.config
+    check_offload(reader, options)
+    weights = load_weights(reader, check_finite=check_finite, with_experts=False)
+    store = HostStore(reader, options.memory)
+    spec = make_spec(options, weights, store, batch, capacity)
+    policy = get_policy(options.eviction, **options.eviction_options)
+    route = get_route(options.route, **options.route_options)
+    trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
+    slots = make_slots(spec.num_slots, store.record_size, store.dtype)
+    recorder = recorder or Recorder(enabled=False)
+    mover = Mover(
+        store, slots, options.link(), recorder, asynchronous=options.asynchronous
+    )
+    manager = OffloadManager(
+        SlotCache(spec, policy),
+        mover,
+        predictor=make_predictor(options, weights),
+        horizon=options.horizon,
+        prefetch_limit=options.prefetch_limit,
+        recorder=recorder,
+    )
+    assist = None
+    if options.assist is not None:
+        assist = Assist(config, store, options.assist)
+    return LayeredEngine(weights, manager, route=route, assist=assist, trace=trace)

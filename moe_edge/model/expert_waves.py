@@ -1,0 +1,86 @@
+"""Routed experts in waves: a layer whose experts are not all in the slots at once.
+
+Each wave runs the experts that the slots hold and adds to what the waves before it
+left. The sums are made in the same order as by `experts.run_experts`, so the result
+has the same bits whatever the waves:
+
+  pairs   a wave is a contiguous run of the (token, chosen expert) pairs, token by
+          token in order of rank; the carry is the running sum `[T, D]`.
+  blocks  a wave is any set of experts; the carry holds the outputs of all pairs
+          `[T * K + spare, D]`, summed at the end.
+
+`ragged` (GPUs) and `dense` have no waves of their own and run as `blocks`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from moe_edge.model.expert_blocks import empty_pairs, fill_pairs, sum_pairs
+from moe_edge.model.experts import run_pairs
+from moe_edge.model.layers import activate
+from moe_edge.model.record import RecordLayout
+
+
+class ExpertWaves:
+    """The steps of a layer in waves; pure functions to be traced into programs.
+
+    Args:
+      layout: where the parts stand in a record.
+      num_experts: E.
+      method: `pairs` or `blocks`.
+      activation: one of `config.ACTIVATIONS`.
+      swiglu_limit: clip of gate and up, for clamped_swiglu only.
+    """
+
+    def __init__(
+        self,
+        layout: RecordLayout,
+        num_experts: int,
+        method: str,
+        activation: str = "silu",
+        swiglu_limit: float | None = None,
+    ):
+        self.method = "pairs" if method == "pairs" else "blocks"
+        self._layout, self._experts = layout, num_experts
+        self._act = functools.partial(activate, kind=activation, limit=swiglu_limit)
+
+    def start(self, x_TD: jax.Array, ids_TK: jax.Array) -> jax.Array:
+        """The carry before the first wave."""
+        if self.method == "pairs":
+            return jnp.zeros_like(x_TD)
+        return empty_pairs(ids_TK, self._layout, self._experts)
+
+    def run(self, carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of) -> jax.Array:
+        """Adds one wave.
+
+        Args:
+          carry: of `start` or the wave before.
+          x_TD: float32 (tokens, width).
+          ids_TK: int32 (tokens, chosen), experts; E means "no expert".
+          weights_TK: float32 (tokens, chosen).
+          slots_SR: records of the slots.
+          slot_of: int32, `pairs`: [T, K] slot of each pair; `blocks`: [E] slot of
+            each expert. S leaves the pair or expert to another wave.
+        """
+        if self.method == "pairs":
+            return run_pairs(
+                x_TD, slot_of, weights_TK, slots_SR, self._layout, self._act, carry
+            )
+        return fill_pairs(
+            carry,
+            x_TD,
+            ids_TK,
+            slots_SR,
+            slot_of,
+            self._experts,
+            self._layout,
+            self._act,
+        )
+
+    def finish(self, carry, ids_TK, weights_TK) -> jax.Array:
+        """The layer's output `[T, D]` after the last wave."""
+        if self.method == "pairs":
+            return carry
+        return sum_pairs(carry, ids_TK, weights_TK, self._experts)

@@ -1,0 +1,1 @@
+"""Moving experts between memory tiers: stores, transfers, slots and their policies."""

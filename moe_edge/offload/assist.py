@@ -1,0 +1,200 @@
+"""CPU assist: absent experts are computed on the host while others travel.
+
+Planning is pure; costs are measured, never assumed. The host computes with the same
+kernels as the device (`model/experts.py`). On a CPU-only machine "host" and "device"
+are the same cores, and XLA:CPU runs one program at a time: there the assist is
+correct but saves only the transfer, it does not run beside the device's work.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+
+
+def plan_two_pointer(
+    experts: Sequence[int], load_s: float, cpu_s: float
+) -> tuple[list[int], list[int]]:
+    """Splits absent experts between the link and the CPU.
+
+    From the head of the list while the link would be done first, else from the tail.
+    The longer side exceeds the best split's by less than one expert of that side.
+    A single expert always travels, whatever the costs, as in the paper.
+
+    Args:
+      experts: absent experts, best score first.
+      load_s: to transfer one, seconds.
+      cpu_s: to compute one on the CPU, seconds.
+    Returns:
+      (to load, best first; to compute, worst first).
+    Source: SMoE, algorithm 2.
+    """
+    load_total_s = cpu_total_s = 0.0
+    first, last = 0, len(experts)
+    while first < last:
+        if load_total_s <= cpu_total_s:
+            load_total_s += load_s
+            first += 1
+        else:
+            cpu_total_s += cpu_s
+            last -= 1
+    return list(experts[:first]), list(experts[last:])[::-1]
+
+
+def plan_fiddler(
+    tokens_E: np.ndarray, cpu_token_s: float, copy_s: float, gpu_s: float
+) -> np.ndarray:
+    """Which absent experts the CPU computes: where that is faster than fetching.
+
+    Args:
+      tokens_E: int, tokens of each absent expert.
+      cpu_token_s: one token of one expert on the CPU, seconds.
+      copy_s: to transfer one expert, seconds.
+      gpu_s: one expert on the device, seconds.
+    Returns:
+      bool, like `tokens_E`.
+    Source: Fiddler, arXiv 2402.07033.
+    """
+    return np.asarray(tokens_E) * cpu_token_s < copy_s + gpu_s
+
+
+class MeasuredCost:
+    """Mean of the last p measurements (SMoE, section V.A).
+
+    Args:
+      last: p.
+      start_s: stands in until the first measurement, seconds.
+    """
+
+    def __init__(self, last: int, start_s: float):
+        check_count("measurements of a cost", last)
+        if not (math.isfinite(start_s) and start_s > 0):
+            raise ConfigError(
+                f"start value of a cost is {start_s} s, expected a finite number above "
+                "0; measure one call first"
+            )
+        self._start_s = start_s
+        self._measured_s = collections.deque(maxlen=last)
+
+    def add(self, seconds: float) -> None:
+        """Takes one measurement."""
+        self._measured_s.append(seconds)
+
+    @property
+    def mean_s(self) -> float:
+        if not self._measured_s:
+            return self._start_s
+        return sum(self._measured_s) / len(self._measured_s)
+
+
+def host_array(array: np.ndarray) -> jax.Array:
+    """An array for the CPU backend; bfloat16 as its bits, as CPU kernels want it.
+
+    Shares memory with `array` where JAX can (64-byte-aligned data), else copies: the
+    caller must not write to it while the result lives.
+    """
+    if array.dtype == ml_dtypes.bfloat16:
+        array = array.view(np.uint16)
+    return jax.device_put(array, jax.devices("cpu")[0])
+
+
+@functools.cache
+def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
+    def run(record_R, x_TD, weights_T, chosen_T):
+        T = x_TD.shape[0]
+        # Not left to `run_experts`, which looks at the default backend.
+        most_pairs = 16 if record_R.dtype == jnp.uint16 else 8
+        return run_experts(
+            x_TD,
+            jnp.where(chosen_T, 0, 1).astype(jnp.int32)[:, None],  # 1: no expert
+            weights_T[:, None],
+            record_R[None],
+            layout,
+            activation=activation,
+            swiglu_limit=swiglu_limit,
+            method="pairs" if T <= most_pairs else "blocks",
+        )
+
+    # A program for the CPU on every machine.
+    return jax.jit(run, compiler_options={"xla_cpu_prefer_vector_width": 512})
+
+
+def host_expert(
+    record_R: np.ndarray,
+    layout: RecordLayout,
+    x_TD: jax.Array | np.ndarray,
+    *,
+    activation: str = "silu",
+    swiglu_limit: float | None = None,
+) -> jax.Array:
+    """One expert's output for all given tokens, unweighted, on the CPU backend.
+
+    Args:
+      record_R: the expert's record in host memory.
+      layout: where the parts stand in it.
+      x_TD: float32, anywhere.
+      activation, swiglu_limit: as in `model.experts.run_experts`.
+    Returns:
+      float32 `[T, D]` on the CPU device; dispatched, not waited for.
+    """
+    T = x_TD.shape[0]
+    every, ones = np.ones((1, T), bool), np.ones((1, T), np.float32)
+    parts = _start([record_R], x_TD, ones, every, layout, activation, swiglu_limit)
+    return parts[0]
+
+
+def host_outputs(
+    records: Sequence[np.ndarray],
+    experts: Sequence[int],
+    layout: RecordLayout,
+    x_TD: jax.Array | np.ndarray,
+    ids_TK: np.ndarray,
+    weights_TK: np.ndarray,
+    *,
+    activation: str = "silu",
+    swiglu_limit: float | None = None,
+) -> jax.Array:
+    """The part of a layer's weighted sum that the host computes.
+
+    Args:
+      records: one for each of `experts`, in host memory.
+      experts: ids of the experts that the host computes.
+      layout: where the parts stand in a record.
+      x_TD: float32, anywhere.
+      ids_TK: chosen experts; those not in `experts` are left out.
+      weights_TK: float32.
+      activation, swiglu_limit: as in `model.experts.run_experts`.
+    Returns:
+      float32 `[T, D]` on the CPU device; dispatched, not waited for.
+    """
+    if not len(experts):
+        return host_array(np.zeros(x_TD.shape, np.float32))
+    is_it_NTK = np.asarray(ids_TK)[None] == np.asarray(experts)[:, None, None]
+    weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
+    chosen_NT = is_it_NTK.any(axis=2)
+    parts = _start(
+        records, x_TD, weights_NT, chosen_NT, layout, activation, swiglu_limit
+    )
+    return functools.reduce(jnp.add, parts)
+
+
+def _start(records, x_TD, weights_NT, chosen_NT, layout, activation, swiglu_limit):
+    """Dispatches one program a record: few are absent, and none is copied."""
+    run = _program(layout, activation, swiglu_limit)
+    x_TD = jax.device_put(x_TD, jax.devices("cpu")[0])
+    weights_NT = np.asarray(weights_NT, np.float32)
+    return [
+        run(host_array(record_R), x_TD, host_array(weights_T), host_array(chosen_T))
+        for record_R, weights_T, chosen_T in zip(
+            records, weights_NT, chosen_NT, strict=True
+        )
+    ]

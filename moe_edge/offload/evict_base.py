@@ -1,0 +1,145 @@
+"""What every eviction policy shares: the cache's shape, its state, and the pick.
+
+A policy is three pure functions over a dict of arrays, so that the same object runs
+in the layered engine, in replay, in the simulator (NumPy) and inside jit
+(jax.numpy). Axes: S slots, L layers, E experts (blocks) of a layer, B = L*E + 1: one
+entry a block, indexed by block key, and one spare entry at the end. Key -1, which is
+what an empty slot holds and what a padding id maps to, is that spare entry.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from moe_edge.core.arrays import module_of, set_at
+from moe_edge.core.checks import ConfigError, check_count
+
+# key_S, last_B, clock and key_LE always; a policy adds arrays indexed by block or by
+# layer. Only key_S is indexed by slot: a cache may hand `victim` a part of the slots.
+State = dict[str, Any]
+NEVER = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSpec:
+    """The shape of a slot cache; block key = layer * num_experts + expert."""
+
+    num_layers: int  # L: every layer of the model, dense ones included
+    num_experts: int  # E: blocks of a layer
+    top_k: int
+    layer_S: tuple[int, ...]  # the layer a slot belongs to; -1: any layer may use it
+
+    def __post_init__(self):
+        for name in ("num_layers", "num_experts", "top_k"):
+            check_count(name, getattr(self, name))
+        wrong = [x for x in self.layer_S if not -1 <= x < self.num_layers]
+        if wrong or not self.layer_S:
+            raise ConfigError(
+                f"layer_S has {len(self.layer_S)} slots, layers {wrong[:4]} of them "
+                f"unknown; expected at least one slot, layers -1..{self.num_layers - 1}"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.layer_S)
+
+
+def base_state(spec: CacheSpec, xp=np) -> State:
+    """State with every slot empty and no block ever used."""
+    L, E = spec.num_layers, spec.num_experts
+    key_LE = np.full((L, E + 1), -1, np.int32)  # column E: the padding id
+    key_LE[:, :E] = np.arange(L * E, dtype=np.int32).reshape(L, E)
+    return {
+        "key_S": xp.full((spec.num_slots,), -1, dtype=np.int32),
+        "key_LE": xp.asarray(key_LE),
+        "last_B": xp.full((L * E + 1,), -1, dtype=np.int32),  # time of the last use
+        # 2 * (step * L + layer) of the last lookup: even times for hits, odd ones for
+        # the blocks that entered after it. int32 lasts 22 million steps of 48 layers.
+        "clock": xp.asarray(0, dtype=np.int32),
+    }
+
+
+def put(state: State, slot, key, xp=np) -> State:
+    """Says that block `key` is now in `slot` (-1: the slot is empty again).
+
+    Entering counts as a use just after the last lookup: later than that lookup's hits,
+    and a prefetched block is not the oldest one when it arrives. NumPy arrays are
+    changed in place.
+    """
+    return {
+        **state,
+        "key_S": set_at(state["key_S"], slot, key),
+        "last_B": set_at(state["last_B"], key, state["clock"] + 1),
+    }
+
+
+def pick(state: State, value_S, protected_S):
+    """The slot to give up: empty first, else lowest value, oldest use, lowest slot.
+
+    Args:
+      value_S: finite numbers, or None where only the time of the last use counts.
+      protected_S: bool; at least one slot must be unprotected.
+    """
+    key_S = state["key_S"]
+    xp = module_of(key_S)
+    last_S = xp.where(key_S < 0, -2, state["last_B"][key_S])
+    out_S = protected_S
+    if value_S is not None:
+        value_S = xp.where(protected_S, np.inf, xp.where(key_S < 0, -np.inf, value_S))
+        out_S = value_S > value_S.min()
+    return xp.where(out_S, NEVER, last_S).argmin()
+
+
+def mean_scores(ids_TK, scores_TE, spare):
+    """Gate scores averaged over the tokens of a step that are not padding: [E]."""
+    xp = module_of(scores_TE)
+    real_T1 = xp.any(ids_TK != spare, axis=1, keepdims=True).astype(np.float32)
+    total = xp.maximum(xp.sum(real_T1), np.float32(1))
+    return xp.sum(scores_TE * real_T1, axis=0) / total
+
+
+class EvictionPolicy:
+    """Decides which slot is given up. Subclasses are frozen dataclasses.
+
+    Every function returns the state to use from then on. NumPy arrays of the state it
+    was given may have been changed (as a donated buffer): do not use that one again.
+    """
+
+    name: ClassVar[str]
+    SOURCE: ClassVar[str]
+    # Trace fields it cannot do without: ids, weights, scores, future, profile.
+    needs: ClassVar[frozenset[str]] = frozenset({"ids"})
+    host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
+    forgets: ClassVar[bool] = False  # True: `touch` may empty slots
+    per_sequence: ClassVar[bool] = False  # True: its record ends with a sequence
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        """State of an empty cache; `xp` is numpy or jax.numpy."""
+        return base_state(spec, xp)
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        """Takes note of one layer's lookup.
+
+        Args:
+          ids_TK: int32, the experts chosen, hits and misses; E is padding.
+          scores_TE: float32 >= 0 gate scores of all experts, or None if not needed.
+          step: a count that rises by one every step (all layers once).
+        """
+        clock = 2 * (step * state["key_LE"].shape[0] + layer)
+        clock = module_of(state["key_S"]).asarray(clock, dtype=np.int32)
+        keys = state["key_LE"][layer, ids_TK]
+        last_B = set_at(state["last_B"], keys, clock)
+        return {**state, "last_B": last_B, "clock": clock}
+
+    def value(self, state: State):
+        """Worth of what each slot holds [S]; None: only the last use counts."""
+        return None
+
+    def victim(self, state: State, protected_S) -> tuple[Any, State]:
+        """(slot to give up, state); never a protected slot, an empty one first.
+
+        Args:
+          protected_S: bool, aligned with key_S; at least one must be False.
+        """
+        return pick(state, self.value(state), protected_S), state

@@ -1,0 +1,80 @@
+"""Least frequently used, and its two frozen forms: counts of the prompt or a profile.
+
+A static policy cannot pin its blocks outright, because the experts of the running step
+must have slots. Both static policies rank blocks by frozen counts and give up the
+lowest: a block outside the best ones takes the place of one of them only when the
+running step leaves no other slot, the least frequent first, and is itself the first
+to go when that one comes back.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.core.arrays import count_at, module_of
+from moe_edge.core.checks import ConfigError, check_count, check_shape
+from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Lfu(EvictionPolicy):
+    """Gives up the block used by the fewest tokens so far; counts never reset."""
+
+    name = "lfu"
+    SOURCE = "least frequently used, counts over tokens, interfaces.md"
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        state = super().init(spec, xp)
+        return {**state, "count_B": xp.zeros(state["last_B"].shape, dtype=np.int32)}
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        state = super().touch(state, layer, ids_TK, scores_TE, step)
+        keys = state["key_LE"][layer, ids_TK]
+        return {**state, "count_B": count_at(state["count_B"], keys)}
+
+    def value(self, state: State):
+        return state["count_B"][state["key_S"]].astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticPrompt(Lfu):
+    """Keeps the blocks that the prompt used most; later uses count for nothing."""
+
+    prompt_steps: int = 1  # touches with step < prompt_steps are the prompt's
+
+    name = "static_prompt"
+    SOURCE = "static cache from the prompt; algorithms.md, section 6"
+
+    def __post_init__(self):
+        check_count("prompt_steps", self.prompt_steps)
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        state = EvictionPolicy.touch(self, state, layer, ids_TK, scores_TE, step)
+        # After the prompt the counts go to the spare entry, which no slot reads.
+        keys = state["key_LE"][layer, ids_TK]
+        keys = module_of(keys).where(step < self.prompt_steps, keys, -1)
+        return {**state, "count_B": count_at(state["count_B"], keys)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StaticOracle(EvictionPolicy):
+    """Keeps the most frequent blocks of a given profile: a bound for static caches."""
+
+    profile: np.ndarray | None = None  # counts [L, E] of the very run, or of another
+
+    name = "static_oracle"
+    SOURCE = "static cache from known counts; algorithms.md, section 6"
+    needs = frozenset({"ids", "profile"})
+
+    def __post_init__(self):
+        if self.profile is None:
+            raise ConfigError("static_oracle got no profile; give counts [L, E]")
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        counts_LE = np.asarray(self.profile, np.float32)
+        check_shape("profile", counts_LE, (spec.num_layers, spec.num_experts))
+        count_B = np.append(counts_LE.reshape(-1), np.float32(0))
+        return {**super().init(spec, xp), "count_B": xp.asarray(count_B)}
+
+    def value(self, state: State):
+        return state["count_B"][state["key_S"]]

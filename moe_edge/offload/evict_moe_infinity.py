@@ -1,0 +1,63 @@
+"""MoE-Infinity's eviction: what this sequence used, by how soon it can recur."""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.core.arrays import count_at, module_of, set_at
+from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeInfinity(EvictionPolicy):
+    """Lowest layer decay x the sequence's normalised row x visits while in the cache.
+
+    The decay is 1 - distance / (L + 1), the distance counted forwards from the layer
+    looked up last and around into the next token, where the layers behind it run
+    next. A block that was prefetched and not used yet counts as visited once, else
+    it would be the first to go. A new sequence takes a state of its own: `init`
+    again, with key_S put back (SlotCache.new_sequence).
+    """
+
+    name = "moe_infinity"
+    per_sequence = True
+    SOURCE = "MoE-Infinity (paper), expert cache; algorithms.md, section 6"
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        state = super().init(spec, xp)
+        zeros = np.zeros(spec.num_layers * spec.num_experts + 1, np.int32)
+        return {
+            **state,
+            "tokens_B": xp.asarray(zeros),  # this sequence's activation matrix
+            "total_L": xp.zeros((spec.num_layers,), dtype=np.int32),
+            "visits_B": xp.asarray(zeros.copy()),
+        }
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        state = super().touch(state, layer, ids_TK, scores_TE, step)
+        xp = module_of(state["key_S"])
+        keys = state["key_LE"][layer, ids_TK]
+        total = state["total_L"][layer] + xp.sum(keys >= 0, dtype=np.int32)
+        return {
+            **state,
+            "tokens_B": count_at(state["tokens_B"], keys),
+            "total_L": set_at(state["total_L"], layer, total),
+            "visits_B": count_at(state["visits_B"], keys),
+        }
+
+    def value(self, state: State):
+        key_S, L = state["key_S"], state["key_LE"].shape[0]
+        E = state["key_LE"].shape[1] - 1
+        xp = module_of(key_S)
+        layer_S = key_S // E
+        ahead_S = ((layer_S - state["clock"] // 2) % L).astype(np.float32)
+        total_S = xp.maximum(state["total_L"][layer_S], 1).astype(np.float32)
+        row_S = state["tokens_B"][key_S].astype(np.float32) / total_S
+        visits_S = xp.maximum(state["visits_B"][key_S], 1).astype(np.float32)
+        decay_S = np.float32(1) - ahead_S / np.float32(L + 1)
+        return decay_S * (row_S + np.float32(1e-8)) * visits_S
+
+    def victim(self, state: State, protected_S):
+        slot, state = super().victim(state, protected_S)
+        visits_B = set_at(state["visits_B"], state["key_S"][slot], 0)
+        return slot, {**state, "visits_B": visits_B}

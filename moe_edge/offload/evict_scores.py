@@ -1,0 +1,97 @@
+"""Eviction by gate scores: SMoE's windowed mean and HybriMoE's decayed score.
+
+Both rate every expert that was scored, not only the chosen ones. `scores_TE` must not
+be negative; a step of several tokens counts once, with the mean of their scores.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.core.arrays import module_of, set_at
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, mean_scores
+
+
+class ScoredPolicy(EvictionPolicy):
+    """Gives up the block with the lowest score in `score_B`."""
+
+    needs = frozenset({"ids", "scores"})
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        state = super().init(spec, xp)
+        return {**state, "score_B": xp.zeros(state["last_B"].shape, dtype=np.float32)}
+
+    def value(self, state: State):
+        return state["score_B"][state["key_S"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoeScore(ScoredPolicy):
+    """Lowest mean gate score over the last `window` steps, chosen or not.
+
+    SMoE's shield (chosen experts stay until their layer is computed) is what every
+    cache here does through `protected_S`.
+    """
+
+    window: int = 16  # n; the paper does not state its value
+
+    name = "smoe_score"
+    SOURCE = "SMoE, equation 3"
+
+    def __post_init__(self):
+        check_count("window", self.window)
+
+    def init(self, spec: CacheSpec, xp=np) -> State:
+        shape = (self.window, spec.num_layers, spec.num_experts)
+        return {
+            **super().init(spec, xp),
+            "ring_NLE": xp.zeros(shape, dtype=np.float32),
+            "seen_L": xp.zeros((spec.num_layers,), dtype=np.int32),
+        }
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        state = super().touch(state, layer, ids_TK, scores_TE, step)
+        spare = state["key_LE"].shape[1] - 1
+        xp, seen = module_of(state["key_S"]), state["seen_L"][layer]
+        row_E = mean_scores(ids_TK, scores_TE, spare)
+        ring_NLE = set_at(state["ring_NLE"], (seen % self.window, layer), row_E)
+        filled = xp.minimum(seen + 1, self.window).astype(np.float32)
+        # Rows not yet filled are zero. Summing anew keeps rounding from piling up.
+        mean_E = xp.sum(ring_NLE[:, layer], axis=0) / filled
+        keys_E = state["key_LE"][layer, :spare]
+        return {
+            **state,
+            "ring_NLE": ring_NLE,
+            "seen_L": set_at(state["seen_L"], layer, seen + 1),
+            "score_B": set_at(state["score_B"], keys_E, mean_E),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class HybriMoe(ScoredPolicy):
+    """Lowest decayed score S <- mix * TopP(p) + (1 - mix) * S, with P = 2 * top_k.
+
+    TopP keeps the P largest scores of the step and sets the others to zero.
+    """
+
+    mix: float = 0.5
+
+    name = "hybrimoe"
+    SOURCE = "HybriMoE, score-aware caching; algorithms.md, section 6"
+
+    def __post_init__(self):
+        if not 0 < self.mix <= 1:
+            raise ConfigError(f"mix must lie in (0, 1], got {self.mix}")
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        state = super().touch(state, layer, ids_TK, scores_TE, step)
+        spare = state["key_LE"].shape[1] - 1
+        xp = module_of(state["key_S"])
+        row_E = mean_scores(ids_TK, scores_TE, spare)
+        bound = xp.sort(row_E)[spare - min(2 * ids_TK.shape[1], spare)]
+        best_E = xp.where(row_E >= bound, row_E, 0)
+        keys_E = state["key_LE"][layer, :spare]
+        mix = np.float32(self.mix)
+        score_E = mix * best_E + (np.float32(1) - mix) * state["score_B"][keys_E]
+        return {**state, "score_B": set_at(state["score_B"], keys_E, score_E)}

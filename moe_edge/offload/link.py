@@ -1,0 +1,102 @@
+"""The way from the host to the device: real, or slowed down to a stated rate.
+
+On a machine without an accelerator host and device are the same memory, so a copy
+costs almost nothing and overlap cannot be seen. An emulated link makes a transfer
+last `latency_s + bytes / bytes_per_s` of real time. Results say so.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from moe_edge.core.checks import ConfigError
+
+# time.sleep overshoots by about 75 us: the last stretch is waited for awake.
+_AWAKE_S = 100e-6
+
+
+class Link:
+    """A real link: a transfer takes as long as its copy. One thread uses it."""
+
+    emulated = False
+
+    def transfer(
+        self, num_bytes: int, ready_s: float, copy: Callable, *args
+    ) -> tuple[float, float, Any]:
+        """Runs `copy(*args)`, which moves the bytes, as one transfer.
+
+        Args:
+          num_bytes: payload.
+          ready_s: when the transfer was asked for, by `time.perf_counter`.
+        Returns:
+          Start and end by `time.perf_counter`, and what `copy` returned.
+        """
+        start_s = time.perf_counter()
+        result = copy(*args)
+        return start_s, time.perf_counter(), result
+
+    def describe(self) -> dict:
+        """What a results entry says about the link."""
+        return {"emulated": False}
+
+
+class EmulatedLink(Link):
+    """Throttles in real time.
+
+    Transfers follow one another on a deadline clock: one begins when it was asked for
+    or when the link becomes free, whichever is later, not when the thread happens to
+    wake up, so that delays of waking do not add up. The copy runs inside the
+    transfer's time; only a copy that is slower than the link makes it longer.
+    """
+
+    emulated = True
+
+    def __init__(self, bytes_per_s: float, latency_s: float = 0.0):
+        """Rate in bytes a second; latency in seconds, paid by every transfer.
+
+        Raises:
+          ConfigError: rate <= 0, latency < 0, or one that is not finite.
+        """
+        if not 0 < bytes_per_s < math.inf:
+            raise ConfigError(
+                f"link rate must be a positive number of bytes per second, got "
+                f"{bytes_per_s}"
+            )
+        if not 0 <= latency_s < math.inf:
+            raise ConfigError(
+                f"link latency must be 0 or more seconds, got {latency_s}"
+            )
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self._free_s = 0.0
+
+    def seconds(self, num_bytes: int) -> float:
+        """How long a transfer occupies the link."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+    def transfer(
+        self, num_bytes: int, ready_s: float, copy: Callable, *args
+    ) -> tuple[float, float, Any]:
+        start_s = max(ready_s, self._free_s)
+        begun_s = time.perf_counter()
+        result = copy(*args)
+        copy_s = time.perf_counter() - begun_s
+        self._free_s = start_s + max(self.seconds(num_bytes), copy_s)
+        _wait_until(self._free_s)
+        return start_s, time.perf_counter(), result
+
+    def describe(self) -> dict:
+        return {
+            "emulated": True,
+            "bytes_per_s": self.bytes_per_s,
+            "latency_s": self.latency_s,
+        }
+
+
+def _wait_until(end_s: float) -> None:
+    left_s = end_s - time.perf_counter()
+    if left_s > _AWAKE_S:
+        time.sleep(left_s - _AWAKE_S)
+    while time.perf_counter() < end_s:
+        time.sleep(0)  # lets other Python threads run

@@ -1,0 +1,280 @@
+"""The offload manager: brings a layer's experts into slots, and later layers' ahead.
+
+It joins the cache's bookkeeping, the mover and a predictor, and keeps what each
+lookup cost. The engine says what a layer chose and dispatches programs; the manager
+says in which slots the experts stand. It touches no model code.
+
+Order of the deeds at a layer, which the simulator's replay repeats: refresh the hits,
+take back queued prefetches that proved wrong, ask for the misses (best first), ask
+for what the predictor names, wait for the misses.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from moe_edge.core.checks import CapacityError
+from moe_edge.core.events import Recorder
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.transfer import Mover, Ticket
+from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.predict.base import Predictor
+from moe_edge.predict.stale_gate import DevicePredictor
+
+
+@dataclasses.dataclass
+class Counters:
+    """What lookups of one phase met.
+
+    Attributes:
+      hits, misses: distinct experts of a lookup that were, or were not, in slots.
+      late: hits whose prefetch was still on its way.
+      wait_s: seconds that the engine stood still for transfers.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        total = self.hits + self.misses
+        return self.hits / total if total else None
+
+
+class OffloadManager:
+    """Keeps a layer's experts where programs can read them.
+
+    Args:
+      cache: which block is in which slot.
+      mover: moves bytes.
+      predictor: names later experts; None prefetches nothing.
+      horizon: layers ahead that are prefetched.
+      prefetch_limit: most prefetches asked for after one lookup.
+      recorder: of events.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        mover: Mover,
+        *,
+        predictor: Predictor | None = None,
+        horizon: int = 1,
+        prefetch_limit: int = 8,
+        recorder: Recorder | None = None,
+    ):
+        spec = cache.spec
+        self.cache, self.mover, self.spec = cache, mover, spec
+        self.predictor = predictor or Predictor()
+        self.horizon, self.prefetch_limit = horizon, prefetch_limit
+        self.recorder = recorder or Recorder(enabled=False)
+        self.state = self.predictor.init(spec)
+        self.reset_counters()
+        self._room_L = [
+            int(cache.slots_of(layer).sum()) for layer in range(spec.num_layers)
+        ]
+        # Transfers not yet known to be done, by slot; blocks prefetched and not yet
+        # looked up, by key.
+        self._moving: dict[int, Ticket] = {}
+        self._expected: dict[int, int] = {}
+
+    def reset_counters(self) -> None:
+        """Counts from here on, as after a warm-up; blocks and policies stay."""
+        self.counters = {True: Counters(), False: Counters()}  # by is_decode
+        L, E = self.spec.num_layers, self.spec.num_experts
+        self.accuracy = PredictionLog(L, E, self.horizon)
+        self._moved_before = self.mover.stats()
+
+    def movement(self) -> dict:
+        """`hit_ratio` of decoding and `bytes_moved`, since the counters were reset."""
+        now, before = self.mover.stats(), self._moved_before
+        moved = now.demand.bytes + now.prefetch.bytes
+        moved -= before.demand.bytes + before.prefetch.bytes
+        return {"hit_ratio": self.counters[True].hit_ratio, "bytes_moved": moved}
+
+    def room(self, layer: int) -> int:
+        """Slots that may hold blocks of this layer."""
+        return self._room_L[layer]
+
+    # One lookup.
+
+    def look_up(self, layer, ids_TK, scores_TE, step, is_decode=True):
+        """Refreshes a layer's chosen experts.
+
+        Returns:
+          (hits, misses): distinct experts; a hit may still be on its way.
+        """
+        found = self.cache.look_up(layer, ids_TK, scores_TE, step)
+        base = layer * self.spec.num_experts
+        chosen = {base + int(e) for e in (*found.hits, *found.misses)}
+        self._take_back(layer, chosen)
+        self._settle()
+        counters = self.counters[is_decode]
+        for key in chosen:
+            if self._expected.pop(key, None) is not None:
+                self.mover.used(key)
+        late = sum(
+            self._moving_ticket(layer, int(expert)) is not None for expert in found.hits
+        )
+        counters.hits += len(found.hits) - late
+        counters.misses += len(found.misses) + late
+        counters.late += late
+        return found.hits, found.misses
+
+    def _take_back(self, layer: int, chosen: set[int]) -> None:
+        """Cancels queued prefetches of this layer that it did not choose."""
+        E = self.spec.num_experts
+        wrong = [k for k in self._expected if k // E == layer and k not in chosen]
+        if not wrong:
+            return
+        for _, expert, slot in self.mover.cancel_prefetches(
+            lambda key: key // E != layer or key in chosen
+        ):
+            self.cache.drop(layer, expert)
+            self._moving.pop(slot, None)
+        for key in wrong:
+            del self._expected[key]
+
+    def _settle(self) -> None:
+        for slot in [s for s, ticket in self._moving.items() if ticket.done]:
+            del self._moving[slot]
+
+    def _moving_ticket(self, layer: int, expert: int) -> Ticket | None:
+        ticket = self._moving.get(int(self.cache.slot_LE[layer, expert]))
+        return None if ticket is None or ticket.done else ticket
+
+    def _protected(self, *, expected: bool, busy=()) -> np.ndarray:
+        protected_S = np.zeros(self.spec.num_slots, bool)
+        protected_S[list(self._moving)] = True
+        protected_S[list(busy)] = True
+        if expected:
+            protected_S[list(self._expected.values())] = True
+        return protected_S
+
+    def fetch(self, layer: int, experts, step: int, busy=()) -> list[Ticket]:
+        """Asks for experts that are needed now, in order.
+
+        Args:
+          busy: slots that programs in flight read.
+        Returns:
+          tickets, one for each expert that got a slot: those of the head of the list.
+        """
+        tickets = []
+        for expert in experts:
+            ticket = self._admit(layer, int(expert), step, "demand", busy)
+            if ticket is None:
+                break
+            tickets.append(ticket)
+        return tickets
+
+    def _admit(self, layer, expert, step, cause, busy=()) -> Ticket | None:
+        protected_S = self._protected(expected=True, busy=busy)
+        slot = self.cache.admit(layer, expert, protected_S)
+        if slot is None and cause == "demand" and self._expected:
+            # Better to lose a prefetch than not to run.
+            protected_S = self._protected(expected=False, busy=busy)
+            slot = self.cache.admit(layer, expert, protected_S)
+        if slot is None:
+            return None
+        gone = [key for key, taken in self._expected.items() if taken == slot]
+        for key in gone:
+            del self._expected[key]
+        ticket = self.mover.request(layer, expert, slot, cause, step)
+        self._moving[slot] = ticket
+        return ticket
+
+    def arriving(self, layer: int, hits) -> list[Ticket]:
+        """Tickets of hits that are still on their way, now as urgent as misses."""
+        tickets = [self._moving_ticket(layer, int(expert)) for expert in hits]
+        tickets = [ticket for ticket in tickets if ticket is not None]
+        for ticket in tickets:
+            self.mover.promote(ticket)
+        return tickets
+
+    def wait(self, tickets, layer: int, step: int, is_decode: bool = True) -> float:
+        """Returns when the blocks are in their slots: seconds waited."""
+        if not tickets:
+            return 0.0
+        start_s = self.recorder.clock.now() if self.recorder.enabled else 0.0
+        waited_s = self.mover.wait(tickets)
+        self._settle()
+        self.counters[is_decode].wait_s += waited_s
+        if self.recorder.enabled:
+            self.recorder.add("wait", start_s, waited_s, layer=layer, step=step)
+        return waited_s
+
+    def slots_TK(self, layer: int, ids_TK) -> np.ndarray:
+        """int32 slot of every chosen expert; S where there is none."""
+        S = self.spec.num_slots
+        slot_E = np.append(self.cache.slot_LE[layer], np.int32(-1))
+        slot_TK = slot_E[ids_TK]
+        return np.where(slot_TK < 0, S, slot_TK).astype(np.int32)
+
+    # Ahead of need.
+
+    def observe(self, layer: int, ids_TK, scores_TE) -> None:
+        """Tells the predictor what a layer chose, and scores what it had said."""
+        self.accuracy.chosen(layer, ids_TK)
+        if not isinstance(self.predictor, DevicePredictor):  # those get `update`
+            self.state = self.predictor.observe(
+                self.state, layer, None, ids_TK, scores_TE
+            )
+
+    def update(self, change: Callable) -> None:
+        """Gives the predictor's state to `change`, which returns the new one."""
+        self.state = change(self.state)
+
+    def prefetch(self, layer: int, step: int) -> None:
+        """Asks for what the predictor expects of the next layers, nearest first."""
+        ids_NM, _ = self.predictor.predict(self.state, layer, self.horizon)
+        self.accuracy.expect(layer, ids_NM)
+        if not ids_NM.size:
+            return
+        E, L = self.spec.num_experts, self.spec.num_layers
+        left = self.prefetch_limit
+        for ahead, ids_M in enumerate(ids_NM):
+            target = (layer + 1 + ahead) % L
+            # Half of the room at most: the layer's own misses need the rest.
+            mine_S = self.cache.slots_of(target)
+            spare = self._room_L[target] // 2
+            spare -= sum(bool(mine_S[slot]) for slot in self._expected.values())
+            for expert in ids_M[ids_M >= 0].tolist():
+                if left <= 0 or spare <= 0:
+                    return
+                if self.cache.slot_LE[target, expert] >= 0:
+                    # Here already: keep it until its layer has run.
+                    self._expected.setdefault(
+                        target * E + expert, int(self.cache.slot_LE[target, expert])
+                    )
+                    continue
+                ticket = self._admit(target, expert, step, "prefetch")
+                if ticket is None:
+                    return
+                self._expected[target * E + expert] = ticket.slot
+                left, spare = left - 1, spare - 1
+
+    def calm(self) -> None:
+        """Takes back all queued prefetches and waits for the transfer under way."""
+        for layer, expert, slot in self.mover.cancel_prefetches():
+            self.cache.drop(layer, expert)
+            self._moving.pop(slot, None)
+        self._expected.clear()
+        self.mover.wait(list(self._moving.values()))
+        self._settle()
+
+    def finish_sequence(self) -> None:
+        """A new session begins: blocks stay, the records of the sequence go."""
+        self.calm()
+        self.state = self.predictor.finish_sequence(self.state)
+        self.cache.new_sequence()
+
+    def check_room(self, needed: int = 2) -> None:
+        """Raises CapacityError if some layer may use fewer than `needed` slots."""
+        least = min(room for room in self._room_L if room) if any(self._room_L) else 0
+        if least < needed:
+            raise CapacityError(
+                f"{least} slots for a layer; the minimum is {needed}: raise the budget"
+            )

@@ -1,0 +1,62 @@
+"""Eviction policies by name. Their shared interface is evict_base.EvictionPolicy."""
+
+import dataclasses
+
+from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, put
+from moe_edge.offload.evict_belady import Belady
+from moe_edge.offload.evict_lfu import Lfu, StaticOracle, StaticPrompt
+from moe_edge.offload.evict_lru import Lru
+from moe_edge.offload.evict_moe_infinity import MoeInfinity
+from moe_edge.offload.evict_on_demand import OnDemand
+from moe_edge.offload.evict_scores import HybriMoe, SmoeScore
+
+__all__ = [
+    "POLICIES",
+    "CacheSpec",
+    "EvictionPolicy",
+    "State",
+    "check_needs",
+    "get_policy",
+    "put",
+]
+
+POLICIES = {
+    cls.name: cls
+    for cls in (
+        Lru,
+        Lfu,
+        StaticPrompt,
+        StaticOracle,
+        SmoeScore,
+        HybriMoe,
+        MoeInfinity,
+        Belady,
+        OnDemand,
+    )
+}
+
+
+def get_policy(name: str, **options) -> EvictionPolicy:
+    """The policy called `name`.
+
+    Raises:
+      ConfigError: unknown name or option (the known ones are listed), or a bad value.
+    """
+    check_known("eviction policy", name, POLICIES)
+    fields = [field.name for field in dataclasses.fields(POLICIES[name])]
+    for option in options:
+        if option not in fields:
+            known = ", ".join(fields) or "none"
+            raise ConfigError(f"{name} has no option {option!r}; known: {known}")
+    return POLICIES[name](**options)
+
+
+def check_needs(policy: EvictionPolicy, available) -> None:
+    """Raises ConfigError unless `available` holds all fields the policy needs."""
+    missing = sorted(policy.needs - set(available))
+    if missing:
+        raise ConfigError(
+            f"policy {policy.name} needs {', '.join(missing)}, which is not there "
+            f"(there is: {', '.join(sorted(available))}); use another policy"
+        )

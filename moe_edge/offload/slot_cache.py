@@ -1,0 +1,162 @@
+"""Host bookkeeping of the slots: which block is where, what is missing, who goes.
+
+No bytes move here. The experts of the running lookup are never victims: `look_up`
+remembers them until the next `look_up` or `release`. What else must stay (slots that
+transfers or earlier programs still use) the caller says through `protected_S`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.offload.policy import CacheSpec, EvictionPolicy, put
+
+
+class Lookup(NamedTuple):
+    """The distinct experts of one lookup."""
+
+    hits: np.ndarray  # int32, resident
+    misses: np.ndarray  # int32, in the order to load them: best score first
+
+
+class SlotCache:
+    """One cache over the slots of `spec`, evicting by `policy`.
+
+    slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
+    """
+
+    def __init__(self, spec: CacheSpec, policy: EvictionPolicy):
+        self.spec = spec
+        self.policy = policy
+        self.state = policy.init(spec)
+        self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
+        self._layer_S = np.asarray(spec.layer_S, np.int32)
+        self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
+        self._running_S = np.zeros(spec.num_slots, bool)
+        self._running_layer = -1
+        self._running_E = np.zeros(spec.num_experts, bool)
+
+    def _part(self, layer: int):
+        """The layer's slots as an index: a slice where they lie together."""
+        slots = np.flatnonzero(self.slots_of(layer))
+        if slots.size and slots[-1] - slots[0] + 1 == slots.size:
+            return slice(int(slots[0]), int(slots[-1]) + 1)
+        return slots
+
+    def slots_of(self, layer: int) -> np.ndarray:
+        """bool [S]: the slots that may hold blocks of this layer."""
+        return (self._layer_S == layer) | (self._layer_S == -1)
+
+    def resident(self, layer: int) -> np.ndarray:
+        """bool [E]: the experts of the layer that are in slots."""
+        return self.slot_LE[layer] >= 0
+
+    def look_up(self, layer: int, ids_TK, scores_TE, step: int) -> Lookup:
+        """Refreshes the chosen experts and says which of them are in slots.
+
+        Args:
+          ids_TK: int32 NumPy array, best first; id E is padding.
+          scores_TE: float32 gate scores, or None if the policy does not need them;
+            then misses are ordered by their best rank over the tokens.
+          step: see EvictionPolicy.touch.
+        """
+        chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
+        self.state = self.policy.touch(self.state, layer, ids_TK, scores_TE, step)
+        if self.policy.forgets:
+            self._read_back()
+        slots = self.slot_LE[layer, chosen]
+        is_hit = slots >= 0
+        hits = chosen[is_hit]
+        self.release()
+        self._running_S[slots[is_hit]] = True
+        self._running_layer = layer
+        self._running_E[chosen] = True
+        return Lookup(hits, chosen[~is_hit])
+
+    def release(self) -> None:
+        """The experts of the running lookup are computed: they may be victims again.
+
+        `look_up` does this for the one before it; call it between the waves of a
+        layer that has more chosen experts than slots.
+        """
+        self._running_S[:] = False
+        self._running_E[:] = False
+        self._running_layer = -1
+
+    def admit(self, layer: int, expert: int, protected_S=None) -> int | None:
+        """Gives a block a slot, evicting if none is empty.
+
+        Args:
+          protected_S: bool [S] slots that must keep what they hold (None: none),
+            beside those of the running lookup.
+        Returns:
+          The slot (the block's own if it is resident), or None if every slot that
+          may hold the layer is protected.
+        """
+        slot = int(self.slot_LE[layer, expert])
+        if slot >= 0:
+            return slot
+        part = self._slots_L[layer]
+        barred_S = self._running_S[part]
+        if protected_S is not None:
+            barred_S = barred_S | protected_S[part]
+        if barred_S.all():
+            return None
+        key_S = self.state["key_S"]
+        seen = {**self.state, "key_S": key_S[part]}
+        local, state = self.policy.victim(seen, barred_S)
+        slot = part.start + int(local) if isinstance(part, slice) else int(part[local])
+        self._forget(int(key_S[slot]))
+        key = layer * self.spec.num_experts + int(expert)
+        self.state = put({**state, "key_S": key_S}, slot, key)
+        self.slot_LE[layer, expert] = slot
+        if layer == self._running_layer and self._running_E[expert]:
+            self._running_S[slot] = True
+        return slot
+
+    def drop(self, layer: int, expert: int) -> None:
+        """The block is not in its slot after all (a cancelled transfer)."""
+        slot = int(self.slot_LE[layer, expert])
+        if slot < 0:
+            raise ConfigError(f"layer {layer} expert {expert} is in no slot: no drop")
+        self.slot_LE[layer, expert] = -1
+        self._running_S[slot] = False
+        self.state = put(self.state, slot, -1)
+
+    def new_sequence(self) -> None:
+        """Starts the policy's record anew; the blocks stay where they are."""
+        key_S = self.state["key_S"]
+        self.state = {**self.policy.init(self.spec), "key_S": key_S}
+
+    def _forget(self, key: int) -> None:
+        if key >= 0:
+            self.slot_LE[divmod(key, self.spec.num_experts)] = -1
+
+    def _read_back(self) -> None:
+        """slot_LE from key_S, after a policy that empties slots itself."""
+        key_S = self.state["key_S"]
+        slots = np.flatnonzero(key_S >= 0)
+        self.slot_LE[:] = -1
+        self.slot_LE.reshape(-1)[key_S[slots]] = slots
+
+
+def _distinct(ids_TK, scores_TE, num_experts: int) -> np.ndarray:
+    """The experts of a lookup, each once, best score (else best rank) first."""
+    if ids_TK.shape[0] == 1:
+        ids = ids_TK[0]
+        return ids[ids < num_experts]
+    ranked = ids_TK.T.reshape(-1)  # rank 0 of every token, then rank 1, ...
+    first_E = np.full(num_experts + 1, ranked.size, np.int64)
+    first_E[ranked[::-1]] = np.arange(ranked.size)[::-1]
+    chosen = np.flatnonzero(first_E[:num_experts] < ranked.size)
+    if scores_TE is None:
+        order = np.argsort(first_E[chosen])
+    else:
+        # Over the tokens that chose the expert: the others' scores do not count.
+        token, _ = np.nonzero(ids_TK < num_experts)
+        ids = ids_TK[ids_TK < num_experts]
+        best_E = np.full(num_experts, -np.inf, np.float32)
+        np.maximum.at(best_E, ids, scores_TE[token, ids])
+        order = np.argsort(-best_E[chosen], kind="stable")
+    return chosen[order].astype(np.int32)

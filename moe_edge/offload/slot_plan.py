@@ -1,0 +1,220 @@
+"""From one byte budget to slots, and from slots to layers.
+
+A plan returns layer_S, the layer each slot belongs to (-1: any), as CacheSpec takes
+it. `one_pool` shares all slots; the others give each MoE layer its own, side by side.
+"""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_known,
+    check_shape,
+)
+
+MIN_SLOTS = 2  # one block computes while the next arrives
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Device memory: either a share of the expert bytes or an absolute amount."""
+
+    share: float | None = None  # of all routed-expert bytes as stored, in (0, 1]
+    bytes: int | None = None  # slots + staging + dense weights + KV cache
+
+
+def parse_budget(text: str) -> Budget:
+    """`40%`, `2GiB`, `512MB` as a Budget.
+
+    Raises:
+      ConfigError: not a number with % or a known unit, or out of range.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]+)\s*", text)
+    unit = match and match[2]
+    if not match or (unit != "%" and unit not in UNITS):
+        raise ConfigError(
+            f"device memory {text!r} is no budget; write a share of the expert bytes "
+            f"(40%) or an amount (2GiB) in {', '.join(UNITS)}"
+        )
+    number = float(match[1])
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise ConfigError(f"device memory {text!r}: expected above 0 % to 100 %")
+        return Budget(share=number / 100)
+    if number <= 0:
+        raise ConfigError(f"device memory {text!r} must be positive")
+    return Budget(bytes=int(number * UNITS[unit]))
+
+
+def slots_for(
+    budget: Budget,
+    block_bytes: int,
+    num_blocks: int,
+    dense_bytes: int = 0,
+    kv_bytes: int = 0,
+    staging_bytes: int = 0,
+    machine_bytes: int | None = None,
+) -> int:
+    """How many slots a budget buys, at most one for each block.
+
+    Args:
+      block_bytes: of one slot.
+      num_blocks: routed blocks of the model, all layers.
+      dense_bytes, kv_bytes, staging_bytes: what else an absolute budget must hold.
+      machine_bytes: memory of the device; None: not checked.
+    Raises:
+      CapacityError: fewer than two slots (the least budget is said), or more than
+        the machine has.
+    """
+    other_bytes = dense_bytes + kv_bytes + staging_bytes
+    if budget.share is not None:
+        # Rounded first: 0.29 * 100 is a little under 29.
+        slots = int(round(budget.share * num_blocks, 6))
+        least = f"{100 * MIN_SLOTS / num_blocks:.4g}% of the expert bytes"
+        asked = f"{100 * budget.share:.4g}%"
+        needed_bytes = slots * block_bytes + other_bytes
+    else:
+        slots = max(0, budget.bytes - other_bytes) // block_bytes
+        least = f"{other_bytes + MIN_SLOTS * block_bytes} bytes"
+        asked = f"{budget.bytes} bytes"
+        needed_bytes = budget.bytes
+    if slots < MIN_SLOTS:
+        raise CapacityError(
+            f"device memory of {asked} holds {slots} slots of {block_bytes} bytes "
+            f"beside {other_bytes} other bytes; the minimum is {MIN_SLOTS} slots, "
+            f"that is {least}"
+        )
+    if machine_bytes is not None and needed_bytes > machine_bytes:
+        raise CapacityError(
+            f"device memory of {asked} takes {needed_bytes} bytes, the machine has "
+            f"{machine_bytes}; ask for less"
+        )
+    return min(slots, num_blocks)
+
+
+def plan_slots(
+    name: str, total: int, num_layers: int, num_experts: int, moe_layers, **options
+) -> tuple[int, ...]:
+    """layer_S of the plan called `name`.
+
+    Args:
+      total: slots to hand out; at most num_experts a layer are used.
+      moe_layers: the layers that have experts, ascending.
+      options: of the plan (see its function).
+    Raises:
+      ConfigError: unknown plan or options that do not fit.
+      CapacityError: fewer than two slots for some layer.
+    """
+    check_known("slot plan", name, PLANS)
+    if name == "one_pool":
+        return (-1,) * one_pool(total, num_experts, moe_layers, **options)
+    slots_M = PLANS[name](total, num_experts, moe_layers, **options)
+    if len(slots_M) != len(moe_layers) or max(slots_M) > num_experts:
+        raise ConfigError(
+            f"plan {name} gives {list(slots_M)}; expected {len(moe_layers)} numbers, "
+            f"one a MoE layer, none above {num_experts}"
+        )
+    if min(slots_M) < MIN_SLOTS or sum(slots_M) > total:
+        raise CapacityError(
+            f"plan {name} gives {list(slots_M)} of {total} slots; every layer needs "
+            f"{MIN_SLOTS}, {MIN_SLOTS * len(moe_layers)} in all: raise the budget or "
+            "use the plan one_pool"
+        )
+    if moe_layers[-1] >= num_layers:
+        raise ConfigError(f"MoE layer {moe_layers[-1]} of only {num_layers} layers")
+    return tuple(int(layer) for layer in np.repeat(moe_layers, slots_M))
+
+
+def one_pool(total: int, num_experts: int, moe_layers) -> int:
+    """Number of slots that all layers share."""
+    if total < MIN_SLOTS:
+        raise CapacityError(f"{total} slots; the minimum is {MIN_SLOTS}")
+    return min(total, num_experts * len(moe_layers))
+
+
+def equal(total: int, num_experts: int, moe_layers) -> list[int]:
+    """The same number for each layer; the first ones take the remainder."""
+    base, extra = divmod(total, len(moe_layers))
+    return [min(base + (i < extra), num_experts) for i in range(len(moe_layers))]
+
+
+def planned(total: int, num_experts: int, moe_layers, slots) -> list[int]:
+    """The given numbers, one a MoE layer."""
+    return [int(count) for count in slots]
+
+
+def static_hit_curves(counts_LE) -> np.ndarray:
+    """Hit ratio of a layer's s most used experts, s = 0..E: [L, E + 1].
+
+    Args:
+      counts_LE: uses of every expert; a layer without any counts as uniform.
+    """
+    counts_LE = np.asarray(counts_LE, np.float64)
+    counts_LE = np.where(counts_LE.sum(1, keepdims=True) > 0, counts_LE, 1)
+    share_LE = -np.sort(-counts_LE, axis=1) / counts_LE.sum(1, keepdims=True)
+    return np.pad(np.cumsum(share_LE, axis=1), ((0, 0), (1, 0)))
+
+
+def adapmoe_dp(
+    total: int,
+    num_experts: int,
+    moe_layers,
+    hit_curves,
+    top_k: int,
+    prefetch_accuracy=0.0,
+    single_share=0.0,
+) -> list[int]:
+    """Slots per layer with the least expected misses a token, by dynamic programming.
+
+    Expected misses of layer l with s slots:
+    (1 - a_l) * (r_l + (1 - r_l) * top_k) * (1 - hit_l(s)).
+
+    Args:
+      hit_curves: [M, E + 1] hit ratio of each MoE layer at 0..E slots, measured
+        (replay) or from counts (static_hit_curves).
+      prefetch_accuracy: a_l, scalar or [M]: share of the misses that are prefetched.
+      single_share: r_l, scalar or [M]: share of tokens that run one expert only.
+    Source: AdapMoE, cache allocation. Differs: the page we work from does not state its
+      hit probability; with uniform use it is linear in s and all slots would go to one
+      layer after the other, so measured curves stand in its place.
+    """
+    M = len(moe_layers)
+    curves = np.asarray(hit_curves, np.float64)
+    check_shape("hit_curves", curves, (M, num_experts + 1))
+    used_M = single_share + (1 - np.asarray(single_share)) * top_k
+    weight_M = np.broadcast_to((1 - np.asarray(prefetch_accuracy)) * used_M, (M,))
+    misses = weight_M[:, None] * (1 - curves)
+    total = min(total, M * num_experts)
+    if total < MIN_SLOTS * M:
+        return equal(total, num_experts, moe_layers)  # refused by plan_slots
+
+    best = np.full(total + 1, np.inf)  # least misses of the layers so far, by slots
+    best[0] = 0
+    choice = np.zeros((M, total + 1), np.int32)
+    for layer in range(M):
+        new = np.full(total + 1, np.inf)
+        for count in range(MIN_SLOTS, min(num_experts, total) + 1):
+            cost = best[: total + 1 - count] + misses[layer, count]
+            better = cost < new[count:]
+            new[count:][better] = cost[better]
+            choice[layer, count:][better] = count
+        best = new
+    slots, left = [], total
+    for layer in reversed(range(M)):
+        slots.append(int(choice[layer, left]))
+        left -= slots[-1]
+    return slots[::-1]
+
+
+PLANS = {
+    "one_pool": one_pool,
+    "equal": equal,
+    "planned": planned,
+    "adapmoe_dp": adapmoe_dp,
+}

@@ -1,0 +1,122 @@
+"""Device slots: one array [S, R], a row holds the record of one expert block.
+
+Programs take `slots.array` as an argument in every call and never close over it. How
+a row is written depends on the backend; `make_slots` chooses.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count
+
+_ALIGNMENT = 64  # bytes; JAX aliases host memory only at this alignment
+
+
+class AliasedSlots:
+    """Slots in host memory that JAX and NumPy share (CPU only).
+
+    A write is one memcpy, from any thread, while programs read other rows; the array
+    is one and the same jax array for ever, so nothing waits for it.
+
+    Contract: a row may be written only while no dispatched and unfinished program may
+    read that row. JAX cannot check this: it takes arrays as constant. The array must
+    never be donated, and a NumPy view of it changes with the next write.
+
+    Attributes:
+      array: jax array [S, R].
+      num_slots, num_bytes: size.
+      safe_in_thread: `write` may be called by a thread other than the engine's.
+      max_staged: how many staged blocks may wait beside the slots.
+    """
+
+    safe_in_thread = True
+    max_staged = 1  # blocks are never staged, so never reached
+
+    def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
+        dtype = _check_sizes(num_slots, record_size, dtype)
+        if dtype.kind not in "fiu":
+            raise ConfigError(
+                f"slots cannot share dtype {dtype.name} with NumPy; keep its bits as "
+                f"uint{8 * dtype.itemsize}"
+            )
+        self.num_slots = num_slots
+        self.num_bytes = num_slots * record_size * dtype.itemsize
+        raw = np.empty(self.num_bytes + _ALIGNMENT, np.uint8)
+        raw.fill(0)  # touches the pages now, not in the first writes
+        first = -raw.ctypes.data % _ALIGNMENT
+        aligned = raw[first : first + self.num_bytes]
+        self._host_SR = aligned.view(dtype).reshape(num_slots, record_size)
+        self.array = jax.dlpack.from_dlpack(self._host_SR, copy=False)
+        if self.array.unsafe_buffer_pointer() != self._host_SR.ctypes.data:
+            raise RuntimeError(
+                "JAX copied the slots instead of sharing them; use DonatedSlots"
+            )
+
+    def write(self, slot: int, record_R: np.ndarray) -> None:
+        """Copies a record into a row; see the contract above."""
+        np.copyto(self._host_SR[slot], record_R, casting="no")
+
+
+class DonatedSlots:
+    """Slots on any device, written by a donated in-place update.
+
+    `stage` may run in any thread; `commit` and `write` replace `array`, so they
+    belong to the thread that dispatches the programs. A donated update waits in the
+    device's queue for programs that still read the array (on a CPU, dispatching it
+    blocks). A live NumPy view of `array` turns every update into a full copy.
+
+    Attributes: as `AliasedSlots`; `array` is a new object after every write.
+    """
+
+    safe_in_thread = False
+    max_staged = 4  # the budget must leave room for them
+
+    def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
+        dtype = _check_sizes(num_slots, record_size, dtype)
+        self.num_slots = num_slots
+        self.array = jnp.zeros((num_slots, record_size), dtype)
+        self.num_bytes = self.array.nbytes
+
+    def stage(self, source_R: np.ndarray | jax.Array) -> jax.Array:
+        """The block on the device, arrived; never a view of `source_R`."""
+        if jax.default_backend() == "cpu" and isinstance(source_R, np.ndarray):
+            return jnp.array(source_R).block_until_ready()  # device_put would alias
+        return jax.device_put(source_R, self.array.sharding).block_until_ready()
+
+    def commit(self, slot: int, staged_R: jax.Array) -> None:
+        """Puts a staged record into a row."""
+        slot = jax.device_put(np.int32(slot))
+        self.array = _update(self.array, staged_R, slot)
+
+    def write(self, slot: int, source_R: np.ndarray | jax.Array) -> None:
+        """Copies a block into a row."""
+        self.commit(slot, self.stage(source_R))
+
+
+Slots = AliasedSlots | DonatedSlots
+
+
+def make_slots(num_slots: int, record_size: int, dtype: np.dtype) -> Slots:
+    """Shared memory on a CPU, donated updates elsewhere.
+
+    Args:
+      num_slots: S.
+      record_size: R, elements of a record.
+      dtype: as `HostStore.dtype`.
+    """
+    kind = AliasedSlots if jax.default_backend() == "cpu" else DonatedSlots
+    return kind(num_slots, record_size, dtype)
+
+
+def _check_sizes(num_slots: int, record_size: int, dtype: np.dtype) -> np.dtype:
+    check_count("number of slots", num_slots)
+    check_count("record size", record_size)
+    return np.dtype(dtype)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _update(slots_SR: jax.Array, record_R: jax.Array, slot: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(slots_SR, record_R, slot, 0)

@@ -1,0 +1,128 @@
+"""Where expert blocks live while they are not on the device: host memory or disk."""
+
+import ctypes
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
+from moe_edge.checkpoint.reader import CheckpointReader
+from moe_edge.core.checks import ConfigError, check_known
+
+MEMORIES = ("host", "pinned", "mmap")
+
+
+def device_dtype(stored: np.dtype) -> np.dtype:
+    """The dtype in which records of a checkpoint are kept on this backend.
+
+    As `engine/weights.py::to_device`: bfloat16 on a CPU as its uint16 bits, float16
+    widened (exact; no kernel reads it), everything else as stored.
+    """
+    if stored == np.float16:
+        return np.dtype(np.float32)
+    if stored == ml_dtypes.bfloat16 and jax.default_backend() == "cpu":
+        return np.dtype(np.uint16)
+    return np.dtype(stored)
+
+
+class HostStore:
+    """The records of every MoE layer.
+
+    A block is a whole expert, or a sub-expert of a refactored checkpoint: `expert`
+    counts blocks (expert * U + sub).
+
+    Attributes:
+      memory: "host", "pinned" or "mmap".
+      dtype: of the records, as programs take them.
+      record_size: R, elements of a record.
+      num_experts: E * U, blocks of a layer.
+      subs: U.
+      moe_layers: the layers that have blocks.
+      block_bytes, num_blocks, num_bytes: size of one, how many, all.
+      host_bytes: memory that this object occupies.
+    """
+
+    def __init__(self, reader, memory: str = "host"):
+        """Loads or maps all layers.
+
+        Loading goes layer by layer, straight into the final arrays, so the peak is
+        the records themselves plus one layer at most (float16 doubles in widening).
+
+        Args:
+          reader: an open checkpoint (`convert.open.open_checkpoint`).
+          memory: "host" copies every record; "pinned" does so into memory that a GPU
+            reads directly; "mmap" maps the checkpoint's record files: reading a
+            record is reading the disk (or the kernel's page cache).
+        Raises:
+          ConfigError: unknown memory, or "mmap" of a checkpoint whose file does not
+            hold the records as programs take them.
+        """
+        check_known("expert memory", memory, MEMORIES)
+        if memory == "mmap":
+            _check_mappable(reader)
+        self.memory = memory
+        self.dtype = device_dtype(reader.dtype)
+        self.subs = getattr(reader, "subs", 1)
+        self.num_experts = reader.config.moe.num_experts * self.subs
+        self.record_size = reader.layout.size
+        self.moe_layers = tuple(reader.config.moe_layers)
+        self._pinned: dict[tuple[int, int], jax.Array] = {}
+        self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
+        self.block_bytes = self.record_size * self.dtype.itemsize
+        self.num_blocks = len(self.moe_layers) * self.num_experts
+        self.num_bytes = self.num_blocks * self.block_bytes
+        self.host_bytes = 0 if memory == "mmap" else self.num_bytes
+
+    def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:
+        if self.memory == "mmap":
+            return np.asarray(reader.experts(layer)).view(self.dtype)
+        records = np.empty((self.num_experts, self.record_size), self.dtype)
+        same_bits = self.dtype.itemsize == reader.dtype.itemsize
+        target = records.view(reader.dtype) if same_bits else records
+        reader.read_experts(layer, 0, target)
+        reader.release()
+        if self.memory == "pinned":
+            return [self._pin(layer, e, record) for e, record in enumerate(records)]
+        records.flags.writeable = False
+        return records
+
+    def _pin(self, layer: int, expert: int, record_R: np.ndarray) -> np.ndarray:
+        """Keeps a pinned copy as a jax array; returns a NumPy view of its memory."""
+        device = jax.local_devices()[0]
+        host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+        pinned = jax.device_put(record_R, host, may_alias=False).block_until_ready()
+        if pinned.unsafe_buffer_pointer() == record_R.ctypes.data:
+            pinned = pinned.copy()  # a CPU aliases all the same; the source goes away
+        self._pinned[layer, expert] = pinned
+        raw = (ctypes.c_uint8 * pinned.nbytes).from_address(
+            pinned.unsafe_buffer_pointer()
+        )
+        view = np.frombuffer(raw, np.uint8).view(self.dtype)
+        view.flags.writeable = False
+        return view
+
+    def record(self, layer: int, expert: int) -> np.ndarray:
+        """The record [R] of a block: a view, read-only, valid as long as the store."""
+        return self._records[layer][expert]
+
+    def source(self, layer: int, expert: int) -> np.ndarray | jax.Array:
+        """What to transfer from: the pinned jax array [R], else the record."""
+        pinned = self._pinned.get((layer, expert))
+        return self.record(layer, expert) if pinned is None else pinned
+
+
+def _check_mappable(reader) -> None:
+    if not isinstance(reader, CheckpointReader):
+        raise ConfigError(
+            f"{reader.path} is a Hugging Face folder, which holds no expert records to "
+            "map; convert it first (launch/convert.py) or keep experts in "
+            "host memory"
+        )
+    stored = WEIGHT_DTYPES[reader.manifest["dtype"]]
+    if reader.dtype != stored or device_dtype(stored).itemsize != stored.itemsize:
+        wanted = device_dtype(reader.dtype).name
+        raise ConfigError(
+            f"{reader.path} stores experts in {stored.name}, which cannot be mapped as "
+            f"{wanted}; convert it with that --dtype or keep experts in host memory"
+        )

@@ -1,0 +1,1 @@
+"""Which experts the next layers will choose."""

@@ -1,0 +1,126 @@
+"""The interface of predictors: which experts the coming layers will choose.
+
+A predictor is a frozen object; what it has seen is an explicit `State`. After layer
+`l` it names experts for the layers after it, best first, so that a prefetcher may
+stop wherever the link is full.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+State = dict[str, Any]
+
+NOT_WANTED = -1.0  # below every score
+
+
+class ModelShape(Protocol):
+    """What `init` needs of its spec (`offload.policy.CacheSpec` has it)."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """Predicts nothing; the base of those that do.
+
+    Attributes:
+      name: as in the registry.
+      needs: what it reads of a run: a subset of {"ids", "hidden", "partial_state",
+        "future"}; replay refuses it by name where a trace lacks them.
+      whole_prompt: whether `observe` wants all tokens of a prompt. If not, the engine
+        passes the last token of every row only, whose successor is predicted.
+    """
+
+    name: ClassVar[str] = "none"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    whole_prompt: ClassVar[bool] = False
+
+    def init(self, spec: ModelShape) -> State:
+        """State before the first token."""
+        return {}
+
+    def observe(self, state: State, layer: int, hidden_TD, ids_TK, scores_TE) -> State:
+        """Takes in what a layer's router saw and chose.
+
+        Args:
+          state: never changed; the new one is returned.
+          layer: the model's layer index (dense layers count, but are not observed).
+          hidden_TD: normed hidden states of the router, or None.
+          ids_TK: int32 chosen experts, best first; E is padding.
+          scores_TE: float32 scores of all experts, or None.
+        """
+        return state
+
+    def predict(
+        self, state: State, layer: int, horizon: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Experts of the next `horizon` layers, after `layer` was observed.
+
+        Returns:
+          (ids, scores), int32 and float32 `[horizon, M]`: row j belongs to layer
+          `target_layers(...)[j]`; best first, padded with id -1 and score
+          `NOT_WANTED`. Rows of dense layers, and of layers nothing is known about,
+          are padding only. M is as small as the rows allow, possibly 0.
+        """
+        return no_prediction(horizon)
+
+    def finish_sequence(self, state: State) -> State:
+        """Called when a sequence ends, before the next one begins."""
+        return state
+
+
+def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:
+    """Layers of a prediction's rows: layer + 1, ..., then the next token's first."""
+    return (layer + 1 + np.arange(horizon)) % num_layers
+
+
+def no_prediction(horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """A prediction without experts."""
+    return np.zeros((horizon, 0), np.int32), np.zeros((horizon, 0), np.float32)
+
+
+def best_first(
+    wanted_NE: np.ndarray, limit: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts experts by score; ties go to the lower id.
+
+    Args:
+      wanted_NE: scores; negative where an expert is not wanted.
+      limit: keep at most so many of a row.
+    Returns:
+      ids int32 and scores float32 `[N, M]`, see `Predictor.predict`.
+    """
+    wanted_NE = np.asarray(wanted_NE, np.float32)
+    width = int((wanted_NE >= 0).sum(axis=1).max(initial=0))
+    width = width if limit is None else min(width, limit)
+    order_NM = np.argsort(-wanted_NE, axis=1, kind="stable")[:, :width]
+    scores_NM = np.take_along_axis(wanted_NE, order_NM, axis=1)
+    is_wanted = scores_NM >= 0
+    ids_NM = np.where(is_wanted, order_NM, -1).astype(np.int32)
+    return ids_NM, np.where(is_wanted, scores_NM, np.float32(NOT_WANTED))
+
+
+def rank_scores(ids_TK: np.ndarray, num_experts: int) -> np.ndarray:
+    """Float32 [E]: (K - best rank) / K of every chosen expert, else `NOT_WANTED`."""
+    K = ids_TK.shape[1]
+    wanted_E = np.full(num_experts + 1, NOT_WANTED, np.float32)
+    by_rank_K = (1.0 - np.arange(K, dtype=np.float32) / K)[None]
+    np.maximum.at(wanted_E, ids_TK, np.broadcast_to(by_rank_K, ids_TK.shape))
+    return wanted_E[:num_experts]
+
+
+def count_experts(ids_TK: np.ndarray, num_experts: int) -> np.ndarray:
+    """Float32 [E]: how many of the tokens chose each expert."""
+    counts = np.bincount(ids_TK.reshape(-1), minlength=num_experts + 1)
+    return counts[:num_experts].astype(np.float32)
+
+
+def with_row(array: np.ndarray, row: int, values: np.ndarray) -> np.ndarray:
+    """A copy of `array` with one row replaced."""
+    array = array.copy()
+    array[row] = values
+    return array

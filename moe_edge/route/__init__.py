@@ -1,0 +1,1 @@
+"""Route policies: which experts a token really uses, given what is resident."""

@@ -1,0 +1,67 @@
+"""The interface of route policies, and the gate scores they compare.
+
+A route policy sees a layer's scores, the model's own choice and a mask of what is
+resident, and returns the choice that is computed. It touches no cache, transfer or
+model code. Arrays may be NumPy or, inside jit, jax.numpy.
+"""
+
+from typing import ClassVar
+
+from moe_edge.core.arrays import module_of
+from moe_edge.core.checks import check_known
+from moe_edge.model.config import MoeConfig
+
+WEIGHT_RULES = ("own", "replaced")
+
+
+class RoutePolicy:
+    """Chooses the experts of a layer. Subclasses are frozen dataclasses."""
+
+    name: ClassVar[str]
+    SOURCE: ClassVar[str]
+    needs_resident: ClassVar[bool] = True  # False: resident_E is not read
+
+    @property
+    def lossless(self) -> bool:
+        """True if it always returns the model's own choice, bit for bit."""
+        raise NotImplementedError
+
+    def route(
+        self, layer, scores_TE, resident_E, params: MoeConfig, ids_TK, weights_TK
+    ):
+        """The choice to compute.
+
+        Args:
+          layer: the model's layer index.
+          scores_TE: float32, as the model's router reports them (Routing.scores_TE).
+          resident_E: bool, experts that cost no transfer.
+          params: the router's rule.
+          ids_TK, weights_TK: the model's own choice, best first; id E is padding.
+        Returns:
+          (ids_TK int32, weights_TK float32); id E with weight 0 means no expert.
+        """
+        raise NotImplementedError
+
+
+def gate_scores(scores_TE, params: MoeConfig):
+    """Scores as shares or gates >= 0: a `softmax_topk` router reports logits.
+
+    The weights of every family are these scores times one factor a token.
+    """
+    if params.scoring != "softmax_topk":
+        return scores_TE
+    xp = module_of(scores_TE)
+    raised_TE = xp.exp(scores_TE - xp.max(scores_TE, axis=1, keepdims=True))
+    return raised_TE / xp.sum(raised_TE, axis=1, keepdims=True)
+
+
+def rescale(weights_TK, total_T1, changed_T1):
+    """Weights of the changed tokens scaled to the given sums; others bit-equal."""
+    xp = module_of(weights_TK)
+    now_T1 = xp.sum(weights_TK, axis=1, keepdims=True)
+    factor_T1 = total_T1 / xp.where(changed_T1, now_T1, 1)
+    return xp.where(changed_T1, weights_TK * factor_T1, weights_TK)
+
+
+def check_weight_rule(rule: str) -> None:
+    check_known("weight rule", rule, WEIGHT_RULES)

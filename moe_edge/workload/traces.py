@@ -1,0 +1,199 @@
+"""Route traces in memory: what the router chose for every token at every layer.
+
+Rows of one step and one layer were looked up together in the cache. Steps rise over
+the whole run: a prefill has one step a prompt token, a decode step serves a batch.
+`trace_reader.py` and `trace_writer.py` are their files.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count, check_shape
+
+PREFILL, DECODE = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Routing of T rows (one token at one layer), in order of step and layer.
+
+    Attributes:
+      num_experts: E, experts of a layer.
+      top_k: K, most experts a token may have.
+      request: int32 [T], as are phase (0 prefill, 1 decode), step and layer.
+      ids_TK: int32, chosen experts, best first, -1 where a token has fewer than K.
+      weights_TK: float32, gate weights, 0 beside -1.
+      hit_TK: bool, whether the expert was on the device; None = not recorded.
+      bytes_TK: int64, bytes moved for it; None = not recorded.
+      wait_s_TK: float32, seconds waited for it; None = not recorded.
+      scores_TE: float16, scores of all experts; None = not recorded.
+    Raises:
+      ConfigError: arrays whose sizes disagree, or no row at all.
+    """
+
+    num_experts: int
+    top_k: int
+    request: np.ndarray
+    phase: np.ndarray
+    step: np.ndarray
+    layer: np.ndarray
+    ids_TK: np.ndarray
+    weights_TK: np.ndarray
+    hit_TK: np.ndarray | None = None
+    bytes_TK: np.ndarray | None = None
+    wait_s_TK: np.ndarray | None = None
+    scores_TE: np.ndarray | None = None
+
+    def __post_init__(self):
+        T = len(self.step)
+        if T == 0:
+            raise ConfigError("a route trace needs at least one row; got 0")
+        last = {"_TK": (self.top_k,), "_TE": (self.num_experts,)}
+        for field in dataclasses.fields(self)[2:]:
+            array = getattr(self, field.name)
+            if array is not None:
+                check_shape(field.name, array, (T, *last.get(field.name[-3:], ())))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers up to the last one that routes (a model may have more)."""
+        return int(self.layer.max()) + 1
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """What policies and predictors may need and this trace has.
+
+        A finished trace knows its future and its profile.
+        """
+        scores = {"scores"} if self.scores_TE is not None else set()
+        return frozenset({"ids", "weights", "future", "profile"} | scores)
+
+    @functools.cached_property
+    def bounds(self) -> np.ndarray:
+        """int [G + 1]: lookup g is rows bounds[g] : bounds[g + 1]."""
+        keys_T3 = np.stack([self.step, self.layer, self.phase], axis=1)
+        new = (np.diff(keys_T3, axis=0) != 0).any(axis=1)
+        return np.concatenate([[0], np.flatnonzero(new) + 1, [len(self.step)]])
+
+
+def ordered_trace(num_experts: int, top_k: int, **arrays: np.ndarray | None) -> Trace:
+    """A Trace of rows in any order; rows of one step and layer keep theirs."""
+    order = np.lexsort((arrays["layer"], arrays["step"]))
+    rows = {k: None if v is None else v[order] for k, v in arrays.items()}
+    return Trace(num_experts, top_k, **rows)
+
+
+class TraceRecorder:
+    """Collects a trace while an engine runs: one cheap `add` a lookup."""
+
+    def __init__(self, num_experts: int, top_k: int):
+        check_count("num_experts", num_experts)
+        check_count("top_k", top_k)
+        self.num_experts, self.top_k = num_experts, top_k
+        self._chunks: list[dict] = []
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def clear(self) -> None:
+        """Forgets what was recorded, for example by a warm-up."""
+        self._chunks.clear()
+
+    def add(
+        self,
+        phase: int,
+        step,
+        layer: int,
+        ids_TK,
+        weights_TK,
+        hit_TK,
+        bytes=0,
+        wait_s=0.0,
+        scores_TE=None,
+        request_T=None,
+    ) -> None:
+        """Records one lookup; rows whose ids are all -1 or E (padding) are dropped.
+
+        Args:
+          phase: 0 prefill, 1 decode.
+          step: of the run; in prefill int [T], one a prompt token.
+          layer: the model's layer index.
+          ids_TK: chosen experts; -1 or E where there is none.
+          weights_TK: their gate weights.
+          hit_TK: whether each was on the device.
+          bytes: moved for the whole lookup, or [T, K].
+          wait_s: waited in the whole lookup, seconds, or [T, K].
+          scores_TE: scores of all experts; in every lookup or in none.
+          request_T: request of each row; default: rows of a decode step are requests
+            0, 1, ..., a prefill is of request 0.
+        """
+        # Copies: the engine may reuse its buffers.
+        ids_TK = np.array(ids_TK, np.int32)
+        T = len(ids_TK)
+        chosen_TK = (ids_TK >= 0) & (ids_TK < self.num_experts)
+        if request_T is None:
+            request_T = np.arange(T) if phase == DECODE else 0
+        self._chunks.append(
+            {
+                "request": np.broadcast_to(np.array(request_T, np.int32), (T,)),
+                "phase": np.full(T, phase, np.int32),
+                "step": np.broadcast_to(np.array(step, np.int32), (T,)),
+                "layer": np.full(T, layer, np.int32),
+                "ids_TK": np.where(chosen_TK, ids_TK, -1),
+                "weights_TK": np.array(weights_TK, np.float32),
+                "hit_TK": np.array(hit_TK, bool),
+                "bytes_TK": _at_first(bytes, chosen_TK, np.int64),
+                "wait_s_TK": _at_first(wait_s, chosen_TK, np.float32),
+                "scores_TE": None
+                if scores_TE is None
+                else np.array(scores_TE, np.float16),
+            }
+        )
+
+    def trace(self) -> Trace:
+        """Everything recorded so far.
+
+        Raises:
+          ConfigError: nothing was recorded, ids have another width than top_k, or
+            scores came with some lookups only.
+        """
+        if not self._chunks:
+            raise ConfigError("the run recorded no lookup: a trace needs at least one")
+        with_scores = [chunk["scores_TE"] is not None for chunk in self._chunks]
+        if any(with_scores) and not all(with_scores):
+            raise ConfigError(
+                f"scores were recorded in {sum(with_scores)} of {len(with_scores)} "
+                "lookups, expected all or none"
+            )
+        for name in ("ids_TK", "weights_TK", "hit_TK"):
+            for chunk in self._chunks:
+                check_shape(name, chunk[name], (len(chunk["ids_TK"]), self.top_k))
+        rows = {
+            name: np.concatenate([chunk[name] for chunk in self._chunks])
+            for name in self._chunks[0]
+            if name != "scores_TE" or with_scores[0]
+        }
+        return ordered_trace(self.num_experts, self.top_k, **self._clean(rows))
+
+    def _clean(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Without padding; a token's experts come first, its empty places last."""
+        chosen_TK = rows["ids_TK"] >= 0
+        order_TK = np.argsort(~chosen_TK, axis=1, kind="stable")
+        for name in ("ids_TK", "weights_TK", "hit_TK", "bytes_TK", "wait_s_TK"):
+            empty = np.array(-1 if name == "ids_TK" else 0, rows[name].dtype)
+            kept_TK = np.where(chosen_TK, rows[name], empty)
+            rows[name] = np.take_along_axis(kept_TK, order_TK, axis=1)
+        return {name: array[chosen_TK.any(axis=1)] for name, array in rows.items()}
+
+
+def _at_first(value, chosen_TK: np.ndarray, dtype) -> np.ndarray:
+    """[T, K]; what a whole lookup cost stands at its first chosen expert."""
+    value = np.array(value, dtype)
+    if value.ndim:
+        return value
+    spread_TK = np.zeros(chosen_TK.shape, dtype)
+    if chosen_TK.any():
+        spread_TK.flat[chosen_TK.argmax()] = value
+    return spread_TK

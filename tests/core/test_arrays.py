@@ -1,0 +1,21 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.arrays import count_at, module_of, set_at
+
+
+def test_module_of_host_device_and_tracer():
+    assert module_of(np.zeros(2)) is np
+    assert module_of(jnp.zeros(2)) is jnp
+    seen = []
+    jax.jit(lambda x: seen.append(module_of(x)) or x)(jnp.zeros(2))
+    assert seen == [jnp]
+
+
+def test_set_and_count_at_agree_and_count_duplicates():
+    index = np.array([[1, 2], [1, -1]])
+    for xp in (np, jnp):
+        counted = count_at(xp.zeros(4, dtype=np.int32), index)
+        assert counted.tolist() == [0, 2, 1, 1]
+        assert set_at(counted, index, 7).tolist() == [0, 7, 7, 7]

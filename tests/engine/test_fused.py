@@ -1,0 +1,173 @@
+"""The fused engine computes the resident engine's bits at any number of slots."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.fused import FusedEngine, pin_records
+from moe_edge.engine.generate import generate
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.route.base import gate_scores
+from moe_edge.route.policy import get_route
+from tests.support.tiny_models import ALL, BF16, GQA, random_prompts, random_weights
+
+STEPS = 64
+
+
+@functools.cache
+def weights_of(name, dtype):
+    return random_weights(ALL[name], dtype=dtype)
+
+
+def spec_of(config, slots, pool=False):
+    """`slots` for each MoE layer, in one pool or the layer's own."""
+    layer_S = [layer for layer in config.moe_layers for _ in range(slots)]
+    layer_S = [-1] * len(layer_S) if pool else layer_S
+    moe = config.moe
+    return CacheSpec(config.num_layers, moe.num_experts, moe.top_k, tuple(layer_S))
+
+
+def fused_of(weights, slots, policy="lru", pool=False, **options):
+    hosts = [
+        None if records is None else pin_records(records) for records in weights.experts
+    ]
+    # Without the resident copies: what is not in a slot can only come from the host.
+    weights = dataclasses.replace(weights, experts=(None,) * len(hosts))
+    spec = spec_of(weights.config, slots, pool)
+    return FusedEngine(weights, hosts, spec, get_policy(policy), **options)
+
+
+def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=None):
+    """Logits `[1 + steps, B, V]` of prefill and greedy steps, one row ended early."""
+    session = engine.new_session(len(prompts), max(map(len, prompts)) + steps)
+    out = [np.asarray(engine.prefill(session, prompts))]
+    if after_prefill is not None:
+        after_prefill()
+    active = np.ones(len(prompts), bool)
+    for step in range(steps):
+        if step == steps // 2 and len(prompts) > 1:
+            active[1] = False
+        tokens = jax.device_put(out[-1].argmax(-1).astype(np.int32))
+        active_B = jax.device_put(active.copy())
+        out.append(np.asarray(engine.decode(session, tokens, active_B, on_routing)))
+    return np.stack(out)
+
+
+@functools.cache
+def resident_logits(name, dtype, lengths):
+    engine = ResidentEngine(weights_of(name, dtype))
+    return greedy_logits(engine, random_prompts(ALL[name], lengths))
+
+
+NINE, THREE = (9,), (20, 3, 33)
+BITS = ("gqa", BF16, NINE)  # its prefill runs `pairs`, which compile fast
+
+
+@functools.cache
+def shared_engine(name, dtype, slots, policy):
+    """Most of a test's time is compilation."""
+    return fused_of(weights_of(name, dtype), slots, policy)
+
+
+@pytest.mark.parametrize(
+    "name, dtype, lengths, slots, policy",
+    [(*BITS, 4, "lru"), ("gqa", np.float32, THREE, 9, "smoe_score")],
+)
+def test_logits_equal_resident_and_counters_a_replay(
+    name, dtype, lengths, slots, policy
+):
+    config, seen = ALL[name], []
+    engine = shared_engine(name, dtype, slots, policy)
+    logits = greedy_logits(
+        engine,
+        random_prompts(config, lengths),
+        after_prefill=engine.clear,
+        on_routing=lambda layer, routing: seen.append((layer, routing)),
+    )
+    np.testing.assert_array_equal(logits, resident_logits(name, dtype, lengths))
+
+    cache = SlotCache(spec_of(config, slots), get_policy(policy))
+    hits_L, misses_L = np.zeros((2, config.num_layers), int)
+    for place, (layer, routing) in enumerate(seen):
+        scores_TE = np.asarray(gate_scores(routing.scores_TE, config.moe))
+        step = 1 + place // len(config.moe_layers)
+        found = cache.look_up(layer, np.asarray(routing.ids_TK), scores_TE, step)
+        hits_L[layer] += len(found.hits)
+        misses_L[layer] += len(found.misses)
+        for expert in found.misses:
+            cache.admit(layer, int(expert))
+    counts = engine.counts()
+    np.testing.assert_array_equal(counts.hits_L, hits_L)
+    np.testing.assert_array_equal(counts.misses_L, misses_L)
+    held_L = counts.misses_L - counts.evictions_L
+    np.testing.assert_array_equal(held_L, [0, slots, slots])
+    itemsize = np.dtype(dtype).itemsize
+    np.testing.assert_array_equal(counts.bytes_L, misses_L * 1920 * itemsize)
+    assert (counts.evictions_L[1:] > STEPS // 8).all() and (hits_L[1:] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "name, dtype, lengths, slots, policy, pool",
+    [
+        ("gqa", BF16, THREE, 2, "lru", True),
+        ("mla", np.float32, NINE, 2, "lru", True),
+        ("gpt_oss", BF16, NINE, 1, "smoe_score", False),
+    ],
+)
+def test_logits_equal_resident_in_waves(name, dtype, lengths, slots, policy, pool):
+    engine = fused_of(weights_of(name, dtype), slots, policy, pool)
+    logits = greedy_logits(engine, random_prompts(ALL[name], lengths))
+    np.testing.assert_array_equal(logits, resident_logits(name, dtype, lengths))
+    assert (engine.counts().evictions_L[1:] > STEPS // 8).all()
+
+
+def test_decode_compiles_once_and_writes_in_place():
+    engine = shared_engine(*BITS[:2], 4, "lru")
+    prompts = random_prompts(GQA, NINE)
+    session = engine.new_session(1, 9 + STEPS)
+    engine.prefill(session, prompts)
+    tokens = jax.device_put(np.asarray([1], np.int32))
+    active = jax.device_put(np.ones(1, bool))
+    logits = engine.decode(session, tokens, active)
+    compiled = engine.num_compiled()
+    slots, keys = engine._state.slots_SR, session.caches[1][0]["k"]
+    slots, keys = slots.unsafe_buffer_pointer(), keys.unsafe_buffer_pointer()
+    for _ in range(20):
+        tokens = jax.device_put(np.asarray(logits).argmax(-1).astype(np.int32))
+        with jax.transfer_guard("disallow"):
+            logits = engine.decode(session, tokens, active)
+    assert engine._state.slots_SR.unsafe_buffer_pointer() == slots
+    assert session.caches[1][0]["k"].unsafe_buffer_pointer() == keys
+    engine.prefill(engine.new_session(1, 9 + STEPS), prompts)
+    assert engine.num_compiled() == compiled
+
+
+def test_substitution_at_zero_is_off_and_above_zero_spares_transfers():
+    prompts, moved = random_prompts(GQA, NINE), []
+    for a in (0.0, 0.5):
+        route = get_route("substitute", a=a)
+        engine = fused_of(weights_of(*BITS[:2]), 4, route=route)
+        logits = greedy_logits(engine, prompts, after_prefill=engine.clear)
+        moved.append(engine.counts().misses_L.sum())
+        assert np.array_equal(logits, resident_logits(*BITS)) == (a == 0)
+    assert moved[1] < moved[0] / 2
+
+
+def test_generate_runs_on_the_fused_engine():
+    prompts = random_prompts(GQA, NINE)
+    tokens = generate(shared_engine(*BITS[:2], 4, "lru"), prompts, STEPS).tokens
+    logits_VB = resident_logits(*BITS)[:STEPS, 0]
+    assert tokens[0] == logits_VB.argmax(-1).tolist()
+
+
+def test_spec_of_another_model_is_refused():
+    weights = weights_of("gqa", np.float32)
+    spec = CacheSpec(3, 12, 2, (1, 2))
+    with pytest.raises(ConfigError, match=r"\(3, 12, 2\), the model has \(3, 12, 3\)"):
+        FusedEngine(weights, weights.experts, spec, get_policy("lru"))

@@ -1,0 +1,264 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.events import Recorder, Total
+from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.slots import AliasedSlots, DonatedSlots
+from moe_edge.offload.transfer import Mover
+
+LAYERS, EXPERTS, SIZE = 4, 6, 32
+BLOCK = 4 * SIZE  # bytes
+KINDS = (AliasedSlots, DonatedSlots)
+
+
+class Store:
+    """Records that name themselves: layer * 100 + expert everywhere."""
+
+    num_experts, subs, block_bytes = EXPERTS, 1, BLOCK
+
+    def record(self, layer, expert):
+        if expert >= EXPERTS:
+            raise KeyError(f"no expert {expert}")
+        return np.full(SIZE, 100 * layer + expert, np.float32)
+
+    source = record
+
+
+class GateLink(Link):
+    """Lets a transfer end only when the test says so."""
+
+    def __init__(self):
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def transfer(self, num_bytes, ready_s, copy, *args):
+        self.begun.release()
+        assert self.may_end.acquire(timeout=30)
+        return super().transfer(num_bytes, ready_s, copy, *args)
+
+    def open(self):
+        self.may_end.release(1000)
+
+
+def make(kind=AliasedSlots, slots=8, **options):
+    options.setdefault("recorder", Recorder())
+    return Mover(Store(), kind(slots, SIZE, np.float32), **options)
+
+
+def contents(mover):
+    return np.array(mover.slots.array)[:, 0].tolist()
+
+
+def order(mover):
+    events = mover.recorder.events()
+    return [(event.cause, event.layer, event.expert) for event in events]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_block_is_in_its_slot_after_wait(kind, asynchronous):
+    with make(kind, asynchronous=asynchronous) as mover:
+        tickets = [mover.request(3, e, e + 1, "demand") for e in range(5)]
+        assert mover.wait(tickets) >= 0 and all(ticket.done for ticket in tickets)
+        assert contents(mover) == [0, 300, 301, 302, 303, 304, 0, 0]
+        assert [ticket.key for ticket in tickets] == [18, 19, 20, 21, 22]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_poll_puts_arrived_blocks_into_slots(kind):
+    with make(kind) as mover:
+        ticket = mover.request(1, 2, 0, "prefetch")
+        deadline = time.monotonic() + 30
+        while not ticket.done and time.monotonic() < deadline:
+            mover.poll()
+            time.sleep(1e-3)
+        assert contents(mover)[0] == 102
+
+
+def test_staged_blocks_are_bounded_until_the_engine_takes_them():
+    with make(DonatedSlots) as mover:
+        tickets = [mover.request(0, e, e, "prefetch") for e in range(6)]
+        deadline = time.monotonic() + 30
+        while len(mover._staged) < 4 and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        time.sleep(0.02)
+        assert [ticket.state for ticket in tickets] == 4 * ["running"] + 2 * ["queued"]
+        mover.wait(tickets)
+        assert contents(mover)[:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_demand_overtakes_queued_prefetches():
+    link = GateLink()
+    with make(link=link) as mover:
+        first = mover.request(0, 0, 0, "prefetch")
+        assert link.begun.acquire(timeout=30)  # under way: not interrupted
+        late = [mover.request(1, e, 1 + e, "prefetch") for e in range(2)]
+        demands = [mover.request(2, e, 4 + e, "demand") for e in range(2)]
+        link.open()
+        mover.wait([first, *late, *demands])
+        assert order(mover) == [
+            *[("prefetch", 0, 0), ("demand", 2, 0), ("demand", 2, 1)],
+            *[("prefetch", 1, 0), ("prefetch", 1, 1)],
+        ]
+
+
+def test_promoted_prefetch_overtakes_and_counts_as_demand():
+    link = GateLink()
+    with make(link=link) as mover:
+        tickets = [mover.request(0, e, e, "prefetch") for e in range(4)]
+        assert link.begun.acquire(timeout=30)
+        mover.promote(tickets[3])
+        mover.promote(tickets[0])  # already under way: stays a prefetch, but used
+        link.open()
+        mover.wait(tickets)
+        assert order(mover) == [
+            *[("prefetch", 0, 0), ("demand", 0, 3)],
+            *[("prefetch", 0, 1), ("prefetch", 0, 2)],
+        ]
+        stats = mover.stats()
+        assert (stats.demand.bytes, stats.prefetch.bytes) == (BLOCK, 3 * BLOCK)
+        assert stats.unused_bytes == 2 * BLOCK and stats.wasted_bytes == 0
+
+
+def test_demand_overtakes_on_an_emulated_link():
+    with make(link=EmulatedLink(BLOCK / 10e-3)) as mover:  # 10 ms a block
+        prefetches = [mover.request(0, e, e, "prefetch") for e in range(6)]
+        demand = mover.request(1, 0, 6, "demand")
+        waited_s = mover.wait([demand])
+        assert sum(ticket.done for ticket in prefetches) <= 2
+        assert 9e-3 < waited_s
+
+
+@pytest.mark.parametrize("keep", [{1, 4}, lambda key: key in (1, 4)])
+def test_cancel_takes_back_only_queued_prefetches(keep):
+    link = GateLink()
+    with make(link=link) as mover:
+        prefetches = [mover.request(0, e, e, "prefetch") for e in range(5)]
+        demand = mover.request(1, 0, 7, "demand")
+        assert link.begun.acquire(timeout=30)  # of expert 0, or else of the demand
+        mover.promote(prefetches[0])
+        assert mover.cancel_prefetches(keep) == [(0, 2, 2), (0, 3, 3)]
+        link.open()
+        mover.wait([demand, *[prefetches[e] for e in (0, 1, 4)]])
+        assert contents(mover) == [0, 1, 0, 0, 4, 0, 0, 100]
+        with pytest.raises(RuntimeError, match="layer 0, expert 3: .* cancelled"):
+            mover.wait([prefetches[3]])
+        stats = mover.stats()
+        assert stats.cancelled == 2 and stats.wasted_bytes == 0
+        mover.wait([mover.request(2, 2, 2, "demand")])  # its slot is free again
+        assert contents(mover)[2] == 202
+
+
+def test_bytes_are_accounted_by_cause_and_waste():
+    with make(slots=3) as mover:
+        wait = lambda *request: mover.wait([mover.request(*request)])  # noqa: E731
+        wait(0, 0, 0, "prefetch")
+        wait(0, 1, 1, "prefetch")
+        wait(0, 2, 2, "prefetch")
+        mover.used(1)  # by key
+        wait(1, 0, 0, "demand")  # over the unused one
+        wait(1, 1, 1, "demand")  # over the used one
+        wait(1, 2, 0, "demand")  # over a demanded one
+        stats = mover.stats()
+        assert (stats.demand.count, stats.demand.bytes) == (3, 3 * BLOCK)
+        assert (stats.prefetch.count, stats.prefetch.bytes) == (3, 3 * BLOCK)
+        assert stats.wasted_bytes == BLOCK and stats.unused_bytes == BLOCK
+        assert stats.wait_s > 0 and stats.demand.seconds > 0
+
+
+def test_events_carry_who_when_and_how_much():
+    with make(link=EmulatedLink(BLOCK / 2e-3)) as mover:
+        mover.store.subs = 2  # experts 2 and 3 are halves of expert 1
+        mover.wait([mover.request(3, 3, 0, "demand", step=9)])
+        (event,) = mover.recorder.events()
+        assert (event.kind, event.cause, event.step) == ("transfer", "demand", 9)
+        assert (event.layer, event.expert, event.sub, event.bytes) == (3, 1, 1, BLOCK)
+        assert 2e-3 * (1 - 1e-6) <= event.dur_s and event.t_s >= 0
+        total = mover.recorder.totals()["transfer", "demand"]
+        stats = mover.stats().demand
+        assert total == Total(stats.count, stats.bytes, pytest.approx(stats.seconds))
+
+
+def test_transfer_overlaps_with_the_main_thread():
+    took = []
+    for _ in range(50):  # the best one counts, for a busy machine delays
+        with make(link=EmulatedLink(BLOCK / 20e-3)) as mover:
+            begun_s = time.perf_counter()
+            ticket = mover.request(0, 0, 0, "demand")
+            time.sleep(20e-3)
+            mover.wait([ticket])
+            took.append(time.perf_counter() - begun_s)
+        if took[-1] < 30e-3:
+            break
+    assert 20e-3 <= min(took) < 30e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_asynchronous_equals_serial(kind):
+    results = []
+    for asynchronous in (True, False):
+        rng = np.random.default_rng(1)
+        with make(kind, asynchronous=asynchronous) as mover:
+            for _ in range(60):
+                slots = rng.permutation(8)[:4].tolist()
+                causes = rng.choice(["demand", "prefetch"], 4).tolist()
+                blocks = rng.integers(0, (LAYERS, EXPERTS), (4, 2)).tolist()
+                requests = zip(blocks, slots, causes, strict=True)
+                mover.wait([mover.request(*b, s, c) for b, s, c in requests])
+                results.append(contents(mover))
+    assert results[:60] == results[60:] and len({*map(tuple, results)}) > 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exception_in_the_thread_surfaces(kind):
+    with make(kind) as mover:
+        bad = mover.request(0, EXPERTS, 0, "demand")
+        behind = mover.request(0, 0, 1, "demand")
+        with pytest.raises(KeyError, match="no expert 6"):
+            mover.wait([behind])
+        assert not bad.done and not behind.done
+        with pytest.raises(KeyError):
+            mover.poll()
+        with pytest.raises(KeyError):
+            mover.request(0, 1, 2, "demand")
+
+
+def test_close_with_pending_requests_ends_the_thread():
+    link = GateLink()
+    mover = make(link=link)
+    tickets = [mover.request(0, e, e, "demand") for e in range(6)]
+    assert link.begun.acquire(timeout=30)
+    threading.Timer(0.02, link.open).start()
+    mover.close()
+    assert not mover._thread.is_alive() and mover._thread.daemon
+    assert [ticket.done for ticket in tickets] == [True] + 5 * [False]
+    with pytest.raises(RuntimeError, match="mover is closed"):
+        mover.wait(tickets)
+    with pytest.raises(RuntimeError, match="mover is closed"):
+        mover.request(0, 0, 7, "demand")
+    mover.close()  # twice is fine
+
+
+def test_slot_with_a_queued_request_is_refused():
+    link = GateLink()
+    with make(link=link) as mover:
+        mover.request(0, 0, 0, "demand")
+        assert link.begun.acquire(timeout=30)
+        mover.request(2, 1, 5, "prefetch")
+        with pytest.raises(RuntimeError, match="slot 5 awaits layer 2, expert 1"):
+            mover.request(0, 3, 5, "demand")
+        link.open()
+
+
+@pytest.mark.parametrize("slot", [-1, 8])
+def test_rejects_slot_out_of_range(slot):
+    with make() as mover, pytest.raises(IndexError, match=f"slot {slot}; there are 8"):
+        mover.request(0, 0, slot, "demand")
+
+
+def test_rejects_unknown_cause():
+    with make() as mover, pytest.raises(ConfigError, match="transfer cause 'whim'"):
+        mover.request(0, 0, 0, "whim")

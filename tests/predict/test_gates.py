@@ -1,0 +1,320 @@
+"""Gate-based predictors against the routers that they stand for, on tiny models."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.weights import bind_block, block_graph
+from moe_edge.model import kv_cache
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.router import Routing
+from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
+from moe_edge.predict.partial_state import PartialState, partial_gate
+from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.predict.stale_gate import GatePredictor, gate_scores, wanted_scores
+from tests.predict.support import Shape, rows_of
+from tests.support.tiny_models import ALL, BF16, random_weights
+
+BATCH, PROMPT, CAPACITY = 2, 7, 16
+
+
+@functools.cache
+def model(name="gqa", dtype=np.float32, dense_layers=(0,)):
+    config = ALL[name]
+    windows = (None, 9, None, 4) if config.attention.windows else ()
+    config = dataclasses.replace(
+        config,
+        num_layers=4,
+        dense_layers=dense_layers,
+        attention=dataclasses.replace(config.attention, windows=windows),
+    )
+    return random_weights(config, dtype=dtype)
+
+
+def shape_of(config):
+    moe = config.moe
+    return Shape(config.num_layers, moe.num_experts, moe.top_k)
+
+
+class Seen(NamedTuple):
+    """A layer of one decode step, after a prompt."""
+
+    cache: dict  # of the layer before the step
+    x_in_BSD: jax.Array
+    hidden_TD: jax.Array | None
+    routing: Routing | None
+    later: dict[int, Routing]  # what later routers say of this state
+
+
+def two_steps(config, top, layers, experts, tokens_BS, valid_BS):
+    """Runs a prompt and one more token; returns what the last step saw."""
+    expert_fn = functools.partial(
+        run_experts,
+        layout=RecordLayout.of(config),
+        activation=config.moe.activation,
+        swiglu_limit=config.moe.swiglu_limit,
+        method="dense",
+    )
+    caches = [kv_cache.empty_cache(config, BATCH, CAPACITY) for _ in layers]
+    blocks = [
+        bind_block(block_graph(config, layer in config.moe_layers), flat)
+        for layer, flat in enumerate(layers)
+    ]
+    for part in (slice(0, PROMPT), slice(PROMPT, None)):
+        start_B = jnp.full(BATCH, part.start, jnp.int32)
+        chunk = make_chunk(config, start_B, valid_BS[:, part])
+        x_BSD, seen = embed_tokens(top["embed"], tokens_BS[:, part]), []
+        for layer, block in enumerate(blocks):
+            window = jnp.int32(layer_window(config, layer))
+            cache, x_in_BSD, hidden, later = caches[layer], x_BSD, None, {}
+            if block.is_moe:
+                attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
+                hidden, _ = block.route(attended_BSD, chunk)
+                later = {
+                    i: blocks[i].route(attended_BSD, chunk)[1]  # with i's own norm
+                    for i in config.moe_layers
+                    if i > layer
+                }
+            x_BSD, caches[layer], routing = block(
+                x_BSD, chunk, window, experts[layer], expert_fn, cache
+            )
+            seen.append(Seen(cache, x_in_BSD, hidden, routing, later))
+    return seen, chunk
+
+
+@functools.cache
+def decode_step(name="gqa", dtype=np.float32):
+    """The layers' `Seen` and the chunk; the second row is padding."""
+    weights = model(name, dtype)
+    config = weights.config
+    rng = np.random.default_rng(3)
+    shape = (BATCH, PROMPT + 1)
+    tokens = rng.integers(0, config.vocab_size, shape).astype(np.int32)
+    valid = np.ones(shape, bool)
+    valid[1, -1] = False
+    return jax.jit(functools.partial(two_steps, config))(
+        weights.top, weights.layers, weights.experts, tokens, valid
+    )
+
+
+def expected_row(routing, config, row=0):
+    """Ids that token `row` chose, by score; the only one that is no padding."""
+    scores_E = np.asarray(routing.scores_TE)[row]
+    if config.moe.scoring == "softmax_topk":
+        scores_E = scipy.special.softmax(scores_E)
+    ids_K = np.asarray(routing.ids_TK)[row]
+    return ids_K, scores_E
+
+
+def test_registry_lists_every_predictor():
+    assert set(PREDICTORS) == {
+        *("none", "previous", "frequency", "stale_gate", "n_layer_gate"),
+        *("smoe_partial", "moe_infinity", "oracle"),
+    }
+    nothing = get_predictor("none")
+    assert nothing.predict(nothing.init(Shape(2, 4, 1)), 0, 3)[0].shape == (3, 0)
+
+
+def test_get_predictor_rejects_names_and_options():
+    with pytest.raises(ConfigError, match="unknown predictor 'lru'; known: frequency"):
+        get_predictor("lru")
+    with pytest.raises(ConfigError, match="option of predictor previous 'decay'"):
+        get_predictor("previous", decay=0.5)
+    with pytest.raises(ConfigError, match="stale_gate 'look_ahead'; known: config"):
+        get_predictor("stale_gate", look_ahead=2)
+    with pytest.raises(ConfigError, match="n_layer_gate got no layers, expected con"):
+        get_predictor("n_layer_gate", config=ALL["gqa"])
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [("gqa", np.float32), ("gqa", BF16), ("gpt_oss", np.float32)]
+)
+def test_n_layer_gate_is_later_routers_on_this_state(name, dtype):
+    weights = model(name, dtype)
+    config, now = weights.config, decode_step(name, dtype)[0][1]
+    predictor = get_predictor(
+        "n_layer_gate", config=config, layers=weights.layers, look_ahead=2
+    )
+    state = predictor.init(shape_of(config))
+    ids_TK = np.asarray(now.routing.ids_TK)
+    assert (ids_TK[1] == config.moe.num_experts).all(), "a padding row"
+    state = predictor.observe(state, 1, now.hidden_TD, ids_TK, None)
+    ids_NM, scores_NM = predictor.predict(state, 1, 4)
+    assert ids_NM.shape == (4, config.moe.top_k)
+    for row, target in enumerate((2, 3)):
+        ids_K, scores_E = expected_row(now.later[target], config)
+        assert ids_NM[row].tolist() == ids_K.tolist()
+        np.testing.assert_allclose(scores_NM[row], scores_E[ids_K], rtol=2e-5)
+    assert (ids_NM[2:] == -1).all(), "the next token's layers are not known yet"
+    assert predictor.predict(state, 0, 1)[0].size == 0, "made after another layer"
+
+
+def test_stale_gate_with_own_norm_reads_the_state_as_it_is():
+    weights = model()
+    config, now = weights.config, decode_step()[0][2]
+    rows = {}
+    for norm in ("own", "target"):
+        predictor = get_predictor(
+            "stale_gate", config=config, layers=weights.layers, norm=norm
+        )
+        ids_TK = np.asarray(now.routing.ids_TK)
+        state = predictor.init(shape_of(config))
+        state = predictor.observe(state, 2, now.hidden_TD, ids_TK, None)
+        rows[norm] = predictor.predict(state, 2, 1)
+    router_ED = np.asarray(weights.layers[3]["router.weight"])
+    logits_E = router_ED @ np.asarray(now.hidden_TD)[0]
+    assert rows_of(rows["own"]) == [np.argsort(-logits_E)[:3].tolist()]
+    assert not np.allclose(rows["own"][1], rows["target"][1], rtol=1e-3)
+
+
+def test_gate_predictor_skips_dense_layers_and_the_next_token():
+    weights = model(dense_layers=(0, 2))
+    predictor = GatePredictor(weights.config, weights.layers, look_ahead=2)
+    assert predictor.targets(1) == (3,) and predictor.targets(3) == ()
+    assert predictor.gates_after(3) == ()
+    state = predictor.init(shape_of(weights.config))
+    scores_1E = np.linspace(0, 1, 12, dtype=np.float32)[None]
+    assert rows_of(predictor.predict(predictor.store(state, 1, scores_1E), 1, 2)) == [
+        [],
+        list(range(11, -1, -1)),
+    ]
+    state = predictor.observe(state, 3, None, np.zeros((1, 3), np.int32), None)
+    assert rows_of(predictor.predict(state, 3, 2)) == [[], []]
+
+
+def test_gate_predictor_zero_norm_weight_stays_finite():
+    weights = model()
+    layers = [dict(flat) for flat in weights.layers]
+    layers[1]["mlp_norm"] = layers[1]["mlp_norm"].at[5].set(0.0)
+    gate = GatePredictor(weights.config, layers).gates_after(1)[0]
+    assert gate["scale"][5] == 0 and np.isfinite(np.asarray(gate["scale"])).all()
+
+
+def test_gate_scores_compile_once_for_all_layers():
+    weights = model()
+    config, seen = weights.config, decode_step()[0]
+    predictor = GatePredictor(config, weights.layers)
+    program = jax.jit(functools.partial(gate_scores, config))
+    for layer in (1, 2):
+        out = program(
+            predictor.gates_after(layer), seen[layer].hidden_TD, jnp.ones(BATCH, bool)
+        )
+        assert out.shape == (1, config.moe.num_experts)
+    assert program._cache_size() == 1
+
+
+def test_gate_predictor_rejects_norm_and_look_ahead():
+    with pytest.raises(ConfigError, match="norm of a stale gate 'next'; known: own, t"):
+        GatePredictor(ALL["gqa"], (), norm="next")
+    with pytest.raises(ConfigError, match="look_ahead must be .* got 0"):
+        GatePredictor(ALL["gqa"], (), look_ahead=0)
+
+
+def test_wanted_scores_top_score_rule_by_hand():
+    moe = dataclasses.replace(ALL["gqa"].moe, num_experts=5, top_k=2)
+    scores_TE = jnp.array(
+        [
+            [0.40, 0.30, 0.20, 0.06, 0.04],  # s = 0.2
+            [0.05, 0.31, 0.34, 0.30, 0.00],  # s = 0.3
+            [0.90, 0.02, 0.02, 0.03, 0.03],  # padding
+        ]
+    )
+    ids_TK = jnp.array([[0, 1], [2, 1], [5, 5]])
+
+    def wanted(top_a):
+        return np.asarray(wanted_scores(ids_TK, scores_TE, moe, top_a))
+
+    expected = np.array([0.40, 0.31, 0.34, -1, -1], np.float32)
+    np.testing.assert_array_equal(wanted(None), expected)
+    np.testing.assert_array_equal(wanted(0.0), expected)
+    # At a = 0.1 the first token keeps both, the second only expert 2: expert 1's
+    # score is now the first token's.
+    expected[1] = 0.30
+    np.testing.assert_array_equal(wanted(0.1), expected)
+    expected[1:3] = -1
+    np.testing.assert_array_equal(wanted(0.9), expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
+    weights = model(name)
+    config, (seen, chunk) = weights.config, decode_step(name)
+    program = jax.jit(run_partial_gate, static_argnums=(0, 6))
+    predictor = get_predictor("smoe_partial", top_a=None)
+    for layer in (1, 2):
+        then = seen[layer + 1]
+        before = {k: np.array(v) for k, v in then.cache.items()}
+        window = jnp.int32(layer_window(config, layer + 1))
+        wanted_E = program(
+            config,
+            weights.layers[layer + 1],
+            then.x_in_BSD,
+            chunk,
+            window,
+            then.cache,
+            None,
+        )
+        ids_K, scores_E = expected_row(then.routing, config)
+        state = predictor.store(predictor.init(shape_of(config)), layer, wanted_E[None])
+        ids_NM, scores_NM = predictor.predict(state, layer, 1)
+        assert ids_NM.tolist() == [ids_K.tolist()]
+        np.testing.assert_allclose(scores_NM[0], scores_E[ids_K], rtol=1e-4)
+        for key, array in then.cache.items():
+            np.testing.assert_array_equal(np.asarray(array), before[key])
+        partial_BSD = np.asarray(then.x_in_BSD)
+        partial_BSD = partial_BSD + 0.5 * np.roll(partial_BSD, 1, axis=-1)
+        other_E = program(
+            config, weights.layers[layer + 1], partial_BSD, chunk, window, then.cache, 0
+        )
+        assert not np.allclose(other_E, wanted_E)
+    assert program._cache_size() == 2
+
+
+def run_partial_gate(config, flat, x_BSD, chunk, window, cache, top_a):
+    block = bind_block(block_graph(config, True), flat)
+    return partial_gate(block, x_BSD, chunk, window, cache, top_a)
+
+
+def test_partial_gate_reads_the_cache():
+    weights = model()
+    config, (seen, chunk) = weights.config, decode_step()
+    then, window = seen[2], jnp.int32(layer_window(config, 2))
+    empty = {name: np.zeros(a.shape, a.dtype) for name, a in then.cache.items()}
+    program = jax.jit(run_partial_gate, static_argnums=(0, 6))
+    full_E, without_E = (
+        program(config, weights.layers[2], then.x_in_BSD, chunk, window, cache, None)
+        for cache in (then.cache, empty)
+    )
+    assert not np.allclose(full_E, without_E)
+
+
+def test_partial_gate_rejects_dense_layer():
+    weights = model()
+    block = bind_block(block_graph(weights.config, False), weights.layers[0])
+    with pytest.raises(ConfigError, match="got a dense layer, expected a MoE layer"):
+        partial_gate(block, None, None, None, None)
+
+
+def test_partial_state_predicts_one_layer_after_its_own():
+    predictor = PartialState()
+    state = predictor.init(Shape(4, 3, 1))
+    assert predictor.predict(state, 1, 2)[0].shape == (2, 0)
+    state = predictor.store(state, 1, np.array([[0.2, -1, 0.7]], np.float32))
+    assert rows_of(predictor.predict(state, 1, 2)) == [[2, 0], []]
+    assert rows_of(predictor.predict(state, 2, 1)) == [[]]
+    state = predictor.finish_sequence(state)
+    assert rows_of(predictor.predict(state, 1, 1)) == [[]]
+
+
+@pytest.mark.parametrize("top_a", [-0.1, 1.0, float("nan")])
+def test_partial_state_rejects_a(top_a):
+    with pytest.raises(ConfigError, match=rf"top_a must lie in \[0, 1\), got {top_a}"):
+        PartialState(top_a=top_a)
