@@ -5,7 +5,6 @@ is computed, the next group travels into other slots. Decoding with very few slo
 follows the order of the (token, expert) pairs, so that sums keep their order.
 """
 
-import jax
 import numpy as np
 
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
@@ -43,7 +42,7 @@ class LayerWaves:
     def _wave(self, carry, routed, choice, slot_of):
         slots = self._manager.mover.slots
         return self._programs.wave(
-            carry, routed, choice.weights_TK, slots.array, jax.device_put(slot_of)
+            carry, routed, choice.weights_TK, slots.array, slot_of
         )
 
     def _groups(self, carry, layer, routed, choice, step, is_decode):

@@ -8,14 +8,12 @@ is not: the same kernels in the same order as the resident engine.
 A layer whose chosen experts do not fit the slots at once runs in waves.
 """
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.assisted import Assist
 from moe_edge.engine.base import Engine
+from moe_edge.engine.layer_choice import Chooser
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.session import Session
@@ -24,19 +22,9 @@ from moe_edge.model.transformer import layer_window
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.predict.partial_state import PartialState
 from moe_edge.predict.stale_gate import GatePredictor
-from moe_edge.route.base import RoutePolicy, gate_scores
+from moe_edge.route.base import RoutePolicy
 from moe_edge.route.topk import TopK
-from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
-
-
-@dataclasses.dataclass
-class Choice:
-    """What a layer computes, on the host and on the device."""
-
-    ids_TK: np.ndarray
-    weights_TK: jax.Array
-    hits: np.ndarray
-    misses: np.ndarray
+from moe_edge.workload.traces import TraceRecorder
 
 
 class LayeredEngine(Engine):
@@ -75,10 +63,7 @@ class LayeredEngine(Engine):
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
-        policy = manager.cache.policy
-        self._needs_scores = (
-            "scores" in policy.needs or self.route.needs_resident or trace is not None
-        )
+        self._chooser = Chooser(config.moe, manager, self.route, trace)
         self._step = self._trace_step = 0
 
     @property
@@ -104,17 +89,15 @@ class LayeredEngine(Engine):
         return session
 
     def _run_layers(self, session, x, chunk, on_routing):
-        self._batch, length = chunk.valid_BS.shape
-        is_decode = length == 1
         state = self._attend(session, 0, x, chunk)
         for layer in range(self.config.num_layers):
             if not self._is_moe[layer]:
                 if layer + 1 < self.config.num_layers:
                     state = self._attend(session, layer + 1, state, chunk)
                 continue
-            state = self._moe_layer(session, layer, state, chunk, is_decode, on_routing)
+            state = self._moe_layer(session, layer, state, chunk, on_routing)
         self._step += 1
-        self._trace_step += length
+        self._trace_step += chunk.valid_BS.shape[1]
         return state
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
@@ -134,12 +117,14 @@ class LayeredEngine(Engine):
         session.caches[layer] = (cache,)
         return state
 
-    def _moe_layer(self, session, layer, routed: Routed, chunk, is_decode, on_routing):
+    def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
-        choice = self._choose(layer, routed, chunk.valid_BS.shape)
+        shape_BS = chunk.valid_BS.shape
+        choice = self._chooser.choose(layer, routed, shape_BS, self._step)
         if on_routing is not None:
             on_routing(layer, routed.routing)
         manager, is_last = self.manager, layer + 1 == self.config.num_layers
+        is_decode = shape_BS[1] == 1
         distinct = len(choice.hits) + len(choice.misses)
         pairs = self._run.waves(choice.ids_TK.shape[0]).method == "pairs"
         fits = distinct <= manager.room(layer)
@@ -154,7 +139,7 @@ class LayeredEngine(Engine):
             tickets += fetched
         if not (pairs and fits):
             x, waited_s = self._waves.run(layer, routed, choice, self._step, is_decode)
-            self._record(layer, choice, waited_s, is_decode)
+            self._chooser.record(layer, choice, shape_BS, self._trace_step, waited_s)
             return x if is_last else self._attend(session, layer + 1, x, chunk)
         if is_decode and not self._is_partial:
             manager.prefetch(layer, self._step)
@@ -165,8 +150,8 @@ class LayeredEngine(Engine):
         waited_s = manager.wait(tickets, layer, self._step, is_decode)
         if self.assist is not None:
             self.assist.note(fetched)
-        self._record(layer, choice, waited_s, is_decode)
-        slot_TK = jax.device_put(manager.slots_TK(layer, choice.ids_TK))
+        self._chooser.record(layer, choice, shape_BS, self._trace_step, waited_s)
+        slot_TK = manager.slots_TK(layer, choice.ids_TK)
         if is_last:
             return self._run.experts(
                 routed, slot_TK, choice.weights_TK, self._slots.array, host_TD
@@ -190,54 +175,16 @@ class LayeredEngine(Engine):
         session.caches[layer + 1] = (cache,)
         return state
 
-    def _choose(self, layer: int, routed: Routed, shape_BS) -> Choice:
-        """Reads the routing (the one wait of a layer) and looks it up."""
-        manager, routing = self.manager, routed.routing
-        is_decode = shape_BS[1] == 1
-        wanted = [routing.ids_TK, routing.weights_TK]
-        if self._needs_scores:
-            wanted.append(routing.scores_TE)
-        if self._is_gate:
-            wanted.append(routed.wanted_NE)
-        read = jax.device_get(wanted)
-        ids_TK, weights_TK = read[:2]
-        scores_TE = read[2] if self._needs_scores else None
-        weights = routing.weights_TK
-        if self.route.needs_resident and is_decode:
-            resident_E = manager.cache.resident(layer)
-            moe = self.config.moe
-            ids_TK, weights_TK = self.route.route(
-                layer, scores_TE, resident_E, moe, ids_TK, weights_TK
-            )
-            weights = jax.device_put(weights_TK)
-        shares_TE = None
-        if scores_TE is not None:
-            shares_TE = gate_scores(scores_TE, self.config.moe)
-        hits, misses = manager.look_up(layer, ids_TK, shares_TE, self._step, is_decode)
-        if is_decode or manager.predictor.whole_prompt:
-            manager.observe(layer, ids_TK, scores_TE)
-        else:
-            last_B = last_tokens(ids_TK, shape_BS, self.config.moe.num_experts)
-            manager.observe(layer, ids_TK[last_B], None)
-        if self._is_gate and is_decode:
-            predictor = manager.predictor
-            manager.update(lambda state: predictor.store(state, layer, read[-1]))
-        choice = Choice(ids_TK, weights, hits, misses)
-        self._host = weights_TK, scores_TE
-        return choice
-
     def _peek(self, session, layer, routed, choice, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
         manager, predictor = self.manager, self.manager.predictor
-        slot_TK = manager.slots_TK(layer, choice.ids_TK)
-        absent_TK = np.isin(choice.ids_TK, choice.misses)
-        slot_TK[absent_TK] = self._slots.num_slots
+        slot_TK = manager.slots_TK(layer, choice.ids_TK, arrived_only=True)
         params, _, chunk, window, cache = self._layer_arguments(
             session, layer + 1, chunk
         )
         wanted_E = self._run.peek(
             routed,
-            jax.device_put(slot_TK),
+            slot_TK,
             choice.weights_TK,
             self._slots.array,
             params,
@@ -246,33 +193,5 @@ class LayeredEngine(Engine):
             cache,
             top_a=predictor.top_a,
         )
-        wanted_1E = np.asarray(wanted_E)[None]
-        manager.update(lambda state: predictor.store(state, layer, wanted_1E))
+        manager.store_wanted(layer, np.asarray(wanted_E)[None])
         manager.prefetch(layer, self._step)
-
-    def _record(self, layer: int, choice: Choice, waited_s: float, is_decode) -> None:
-        if self.trace is None:
-            return
-        weights_TK, scores_TE = self._host
-        moved = len(choice.misses) * self.manager.mover.store.block_bytes
-        T, B = len(choice.ids_TK), self._batch
-        self.trace.add(
-            DECODE if is_decode else PREFILL,
-            self._trace_step + np.arange(T) % (T // B),
-            layer,
-            choice.ids_TK,
-            weights_TK,
-            np.isin(choice.ids_TK, choice.hits),
-            moved,
-            waited_s,
-            scores_TE,
-            np.arange(T) // (T // B),
-        )
-
-
-def last_tokens(ids_TK: np.ndarray, shape_BS, num_experts: int) -> np.ndarray:
-    """Index of the last real token of every row that has one; padding is id E."""
-    B, S = shape_BS
-    real_BS = ids_TK[:, 0].reshape(B, S) < num_experts
-    last_B = S - 1 - np.argmax(real_BS[:, ::-1], axis=1)
-    return (np.arange(B) * S + last_B)[real_BS.any(axis=1)]

@@ -10,14 +10,14 @@ for what the predictor names, wait for the misses.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.core.events import Recorder
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.transfer import Mover, Ticket
+from moe_edge.offload.ticket import Ticket
+from moe_edge.offload.transfer import Mover
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.stale_gate import DevicePredictor
@@ -71,6 +71,7 @@ class OffloadManager:
         self.predictor = predictor or Predictor()
         self.horizon, self.prefetch_limit = horizon, prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
+        self._is_idle = self.predictor.name == "none"
         self.state = self.predictor.init(spec)
         self.reset_counters()
         self._room_L = [
@@ -206,29 +207,36 @@ class OffloadManager:
             self.recorder.add("wait", start_s, waited_s, layer=layer, step=step)
         return waited_s
 
-    def slots_TK(self, layer: int, ids_TK) -> np.ndarray:
-        """int32 slot of every chosen expert; S where there is none."""
+    def slots_TK(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
+        """int32 slot of every chosen expert; S where there is none (or none yet)."""
         S = self.spec.num_slots
         slot_E = np.append(self.cache.slot_LE[layer], np.int32(-1))
+        if arrived_only and self._moving:
+            slot_E[np.isin(slot_E, list(self._moving))] = -1
         slot_TK = slot_E[ids_TK]
-        return np.where(slot_TK < 0, S, slot_TK).astype(np.int32)
+        slot_TK[slot_TK < 0] = S
+        return slot_TK
 
     # Ahead of need.
 
     def observe(self, layer: int, ids_TK, scores_TE) -> None:
         """Tells the predictor what a layer chose, and scores what it had said."""
+        if self._is_idle:
+            return
         self.accuracy.chosen(layer, ids_TK)
         if not isinstance(self.predictor, DevicePredictor):  # those get `update`
             self.state = self.predictor.observe(
                 self.state, layer, None, ids_TK, scores_TE
             )
 
-    def update(self, change: Callable) -> None:
-        """Gives the predictor's state to `change`, which returns the new one."""
-        self.state = change(self.state)
+    def store_wanted(self, layer: int, wanted_NE) -> None:
+        """Gives a predictor the scores that the engine's program computed for it."""
+        self.state = self.predictor.store(self.state, layer, wanted_NE)
 
     def prefetch(self, layer: int, step: int) -> None:
         """Asks for what the predictor expects of the next layers, nearest first."""
+        if self._is_idle:
+            return
         ids_NM, _ = self.predictor.predict(self.state, layer, self.horizon)
         self.accuracy.expect(layer, ids_NM)
         if not ids_NM.size:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.transfer import CAUSES
+from moe_edge.offload.ticket import CAUSES
 
 
 @dataclasses.dataclass(eq=False)

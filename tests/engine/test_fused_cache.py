@@ -15,6 +15,8 @@ L, E, K, R = 3, 11, 2, 64
 EQUAL = (0,) * 4 + (2,) * 6  # layer 1 is dense
 POOL = (-1,) * 7
 IN_JIT = [name for name, cls in POLICIES.items() if not cls.host_only]
+COUNTS_LE = np.random.default_rng(1).integers(0, 9, (L, E))
+OPTIONS = {"static_oracle": {"profile": COUNTS_LE}}
 
 
 def look_ups(tokens, steps=40, seed=0):
@@ -39,7 +41,7 @@ def host_records(layer):
 @pytest.mark.parametrize("layer_S, tokens", [(EQUAL, 1), (EQUAL, 2), (POOL, 2)])
 def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     spec = CacheSpec(L, E, K, layer_S)
-    policy = get_policy(name)
+    policy = get_policy(name, **OPTIONS.get(name, {}))
     device, host = DeviceCache(spec, policy, (0, 2)), SlotCache(spec, policy)
     acquire = jax.jit(device.acquire, donate_argnums=0)
     # Where the arrays are is stated, as by the engine: else it compiles twice.

@@ -1,0 +1,134 @@
+"""The host's reading of a layer: what its router chose, and what is then computed.
+
+This is the one place where decoding waits for the device. It reads no more than the
+route policy, the cache, the predictor and the trace need.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.layer_programs import Routed
+from moe_edge.model.config import MoeConfig
+from moe_edge.offload.manager import OffloadManager
+from moe_edge.predict.stale_gate import GatePredictor
+from moe_edge.route.base import RoutePolicy, gate_scores
+from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
+
+
+@dataclasses.dataclass
+class Choice:
+    """What a layer computes.
+
+    Attributes:
+      ids_TK: int32, on the host; E is no expert.
+      weights_TK: float32, on the device, or on the host where a route changed them.
+      hits, misses: distinct experts that were, or were not, in slots.
+      read: further arrays that were read: weights_TK, scores_TE.
+    """
+
+    ids_TK: np.ndarray
+    weights_TK: jax.Array | np.ndarray
+    hits: np.ndarray
+    misses: np.ndarray
+    read: dict[str, np.ndarray]
+
+
+class Chooser:
+    """Reads routings, applies the route policy, looks the experts up.
+
+    Args:
+      moe: the model's rule.
+      manager: of the cache and the predictor.
+      route: may change what decoding computes.
+      trace: collects lookups, or None.
+    Raises:
+      ConfigError: a batch-size-free policy that needs what no engine has.
+    """
+
+    def __init__(
+        self,
+        moe: MoeConfig,
+        manager: OffloadManager,
+        route: RoutePolicy,
+        trace: TraceRecorder | None,
+    ):
+        missing = manager.cache.policy.needs - {"ids", "weights", "scores", "profile"}
+        if missing:
+            raise ConfigError(
+                f"eviction {manager.cache.policy.name} needs {', '.join(missing)}, "
+                "which a running engine does not know; replay a trace instead"
+            )
+        self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
+        self._is_gate = isinstance(manager.predictor, GatePredictor)
+        self._keeps_scores = trace is not None or route.needs_resident
+        self._keeps_scores |= "scores" in manager.cache.policy.needs
+        self._keeps_weights = trace is not None or route.needs_resident
+
+    def choose(self, layer: int, routed: Routed, shape_BS, step: int) -> Choice:
+        """The choice of a layer for a chunk of B rows and S positions."""
+        manager, routing = self._manager, routed.routing
+        is_decode = shape_BS[1] == 1
+        wanted = {"ids_TK": routing.ids_TK}
+        if self._keeps_weights:
+            wanted["weights_TK"] = routing.weights_TK
+        if self._keeps_scores:
+            wanted["scores_TE"] = routing.scores_TE
+        if self._is_gate and is_decode:
+            wanted["wanted_NE"] = routed.wanted_NE
+        read = jax.device_get(wanted)
+        ids_TK, scores_TE = read.pop("ids_TK"), read.get("scores_TE")
+        weights_TK = routing.weights_TK
+        if self._route.needs_resident and is_decode:
+            ids_TK, weights_TK = self._route.route(
+                layer,
+                scores_TE,
+                manager.cache.resident(layer),
+                self._moe,
+                ids_TK,
+                read["weights_TK"],
+            )
+            read["weights_TK"] = weights_TK
+        shares_TE = None
+        if scores_TE is not None:
+            shares_TE = gate_scores(scores_TE, self._moe)
+        hits, misses = manager.look_up(layer, ids_TK, shares_TE, step, is_decode)
+        if is_decode or manager.predictor.whole_prompt:
+            manager.observe(layer, ids_TK, scores_TE)
+        else:
+            last_B = last_tokens(ids_TK, shape_BS, self._moe.num_experts)
+            manager.observe(layer, ids_TK[last_B], None)
+        if self._is_gate and is_decode:
+            manager.store_wanted(layer, read.pop("wanted_NE"))
+        return Choice(ids_TK, weights_TK, hits, misses, read)
+
+    def record(
+        self, layer: int, choice: Choice, shape_BS, first_step: int, waited_s: float
+    ) -> None:
+        """Adds a lookup to the trace; `first_step` is that of the chunk's start."""
+        if self._trace is None:
+            return
+        B, S = shape_BS
+        token_T = np.arange(B * S)
+        self._trace.add(
+            DECODE if S == 1 else PREFILL,
+            first_step + token_T % S,
+            layer,
+            choice.ids_TK,
+            choice.read["weights_TK"],
+            np.isin(choice.ids_TK, choice.hits),
+            len(choice.misses) * self._manager.mover.store.block_bytes,
+            waited_s,
+            choice.read["scores_TE"],
+            token_T // S,
+        )
+
+
+def last_tokens(ids_TK: np.ndarray, shape_BS, num_experts: int) -> np.ndarray:
+    """Index of the last real token of every row that has one; padding is id E."""
+    B, S = shape_BS
+    real_BS = ids_TK[:, 0].reshape(B, S) < num_experts
+    last_B = S - 1 - np.argmax(real_BS[:, ::-1], axis=1)
+    return (np.arange(B) * S + last_B)[real_BS.any(axis=1)]

@@ -1,0 +1,57 @@
+"""One requested transfer, and what all of them came to."""
+
+import dataclasses
+
+from moe_edge.core.events import Total
+
+CAUSES = ("demand", "prefetch")
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Ticket:
+    """One requested transfer; only the mover changes it.
+
+    Attributes:
+      layer, expert, slot: which block goes where.
+      key: layer * E + expert.
+      cause: "demand" or "prefetch".
+      step: as the caller counts, for the event; or None.
+      requested_s: when, by `time.perf_counter`.
+      state: "queued", "running", "done" or "cancelled".
+      seconds: on the link, once it is done.
+      done: the slot holds the block.
+    """
+
+    layer: int
+    expert: int
+    slot: int
+    key: int
+    cause: str
+    step: int | None
+    requested_s: float
+    state: str = "queued"
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return self.state == "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class MoverStats:
+    """Sums since the mover was made.
+
+    Attributes:
+      demand, prefetch: transfers, bytes and seconds on the link.
+      wasted_bytes: prefetched blocks that were overwritten before any use.
+      unused_bytes: prefetched blocks still waiting for their first use.
+      cancelled: prefetches taken back before they began.
+      wait_s: how long callers of `wait` (and of a serial `request`) stood still.
+    """
+
+    demand: Total
+    prefetch: Total
+    wasted_bytes: int
+    unused_bytes: int
+    cancelled: int
+    wait_s: float
