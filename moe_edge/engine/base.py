@@ -86,6 +86,15 @@ class Engine:
         """How many programs have been compiled so far (all shapes)."""
         return sum(program._cache_size() for program in self._programs())
 
+    def close(self) -> None:
+        """Ends what runs in the background; the engine is then no longer usable."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
     def reset_records(self) -> None:
         """Forgets counters, traces and events so far: after a warm-up."""
 

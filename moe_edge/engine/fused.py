@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
@@ -106,12 +107,31 @@ class FusedEngine(Engine):
             donate_argnames=("state", "kv"),
         )
         self._count = jit_step(lambda step: step + 1)
+        self._copy = jax.jit(jnp.copy)
         self.clear()
 
     def clear(self) -> None:
         """Empties the cache and its counters."""
         dtype = self._hosts[self.config.moe_layers[0]].dtype
         self._state = self._commit(self._cache_of.init(self._layout.size, dtype))
+        # Copies, because the state is donated: what prefills did, and what all did
+        # before the records were reset.
+        self._prefill_L3 = self._before_L3 = self._copy(self._state.counts_L3)
+
+    def reset_records(self) -> None:
+        self._before_L3 = self._copy(self._state.counts_L3)
+        self._prefill_L3 = self._before_L3 * 0
+
+    def movement(self) -> dict:
+        done_L3 = np.array(self._state.counts_L3) - np.array(self._before_L3)
+        hits, misses, _ = (done_L3 - np.array(self._prefill_L3)).sum(axis=0).tolist()
+        ratio = hits / (hits + misses) if hits + misses else None
+        moved = int(done_L3[:, 1].sum()) * self._record_bytes
+        return {"hit_ratio": ratio, "bytes_moved": moved}
+
+    @property
+    def _record_bytes(self) -> int:
+        return self._state.slots_SR.dtype.itemsize * self._layout.size
 
     def _commit(self, tree):
         """Says where arrays are, without a copy.
@@ -124,8 +144,7 @@ class FusedEngine(Engine):
     def counts(self) -> Counts:
         """What the cache did since it was last cleared; waits for the device."""
         counts_3L = np.array(self._state.counts_L3, np.int64).T
-        record_bytes = self._state.slots_SR.dtype.itemsize * self._layout.size
-        return Counts(*counts_3L, bytes_L=counts_3L[1] * record_bytes)
+        return Counts(*counts_3L, bytes_L=counts_3L[1] * self._record_bytes)
 
     # Programs.
 
@@ -216,6 +235,7 @@ class FusedEngine(Engine):
     def _run_layers(self, session: Session, x, chunk, on_routing):
         weights, state = self.weights, self._state
         state = state._replace(step=self._count(state.step))
+        before_L3 = self._copy(state.counts_L3)
         for layer in range(self.config.num_layers):
             is_moe = self._hosts[layer] is not None
             state, x, kv, routing = self._layer(
@@ -233,6 +253,7 @@ class FusedEngine(Engine):
             self._state = state
             if on_routing is not None and is_moe:
                 on_routing(layer, routing)
+        self._prefill_L3 = self._prefill_L3 + (state.counts_L3 - before_L3)
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):

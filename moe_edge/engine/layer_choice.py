@@ -45,7 +45,7 @@ class Chooser:
       route: may change what decoding computes.
       trace: collects lookups, or None.
     Raises:
-      ConfigError: a batch-size-free policy that needs what no engine has.
+      ConfigError: an eviction policy that needs to know the future.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Chooser:
                 "which a running engine does not know; replay a trace instead"
             )
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
+        self.read_s = 0.0  # when the last routing was read, if events are recorded
         self._is_gate = isinstance(manager.predictor, GatePredictor)
         self._keeps_scores = trace is not None or route.needs_resident
         self._keeps_scores |= "scores" in manager.cache.policy.needs
@@ -79,6 +80,8 @@ class Chooser:
         if self._is_gate and is_decode:
             wanted["wanted_NE"] = routed.wanted_NE
         read = jax.device_get(wanted)
+        if manager.recorder.enabled:
+            self.read_s = manager.recorder.clock.now()
         ids_TK, scores_TE = read.pop("ids_TK"), read.get("scores_TE")
         weights_TK = routing.weights_TK
         if self._route.needs_resident and is_decode:

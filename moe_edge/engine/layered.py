@@ -65,6 +65,8 @@ class LayeredEngine(Engine):
         ]
         self._chooser = Chooser(config.moe, manager, self.route, trace)
         self._step = self._trace_step = 0
+        self._reader = None  # the last program that reads slots
+        self._dispatched_s = 0.0
 
     @property
     def lossless(self) -> bool:
@@ -73,6 +75,9 @@ class LayeredEngine(Engine):
 
     def _programs(self) -> list:
         return [*super()._programs(), *self._run.all()]
+
+    def close(self) -> None:
+        self.manager.mover.close()
 
     def reset_records(self) -> None:
         self.manager.reset_counters()
@@ -90,12 +95,17 @@ class LayeredEngine(Engine):
 
     def _run_layers(self, session, x, chunk, on_routing):
         state = self._attend(session, 0, x, chunk)
+        if self._reader is not None:
+            # Nothing above depends on the last step's experts where the caller knows
+            # its tokens beforehand, and slots that a program reads must not change.
+            self._reader.block_until_ready()
         for layer in range(self.config.num_layers):
             if not self._is_moe[layer]:
                 if layer + 1 < self.config.num_layers:
                     state = self._attend(session, layer + 1, state, chunk)
                 continue
             state = self._moe_layer(session, layer, state, chunk, on_routing)
+        self._reader = state
         self._step += 1
         self._trace_step += chunk.valid_BS.shape[1]
         return state
@@ -115,12 +125,14 @@ class LayeredEngine(Engine):
             self._is_moe[layer], params, gates, x, chunk, window, cache
         )
         session.caches[layer] = (cache,)
+        self._note_dispatch()
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         shape_BS = chunk.valid_BS.shape
         choice = self._chooser.choose(layer, routed, shape_BS, self._step)
+        self._note_compute(layer)
         if on_routing is not None:
             on_routing(layer, routed.routing)
         manager, is_last = self.manager, layer + 1 == self.config.num_layers
@@ -173,7 +185,21 @@ class LayeredEngine(Engine):
             host_TD,
         )
         session.caches[layer + 1] = (cache,)
+        self._note_dispatch()
         return state
+
+    def _note_dispatch(self) -> None:
+        if self.manager.recorder.enabled:
+            self._dispatched_s = self.manager.recorder.clock.now()
+
+    def _note_compute(self, layer: int) -> None:
+        """The time from a dispatch to its read-back: the experts of the layer before,
+        then attention and router of this one."""
+        recorder, started_s = self.manager.recorder, self._dispatched_s
+        if recorder.enabled:
+            spent_s = self._chooser.read_s - started_s
+            recorder.add("compute", started_s, spent_s, layer=layer, step=self._step)
+            recorder.add("route", self._chooser.read_s, layer=layer, step=self._step)
 
     def _peek(self, session, layer, routed, choice, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""

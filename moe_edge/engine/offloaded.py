@@ -14,6 +14,7 @@ import jax
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.events import Recorder
 from moe_edge.engine.assisted import RULES, Assist
+from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.model import kv_cache
@@ -98,7 +99,7 @@ class OffloadOptions:
             "predictor": self.predictor != "none",
             "assist": self.assist is not None,
             "link_bytes_per_s": self.link_bytes_per_s is not None,
-            "memory": self.memory == "mmap",
+            "memory": self.memory != "host",
         }
         wrong = [name for name, given in layered_only.items() if given]
         if self.mode == "fused" and wrong:
@@ -226,7 +227,7 @@ def make_offloaded(
     capacity: int = 1024,
     recorder: Recorder | None = None,
     with_trace: bool = False,
-) -> LayeredEngine:
+) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host.
 
     Args:
@@ -248,6 +249,18 @@ def make_offloaded(
     spec = make_spec(options, weights, store, batch, capacity)
     policy = get_policy(options.eviction, **options.eviction_options)
     route = get_route(options.route, **options.route_options)
+    if options.mode == "fused":
+        if with_trace or (recorder is not None and recorder.enabled):
+            raise ConfigError(
+                "mode fused writes no traces and no events, only counters; use mode "
+                "layered"
+            )
+        hosts = [
+            pin_records(store.records(layer)) if layer in store.moe_layers else None
+            for layer in range(config.num_layers)
+        ]
+        route = None if route.lossless else route
+        return FusedEngine(weights, hosts, spec, policy, route=route)
     trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
     slots = make_slots(spec.num_slots, store.record_size, store.dtype)
     recorder = recorder or Recorder(enabled=False)

@@ -19,6 +19,7 @@ from moe_edge.evaluate.specialisation import (
     usage_distances,
 )
 from moe_edge.metrics.plots import expert_usage
+from moe_edge.metrics.quickstart_offload import show_offloaded
 from moe_edge.metrics.quickstart_texts import (
     held_out_texts,
     story_prompt,
@@ -196,10 +197,12 @@ def run_quickstart(
     scores = score_domains(loaded, texts)
     found = sum_up(scores)
     print(f"\nTogether: {found.sentence}.")
+    offloaded = show_offloaded(loaded, max_new_tokens)
 
     entry = Entry(
         question=QUESTION,
-        answer=f"{speed['tokens_per_s']:.0f} tokens/s; {found.sentence}.",
+        answer=f"{speed['tokens_per_s']:.0f} tokens/s; {found.sentence}; "
+        f"{offloaded.sentence}.",
         model={
             "name": checkpoint,
             "params": params,
@@ -209,11 +212,12 @@ def run_quickstart(
             domain: {"sha256": hashlib.sha256("".join(parts).encode()).hexdigest()}
             for domain, parts in texts.items()
         },
-        metrics=metric_rows(speed, found, scores),
+        metrics=metric_rows(speed, found, scores) + offloaded.metrics(),
         limits=LIMITS,
         seeds=[seed],
         checks={
             "usage differs between tasks, at least 3x the control": found.ratio >= 3,
+            "offloaded text is the resident text": offloaded.is_same,
             "half the experts cost >= 5 % perplexity": found.total.lost_ratio >= 0.05,
         },
         started_s=started,
@@ -234,9 +238,17 @@ def run_quickstart(
         )
 
     folder = write_entry(
-        out_dir, entry, plot=plot, config_text=config_text(), overwrite=overwrite
+        out_dir,
+        entry,
+        plot=plot,
+        config_text=config_text(),
+        overwrite=overwrite,
+        pictures={"timeline.png": offloaded.plot},
     )
-    print(f"Results and picture: {folder}/README.md, {folder}/plot.png\n")
+    print(
+        f"Results and pictures: {folder}/README.md, {folder}/plot.png, "
+        f"{folder}/timeline.png\n"
+    )
     return {
         "tokens_per_s": speed["tokens_per_s"],
         "ttft_s": speed["ttft_s"],
@@ -245,6 +257,10 @@ def run_quickstart(
         "usage_distance_tasks": found.between,
         "usage_distance_control": found.within,
         "half_experts_perplexity_lost": found.total.lost_ratio,
+        "offloaded_same_text": offloaded.is_same,
+        "offloaded_tokens_per_s": offloaded.tokens_per_s,
+        "hit_ratio": offloaded.hit_ratio,
+        "bytes_moved": offloaded.bytes_moved,
         "seconds": time.time() - started,
         "out_dir": out_dir,
     }

@@ -85,6 +85,7 @@ def write_entry(
     config_text: str,
     overwrite: bool = False,
     files: Mapping[str, str] | None = None,
+    pictures: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
     """Writes an entry and returns its folder.
 
@@ -95,6 +96,7 @@ def write_entry(
       config_text: the gin config of the run.
       overwrite: replace a non-empty folder.
       files: further text files by name.
+      pictures: further pictures by name: each draws into the given file.
     Raises:
       OutputError: the folder is not empty or cannot be written.
       ConfigError: an entry that does not fit the schema.
@@ -128,5 +130,7 @@ def write_entry(
         for name, text in (files or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
         plot(folder / "plot.png")
+        for name, draw in (pictures or {}).items():
+            draw(folder / name)
         validate_entry(folder)
     return Path(out_dir)

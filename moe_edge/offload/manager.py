@@ -123,7 +123,15 @@ class OffloadManager:
         counters.hits += len(found.hits) - late
         counters.misses += len(found.misses) + late
         counters.late += late
+        if self.recorder.enabled:
+            self._record_lookup(layer, found, step)
         return found.hits, found.misses
+
+    def _record_lookup(self, layer: int, found, step: int) -> None:
+        now_s = self.recorder.clock.now()
+        for kind, experts in (("hit", found.hits), ("miss", found.misses)):
+            for expert in experts.tolist():
+                self.recorder.add(kind, now_s, layer=layer, expert=expert, step=step)
 
     def _take_back(self, layer: int, chosen: set[int]) -> None:
         """Cancels queued prefetches of this layer that it did not choose."""

@@ -106,6 +106,10 @@ class HostStore:
         """The record [R] of a block: a view, read-only, valid as long as the store."""
         return self._records[layer][expert]
 
+    def records(self, layer: int) -> np.ndarray:
+        """All records of a layer `[E, R]`, read-only; not of a "pinned" store."""
+        return self._records[layer]
+
     def source(self, layer: int, expert: int) -> np.ndarray | jax.Array:
         """What to transfer from: the pinned jax array [R], else the record."""
         pinned = self._pinned.get((layer, expert))

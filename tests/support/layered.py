@@ -1,0 +1,87 @@
+"""Layered engines over tiny random models, and the bits they have to produce."""
+
+import functools
+
+import jax
+import numpy as np
+
+from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.offloaded import OffloadOptions, make_offloaded
+from moe_edge.engine.resident import ResidentEngine
+from tests.support.tiny_models import (
+    ALL,
+    RandomReader,
+    random_prompts,
+    random_weights,
+)
+
+STEPS = 64
+NINE, THREE = (9,), (20, 3, 33)
+BLOCKS = 24  # of the tiny models: 2 MoE layers of 12 experts
+
+
+class StoreReader(RandomReader):
+    """A random reader that also fills a store."""
+
+    path = "random"
+
+    def read_experts(self, layer, first, out):
+        out[:] = self.experts(layer)[first : first + len(out)]
+
+    def release(self):
+        pass
+
+
+@functools.cache
+def _programs(name, dtype) -> dict:
+    return {}
+
+
+def layered(
+    name="gqa", dtype=np.float32, slots=9, with_trace=True, **options
+) -> LayeredEngine:
+    """A new engine; those of one model share compiled programs (and `num_compiled`)."""
+    options = OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **options)
+    reader = StoreReader(ALL[name], dtype=dtype)
+    engine = make_offloaded(reader, options, with_trace=with_trace)
+    assert engine.manager.spec.num_slots == slots
+    shared = _programs(name, dtype)
+    for part in ("_run", "_embed", "_head", "_next_embed", "_next_head", "_last"):
+        setattr(engine, part, shared.setdefault(part, getattr(engine, part)))
+    engine._waves = LayerWaves(engine._run, engine.manager)
+    return engine
+
+
+def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=None):
+    """Logits `[1 + steps, B, V]` of prefill and greedy steps; row 1 ends half-way."""
+    session = engine.new_session(len(prompts), max(map(len, prompts)) + steps)
+    out = [np.asarray(engine.prefill(session, prompts, on_routing))]
+    if after_prefill is not None:
+        after_prefill()
+    active = np.ones(len(prompts), bool)
+    for step in range(steps):
+        if step == steps // 2 and len(prompts) > 1:
+            active[1] = False
+        tokens = jax.device_put(out[-1].argmax(-1).astype(np.int32))
+        active_B = jax.device_put(active.copy())
+        out.append(np.asarray(engine.decode(session, tokens, active_B, on_routing)))
+    return np.stack(out)
+
+
+@functools.cache
+def resident_of(name, dtype) -> ResidentEngine:
+    return ResidentEngine(random_weights(ALL[name], dtype=dtype))
+
+
+@functools.cache
+def resident_logits(name, dtype, lengths, steps=STEPS):
+    prompts = random_prompts(ALL[name], lengths)
+    return greedy_logits(resident_of(name, dtype), prompts, steps)
+
+
+def assert_same_bits(engine, name, dtype, lengths, steps=STEPS, **kwargs):
+    """Gate A against the resident engine; returns the logits."""
+    logits = greedy_logits(engine, random_prompts(ALL[name], lengths), steps, **kwargs)
+    np.testing.assert_array_equal(logits, resident_logits(name, dtype, lengths, steps))
+    return logits
