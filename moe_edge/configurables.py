@@ -8,7 +8,7 @@ is no root: policy files (configs/policies/) set it and hand it to roots.
 import gin
 
 from moe_edge.convert.convert import convert_checkpoint
-from moe_edge.engine.offloaded import OffloadOptions
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import run_evaluate
 from moe_edge.metrics.model_card import run_model_card

@@ -8,7 +8,8 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.base import Engine
-from moe_edge.engine.offloaded import OffloadOptions, check_offload, make_offloaded
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 

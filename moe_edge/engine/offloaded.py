@@ -1,26 +1,19 @@
-"""An offloaded engine from options: budget, policies, link.
+"""Builds an offloaded engine: slots from the budget, policies and link by name."""
 
-`OffloadOptions` is what a policy gin file sets; everything about experts that do not
-fit the device is chosen here and nowhere else.
-"""
-
-import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
-from moe_edge.engine.assisted import RULES, Assist
+from moe_edge.engine.assisted import Assist
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.model import kv_cache
-from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import CacheSpec, check_needs, get_policy
+from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import parse_budget, plan_slots, slots_for
 from moe_edge.offload.slots import DonatedSlots, make_slots
@@ -30,91 +23,6 @@ from moe_edge.predict.registry import get_predictor
 from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.policy import get_route
 from moe_edge.workload.traces import TraceRecorder
-
-# What a running engine can give a policy; the future and profiles it cannot.
-AVAILABLE = frozenset({"ids", "weights", "scores"})
-Options = Mapping[str, Any]
-NO_OPTIONS: Options = {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OffloadOptions:
-    """How experts that do not fit the device are handled.
-
-    Attributes:
-      device_memory: budget: `25%` of the expert bytes, or all there is (`2GiB`).
-      mode: `layered` or `fused`.
-      eviction: name of an eviction policy, and its options.
-      slot_plan: `one_pool`, `equal`, ..., and its options.
-      predictor: names experts to prefetch (`none`: no prefetching), and its options.
-      horizon: layers ahead that are prefetched.
-      prefetch_limit: most prefetches asked for after one layer's routing.
-      route: `topk` (lossless), `substitute` (SMoE), `drop`, and its options.
-      assist: `two_pointer` or `fiddler`: the host computes absent experts; or None.
-      memory: where blocks live: `host`, `pinned` (GPUs) or `mmap` (disk).
-      link_bytes_per_s, link_latency_s: of an emulated link; None: the real one.
-      asynchronous: False carries every transfer out at once (the serial reference).
-    """
-
-    device_memory: str = "50%"
-    mode: str = "layered"
-    eviction: str = "lru"
-    eviction_options: Options = dataclasses.field(default_factory=dict)
-    slot_plan: str = "one_pool"
-    slot_plan_options: Options = dataclasses.field(default_factory=dict)
-    predictor: str = "none"
-    predictor_options: Options = dataclasses.field(default_factory=dict)
-    horizon: int = 1
-    prefetch_limit: int = 8
-    route: str = "topk"
-    route_options: Options = dataclasses.field(default_factory=dict)
-    assist: str | None = None
-    memory: str = "host"
-    link_bytes_per_s: float | None = None
-    link_latency_s: float = 0.0
-    asynchronous: bool = True
-
-    def __post_init__(self):
-        """Refuses what no model could run with.
-
-        Raises:
-          ConfigError: an unknown name, a rate <= 0, options that exclude each other.
-        """
-        parse_budget(self.device_memory)
-        check_known("offload mode", self.mode, ("layered", "fused"))
-        policy = get_policy(self.eviction, **self.eviction_options)
-        check_needs(policy, AVAILABLE | {"profile"})
-        get_route(self.route, **self.route_options)
-        check_count("horizon", self.horizon)
-        check_count("prefetch_limit", self.prefetch_limit)
-        if self.assist is not None:
-            check_known("CPU assist", self.assist, RULES)
-        self.link()
-        if policy.forgets and self.predictor != "none":
-            raise ConfigError(
-                f"eviction {self.eviction} keeps nothing, so predictor "
-                f"{self.predictor} has nowhere to put a block; use predictor none"
-            )
-        layered_only = {
-            "predictor": self.predictor != "none",
-            "assist": self.assist is not None,
-            "link_bytes_per_s": self.link_bytes_per_s is not None,
-            "memory": self.memory != "host",
-        }
-        wrong = [name for name, given in layered_only.items() if given]
-        if self.mode == "fused" and wrong:
-            raise ConfigError(f"mode fused has no {', '.join(wrong)}; use mode layered")
-
-    def link(self) -> Link:
-        """The link that these options describe."""
-        if self.link_bytes_per_s is None:
-            return Link()
-        return EmulatedLink(self.link_bytes_per_s, self.link_latency_s)
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the tokens are those of the resident engine."""
-        return get_route(self.route, **self.route_options).lossless
 
 
 def _kv_bytes(config, batch: int, capacity: int) -> int:
@@ -166,17 +74,6 @@ def make_predictor(options: OffloadOptions, weights: Weights):
             f"({predictor.look_ahead}); lower it or use n_layer_gate"
         )
     return predictor
-
-
-def resolve_offload(
-    device_memory: str | None, offload: OffloadOptions | None
-) -> OffloadOptions | None:
-    """The options of a script: a budget alone takes the default policies."""
-    if device_memory is None:
-        return offload
-    if offload is None:
-        return OffloadOptions(device_memory=device_memory)
-    return dataclasses.replace(offload, device_memory=device_memory)
 
 
 def check_offload(reader, options: OffloadOptions) -> None:

@@ -18,7 +18,7 @@ from moe_edge.engine.generate import (
     warm_up,
 )
 from moe_edge.engine.load import check_checkpoint, load_engine
-from moe_edge.engine.offloaded import OffloadOptions, resolve_offload
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import (
     Prompt,
     TextStream,

@@ -15,7 +15,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
-from moe_edge.engine.offloaded import OffloadOptions, resolve_offload
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
 from moe_edge.evaluate.multiple_choice import answer_questions, read_questions
 from moe_edge.evaluate.perplexity import measure_perplexity
