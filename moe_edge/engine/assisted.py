@@ -6,7 +6,6 @@ last measurements (`offload/assist.py`).
 
 import time
 
-import jax
 import numpy as np
 
 from moe_edge.core.checks import check_known
@@ -52,24 +51,29 @@ class Assist:
         load = [e for e, here in zip(absent, on_host, strict=True) if not here]
         return load, [e for e, here in zip(absent, on_host, strict=True) if here]
 
-    def start(self, layer: int, experts: list[int], routed, choice):
-        """What the host adds to the layer, `[T, D]` on the device; None if nothing."""
+    def run(self, layer: int, experts: list[int], routed, choice) -> np.ndarray:
+        """What the host adds to the layer, float32 `[T, D]`; zeros without experts.
+
+        On the host: so there is one program whether it has computed something or not.
+        """
         if not experts:
-            return None
+            return np.zeros(routed.hidden_TD.shape, np.float32)
         started = time.perf_counter()
-        y_TD = host_outputs(
-            [self._store.record(layer, expert) for expert in experts],
-            experts,
-            self._layout,
-            routed.hidden_TD,
-            choice.ids_TK,
-            np.asarray(choice.weights_TK),
-            activation=self._moe.activation,
-            swiglu_limit=self._moe.swiglu_limit,
-        ).block_until_ready()
+        y_TD = np.asarray(
+            host_outputs(
+                [self._store.record(layer, expert) for expert in experts],
+                experts,
+                self._layout,
+                routed.hidden_TD,
+                choice.ids_TK,
+                np.asarray(choice.weights_TK),
+                activation=self._moe.activation,
+                swiglu_limit=self._moe.swiglu_limit,
+            )
+        )
         self.host.add((time.perf_counter() - started) / len(experts))
         self.computed += len(experts)
-        return jax.device_put(y_TD, jax.devices()[0])
+        return y_TD
 
     def note(self, tickets) -> None:
         """Measures what the transfers of a layer took."""

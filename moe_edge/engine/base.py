@@ -15,6 +15,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.session import (
     Session,
+    cache_bytes,
     capacity_for,
     check_prompts,
     plan_chunks,
@@ -41,6 +42,8 @@ class Engine:
       weights: the model; `weights.experts` may be None where a subclass keeps them.
       groups: the layers whose caches belong together, in order.
     """
+
+    kv_limit_bytes: int | None = None  # of a session, where a budget says so
 
     def __init__(self, weights: Weights, groups: list[tuple[int, ...]]):
         self.config, self.weights = weights.config, weights
@@ -114,6 +117,13 @@ class Engine:
             raise CapacityError(
                 f"{capacity} tokens (prompt and new) exceed the model's context of "
                 f"{self.config.max_positions}; shorten the prompt or ask for fewer"
+            )
+        needed_bytes = cache_bytes(self.config, batch, capacity)
+        if self.kv_limit_bytes is not None and needed_bytes > self.kv_limit_bytes:
+            raise CapacityError(
+                f"the KV cache of {batch} rows of {capacity} tokens takes "
+                f"{needed_bytes} bytes, the device budget left {self.kv_limit_bytes}; "
+                "load the engine for more, or ask for fewer rows or tokens"
             )
         capacity = capacity_for(capacity)
         caches = [

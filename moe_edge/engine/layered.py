@@ -157,8 +157,8 @@ class LayeredEngine(Engine):
             manager.prefetch(layer, self._step)
         if is_decode and self._is_partial and not is_last and self._is_moe[layer + 1]:
             self._peek(session, layer, routed, choice, chunk)
-        if helped:
-            host_TD = self.assist.start(layer, helped, routed, choice)
+        if self.assist is not None:
+            host_TD = self.assist.run(layer, helped, routed, choice)
         waited_s = manager.wait(tickets, layer, self._step, is_decode)
         if self.assist is not None:
             self.assist.note(fetched)

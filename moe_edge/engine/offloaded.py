@@ -10,8 +10,8 @@ from moe_edge.engine.assisted import Assist
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.weights import Weights, load_weights
-from moe_edge.model import kv_cache
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
@@ -23,12 +23,6 @@ from moe_edge.predict.registry import get_predictor
 from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.policy import get_route
 from moe_edge.workload.traces import TraceRecorder
-
-
-def _kv_bytes(config, batch: int, capacity: int) -> int:
-    cache = jax.eval_shape(lambda: kv_cache.empty_cache(config, batch, capacity))
-    leaves = jax.tree.leaves(cache)
-    return config.num_layers * sum(a.size * a.dtype.itemsize for a in leaves)
 
 
 def make_spec(
@@ -46,7 +40,7 @@ def make_spec(
         store.block_bytes,
         store.num_blocks,
         dense_bytes=weights.num_bytes,
-        kv_bytes=_kv_bytes(config, batch, capacity),
+        kv_bytes=cache_bytes(config, batch, capacity),
         staging_bytes=staged * store.block_bytes,
         machine_bytes=device_memory_bytes(),
     )
@@ -144,6 +138,9 @@ def make_offloaded(
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
     store = HostStore(reader, options.memory)
     spec = make_spec(options, weights, store, batch, capacity)
+    kv_limit_bytes = None
+    if parse_budget(options.device_memory).bytes is not None:
+        kv_limit_bytes = cache_bytes(config, batch, capacity)
     policy = get_policy(options.eviction, **options.eviction_options)
     route = get_route(options.route, **options.route_options)
     if options.mode == "fused":
@@ -157,7 +154,9 @@ def make_offloaded(
             for layer in range(config.num_layers)
         ]
         route = None if route.lossless else route
-        return FusedEngine(weights, hosts, spec, policy, route=route)
+        engine = FusedEngine(weights, hosts, spec, policy, route=route)
+        engine.kv_limit_bytes = kv_limit_bytes
+        return engine
     trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
     slots = make_slots(spec.num_slots, store.record_size, store.dtype)
     recorder = recorder or Recorder(enabled=False)
@@ -175,4 +174,6 @@ def make_offloaded(
     assist = None
     if options.assist is not None:
         assist = Assist(config, store, options.assist)
-    return LayeredEngine(weights, manager, route=route, assist=assist, trace=trace)
+    engine = LayeredEngine(weights, manager, route=route, assist=assist, trace=trace)
+    engine.kv_limit_bytes = kv_limit_bytes
+    return engine

@@ -181,6 +181,8 @@ def run_generate(
             "recorder": recorder,
             "with_trace": trace is not None,
             "batch": min(batch_size, len(texts)),
+            # No tokenizer yet, but no text has more tokens than bytes.
+            "capacity": max_new_tokens + max(len(t.text.encode()) for t in texts),
         }
     )
     loaded = load_engine(checkpoint, offload=offload, **options)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import jax
 
 from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.model import kv_cache
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.kv_cache import Cache
 
 PREFILL_CHUNK = 512
@@ -56,6 +58,14 @@ def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
 def capacity_for(tokens: int) -> int:
     """Cache capacity for sequences of up to `tokens`."""
     return bucket(tokens, MIN_CAPACITY)
+
+
+def cache_bytes(config: ModelConfig, batch: int, tokens: int) -> int:
+    """Bytes of the caches of a session for `batch` rows of up to `tokens`."""
+    capacity = capacity_for(tokens)
+    cache = jax.eval_shape(lambda: kv_cache.empty_cache(config, batch, capacity))
+    leaves = jax.tree.leaves(cache)
+    return config.num_layers * sum(a.size * a.dtype.itemsize for a in leaves)
 
 
 def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:

@@ -49,7 +49,9 @@ class AliasedSlots:
         first = -raw.ctypes.data % _ALIGNMENT
         aligned = raw[first : first + self.num_bytes]
         self._host_SR = aligned.view(dtype).reshape(num_slots, record_size)
-        self.array = jax.dlpack.from_dlpack(self._host_SR, copy=False)
+        # Not by dlpack, whose arrays have a stated device: what is computed from them
+        # has one too, and a program's second call would compile anew.
+        self.array = jax.device_put(self._host_SR, may_alias=True)
         if self.array.unsafe_buffer_pointer() != self._host_SR.ctypes.data:
             raise RuntimeError(
                 "JAX copied the slots instead of sharing them; use DonatedSlots"
