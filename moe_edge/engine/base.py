@@ -105,6 +105,10 @@ class Engine:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
 
+    def report(self) -> dict:
+        """More of the same: what a run's `offload.json` holds; empty if resident."""
+        return {}
+
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:

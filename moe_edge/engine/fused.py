@@ -129,6 +129,11 @@ class FusedEngine(Engine):
         moved = int(done_L3[:, 1].sum()) * self._record_bytes
         return {"hit_ratio": ratio, "bytes_moved": moved}
 
+    def report(self) -> dict:
+        counts = dataclasses.asdict(self.counts())
+        by_layer = {name: array.tolist() for name, array in counts.items()}
+        return {"mode": "fused"} | self.movement() | by_layer
+
     @property
     def _record_bytes(self) -> int:
         return self._state.slots_SR.dtype.itemsize * self._layout.size

@@ -88,6 +88,11 @@ class LayeredEngine(Engine):
     def movement(self) -> dict:
         return self.manager.movement()
 
+    def report(self) -> dict:
+        helped = 0 if self.assist is None else self.assist.computed
+        mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
+        return mode | {"host_computed": helped} | self.manager.report()
+
     def new_session(self, batch: int, capacity: int) -> Session:
         session = super().new_session(batch, capacity)
         self.manager.finish_sequence()

@@ -11,7 +11,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.engine.assisted import RULES
 from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.offload.policy import check_needs, get_policy
+from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.route.policy import get_route
 
@@ -34,6 +34,8 @@ class OffloadOptions:
       prefetch_limit: most prefetches asked for after one layer's routing.
       route: `topk` (lossless), `substitute` (SMoE), `drop`, and its options.
       assist: `two_pointer` or `fiddler`: the host computes absent experts; or None.
+      profile_trace: a recorded route trace, whose counts `static_oracle` keeps and
+        `adapmoe_dp` plans with.
       memory: where blocks live: `host`, `pinned` (GPUs) or `mmap` (disk).
       link_bytes_per_s, link_latency_s: of an emulated link; None: the real one.
       asynchronous: False carries every transfer out at once (the serial reference).
@@ -52,6 +54,7 @@ class OffloadOptions:
     route: str = "topk"
     route_options: Options = dataclasses.field(default_factory=dict)
     assist: str | None = None
+    profile_trace: str | None = None
     memory: str = "host"
     link_bytes_per_s: float | None = None
     link_latency_s: float = 0.0
@@ -65,19 +68,20 @@ class OffloadOptions:
         """
         parse_budget(self.device_memory)
         check_known("offload mode", self.mode, ("layered", "fused"))
-        policy = get_policy(self.eviction, **self.eviction_options)
-        check_needs(policy, AVAILABLE | {"profile"})
+        self._check_eviction()
+        if self.slot_plan == "adapmoe_dp" and not self._has(
+            "hit_curves", self.slot_plan_options
+        ):
+            raise ConfigError(
+                "slot plan adapmoe_dp plans from counts; set profile_trace to a trace "
+                "(launch/generate.py --trace writes one)"
+            )
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
         if self.assist is not None:
             check_known("CPU assist", self.assist, RULES)
         self.link()
-        if policy.forgets and self.predictor != "none":
-            raise ConfigError(
-                f"eviction {self.eviction} keeps nothing, so predictor "
-                f"{self.predictor} has nowhere to put a block; use predictor none"
-            )
         layered_only = {
             "predictor": self.predictor != "none",
             "assist": self.assist is not None,
@@ -87,6 +91,26 @@ class OffloadOptions:
         wrong = [name for name, given in layered_only.items() if given]
         if self.mode == "fused" and wrong:
             raise ConfigError(f"mode fused has no {', '.join(wrong)}; use mode layered")
+
+    def _check_eviction(self) -> None:
+        check_known("eviction policy", self.eviction, POLICIES)
+        if "profile" in POLICIES[self.eviction].needs:
+            if not self._has("profile", self.eviction_options):
+                raise ConfigError(
+                    f"eviction {self.eviction} needs a profile; set profile_trace to a "
+                    "trace (launch/generate.py --trace writes one)"
+                )
+            return
+        policy = get_policy(self.eviction, **self.eviction_options)
+        check_needs(policy, AVAILABLE)
+        if policy.forgets and self.predictor != "none":
+            raise ConfigError(
+                f"eviction {self.eviction} keeps nothing, so predictor "
+                f"{self.predictor} has nowhere to put a block; use predictor none"
+            )
+
+    def _has(self, name: str, options: Options) -> bool:
+        return name in options or self.profile_trace is not None
 
     def link(self) -> Link:
         """The link that these options describe."""

@@ -1,8 +1,10 @@
 """Builds an offloaded engine: slots from the budget, policies and link by name."""
 
+import dataclasses
 import os
 
 import jax
+import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
@@ -12,17 +14,52 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.weights import Weights, load_weights
+from moe_edge.model.config import ModelConfig
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.slot_plan import parse_budget, plan_slots, slots_for
+from moe_edge.offload.slot_plan import (
+    parse_budget,
+    plan_slots,
+    slots_for,
+    static_hit_curves,
+)
 from moe_edge.offload.slots import DonatedSlots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer import Mover
 from moe_edge.predict.registry import get_predictor
 from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.policy import get_route
-from moe_edge.workload.traces import TraceRecorder
+from moe_edge.workload.trace_reader import read_trace
+from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
+
+
+def fill_profile(options: OffloadOptions, config: ModelConfig) -> OffloadOptions:
+    """The options with what `profile_trace` says, where a policy asks for it.
+
+    Raises:
+      ConfigError: a trace of another model.
+    """
+    if options.profile_trace is None:
+        return options
+    trace = read_trace(options.profile_trace)
+    L, E = config.num_layers, config.moe.num_experts
+    if trace.num_experts != E or trace.num_layers > L:
+        raise ConfigError(
+            f"trace {options.profile_trace} has {trace.num_layers} layers of "
+            f"{trace.num_experts} experts, the model {L} of {E}; record one of this "
+            "model (launch/generate.py --trace)"
+        )
+    counts_LE = np.zeros((L, E), np.int64)
+    counts_LE[: trace.num_layers] = expert_counts(trace, DECODE)
+    changes = {}
+    if options.eviction == "static_oracle":
+        changes["eviction_options"] = {"profile": counts_LE} | options.eviction_options
+    if options.slot_plan == "adapmoe_dp":
+        curves = static_hit_curves(counts_LE[list(config.moe_layers)])
+        given = {"hit_curves": curves, "top_k": config.moe.top_k}
+        changes["slot_plan_options"] = given | options.slot_plan_options
+    return dataclasses.replace(options, **changes)
 
 
 def make_spec(
@@ -77,6 +114,7 @@ def check_offload(reader, options: OffloadOptions) -> None:
     the slots.
     """
     config = reader.config
+    options = fill_profile(options, config)
     if not config.moe_layers:
         raise ConfigError(
             f"{reader.path} is a dense model: no experts to offload; run it resident"
@@ -135,6 +173,7 @@ def make_offloaded(
     """
     config = reader.config
     check_offload(reader, options)
+    options = fill_profile(options, config)
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
     store = HostStore(reader, options.memory)
     spec = make_spec(options, weights, store, batch, capacity)

@@ -213,6 +213,10 @@ def run_generate(
         ]
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+        if offload is not None:
+            report = json.dumps(engine.report(), indent=1)
+            (folder / "offload.json").write_text(report + "\n", encoding="utf-8")
+    engine.close()
     if trace:
         write_trace(trace, engine.trace.trace())
     if events:

@@ -96,6 +96,24 @@ class OffloadManager:
         moved -= before.demand.bytes + before.prefetch.bytes
         return {"hit_ratio": self.counters[True].hit_ratio, "bytes_moved": moved}
 
+    def report(self) -> dict:
+        """Everything counted since the counters were reset, ready for JSON.
+
+        Transfers and their bytes count from the start of the mover.
+        """
+        phases = {"decode": self.counters[True], "prefill": self.counters[False]}
+        return {
+            "slots": self.spec.num_slots,
+            "block_bytes": self.mover.store.block_bytes,
+            "eviction": self.cache.policy.name,
+            "predictor": self.predictor.name,
+            "link": self.mover.link.describe(),
+            **{name: dataclasses.asdict(c) for name, c in phases.items()},
+            **self.movement(),
+            "transfers": dataclasses.asdict(self.mover.stats()),
+            "prediction": self.accuracy.summary(),
+        }
+
     def room(self, layer: int) -> int:
         """Slots that may hold blocks of this layer."""
         return self._room_L[layer]

@@ -9,7 +9,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, get_policy
 from moe_edge.offload.slot_plan import plan_slots, static_hit_curves
-from moe_edge.workload.traces import DECODE, PREFILL, Trace
+from moe_edge.workload.traces import DECODE, PREFILL, Trace, expert_counts
 
 SLOT_PLAN = "adapmoe_dp"  # a plan of slots, with lru inside
 POLICY_NAMES = (*POLICIES, SLOT_PLAN)
@@ -138,16 +138,6 @@ def policy_of(name: str, trace: Trace) -> EvictionPolicy:
     elif name == "static_prompt":
         options["prompt_steps"] = max(1, _prompt_steps(trace))
     return get_policy(name, **options)
-
-
-def expert_counts(trace: Trace, phase: int) -> np.ndarray:
-    """int [L, E]: tokens of a phase that chose each expert."""
-    rows = trace.phase == phase
-    chosen_TK = (trace.ids_TK >= 0) & rows[:, None]
-    row, _ = np.nonzero(chosen_TK)
-    counts_LE = np.zeros((trace.num_layers, trace.num_experts), np.int64)
-    np.add.at(counts_LE, (trace.layer[row], trace.ids_TK[chosen_TK]), 1)
-    return counts_LE
 
 
 def _prompt_steps(trace: Trace) -> int:

@@ -8,8 +8,9 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 
+from moe_edge.core.events import Total
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.ticket import CAUSES
+from moe_edge.offload.ticket import CAUSES, MoverStats
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,6 +46,7 @@ class SerialMover:
     """
 
     def __init__(self, link: EmulatedLink, block_bytes: int, num_experts: int):
+        self.block_bytes = block_bytes
         self.transfer_s = link.seconds(block_bytes)
         self.num_experts = num_experts
         self.now_s = self.free_s = 0.0
@@ -104,6 +106,20 @@ class SerialMover:
             self._unused.pop(transfer.slot, None)
         self.cancelled += len(gone)
         return [(t.layer, t.expert, t.slot) for t in gone]
+
+    def stats(self) -> MoverStats:
+        """As `Mover.stats`, of the transfers that have begun."""
+        totals = {
+            cause: Total(count, count * self.block_bytes, count * self.transfer_s)
+            for cause, count in self.begun.items()
+        }
+        return MoverStats(
+            **totals,
+            wasted_bytes=self.wasted * self.block_bytes,
+            unused_bytes=self.unused_blocks() * self.block_bytes,
+            cancelled=self.cancelled,
+            wait_s=0.0,  # the caller's clock knows
+        )
 
     def unused_blocks(self) -> int:
         """Prefetched blocks whose transfer began and that nothing has used yet."""

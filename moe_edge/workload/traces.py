@@ -85,6 +85,16 @@ def ordered_trace(num_experts: int, top_k: int, **arrays: np.ndarray | None) -> 
     return Trace(num_experts, top_k, **rows)
 
 
+def expert_counts(trace: Trace, phase: int) -> np.ndarray:
+    """int [L, E]: tokens of a phase that chose each expert."""
+    rows = trace.phase == phase
+    chosen_TK = (trace.ids_TK >= 0) & rows[:, None]
+    row, _ = np.nonzero(chosen_TK)
+    counts_LE = np.zeros((trace.num_layers, trace.num_experts), np.int64)
+    np.add.at(counts_LE, (trace.layer[row], trace.ids_TK[chosen_TK]), 1)
+    return counts_LE
+
+
 class TraceRecorder:
     """Collects a trace while an engine runs: one cheap `add` a lookup."""
 
