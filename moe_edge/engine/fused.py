@@ -14,12 +14,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.engine.base import Engine, jit_step
 from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_counts import Counting, Counts
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, bind_block, block_graph
@@ -29,16 +29,6 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, layer_window, seam
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy
 from moe_edge.route.base import RoutePolicy, gate_scores
-
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-    """What the cache did, distinct experts per layer, int64 `[L]` each."""
-
-    hits_L: np.ndarray
-    misses_L: np.ndarray
-    evictions_L: np.ndarray
-    bytes_L: np.ndarray  # moved from the host to the device
 
 
 class FusedEngine(Engine):
@@ -107,36 +97,29 @@ class FusedEngine(Engine):
             donate_argnames=("state", "kv"),
         )
         self._count = jit_step(lambda step: step + 1)
-        self._copy = jax.jit(jnp.copy)
         self.clear()
 
     def clear(self) -> None:
         """Empties the cache and its counters."""
         dtype = self._hosts[self.config.moe_layers[0]].dtype
         self._state = self._commit(self._cache_of.init(self._layout.size, dtype))
-        # Copies, because the state is donated: what prefills did, and what all did
-        # before the records were reset.
-        self._prefill_L3 = self._before_L3 = self._copy(self._state.counts_L3)
+        record_bytes = self._layout.size * dtype.itemsize
+        self._counting = Counting(self._state.counts_L3, record_bytes)
+
+    def counts(self) -> Counts:
+        """What the cache did since it was last cleared; waits for the device."""
+        return self._counting.total(self._state.counts_L3)
 
     def reset_records(self) -> None:
-        self._before_L3 = self._copy(self._state.counts_L3)
-        self._prefill_L3 = self._before_L3 * 0
+        self._counting.reset(self._state.counts_L3)
 
     def movement(self) -> dict:
-        done_L3 = np.array(self._state.counts_L3) - np.array(self._before_L3)
-        hits, misses, _ = (done_L3 - np.array(self._prefill_L3)).sum(axis=0).tolist()
-        ratio = hits / (hits + misses) if hits + misses else None
-        moved = int(done_L3[:, 1].sum()) * self._record_bytes
-        return {"hit_ratio": ratio, "bytes_moved": moved}
+        return self._counting.movement(self._state.counts_L3)
 
     def report(self) -> dict:
         counts = dataclasses.asdict(self.counts())
         by_layer = {name: array.tolist() for name, array in counts.items()}
         return {"mode": "fused"} | self.movement() | by_layer
-
-    @property
-    def _record_bytes(self) -> int:
-        return self._state.slots_SR.dtype.itemsize * self._layout.size
 
     def _commit(self, tree):
         """Says where arrays are, without a copy.
@@ -145,11 +128,6 @@ class FusedEngine(Engine):
         them: without one for the others, a program's second call would compile anew.
         """
         return jax.device_put(tree, self._device)
-
-    def counts(self) -> Counts:
-        """What the cache did since it was last cleared; waits for the device."""
-        counts_3L = np.array(self._state.counts_L3, np.int64).T
-        return Counts(*counts_3L, bytes_L=counts_3L[1] * self._record_bytes)
 
     # Programs.
 
@@ -240,7 +218,7 @@ class FusedEngine(Engine):
     def _run_layers(self, session: Session, x, chunk, on_routing):
         weights, state = self.weights, self._state
         state = state._replace(step=self._count(state.step))
-        before_L3 = self._copy(state.counts_L3)
+        self._counting.begin_prefill(state.counts_L3)
         for layer in range(self.config.num_layers):
             is_moe = self._hosts[layer] is not None
             state, x, kv, routing = self._layer(
@@ -258,7 +236,7 @@ class FusedEngine(Engine):
             self._state = state
             if on_routing is not None and is_moe:
                 on_routing(layer, routing)
-        self._prefill_L3 = self._prefill_L3 + (state.counts_L3 - before_L3)
+        self._counting.end_prefill(state.counts_L3)
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):

@@ -136,6 +136,8 @@ class LayeredEngine(Engine):
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         shape_BS = chunk.valid_BS.shape
+        if not self._slots.safe_in_thread:
+            self.manager.mover.poll()  # what has arrived goes into its slots
         choice = self._chooser.choose(layer, routed, shape_BS, self._step)
         self._note_compute(layer)
         if on_routing is not None:

@@ -13,35 +13,14 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError
 from moe_edge.core.events import Recorder
+from moe_edge.offload.counters import Counters
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.ticket import Ticket
 from moe_edge.offload.transfer import Mover
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.stale_gate import DevicePredictor
-
-
-@dataclasses.dataclass
-class Counters:
-    """What lookups of one phase met.
-
-    Attributes:
-      hits, misses: distinct experts of a lookup that were, or were not, in slots.
-      late: hits whose prefetch was still on its way.
-      wait_s: seconds that the engine stood still for transfers.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    late: int = 0
-    wait_s: float = 0.0
-
-    @property
-    def hit_ratio(self) -> float | None:
-        total = self.hits + self.misses
-        return self.hits / total if total else None
 
 
 class OffloadManager:
@@ -304,11 +283,3 @@ class OffloadManager:
         self.calm()
         self.state = self.predictor.finish_sequence(self.state)
         self.cache.new_sequence()
-
-    def check_room(self, needed: int = 2) -> None:
-        """Raises CapacityError if some layer may use fewer than `needed` slots."""
-        least = min(room for room in self._room_L if room) if any(self._room_L) else 0
-        if least < needed:
-            raise CapacityError(
-                f"{least} slots for a layer; the minimum is {needed}: raise the budget"
-            )
