@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
@@ -210,8 +211,14 @@ class FusedEngine(Engine):
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:
-        """As `Engine.new_session`."""
+        """As `Engine.new_session`; a policy's record of one sequence begins anew."""
         session = super().new_session(batch, capacity)
+        state = self._state
+        if self._cache_of.policy.per_sequence:
+            fresh = self._cache_of.policy.init(self._cache_of.spec, xp=jnp)
+            policy = self._commit({**fresh, "key_S": state.policy["key_S"]})
+            step = self._commit(jnp.int32(-1))
+            self._state = state._replace(policy=policy, step=step)
         session.caches = self._commit(session.caches)
         return session
 

@@ -108,7 +108,13 @@ class Chooser:
         return Choice(ids_TK, weights_TK, hits, misses, read)
 
     def record(
-        self, layer: int, choice: Choice, shape_BS, first_step: int, waited_s: float
+        self,
+        layer: int,
+        choice: Choice,
+        shape_BS,
+        first_step: int,
+        moved_bytes: int,
+        waited_s: float,
     ) -> None:
         """Adds a lookup to the trace; `first_step` is that of the chunk's start."""
         if self._trace is None:
@@ -122,7 +128,7 @@ class Chooser:
             choice.ids_TK,
             choice.read["weights_TK"],
             np.isin(choice.ids_TK, choice.hits),
-            len(choice.misses) * self._manager.mover.store.block_bytes,
+            moved_bytes,
             waited_s,
             choice.read["scores_TE"],
             token_T // S,

@@ -27,6 +27,9 @@ class LayerWaves:
     def run(self, layer: int, routed: Routed, choice, step: int, is_decode: bool):
         """(residual stream after the experts, seconds waited for transfers)."""
         self._manager.calm()
+        if isinstance(choice.weights_TK, np.ndarray):  # a route changed the choice
+            routing = routed.routing._replace(ids_TK=choice.ids_TK)
+            routed = routed._replace(routing=routing)
         tokens = choice.ids_TK.shape[0]
         carry = self._programs.start(routed)
         if self._programs.waves(tokens).method == "pairs":

@@ -147,7 +147,7 @@ class LayeredEngine(Engine):
         distinct = len(choice.hits) + len(choice.misses)
         pairs = self._run.waves(choice.ids_TK.shape[0]).method == "pairs"
         fits = distinct <= manager.room(layer)
-        host_TD = None
+        host_TD, demanded = None, manager.demanded
         if pairs and fits:
             tickets = manager.arriving(layer, choice.hits)
             absent, helped = choice.misses, []
@@ -158,7 +158,7 @@ class LayeredEngine(Engine):
             tickets += fetched
         if not (pairs and fits):
             x, waited_s = self._waves.run(layer, routed, choice, self._step, is_decode)
-            self._chooser.record(layer, choice, shape_BS, self._trace_step, waited_s)
+            self._record(layer, choice, shape_BS, demanded, waited_s)
             return x if is_last else self._attend(session, layer + 1, x, chunk)
         if is_decode and not self._is_partial:
             manager.prefetch(layer, self._step)
@@ -169,8 +169,11 @@ class LayeredEngine(Engine):
         waited_s = manager.wait(tickets, layer, self._step, is_decode)
         if self.assist is not None:
             self.assist.note(fetched)
-        self._chooser.record(layer, choice, shape_BS, self._trace_step, waited_s)
+        self._record(layer, choice, shape_BS, demanded, waited_s)
         slot_TK = manager.slots_TK(layer, choice.ids_TK)
+        if helped:
+            # One may be on its way for the next token already: not for this one.
+            slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
         if is_last:
             return self._run.experts(
                 routed, slot_TK, choice.weights_TK, self._slots.array, host_TD
@@ -194,6 +197,12 @@ class LayeredEngine(Engine):
         session.caches[layer + 1] = (cache,)
         self._note_dispatch()
         return state
+
+    def _record(self, layer, choice, shape_BS, demanded: int, waited_s: float) -> None:
+        moved = self.manager.demanded - demanded
+        moved *= self.manager.mover.store.block_bytes
+        first = self._trace_step
+        self._chooser.record(layer, choice, shape_BS, first, moved, waited_s)
 
     def _note_dispatch(self) -> None:
         if self.manager.recorder.enabled:

@@ -13,6 +13,8 @@ from moe_edge.engine.assisted import RULES
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.store import MEMORIES
+from moe_edge.predict.registry import PREDICTORS
 from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
@@ -69,6 +71,8 @@ class OffloadOptions:
         parse_budget(self.device_memory)
         check_known("offload mode", self.mode, ("layered", "fused"))
         self._check_eviction()
+        check_known("predictor", self.predictor, PREDICTORS)
+        check_known("expert memory", self.memory, MEMORIES)
         if self.slot_plan == "adapmoe_dp" and not self._has(
             "hit_curves", self.slot_plan_options
         ):

@@ -43,6 +43,7 @@ class StaticPrompt(Lfu):
     prompt_steps: int = 1  # touches with step < prompt_steps are the prompt's
 
     name = "static_prompt"
+    per_sequence = True
     SOURCE = "static cache from the prompt; algorithms.md, section 6"
 
     def __post_init__(self):

@@ -59,6 +59,7 @@ class OffloadManager:
         # Transfers not yet known to be done, by slot; blocks prefetched and not yet
         # looked up, by key.
         self._moving: dict[int, Ticket] = {}
+        self.demanded = 0  # blocks asked for on demand so far
         self._expected: dict[int, int] = {}
 
     def reset_counters(self) -> None:
@@ -112,8 +113,9 @@ class OffloadManager:
         self._settle()
         counters = self.counters[is_decode]
         for key in chosen:
-            if self._expected.pop(key, None) is not None:
-                self.mover.used(key)
+            self._expected.pop(key, None)
+        for expert in found.hits:
+            self.mover.used(base + int(expert))
         late = sum(
             self._moving_ticket(layer, int(expert)) is not None for expert in found.hits
         )
@@ -188,7 +190,12 @@ class OffloadManager:
         gone = [key for key, taken in self._expected.items() if taken == slot]
         for key in gone:
             del self._expected[key]
-        ticket = self.mover.request(layer, expert, slot, cause, step)
+        try:
+            ticket = self.mover.request(layer, expert, slot, cause, step)
+        except BaseException:
+            self.cache.drop(layer, expert)  # it never came
+            raise
+        self.demanded += cause == "demand"
         self._moving[slot] = ticket
         return ticket
 
@@ -255,8 +262,10 @@ class OffloadManager:
             spare = self._room_L[target] // 2
             spare -= sum(bool(mine_S[slot]) for slot in self._expected.values())
             for expert in ids_M[ids_M >= 0].tolist():
-                if left <= 0 or spare <= 0:
+                if left <= 0:
                     return
+                if spare <= 0:
+                    break
                 if self.cache.slot_LE[target, expert] >= 0:
                     # Here already: keep it until its layer has run.
                     self._expected.setdefault(
@@ -265,7 +274,7 @@ class OffloadManager:
                     continue
                 ticket = self._admit(target, expert, step, "prefetch")
                 if ticket is None:
-                    return
+                    break
                 self._expected[target * E + expert] = ticket.slot
                 left, spare = left - 1, spare - 1
 

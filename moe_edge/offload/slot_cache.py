@@ -35,6 +35,8 @@ class SlotCache:
         self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
         self._running_S = np.zeros(spec.num_slots, bool)
         self._running_layer = -1
+        # Steps of a policy that forgets with a sequence count from its first lookup.
+        self._first_step: int | None = None if policy.per_sequence else 0
         self._running_E = np.zeros(spec.num_experts, bool)
 
     def _part(self, layer: int):
@@ -62,7 +64,11 @@ class SlotCache:
           step: see EvictionPolicy.touch.
         """
         chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
-        self.state = self.policy.touch(self.state, layer, ids_TK, scores_TE, step)
+        if self._first_step is None:
+            self._first_step = step
+        self.state = self.policy.touch(
+            self.state, layer, ids_TK, scores_TE, step - self._first_step
+        )
         if self.policy.forgets:
             self._read_back()
         slots = self.slot_LE[layer, chosen]
@@ -128,6 +134,7 @@ class SlotCache:
         """Starts the policy's record anew; the blocks stay where they are."""
         key_S = self.state["key_S"]
         self.state = {**self.policy.init(self.spec), "key_S": key_S}
+        self._first_step = None
 
     def _forget(self, key: int) -> None:
         if key >= 0:

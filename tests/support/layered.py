@@ -7,7 +7,8 @@ import numpy as np
 
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.layered import LayeredEngine
-from moe_edge.engine.offloaded import OffloadOptions, make_offloaded
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from tests.support.tiny_models import (
     ALL,
@@ -17,6 +18,7 @@ from tests.support.tiny_models import (
 )
 
 STEPS = 64
+CAPACITY = 128  # of every session: one shape
 NINE, THREE = (9,), (20, 3, 33)
 BLOCKS = 24  # of the tiny models: 2 MoE layers of 12 experts
 
@@ -53,20 +55,23 @@ def layered(
     return engine
 
 
-def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=None):
-    """Logits `[1 + steps, B, V]` of prefill and greedy steps; row 1 ends half-way."""
-    session = engine.new_session(len(prompts), max(map(len, prompts)) + steps)
-    out = [np.asarray(engine.prefill(session, prompts, on_routing))]
-    if after_prefill is not None:
-        after_prefill()
+def forced_logits(engine, prompts, steps=STEPS, on_routing=None):
+    """Logits `[1 + steps, B, V]` of prefill and given tokens; row 1 ends half-way.
+
+    The tokens are random: greedy ones of a random model soon repeat themselves, and
+    every cache hits.
+    """
+    forced = random_prompts(engine.config, [steps] * len(prompts), seed=1)
+    session = engine.new_session(len(prompts), CAPACITY)
+    out = [engine.prefill(session, prompts, on_routing)]
     active = np.ones(len(prompts), bool)
     for step in range(steps):
         if step == steps // 2 and len(prompts) > 1:
             active[1] = False
-        tokens = jax.device_put(out[-1].argmax(-1).astype(np.int32))
+        tokens = jax.device_put(np.array([row[step] for row in forced], np.int32))
         active_B = jax.device_put(active.copy())
-        out.append(np.asarray(engine.decode(session, tokens, active_B, on_routing)))
-    return np.stack(out)
+        out.append(engine.decode(session, tokens, active_B, on_routing))
+    return np.stack(jax.device_get(out))
 
 
 @functools.cache
@@ -77,11 +82,11 @@ def resident_of(name, dtype) -> ResidentEngine:
 @functools.cache
 def resident_logits(name, dtype, lengths, steps=STEPS):
     prompts = random_prompts(ALL[name], lengths)
-    return greedy_logits(resident_of(name, dtype), prompts, steps)
+    return forced_logits(resident_of(name, dtype), prompts, steps)
 
 
 def assert_same_bits(engine, name, dtype, lengths, steps=STEPS, **kwargs):
     """Gate A against the resident engine; returns the logits."""
-    logits = greedy_logits(engine, random_prompts(ALL[name], lengths), steps, **kwargs)
+    logits = forced_logits(engine, random_prompts(ALL[name], lengths), steps, **kwargs)
     np.testing.assert_array_equal(logits, resident_logits(name, dtype, lengths, steps))
     return logits

@@ -1,0 +1,102 @@
+"""Layers in waves: more chosen experts than slots, and batches above `pairs`."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from moe_edge.engine.layer_waves import segments
+from moe_edge.route.base import RoutePolicy
+from tests.support.layered import (
+    CAPACITY,
+    STEPS,
+    THREE,
+    assert_same_bits,
+    layered,
+)
+from tests.support.tiny_models import BF16
+
+MANY = (4, 9) * 8 + (2,)  # one row more than `pairs` takes
+
+
+@pytest.mark.parametrize(
+    "ids, room, expected",
+    [
+        ([0, 1, 2, 3], 2, [(0, 2), (2, 4)]),
+        ([0, 1, 0, 1, 2], 2, [(0, 4), (4, 5)]),
+        ([0, 9, 1, 9, 2, 9], 2, [(0, 4), (4, 6)]),  # 9 is no expert
+        ([0, 1, 2], 3, [(0, 3)]),
+        ([9, 9], 2, [(0, 2)]),
+        ([], 2, [(0, 0)]),
+    ],
+)
+def test_segments_by_hand(ids, room, expected):
+    assert segments(np.array(ids, np.int32), 9, room) == expected
+
+
+def test_segments_cover_all_pairs_and_fit():
+    rng = np.random.default_rng(0)
+    for room in (1, 2, 5):
+        ids_P = rng.integers(0, 13, 60)
+        runs = segments(ids_P, 12, room)
+        assert [0, *(end for _, end in runs)] == [first for first, _ in runs] + [60]
+        for first, end in runs:
+            assert len(set(ids_P[first:end].tolist()) - {12}) <= room
+
+
+def test_batch_above_pairs_decodes_in_groups_of_experts():
+    engine = layered("gqa", BF16, eviction="lfu")
+    assert_same_bits(engine, "gqa", BF16, MANY, 12)
+    counters, stats = engine.manager.counters, engine.manager.mover.stats()
+    assert counters[True].misses > 100 and counters[True].hits > 8
+    # What is in a slot is computed first, so nothing is moved twice in a lookup.
+    assert stats.demand.count == counters[True].misses + counters[False].misses
+
+
+def test_waves_among_wrong_prefetches_keep_bits():
+    # Three rows choose 3 to 9 experts: some lookups fit 6 slots, others do not.
+    table = np.random.default_rng(0).integers(0, 12, (70, 3, 4))
+    table[:, 0] = -1  # a dense layer
+    options = {"predictor_options": {"chosen_SLK": table}, "link_bytes_per_s": 8e6}
+    engine = layered("gqa", np.float32, 6, predictor="oracle", **options)
+    waves = []
+    run, engine._waves.run = engine._waves.run, lambda *a: waves.append(a) or run(*a)
+    assert_same_bits(engine, "gqa", np.float32, THREE)
+    assert 20 < len(waves) < 2 * STEPS - 20
+    stats = engine.manager.mover.stats()
+    assert stats.prefetch.count > 20 and stats.wasted_bytes > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class NextExpert(RoutePolicy):
+    """Takes the expert after each chosen one: any rule that changes ids."""
+
+    name = "next"
+    lossless = False
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        next_TK = np.where(ids_TK < 12, (ids_TK + 1) % 12, ids_TK)
+        return next_TK.astype(np.int32), weights_TK
+
+
+def same_rows_logits(engine, rows, tokens=5):
+    """Logits after one forced token: the same prompt in every row."""
+    session = engine.new_session(rows, CAPACITY)
+    engine.prefill(session, [[1, 2, 3]] * rows)
+    active = jax.device_put(np.ones(rows, bool))
+    out = [
+        engine.decode(session, jax.device_put(np.full(rows, 7, np.int32)), active)
+        for _ in range(tokens)
+    ]
+    return np.stack(jax.device_get(out))
+
+
+def test_changed_routes_hold_in_every_form_of_a_layer():
+    engine = layered("gqa", BF16)
+    plain = same_rows_logits(engine, 1)
+    engine._chooser._route = NextExpert()
+    alone = same_rows_logits(engine, 1)
+    assert np.abs(alone - plain).max() > 0.1 * plain.std()
+    for row in same_rows_logits(engine, len(MANY)).swapaxes(0, 1):
+        assert np.abs(row - alone[:, 0]).max() <= 1e-5 * alone.std()

@@ -1,0 +1,267 @@
+"""Offloaded engines from options: lossless settings, stores, and bad input."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine import offloaded
+from moe_edge.engine.fused import FusedEngine
+from moe_edge.engine.generate import generate
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.model import kv_cache
+from moe_edge.offload.store import HostStore
+from tests.support.conversion import convert
+from tests.support.layered import (
+    NINE,
+    STEPS,
+    StoreReader,
+    assert_same_bits,
+    forced_logits,
+    layered,
+    resident_logits,
+)
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
+from tests.support.tiny_models import BF16, GQA, random_prompts
+
+BITS = ("gqa", BF16, NINE)
+
+
+@pytest.mark.parametrize(
+    "route, options", [("substitute", {"a": 0.0}), ("drop", {"threshold": 0.0})]
+)
+@pytest.mark.parametrize("eviction", ["lru", "smoe_score"])
+def test_lossy_route_at_zero_is_off_bit_for_bit(route, options, eviction):
+    engine = layered(*BITS[:2], eviction=eviction, route=route, route_options=options)
+    assert engine.lossless
+    assert_same_bits(engine, *BITS)
+
+
+@pytest.mark.parametrize(
+    "route, options", [("substitute", {"a": 0.5}), ("drop", {"threshold": 0.4})]
+)
+def test_lossy_route_spares_transfers_and_says_that_it_is_lossy(route, options):
+    engine = layered(*BITS[:2], 5, route=route, route_options=options)
+    plain = layered(*BITS[:2], 5)
+    logits = forced_logits(engine, random_prompts(GQA, NINE))
+    forced_logits(plain, random_prompts(GQA, NINE))
+    assert plain.lossless and not engine.lossless
+    expected = resident_logits(*BITS)
+    np.testing.assert_array_equal(logits[0], expected[0])  # a prompt is exact
+    assert np.isfinite(logits).all() and not np.array_equal(logits, expected)
+    ours, theirs = (each.manager.counters[True].misses for each in (engine, plain))
+    assert ours < 0.8 * theirs
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A Hugging Face folder and the same in our format."""
+    folder = tmp_path_factory.mktemp("offloaded")
+    hf = write_tiny_checkpoint(folder / "hf")
+    convert(hf, folder / "ours", dtype="bfloat16")
+    return hf, folder / "ours"
+
+
+def tokens_of(loaded):
+    result = generate(loaded.engine, [[5, 9, 200, 31], [7, 8]], 24)
+    loaded.engine.close()
+    return result.tokens
+
+
+def test_mapped_store_equals_host_store_and_resident(checkpoints):
+    tokens = [
+        tokens_of(load_engine(checkpoints[1], with_tokenizer=False, offload=offload))
+        for offload in (
+            None,
+            OffloadOptions(device_memory="25%", memory="host"),
+            OffloadOptions(device_memory="25%", memory="mmap"),
+        )
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_default_model_is_bit_equal_in_a_fiftieth_of_its_experts():
+    prompts = [[17, 301, 44, 8, 256, 99], [3, 1]]
+    logits = []
+    for offload in (
+        None,
+        OffloadOptions(device_memory="2%", predictor="stale_gate"),
+        OffloadOptions(device_memory="25%", predictor="smoe_partial"),
+    ):
+        engine = load_engine("default", with_tokenizer=False, offload=offload).engine
+        logits.append(forced_logits(engine, prompts, 6))
+        if offload is not None:
+            assert engine.manager.mover.stats().prefetch.count > 0 or len(logits) == 2
+        engine.close()
+    np.testing.assert_array_equal(logits[1], logits[0])
+    np.testing.assert_array_equal(logits[2], logits[0])
+
+
+# Budgets.
+
+
+def test_share_counts_expert_bytes_only():
+    options = OffloadOptions(device_memory="25%")
+    engine = make_offloaded(StoreReader(GQA), options)
+    assert engine.manager.spec.layer_S == (-1,) * 6
+    assert engine.manager.mover.slots.array.shape == (6, 1920)
+    engine.close()
+
+
+def test_amount_holds_slots_weights_and_cache():
+    reader, capacity = StoreReader(GQA), 256
+    cache = kv_cache.empty_cache(GQA, 2, capacity)
+    other = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    share = make_offloaded(reader, OffloadOptions(device_memory="25%"))
+    other += share.weights.num_bytes
+    budget = OffloadOptions(device_memory=f"{other + 7 * 7680 - 1}B")
+    engine = make_offloaded(reader, budget, batch=2, capacity=capacity)
+    assert engine.manager.spec.num_slots == 6
+    least = OffloadOptions(device_memory=f"{other + 2 * 7680 - 1}B")
+    with pytest.raises(CapacityError, match=f"minimum is 2 slots.*{other + 2 * 7680} "):
+        make_offloaded(reader, least, batch=2, capacity=capacity)
+    for each in (share, engine):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"device_memory": "5%"}, r"holds 1 slots .* minimum is 2 .* 8.333% of the"),
+        ({"device_memory": "9000GiB"}, r"9663676416000 bytes, the machine has \d+"),
+        ({"device_memory": "15%", "slot_plan": "equal"}, r"gives \[2, 1\] of 3 slots"),
+    ],
+)
+def test_budget_that_does_not_fit_is_refused_before_loading(change, message):
+    reader = StoreReader(GQA)
+    reader.top = reader.experts = None  # not to be read
+    for check in (check_offload, make_offloaded):
+        with pytest.raises(CapacityError, match=message):
+            check(reader, OffloadOptions(**change))
+
+
+def test_dense_model_is_refused():
+    dense = dataclasses.replace(GQA, dense_layers=(0, 1, 2))
+    with pytest.raises(ConfigError, match="dense model: no experts to offload"):
+        check_offload(StoreReader(dense), OffloadOptions())
+
+
+def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
+    monkeypatch.setattr(offloaded, "device_memory_bytes", lambda: 10_000)
+    with pytest.raises(CapacityError, match="the machine has 10000; ask for less"):
+        check_offload(StoreReader(GQA), OffloadOptions(device_memory="50%"))
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"eviction": "magic"}, "eviction policy 'magic'; known: .*lfu, lru"),
+        ({"eviction_options": {"size": 3}}, "lru has no option 'size'"),
+        ({"eviction": "belady"}, "belady .*future"),
+        ({"eviction": "static_oracle"}, "static_oracle needs a profile"),
+        ({"route": "magic"}, "route policy 'magic'; known: drop, substitute, topk"),
+        (
+            {"route": "substitute", "route_options": {"a": 1.0}},
+            r"a must lie in \[0, 1\)",
+        ),
+        ({"route": "substitute", "route_options": {"a": -0.1}}, r"got -0.1"),
+        ({"route": "drop", "route_options": {"threshold": 1.0}}, r"\[0, 1\), got 1.0"),
+        ({"mode": "magic"}, "offload mode 'magic'; known: fused, layered"),
+        ({"assist": "magic"}, "CPU assist 'magic'; known: fiddler, two_pointer"),
+        ({"horizon": 0}, "horizon must be .* got 0"),
+        ({"prefetch_limit": 0}, "prefetch_limit must be .* got 0"),
+        ({"link_bytes_per_s": 0.0}, "link rate must be a positive .* got 0.0"),
+        ({"link_bytes_per_s": -1e9}, "got -1000000000.0"),
+        ({"link_bytes_per_s": 1e9, "link_latency_s": -1.0}, "latency .* got -1.0"),
+        ({"device_memory": "lots"}, "'lots' is no budget"),
+        ({"device_memory": "0%"}, "above 0 % to 100 %"),
+        ({"device_memory": "101%"}, "above 0 % to 100 %"),
+        (
+            {"eviction": "on_demand", "predictor": "previous"},
+            "keeps nothing, so predictor previous has nowhere",
+        ),
+        ({"mode": "fused", "predictor": "previous"}, "mode fused has no predictor"),
+        ({"mode": "fused", "assist": "fiddler"}, "mode fused has no assist"),
+        ({"mode": "fused", "link_bytes_per_s": 1e9}, "fused has no link_bytes_per_s"),
+        ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
+    ],
+)
+def test_options_that_no_model_could_run_with_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        OffloadOptions(**change)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"predictor": "magic"}, "predictor 'magic'; known: .*none, .*previous"),
+        ({"predictor_options": {"top": 1}, "predictor": "previous"}, "option .*'top'"),
+        ({"predictor": "oracle"}, "oracle got no chosen_SLK"),
+        (
+            {"predictor": "stale_gate", "horizon": 2},
+            "horizon 2 exceeds .* n_layer_gate",
+        ),
+        ({"slot_plan": "magic"}, "slot plan 'magic'; known: .*equal, one_pool"),
+        ({"memory": "tape"}, "expert memory 'tape'; known: host, mmap, pinned"),
+        (
+            {
+                "eviction_options": {"profile": np.ones((2, 2))},
+                "eviction": "static_oracle",
+            },
+            r"profile has shape \(2, 2\), expected \(3, 12\)",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        make_offloaded(StoreReader(GQA), OffloadOptions(**change))
+
+
+@pytest.mark.parametrize("change", [{"predictor": "magic"}, {"memory": "tape"}])
+def test_unknown_names_are_refused_at_once(change):
+    with pytest.raises(ConfigError, match="magic|tape"):
+        OffloadOptions(**change)
+
+
+def test_huggingface_folder_cannot_be_mapped(checkpoints):
+    with pytest.raises(ConfigError, match="convert it first"):
+        load_engine(checkpoints[0], offload=OffloadOptions(memory="mmap"))
+
+
+def test_budget_alone_takes_the_default_policies():
+    policy = OffloadOptions(eviction="lfu", device_memory="30%")
+    assert resolve_offload(None, None) is None
+    assert resolve_offload(None, policy) is policy
+    assert resolve_offload("20%", policy) == dataclasses.replace(
+        policy, device_memory="20%"
+    )
+    assert resolve_offload("20%", None) == OffloadOptions(device_memory="20%")
+
+
+def test_mode_names_the_engine_and_fused_writes_no_trace():
+    for mode, kind in (("layered", LayeredEngine), ("fused", FusedEngine)):
+        engine = make_offloaded(StoreReader(GQA), OffloadOptions(mode=mode))
+        assert type(engine) is kind
+        engine.close()
+    with pytest.raises(ConfigError, match="mode fused writes no traces"):
+        options = OffloadOptions(mode="fused")
+        make_offloaded(StoreReader(GQA), options, with_trace=True)
+
+
+def test_closed_engine_lets_go_of_its_records():
+    engine = make_offloaded(StoreReader(GQA), OffloadOptions())
+    thread = engine.manager.mover._thread
+    assert thread.is_alive() and isinstance(engine.manager.mover.store, HostStore)
+    engine.close()
+    engine.close()  # twice is as good
+    assert not thread.is_alive()
+    assert STEPS  # the engine is still there to be asked for its counters
+    assert engine.movement()["bytes_moved"] == 0
