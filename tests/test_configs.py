@@ -1,4 +1,4 @@
-"""Every gin file in configs/ parses, binds its root and passes the dry checks."""
+"""Every experiment of configs/ parses, binds its root and passes the dry checks."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import moe_edge.configurables  # noqa: F401  registers the roots
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
-FILES = sorted((ROOT / "configs").rglob("*.gin"))
+FILES = sorted((ROOT / "configs" / "experiments").rglob("*.gin"))
 
 
 def command_of(path: Path) -> str:

@@ -40,6 +40,7 @@ class Assist:
         self.load = MeasuredCost(MEASUREMENTS, START_S)
         self.host = MeasuredCost(MEASUREMENTS, START_S)
         self.computed = 0  # experts that the host ran
+        self._compiled: set[int] = set()  # numbers of tokens; the first call compiles
 
     def split(self, absent) -> tuple[list[int], list[int]]:
         """(to load, for the host), from absent experts, best first."""
@@ -71,7 +72,9 @@ class Assist:
                 swiglu_limit=self._moe.swiglu_limit,
             )
         )
-        self.host.add((time.perf_counter() - started) / len(experts))
+        if len(choice.ids_TK) in self._compiled:
+            self.host.add((time.perf_counter() - started) / len(experts))
+        self._compiled.add(len(choice.ids_TK))
         self.computed += len(experts)
         return y_TD
 

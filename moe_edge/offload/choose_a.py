@@ -60,6 +60,8 @@ def choose_a(
     check_positive("budget_tpot_s", budget_tpot_s)
     low, high = float(a_N.min()), float(a_N.max())
     fit = Polynomial.fit(a_N, tpot_s_N, degree)
+    # A vanishing leading coefficient would make the roots inaccurate.
+    fit = fit.trim(ROUNDING * np.abs(fit.coef).max())
     if fit(low) <= budget_tpot_s:
         a = low
     else:

@@ -50,7 +50,7 @@ class OffloadManager:
         self.predictor = predictor or Predictor()
         self.horizon, self.prefetch_limit = horizon, prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
-        self._is_idle = self.predictor.name == "none"
+        self._is_idle = type(self.predictor) is Predictor  # the base names nothing
         self.state = self.predictor.init(spec)
         self.reset_counters()
         self._room_L = [

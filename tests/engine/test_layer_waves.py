@@ -70,14 +70,15 @@ def test_waves_among_wrong_prefetches_keep_bits():
 
 @dataclasses.dataclass(frozen=True)
 class NextExpert(RoutePolicy):
-    """Takes the expert after each chosen one: any rule that changes ids."""
+    """Takes the expert after each chosen one: any rule that changes both arrays."""
 
+    factor: float = 1.0
     name = "next"
     lossless = False
 
     def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
         next_TK = np.where(ids_TK < 12, (ids_TK + 1) % 12, ids_TK)
-        return next_TK.astype(np.int32), weights_TK
+        return next_TK.astype(np.int32), weights_TK * np.float32(self.factor)
 
 
 def same_rows_logits(engine, rows, tokens=5):
@@ -96,7 +97,10 @@ def test_changed_routes_hold_in_every_form_of_a_layer():
     engine = layered("gqa", BF16)
     plain = same_rows_logits(engine, 1)
     engine._chooser._route = NextExpert()
+    moved = same_rows_logits(engine, 1)
+    engine._chooser._route = NextExpert(0.5)
     alone = same_rows_logits(engine, 1)
-    assert np.abs(alone - plain).max() > 0.1 * plain.std()
+    for other in (plain, moved):
+        assert np.abs(alone - other).max() > 0.1 * plain.std()
     for row in same_rows_logits(engine, len(MANY)).swapaxes(0, 1):
         assert np.abs(row - alone[:, 0]).max() <= 1e-5 * alone.std()

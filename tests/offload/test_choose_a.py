@@ -86,3 +86,11 @@ def test_choose_a_rejects_budget_and_degree():
         choose_a(A_N, 0.10 - 0.08 * A_N, float("nan"))
     with pytest.raises(ConfigError, match="degree of the fit must be .* got 0"):
         choose_a(A_N, 0.10 - 0.08 * A_N, 0.1, degree=0)
+
+
+def test_choose_a_exact_line_has_an_accurate_crossing():
+    # Of a line, the quadratic coefficient is rounding noise: its roots must not be
+    # those of an ill-conditioned polynomial.
+    a_N = np.repeat((0.0, 0.2, 0.4, 0.6), 3)
+    choice = choose_a(a_N, 0.02 - 0.01 * a_N, 0.017)
+    assert choice.a == pytest.approx(0.3, abs=1e-9)

@@ -1,0 +1,45 @@
+"""Every file of configs/policies/ builds options that a model can run with."""
+
+import gin
+import pytest
+
+import moe_edge.configurables  # noqa: F401  registers the roots
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from tests.test_configs import ROOT
+
+FILES = sorted((ROOT / "configs" / "policies").glob("*.gin"))
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_policy_file_serves_both_scripts_and_builds(path):
+    gin.parse_config_file(str(path))
+    text = path.read_text()
+    assert text.startswith("# ")
+    for root in ("generate", "evaluate"):
+        assert f"{root}.offload = @offload()" in text
+    options = gin.get_configurable("offload")()
+    assert type(options) is OffloadOptions
+    assert options.lossless == ("lossy" not in text)
+    engine = load_engine("default", with_tokenizer=False, offload=options).engine
+    assert engine.lossless == options.lossless
+    engine.close()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_budget_flag_keeps_the_policies(path):
+    gin.parse_config_file(str(path))
+    gin.parse_config("generate.prompt = ['a']\ngenerate.dry_run = True")
+    gin.parse_config("generate.device_memory = '30%'\ngenerate.out_dir = 'nowhere'")
+    assert gin.get_configurable("generate")()["dry_run"] is True
+
+
+def test_there_are_policy_files():
+    assert {"lru", "smoe", "stale_gate"} <= {path.stem for path in FILES}
