@@ -14,7 +14,7 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench import convert, decode
+from launch.bench import convert, decode, offload
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
@@ -26,12 +26,14 @@ SUITES = {
     "decode": decode.decode_suite,
     "prefill": decode.prefill_suite,
     "convert": convert.convert_suite,
+    "offload": offload.offload_suite,
 }
 # Name and HF folder of what a suite measures, as it left them in the work folder.
 MODELS = {
     "decode": lambda folder: decode.benchmark_models(folder),
     "prefill": lambda folder: decode.benchmark_models(folder),
     "convert": convert.convert_models,
+    "offload": offload.offload_models,
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")
@@ -82,6 +84,7 @@ def benchmark(
         model=model,
         workload={"suite": suite, "repeats": repeats},
         metrics=[row_metric for row in rows for row_metric in metrics_of(row)],
+        kind="emulated" if any(row.get("emulated") for row in rows) else "measured",
         limits=[
             "Random weights route uniformly: speed only, no quality claim.",
             "One machine; other programs may have shared it. Trust the ratios, which "

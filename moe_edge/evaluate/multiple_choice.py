@@ -139,9 +139,13 @@ def wilson_interval(right: int, n: int, z: float = 1.959964) -> tuple[float, flo
 
 
 def answer_questions(
-    engine, tokenizer: Tokenizer, questions: Sequence[Question], batch_size: int = 16
+    engine,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    batch_size: int = 16,
+    score=score_continuations,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Answers all questions.
+    """Answers all questions; `score` may run the choices in another way.
 
     Returns:
       (summary, lines): accuracy, n, its 95 % interval, the accuracy of guessing and
@@ -153,7 +157,7 @@ def answer_questions(
         for question in questions
         for choice in question.choices
     ]
-    sums = score_continuations(engine, items, batch_size)
+    sums = score(engine, items, batch_size)
     lines, start = [], 0
     for question in questions:
         end = start + len(question.choices)

@@ -14,11 +14,16 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import atomic_folder, check_out_dir
-from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
-from moe_edge.evaluate.multiple_choice import answer_questions, read_questions
+from moe_edge.evaluate.multiple_choice import (
+    answer_questions,
+    read_questions,
+    score_continuations,
+)
 from moe_edge.evaluate.perplexity import measure_perplexity
+from moe_edge.evaluate.stepwise import Stepwise, step_continuations
 from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
 
 
@@ -88,7 +93,7 @@ def run_evaluate(
       device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
-        so texts are then scored token by token.
+        so texts (of multiple choice: the choices) are then scored token by token.
       data_dir: where relative paths are looked up too.
       overwrite: replace earlier results.
       dry_run: check flags and paths, then stop.
@@ -133,10 +138,15 @@ def run_evaluate(
         check_checkpoint(checkpoint, offload=offload)
         return {"dry_run": True, "mode": mode, "out_dir": out_dir}
     loaded = load_engine(checkpoint, offload=offload)
+    lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
         summary, lines = answer_questions(
-            loaded.engine, loaded.tokenizer, questions, batch_size
+            loaded.engine,
+            loaded.tokenizer,
+            questions,
+            batch_size,
+            step_continuations if lossy else score_continuations,
         )
         if summary["truncated"]:
             print(
@@ -145,7 +155,11 @@ def run_evaluate(
                 file=sys.stderr,
             )
     else:
-        summary = _run_text(loaded, content, window, stride, batch_size)
+        engine = Stepwise(loaded.engine) if lossy else loaded.engine
+        ids = loaded.tokenizer.encode(content)
+        summary = _run_text(engine, ids, content, window, stride, batch_size)
+    if lossy:
+        summary |= {"lossless": False, **loaded.engine.movement()}
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
     _write(out, overwrite, summary | {"mode": mode}, paths, config_text, lines)
     return summary | {"out_dir": out_dir}
@@ -170,10 +184,9 @@ def _write(
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def _run_text(loaded: Loaded, content: str, window, stride, batch_size) -> dict:
-    ids = loaded.tokenizer.encode(content)
+def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
     result = measure_perplexity(
-        loaded.engine, ids, window=window, stride=stride, batch_size=batch_size
+        engine, ids, window=window, stride=stride, batch_size=batch_size
     )
     if not math.isfinite(result.nll):
         raise CheckpointError(
@@ -204,8 +217,11 @@ def _run_logits(checkpoint, tokens, logits, out, overwrite, dry_run, offload) ->
         check_checkpoint(checkpoint, with_tokenizer=False, offload=offload)
         return {"dry_run": True, "mode": "tokens", "logits": str(path)}
     loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload)
+    engine = loaded.engine
+    if offload is not None and not offload.lossless:
+        engine = Stepwise(engine)
     try:
-        shape = write_logits(loaded.engine, tokens_BS, path)
+        shape = write_logits(engine, tokens_BS, path)
     except OSError as error:
         raise OutputError(f"logits file {path} cannot be written: {error}") from error
     return {

@@ -74,7 +74,7 @@ def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"suite": "x"}, "unknown suite 'x'; known: convert, decode, prefill"),
+        ({"suite": "x"}, "unknown suite 'x'; known: convert, decode"),
         ({"repeats": 0}, "repeats must be positive, got 0"),
     ],
 )

@@ -1,0 +1,163 @@
+"""Time per token over emulated links, beside its bound and beside its replay.
+
+A standard link loads one expert in 0.5, 2 or 8 times a layer's resident compute, of
+which 50 us are latency. The bound of the oracle row is max(resident compute, needed
+bytes / rate + transfers x latency); that of a real predictor is what
+`simulate.replay_time` says of the lookups and predictions of that very run, with the
+same link and the resident engine's compute.
+"""
+
+import functools
+import statistics
+
+import numpy as np
+
+from launch.bench.offload_rows import MS, SHARE, Sizes, make_row, random_prompts
+from launch.bench.offload_runs import (
+    Replayed,
+    Run,
+    RunLog,
+    check_same_tokens,
+    decode_run,
+    foreseen,
+    layer_share,
+    load_offloaded,
+    trace_of,
+)
+from launch.bench.timing import interleave
+from moe_edge.core.checks import CapacityError
+from moe_edge.engine.load import load_engine
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.policy import get_policy
+from moe_edge.simulate.replay_time import replay_time
+from moe_edge.simulate.timing import CostModel
+
+LATENCY_S = 50e-6
+BAR = 1.10
+PREDICTORS = ("none", "stale_gate", "smoe_partial", "previous")
+# All experts of the next three layers: while one layer waits for its last block, the
+# link always has others to go on with.
+ORACLE = {"horizon": 3, "prefetch_limit": 24}
+
+
+def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
+    """The link over which one block takes `load_s` seconds, latency included.
+
+    Raises:
+      CapacityError: a load shorter than the latency.
+    """
+    if load_s <= LATENCY_S:
+        raise CapacityError(
+            f"an expert load of {load_s * 1e6:.0f} us is no longer than the link's "
+            f"latency of {LATENCY_S * 1e6:.0f} us; take a larger model"
+        )
+    return EmulatedLink(block_bytes / (load_s - LATENCY_S), LATENCY_S)
+
+
+def link_rows(name: str, folder, sizes: Sizes, repeats: int, predictors) -> list[dict]:
+    """Rows of one model at the three links: the oracle, then these predictors.
+
+    Args:
+      name, folder: of the model.
+      predictors: of PREDICTORS, `none` among them: it records what the oracle knows.
+    """
+    resident = load_engine(folder, with_tokenizer=False).engine
+    prompts = random_prompts(resident, 1)
+    options = {predictor: {"predictor": predictor} for predictor in predictors}
+    if "smoe_partial" in options:  # all that the next layer would choose
+        options["smoe_partial"]["predictor_options"] = {"top_a": None}
+    engines = {
+        predictor: load_offloaded(folder, device_memory=SHARE, **given)
+        for predictor, given in options.items()
+    }
+    # The longest run: the shorter ones are its beginning.
+    recorded = decode_run(engines["none"], prompts, max(sizes.link_steps.values()))
+    future = foreseen(recorded, resident.config.moe.num_experts)
+    oracle = {"predictor": "oracle", "predictor_options": {"chosen_SLK": future}}
+    oracle = load_offloaded(folder, device_memory=SHARE, **oracle, **ORACLE)
+    engines = {"oracle": oracle, **engines}
+    share, rows = layer_share(resident, prompts, sizes.host_steps), []
+    for ratio, steps in sizes.link_steps.items():
+        runs, link = _rounds(resident, engines, prompts, steps, repeats, share, ratio)
+        case = f"{name}, 25 %, emulated link {ratio:g}x"
+        for predictor, engine in engines.items():
+            rows.append(
+                _row(f"{case}, {predictor}", predictor, engine, runs, link, share)
+            )
+    for engine in engines.values():
+        engine.close()
+    return rows
+
+
+def _rounds(resident, engines, prompts, steps: int, repeats: int, share, ratio):
+    """Runs of the resident engine and all others in turn, and their link."""
+    compute = decode_run(resident, prompts, steps)
+    layer_s = share * float(np.median(compute.step_s)) / resident.config.num_layers
+    block_bytes = engines["oracle"].manager.mover.store.block_bytes
+    link = link_for(ratio * layer_s, block_bytes)
+    cases = {"resident": functools.partial(decode_run, resident, prompts, steps)}
+    for name, engine in engines.items():
+        cases[name] = functools.partial(decode_run, engine, prompts, steps, link)
+    runs = interleave(cases, repeats)
+    for name in engines:
+        check_same_tokens(name, runs[name][-1], compute)
+    return runs, link
+
+
+def _row(case: str, predictor: str, engine, runs, link: EmulatedLink, share) -> dict:
+    """One predictor at one link."""
+    is_oracle, bounds, needed, late = predictor == "oracle", [], [], []
+    for run, resident in zip(runs[predictor], runs["resident"], strict=True):
+        resident_s = float(resident.step_s.mean())
+        costs = _costs(engine, resident_s, share, link)
+        played = _replay(engine, run, costs, None if is_oracle else run.log)
+        blocks = min(run.used_blocks, played.misses) if is_oracle else run.used_blocks
+        needed.append(blocks / len(run.step_s))
+        link_s = needed[-1] * link.seconds(costs.block_bytes)
+        bounds.append(max(resident_s, link_s) if is_oracle else played.tpot_s)
+        late.append(run.waited_s / len(run.step_s))
+    ours = [float(run.step_s.mean()) for run in runs[predictor]]
+    return make_row(
+        case,
+        [MS * value for value in ours],
+        [MS * value for value in bounds],
+        "bound: compute or link" if is_oracle else "replay",
+        "ms/token",
+        BAR,
+        emulated=True,
+        needed_blocks_per_token=statistics.median(needed),
+        waited_ms_per_token=MS * statistics.median(late),
+        resident_ms_per_token=MS
+        * statistics.median(float(run.step_s.mean()) for run in runs["resident"]),
+        link=link.describe(),
+    )
+
+
+def _costs(engine, resident_s: float, share: float, link: EmulatedLink) -> CostModel:
+    """Of the resident engine in one round.
+
+    Only the sum of a layer's experts and the next one's routing matters: nothing
+    happens on the host between them. So the layer is cut in the middle.
+    """
+    layer_s = share * resident_s / engine.config.num_layers
+    return CostModel(
+        route_s=layer_s / 2,
+        experts_s=layer_s / 2,
+        block_bytes=engine.manager.mover.store.block_bytes,
+        link=link,
+        step_s=(1 - share) * resident_s,
+    )
+
+
+def _replay(engine, run: Run, costs: CostModel, log: RunLog | None):
+    """A run's lookups in computed time, with its predictions or without any."""
+    manager = engine.manager
+    return replay_time(
+        trace_of(run, manager.spec.num_experts),
+        get_policy("lru"),
+        manager.spec.layer_S,
+        costs,
+        None if log is None else Replayed(log.predicted),
+        1 if log is None else manager.horizon,
+        manager.prefetch_limit,
+    )

@@ -1,0 +1,194 @@
+"""Fidelity of lossy routes: an offloaded engine against the unmodified model.
+
+One engine serves all routes of a budget: the route is switched and the cache emptied
+between measurements, so nothing is compiled twice and no route inherits another's
+cache.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.agreement import compare
+from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
+from moe_edge.route.base import RoutePolicy
+from moe_edge.route.drop import DropAbsent
+from moe_edge.route.policy import get_route
+from moe_edge.route.substitute import Substitute
+from moe_edge.route.topk import TopK
+
+
+class CountedRoute(RoutePolicy):
+    """Another route, exchangeable, with a count of what it changed.
+
+    Attributes:
+      inner: the route that acts.
+      chosen, substituted, dropped: experts over all tokens since `use`.
+    """
+
+    name = "counted"
+    SOURCE = "measuring instrument"
+    needs_resident = True
+
+    def __init__(self, inner: RoutePolicy | None = None):
+        self.use(inner or TopK())
+
+    def use(self, inner: RoutePolicy) -> None:
+        """Lets another route act and counts from 0."""
+        self.inner = inner
+        self.chosen = self.substituted = self.dropped = 0
+
+    @property
+    def lossless(self) -> bool:
+        return self.inner.lossless
+
+    @property
+    def changed_ratio(self) -> float:
+        """Share of the model's choices that were substituted or dropped."""
+        return (self.substituted + self.dropped) / max(1, self.chosen)
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        new_TK, new_weights_TK = self.inner.route(
+            layer, scores_TE, resident_E, params, ids_TK, weights_TK
+        )
+        E = scores_TE.shape[1]
+        changed_TK = np.asarray(new_TK) != ids_TK
+        is_none_TK = np.asarray(new_TK) == E
+        self.chosen += int((ids_TK < E).sum())
+        self.dropped += int((changed_TK & is_none_TK).sum())
+        self.substituted += int((changed_TK & ~is_none_TK).sum())
+        return new_TK, new_weights_TK
+
+
+class SwitchEngine:
+    """An offloaded engine whose route can be exchanged.
+
+    Args:
+      checkpoint: path or name.
+      offload: its route is only the first one.
+      batch: rows decoded together, for an absolute budget.
+      capacity: their tokens.
+    Raises:
+      ConfigError: a mode other than layered.
+    """
+
+    def __init__(
+        self, checkpoint: str, offload: OffloadOptions, *, batch: int, capacity: int
+    ):
+        if offload.mode != "layered":
+            raise ConfigError(
+                f"fidelity is measured in mode layered, got {offload.mode}; both modes "
+                "compute the same"
+            )
+        loaded = load_engine(
+            checkpoint, offload=offload, batch=batch, capacity=capacity
+        )
+        self.route = CountedRoute(get_route(offload.route, **offload.route_options))
+        self.engine = LayeredEngine(
+            loaded.engine.weights,
+            loaded.engine.manager,
+            route=self.route,
+            assist=loaded.engine.assist,
+        )
+
+    def empty(self) -> None:
+        """Takes every block out of the cache and forgets all counts."""
+        manager = self.engine.manager
+        manager.calm()
+        for layer, expert in np.argwhere(manager.cache.slot_LE >= 0).tolist():
+            manager.cache.drop(layer, expert)
+        manager.cache.new_sequence()
+        self.engine.reset_records()
+
+    def start(self, route: RoutePolicy) -> None:
+        """Lets a route act from now on, with an empty cache."""
+        self.empty()
+        self.route.use(route)
+
+    def run(self, route: RoutePolicy, rows: Sequence[Forced], batch: int) -> ForcedRun:
+        """Scores the rows with a route, starting with an empty cache."""
+        self.start(route)
+        return score_batches(self.engine, rows, batch)
+
+    def close(self) -> None:
+        """Ends the mover's thread."""
+        self.engine.manager.mover.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A route by name, with all its options."""
+
+    route: str
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, route: RoutePolicy) -> "Option":
+        return cls(route.name, dataclasses.asdict(route))
+
+    def get(self) -> RoutePolicy:
+        return get_route(self.route, **self.options)
+
+
+def option_grid(a_values, thresholds) -> list[Option]:
+    """Every lossy option: substitution over `a` by weight rule, dropping.
+
+    Rule `replaced` keeps the weights' sum by itself, so that renormalising changes
+    nothing: three rules, not four.
+    """
+    rules = (("own", False), ("own", True), ("replaced", False))
+    routes = [
+        Substitute(float(a), rule, renormalise)
+        for rule, renormalise in rules
+        for a in a_values
+    ]
+    routes += [
+        DropAbsent(float(threshold), renormalise)
+        for renormalise in (True, False)
+        for threshold in thresholds
+    ]
+    return [Option.of(route) for route in routes]
+
+
+def card(
+    option: Option, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
+) -> dict[str, Any]:
+    """What one measurement says, in JSON's types."""
+    measured = dataclasses.asdict(compare(run, reference))
+    return {
+        "option": option.route,
+        **option.options,
+        **measured,
+        "changed_ratio": switch.route.changed_ratio,
+        "hit_ratio": switch.engine.movement()["hit_ratio"],
+        "bytes_per_token": run.bytes_moved / max(1, measured["tokens"]),
+        "step_s": run.decode_s / max(1, run.steps),
+    }
+
+
+def cut_rows(
+    ids: Sequence[int], *, rows: int, prompt_tokens: int, forced_tokens: int
+) -> list[Forced]:
+    """Rows spread evenly over a text, without overlap.
+
+    Raises:
+      ConfigError: a count below 1.
+      RequestError: the text is too short.
+    """
+    sizes = {"rows": rows, "prompt_tokens": prompt_tokens}
+    for name, value in (sizes | {"forced_tokens": forced_tokens}).items():
+        check_count(name, value)
+    size = prompt_tokens + forced_tokens
+    if len(ids) < rows * size:
+        raise RequestError(
+            f"the text has {len(ids)} tokens; {rows} rows of {prompt_tokens} + "
+            f"{forced_tokens} need {rows * size}: ask for fewer or give a longer text"
+        )
+    starts = [(len(ids) - size) * i // max(1, rows - 1) for i in range(rows)]
+    return [Forced(list(ids[s : s + size]), prompt_tokens) for s in starts]

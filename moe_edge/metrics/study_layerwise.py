@@ -1,0 +1,85 @@
+"""Layer-wise offload, as a baseline: a whole layer's experts travel each time."""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import Weights
+from moe_edge.offload.link import Link
+from moe_edge.offload.slots import Slots, make_slots
+from moe_edge.offload.store import HostStore
+
+
+class LayerwiseEngine(ResidentEngine):
+    """All experts of a layer arrive, as one transfer, before the layer runs.
+
+    Two layers have room on the device: while one is computed, the next one travels.
+    Nothing is kept between passes. Lossless: the resident engine's programs. Source:
+    DeepSpeed and accelerate, as algorithms.md section 6 describes them.
+
+    Args:
+      weights: all but the experts, on the device.
+      store: the experts.
+      link: how they travel.
+    """
+
+    def __init__(self, weights: Weights, store: HostStore, link: Link):
+        super().__init__(weights)
+        self._store, self._link = store, link
+        shape = store.num_experts, store.record_size, store.dtype
+        self._rooms: list[Slots] = [make_slots(*shape) for _ in range(2)]
+        self._thread = ThreadPoolExecutor(1, "moe_edge-layerwise")
+        self._moved_bytes = 0
+
+    def reset_records(self) -> None:
+        self._moved_bytes = 0
+
+    def movement(self) -> dict:
+        return {"hit_ratio": 0.0, "bytes_moved": self._moved_bytes}
+
+    def close(self) -> None:
+        """Ends the transferring thread."""
+        self._thread.shutdown()
+
+    def _send(self, number: int) -> Future:
+        """Starts the transfer of the `number`-th MoE layer into its room."""
+        layer = self.config.moe_layers[number]
+        num_bytes = self._store.num_experts * self._store.block_bytes
+        self._moved_bytes += num_bytes
+        return self._thread.submit(
+            self._link.transfer, num_bytes, time.perf_counter(), self._copy, layer,
+            self._rooms[number % 2],
+        )  # fmt: skip
+
+    def _copy(self, layer: int, room: Slots) -> None:
+        for expert in range(self._store.num_experts):
+            room.write(expert, self._store.record(layer, expert))
+
+    def _run_layers(self, session, x, chunk, on_routing):
+        moe_layers = self.config.moe_layers
+        x.block_until_ready()
+        coming, number = self._send(0), 0
+        for i, (layer,) in enumerate(self._groups):
+            experts = None
+            if layer in moe_layers:
+                coming.result()
+                # The layer before has run: its room is free for the layer after.
+                x.block_until_ready()
+                experts = self._rooms[number % 2].array
+                number += 1
+                if number < len(moe_layers):
+                    coming = self._send(number)
+            x, session.caches[i], routings = self._layers(
+                (experts is not None,),
+                (self.weights.layers[layer],),
+                (experts,),
+                x,
+                chunk,
+                self._windows[i],
+                session.caches[i],
+            )
+            if on_routing is not None and routings[0] is not None:
+                on_routing(layer, routings[0])
+        # The next pass writes into the room that the last layer reads.
+        x.block_until_ready()
+        return x
