@@ -20,6 +20,7 @@ FLAGS = (
     flags.DEFINE_integer("batch_size", None, "prompts decoded together, default 8"),
     common.define_device_memory(),
     flags.DEFINE_string("trace", None, "writes the routing to this .csv.gz file"),
+    flags.DEFINE_bool("trace_scores", None, "also all experts' scores, beside it"),
     flags.DEFINE_string("events", None, "writes transfers and waits as JSON lines"),
 )
 

@@ -36,6 +36,6 @@ def offload_suite(
     rows = process_rows(work_dir, sizes)
     rows += device_rows(*random, sizes)
     rows += host_rows(*random, sizes, repeats)
-    rows += link_rows(*random, sizes, repeats, PREDICTORS)
+    rows += link_rows(*random, sizes, repeats, PREDICTORS, forced=True)
     rows += link_rows(*default, sizes, repeats, ("none",))
     return rows + smoe_rows(sizes, repeats)

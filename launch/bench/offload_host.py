@@ -32,7 +32,7 @@ def host_rows(name: str, folder, sizes: Sizes, repeats: int) -> list[dict]:
         "copy": functools.partial(_copy_s, store, np.random.default_rng(0)),
     }
     for share, engine in fused.items():
-        cases[share] = functools.partial(_fused_s, engine, prompts, steps)
+        cases[share] = functools.partial(_fused_s, engine, prompts, steps, share < 100)
     figures = interleave(cases, repeats)
     L = resident.config.num_layers
     pairs = zip(figures["layered"], figures["resident"], strict=True)
@@ -74,22 +74,29 @@ def host_rows(name: str, folder, sizes: Sizes, repeats: int) -> list[dict]:
 
 def _median_s(engine, prompts, steps: int) -> float:
     """Median seconds of a step of the resident engine."""
-    return float(np.median(decode_run(engine, prompts, steps).step_s))
+    return float(np.median(decode_run(engine, prompts, steps, forced=True).step_s))
 
 
 def _all_hit_s(engine, prompts, steps: int) -> float:
     """Median seconds of a step of `layered` once the run's experts are all there."""
-    decode_run(engine, prompts, steps, cold=False)
+    decode_run(engine, prompts, steps, cold=False, forced=True)
     engine.reset_records()
-    run = decode_run(engine, prompts, steps, cold=False)
+    run = decode_run(engine, prompts, steps, cold=False, forced=True)
     if engine.manager.counters[True].misses:
         raise RuntimeError("a budget of 100 % missed experts that an equal run loaded")
     return float(np.median(run.step_s))
 
 
-def _fused_s(engine, prompts, steps: int) -> tuple[float, float]:
-    """Mean seconds and misses of a step, after an equal run has filled the slots."""
-    run = decode_run(engine, prompts, steps)
+def _fused_s(engine, prompts, steps: int, cold: bool) -> tuple[float, float]:
+    """Mean seconds and misses of a step.
+
+    Args:
+      cold: empties the slots before the prompt; otherwise the run before, an equal
+        one, has filled them.
+    """
+    if cold:
+        engine.clear()
+    run = decode_run(engine, prompts, steps, forced=True)
     return float(run.step_s.mean()), run.used_blocks / steps
 
 

@@ -37,7 +37,7 @@ BAR = 1.10
 PREDICTORS = ("none", "stale_gate", "smoe_partial", "previous")
 # All experts of the next three layers: while one layer waits for its last block, the
 # link always has others to go on with.
-ORACLE = {"horizon": 3, "prefetch_limit": 24}
+HORIZON, PREFETCH_LIMIT = 3, 24
 
 
 def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
@@ -54,13 +54,17 @@ def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
     return EmulatedLink(block_bytes / (load_s - LATENCY_S), LATENCY_S)
 
 
-def link_rows(name: str, folder, sizes: Sizes, repeats: int, predictors) -> list[dict]:
+def link_rows(
+    name: str, folder, sizes: Sizes, repeats: int, predictors, forced: bool = False
+) -> list[dict]:
     """Rows of one model at the three links: the oracle, then these predictors.
 
     Args:
       name, folder: of the model.
       predictors: of PREDICTORS, `none` among them: it records what the oracle knows.
+      forced: see `decode_run`.
     """
+    run = functools.partial(decode_run, forced=forced)
     resident = load_engine(folder, with_tokenizer=False).engine
     prompts = random_prompts(resident, 1)
     options = {predictor: {"predictor": predictor} for predictor in predictors}
@@ -71,14 +75,18 @@ def link_rows(name: str, folder, sizes: Sizes, repeats: int, predictors) -> list
         for predictor, given in options.items()
     }
     # The longest run: the shorter ones are its beginning.
-    recorded = decode_run(engines["none"], prompts, max(sizes.link_steps.values()))
+    recorded = run(engines["none"], prompts, max(sizes.link_steps.values()))
     future = foreseen(recorded, resident.config.moe.num_experts)
     oracle = {"predictor": "oracle", "predictor_options": {"chosen_SLK": future}}
-    oracle = load_offloaded(folder, device_memory=SHARE, **oracle, **ORACLE)
+    oracle |= {"horizon": min(HORIZON, resident.config.num_layers)}
+    oracle = load_offloaded(
+        folder, device_memory=SHARE, prefetch_limit=PREFETCH_LIMIT, **oracle
+    )
     engines = {"oracle": oracle, **engines}
     share, rows = layer_share(resident, prompts, sizes.host_steps), []
     for ratio, steps in sizes.link_steps.items():
-        runs, link = _rounds(resident, engines, prompts, steps, repeats, share, ratio)
+        decode = functools.partial(run, prompts=prompts, steps=steps)
+        runs, link = _rounds(decode, resident, engines, repeats, share, ratio)
         case = f"{name}, 25 %, emulated link {ratio:g}x"
         for predictor, engine in engines.items():
             rows.append(
@@ -89,15 +97,15 @@ def link_rows(name: str, folder, sizes: Sizes, repeats: int, predictors) -> list
     return rows
 
 
-def _rounds(resident, engines, prompts, steps: int, repeats: int, share, ratio):
+def _rounds(decode, resident, engines, repeats: int, share: float, ratio: float):
     """Runs of the resident engine and all others in turn, and their link."""
-    compute = decode_run(resident, prompts, steps)
+    compute = decode(resident)
     layer_s = share * float(np.median(compute.step_s)) / resident.config.num_layers
     block_bytes = engines["oracle"].manager.mover.store.block_bytes
     link = link_for(ratio * layer_s, block_bytes)
-    cases = {"resident": functools.partial(decode_run, resident, prompts, steps)}
+    cases = {"resident": functools.partial(decode, resident)}
     for name, engine in engines.items():
-        cases[name] = functools.partial(decode_run, engine, prompts, steps, link)
+        cases[name] = functools.partial(decode, engine, link=link)
     runs = interleave(cases, repeats)
     for name in engines:
         check_same_tokens(name, runs[name][-1], compute)

@@ -115,9 +115,10 @@ def process_rows(work_dir: Path, sizes: Sizes) -> list[dict]:
 
 
 def tiny_config(hf_config: dict) -> dict:
-    """The same architecture with almost no weights."""
+    """The same architecture with almost no weights; two layers, so that a process
+    compiles all programs that a large model needs."""
     small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 16}
-    layers = {"num_hidden_layers": 1, "num_experts": 8, "num_experts_per_tok": 2}
+    layers = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
     return (
         hf_config
         | small

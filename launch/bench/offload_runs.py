@@ -87,6 +87,7 @@ def decode_run(
     steps: int,
     link: EmulatedLink | None = None,
     cold: bool = True,
+    forced: bool = False,
 ) -> Run:
     """Greedy steps after the (untimed) prompts; see the top of this file.
 
@@ -97,6 +98,8 @@ def decode_run(
       link: of decoding, for a layered engine; it is copied, so that no run inherits
         another's backlog.
       cold: False keeps a layered engine's slots as they are, and no log.
+      forced: feeds random tokens, the same in every run, instead of the model's own:
+        random weights repeat one token for ever, so that nothing would miss.
     """
     B, S = np.shape(prompts)
     manager = getattr(engine, "manager", None)
@@ -111,10 +114,14 @@ def decode_run(
         spec = manager.spec
         log = RunLog(spec.num_layers, spec.num_experts, manager.horizon)
         manager.accuracy, on_routing = log, log.lookup
+    rng = np.random.default_rng(1)
+    fed_NB = rng.integers(0, engine.config.vocab_size, (steps, B)).astype(np.int32)
+    fed_NB = [jax.device_put(fed_B) for fed_B in fed_NB]
     before = _used_blocks(engine)
-    for _ in range(steps):
+    for fed_B in fed_NB:
         started = time.perf_counter()
-        next_B = argmax(engine.decode(session, next_B, active_B, on_routing))
+        fed_B = fed_B if forced else next_B
+        next_B = argmax(engine.decode(session, fed_B, active_B, on_routing))
         tokens.append(np.asarray(next_B))
         step_s.append(time.perf_counter() - started)
     waited_s = 0.0

@@ -168,7 +168,12 @@ def traced_suite(repeats: int, work_dir: Path, trace: str = TRACE) -> list[dict]
         gc.collect()
         for budget in BUDGETS:
             for mode in ("layered", "fused"):
-                options = OffloadOptions(device_memory=budget, mode=mode)
+                on_gpu = jax.default_backend() != "cpu" and mode == "layered"
+                options = OffloadOptions(
+                    device_memory=budget,
+                    mode=mode,
+                    memory="pinned" if on_gpu else "host",
+                )
                 with make_offloaded(reader, options) as engine:
                     run = functools.partial(seconds_per_token, engine, steps)
                     ours = interleave({"ours": run}, repeats)["ours"]

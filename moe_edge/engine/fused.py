@@ -118,9 +118,16 @@ class FusedEngine(Engine):
         return self._counting.movement(self._state.counts_L3)
 
     def report(self) -> dict:
-        counts = dataclasses.asdict(self.counts())
-        by_layer = {name: array.tolist() for name, array in counts.items()}
-        return {"mode": "fused"} | self.movement() | by_layer
+        route = "topk" if self._route is None else self._route.name
+        spec, policy = self._cache_of.spec, self._cache_of.policy
+        return {
+            "mode": "fused",
+            "route": route,
+            "lossless": self._route is None or self._route.lossless,
+            "slots": spec.num_slots,
+            "eviction": policy.name,
+            **self.movement(),
+        }
 
     def _commit(self, tree):
         """Says where arrays are, without a copy.
@@ -141,7 +148,7 @@ class FusedEngine(Engine):
         x, kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(x, chunk))
         shared_TD = seam(block.run_shared(hidden_TD))
-        if self._route is not None:
+        if self._route is not None and x.shape[1] == 1:  # as layered: decoding only
             routing = seam(self._reroute(state, layer, routing))
         moe = self.config.moe
         method = self._method or choose_method(hidden_TD.shape[0], host_ER.dtype)
@@ -224,7 +231,8 @@ class FusedEngine(Engine):
 
     def _run_layers(self, session: Session, x, chunk, on_routing):
         weights, state = self.weights, self._state
-        state = state._replace(step=self._count(state.step))
+        if not session.prefilled:  # a prompt is one step, however many chunks
+            state = state._replace(step=self._count(state.step))
         self._counting.begin_prefill(state.counts_L3)
         for layer in range(self.config.num_layers):
             is_moe = self._hosts[layer] is not None

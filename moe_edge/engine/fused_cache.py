@@ -53,7 +53,7 @@ class DeviceCache:
         if self.policy.host_only:
             raise ConfigError(
                 f"eviction policy {self.policy.name!r} runs on the host only; the "
-                "fused mode needs one that runs inside jit: use --mode layered"
+                "fused mode needs one that runs inside jit: use mode layered"
             )
 
         for layer in self.moe_layers:

@@ -9,10 +9,11 @@ import dataclasses
 import jax
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layer_programs import Routed
+from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
 from moe_edge.offload.manager import OffloadManager
+from moe_edge.offload.policy import check_needs
 from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.base import RoutePolicy, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
@@ -26,6 +27,7 @@ class Choice:
       ids_TK: int32, on the host; E is no expert.
       weights_TK: float32, on the device, or on the host where a route changed them.
       hits, misses: distinct experts that were, or were not, in slots.
+      late: hits that were still on their way.
       read: further arrays that were read: weights_TK, scores_TE.
     """
 
@@ -33,6 +35,7 @@ class Choice:
     weights_TK: jax.Array | np.ndarray
     hits: np.ndarray
     misses: np.ndarray
+    late: np.ndarray
     read: dict[str, np.ndarray]
 
 
@@ -44,6 +47,8 @@ class Chooser:
       manager: of the cache and the predictor.
       route: may change what decoding computes.
       trace: collects lookups, or None.
+      trace_scores: with the scores of all experts.
+      needs_weights: the host computes with the weights.
     Raises:
       ConfigError: an eviction policy that needs to know the future.
     """
@@ -54,19 +59,19 @@ class Chooser:
         manager: OffloadManager,
         route: RoutePolicy,
         trace: TraceRecorder | None,
+        *,
+        trace_scores: bool = True,
+        needs_weights: bool = False,
     ):
-        missing = manager.cache.policy.needs - {"ids", "weights", "scores", "profile"}
-        if missing:
-            raise ConfigError(
-                f"eviction {manager.cache.policy.name} needs {', '.join(missing)}, "
-                "which a running engine does not know; replay a trace instead"
-            )
+        check_needs(manager.cache.policy, AVAILABLE | {"profile"})
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
         self.read_s = 0.0  # when the last routing was read, if events are recorded
         self._is_gate = isinstance(manager.predictor, GatePredictor)
-        self._keeps_scores = trace is not None or route.needs_resident
+        self._traces_scores = trace is not None and trace_scores
+        self._keeps_scores = self._traces_scores or route.needs_resident
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_weights = trace is not None or route.needs_resident
+        self._keeps_weights |= needs_weights
 
     def choose(self, layer: int, routed: Routed, shape_BS, step: int) -> Choice:
         """The choice of a layer for a chunk of B rows and S positions."""
@@ -96,7 +101,8 @@ class Chooser:
             read["weights_TK"] = weights_TK
         shares_TE = None
         if scores_TE is not None:
-            shares_TE = gate_scores(scores_TE, self._moe)
+            # What policies compare, and so what a trace keeps.
+            shares_TE = read["scores_TE"] = gate_scores(scores_TE, self._moe)
         hits, misses = manager.look_up(layer, ids_TK, shares_TE, step, is_decode)
         if is_decode or manager.predictor.whole_prompt:
             manager.observe(layer, ids_TK, scores_TE)
@@ -105,7 +111,7 @@ class Chooser:
             manager.observe(layer, ids_TK[last_B], None)
         if self._is_gate and is_decode:
             manager.store_wanted(layer, read.pop("wanted_NE"))
-        return Choice(ids_TK, weights_TK, hits, misses, read)
+        return Choice(ids_TK, weights_TK, hits, misses, manager.late, read)
 
     def record(
         self,
@@ -127,10 +133,10 @@ class Chooser:
             layer,
             choice.ids_TK,
             choice.read["weights_TK"],
-            np.isin(choice.ids_TK, choice.hits),
+            np.isin(choice.ids_TK, np.setdiff1d(choice.hits, choice.late)),
             moved_bytes,
             waited_s,
-            choice.read["scores_TE"],
+            choice.read["scores_TE"] if self._traces_scores else None,
             token_T // S,
         )
 

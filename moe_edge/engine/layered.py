@@ -35,7 +35,7 @@ class LayeredEngine(Engine):
       manager: brings experts into slots.
       route: chooses what is computed (None: the model's own choice).
       assist: lets the host compute absent experts while others travel.
-      trace: collects every lookup.
+      trace: collects every lookup, with all scores unless told otherwise.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class LayeredEngine(Engine):
         route: RoutePolicy | None = None,
         assist: Assist | None = None,
         trace: TraceRecorder | None = None,
+        trace_scores: bool = True,
     ):
         config = weights.config
         super().__init__(weights, [(layer,) for layer in range(config.num_layers)])
@@ -63,8 +64,15 @@ class LayeredEngine(Engine):
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
-        self._chooser = Chooser(config.moe, manager, self.route, trace)
-        self._step = self._trace_step = 0
+        self._chooser = Chooser(
+            config.moe,
+            manager,
+            self.route,
+            trace,
+            trace_scores=trace_scores,
+            needs_weights=assist is not None,
+        )
+        self._step, self._trace_step = -1, 0
         self._reader = None  # the last program that reads slots
         self._dispatched_s = 0.0
 
@@ -84,6 +92,7 @@ class LayeredEngine(Engine):
         self.manager.recorder.clear()
         if self.trace is not None:
             self.trace.clear()
+            self._trace_step = 0
 
     def movement(self) -> dict:
         return self.manager.movement()
@@ -99,6 +108,10 @@ class LayeredEngine(Engine):
         return session
 
     def _run_layers(self, session, x, chunk, on_routing):
+        length = chunk.valid_BS.shape[1]
+        if length == 1 or not session.prefilled:
+            self._step += 1  # a prompt is one step, however many chunks
+        session.prefilled = True
         state = self._attend(session, 0, x, chunk)
         if self._reader is not None:
             # Nothing above depends on the last step's experts where the caller knows
@@ -111,13 +124,13 @@ class LayeredEngine(Engine):
                 continue
             state = self._moe_layer(session, layer, state, chunk, on_routing)
         self._reader = state
-        self._step += 1
-        self._trace_step += chunk.valid_BS.shape[1]
+        self._trace_step += length
         return state
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
         gates = ()
-        if self._is_gate and self._is_moe[layer]:
+        is_decode = chunk.valid_BS.shape[1] == 1
+        if self._is_gate and is_decode and self._is_moe[layer]:
             gates = self.manager.predictor.gates_after(layer)
         cache = session.caches[layer][0]
         return self.weights.layers[layer], gates, chunk, self._windows[layer], cache

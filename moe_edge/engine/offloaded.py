@@ -119,6 +119,15 @@ def check_offload(reader, options: OffloadOptions) -> None:
         raise ConfigError(
             f"{reader.path} is a dense model: no experts to offload; run it resident"
         )
+    if getattr(reader, "subs", 1) > 1:
+        raise ConfigError(
+            f"{reader.path} has {reader.subs} sub-experts an expert, which no engine "
+            "runs yet; use the checkpoint it was made from"
+        )
+    if options.horizon > config.num_layers:
+        raise ConfigError(
+            f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
+        )
     block_bytes = reader.layout.size * device_dtype(reader.dtype).itemsize
     blocks = len(config.moe_layers) * config.moe.num_experts
     total = slots_for(
@@ -156,6 +165,7 @@ def make_offloaded(
     capacity: int = 1024,
     recorder: Recorder | None = None,
     with_trace: bool = False,
+    trace_scores: bool = True,
 ) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host.
 
@@ -167,6 +177,7 @@ def make_offloaded(
         leaves room.
       recorder: of events.
       with_trace: keep every lookup in `engine.trace`.
+      trace_scores: with the scores of all experts, which costs a read a layer.
     Raises:
       CapacityError: a budget of fewer than two slots, or above the machine.
       ConfigError: options that do not fit the model.
@@ -196,6 +207,7 @@ def make_offloaded(
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
         engine.kv_limit_bytes = kv_limit_bytes
         return engine
+    predictor = make_predictor(options, weights)
     trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
     slots = make_slots(spec.num_slots, store.record_size, store.dtype)
     recorder = recorder or Recorder(enabled=False)
@@ -205,14 +217,21 @@ def make_offloaded(
     manager = OffloadManager(
         SlotCache(spec, policy),
         mover,
-        predictor=make_predictor(options, weights),
+        predictor=predictor,
         horizon=options.horizon,
         prefetch_limit=options.prefetch_limit,
         recorder=recorder,
     )
     assist = None
     if options.assist is not None:
-        assist = Assist(config, store, options.assist)
-    engine = LayeredEngine(weights, manager, route=route, assist=assist, trace=trace)
+        assist = Assist(config, store, mover.link, options.assist)
+    engine = LayeredEngine(
+        weights,
+        manager,
+        route=route,
+        assist=assist,
+        trace=trace,
+        trace_scores=trace_scores,
+    )
     engine.kv_limit_bytes = kv_limit_bytes
     return engine

@@ -127,6 +127,7 @@ def run_generate(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     trace: str | None = None,
+    trace_scores: bool = False,
     events: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -149,6 +150,7 @@ def run_generate(
         all resident.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
+      trace_scores: also keep all experts' scores, in `scores.npz` beside it.
       events: file for transfers and waits (JSON lines).
       overwrite: replace a non-empty out_dir.
       dry_run: check everything but the weights and stop.
@@ -169,6 +171,8 @@ def run_generate(
         raise ConfigError(
             "--trace and --events record an offloaded run; give --device_memory too"
         )
+    if offload is not None and offload.mode == "fused" and (trace or events):
+        raise ConfigError("mode fused writes no traces and no events; use mode layered")
     check_out_dir(out_dir, overwrite)
     if dry_run:
         check_checkpoint(checkpoint, offload=offload)
@@ -182,7 +186,8 @@ def run_generate(
             "with_trace": trace is not None,
             "batch": min(batch_size, len(texts)),
             # No tokenizer yet, but no text has more tokens than bytes.
-            "capacity": max_new_tokens + max(len(t.text.encode()) for t in texts),
+            "capacity": max_new_tokens + 8 + max(len(t.text.encode()) for t in texts),
+            "trace_scores": trace_scores,
         }
     )
     loaded = load_engine(checkpoint, offload=offload, **options)
@@ -218,7 +223,7 @@ def run_generate(
             (folder / "offload.json").write_text(report + "\n", encoding="utf-8")
     engine.close()
     if trace:
-        write_trace(trace, engine.trace.trace())
+        write_trace(trace, engine.trace.trace(), with_scores=trace_scores)
     if events:
         recorder.write_jsonl(events)
     if stream is not None:

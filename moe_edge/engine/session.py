@@ -24,12 +24,14 @@ class Session:
       positions_B: int32 device array, position of each row's next token.
       capacity: tokens that a row's cache holds.
       used: tokens of the longest row (host's own count: no sync to check it).
+      prefilled: whether a chunk of its prompts has run.
     """
 
     caches: list[tuple[Cache, ...]]
     positions_B: jax.Array
     capacity: int
     used: int = 0
+    prefilled: bool = False
 
     def grow(self, tokens: int) -> None:
         """Counts tokens that are about to be written.

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.engine.assisted import Assist
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.study_engines import (
@@ -136,21 +135,7 @@ def prepare(
     for batch in batches:
         generate(bench.resident, warm[:batch], settings.new_tokens)
     for case, engine in zip(cases, engines, strict=True):
-        if engine.assist is None:
-            warm_up(engine, warm[: case.batch], settings.new_tokens)
-        else:
-            calibrate(engine, bench, warm[: case.batch], settings.new_tokens)
+        # Whether the host helps in the first step is chance: a whole generation then.
+        start = warm_up if engine.assist is None else generate
+        start(engine, warm[: case.batch], settings.new_tokens)
     return Ready(engines, rounds, layer_s, link, pool, bench.config.moe_layers[0])
-
-
-def calibrate(engine: StudyEngine, bench: Bench, prompts, new_tokens: int) -> None:
-    """Measures what the host and the link take for an expert, after compilation.
-
-    The first measurements hold compilation, and a rule that then finds the host too
-    slow would never measure it again. Two pointers use both.
-    """
-    rule = engine.assist.rule
-    for _ in range(2):
-        engine.assist = Assist(bench.config, bench.store, "two_pointer")
-        generate(engine, prompts, new_tokens)
-    engine.assist.rule = rule

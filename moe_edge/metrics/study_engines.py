@@ -106,7 +106,7 @@ class Bench:
         )
         assist = None
         if options.assist is not None:
-            assist = Assist(self.config, store, options.assist)
+            assist = Assist(self.config, store, manager.mover.link, options.assist)
         route = get_route(options.route, **options.route_options)
         engine = StudyEngine(
             self._first, self.weights, manager, route=route, assist=assist

@@ -45,8 +45,8 @@ WHY = (
     "The paper's changes are over three models of 16 to 57 B parameters on GPUs whose "
     "PCIe is 10 to 100 times slower than an expert's compute; here a transfer is 2 "
     "layers of compute. Our base keeps the experts that other prompts used most, and "
-    "the slots are one pool over all layers. Host-computed experts cost the same cores as "
-    "the model."
+    "the slots are one pool over all layers. Host-computed experts cost the same cores "
+    "as the model."
 )
 
 

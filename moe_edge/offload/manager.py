@@ -59,6 +59,7 @@ class OffloadManager:
         # Transfers not yet known to be done, by slot; blocks prefetched and not yet
         # looked up, by key.
         self._moving: dict[int, Ticket] = {}
+        self.late = np.zeros(0, np.int32)  # hits of the last lookup not yet arrived
         self.demanded = 0  # blocks asked for on demand so far
         self._expected: dict[int, int] = {}
 
@@ -116,9 +117,9 @@ class OffloadManager:
             self._expected.pop(key, None)
         for expert in found.hits:
             self.mover.used(base + int(expert))
-        late = sum(
-            self._moving_ticket(layer, int(expert)) is not None for expert in found.hits
-        )
+        moving = [self._moving_ticket(layer, int(e)) is not None for e in found.hits]
+        self.late = found.hits[np.array(moving, bool)]
+        late = len(self.late)
         counters.hits += len(found.hits) - late
         counters.misses += len(found.misses) + late
         counters.late += late
@@ -128,7 +129,8 @@ class OffloadManager:
 
     def _record_lookup(self, layer: int, found, step: int) -> None:
         now_s = self.recorder.clock.now()
-        for kind, experts in (("hit", found.hits), ("miss", found.misses)):
+        here, absent = np.setdiff1d(found.hits, self.late), (*self.late, *found.misses)
+        for kind, experts in (("hit", here), ("miss", np.array(absent, np.int32))):
             for expert in experts.tolist():
                 self.recorder.add(kind, now_s, layer=layer, expert=expert, step=step)
 
@@ -291,4 +293,5 @@ class OffloadManager:
         """A new session begins: blocks stay, the records of the sequence go."""
         self.calm()
         self.state = self.predictor.finish_sequence(self.state)
+        self.accuracy.forget_waiting()
         self.cache.new_sequence()

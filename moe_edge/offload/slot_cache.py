@@ -131,7 +131,9 @@ class SlotCache:
         self.state = put(self.state, slot, -1)
 
     def new_sequence(self) -> None:
-        """Starts the policy's record anew; the blocks stay where they are."""
+        """Ends a record that is one sequence's only; the blocks stay where they are."""
+        if not self.policy.per_sequence:
+            return
         key_S = self.state["key_S"]
         self.state = {**self.policy.init(self.spec), "key_S": key_S}
         self._first_step = None

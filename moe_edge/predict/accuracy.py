@@ -57,6 +57,10 @@ class PredictionLog:
         self.rounds_LA[layer] += waiting_A
         waiting_A[:] = False
 
+    def forget_waiting(self) -> None:
+        """Predictions not yet compared are dropped: their sequence has ended."""
+        self._is_waiting_LA[:] = False
+
     @property
     def recall_LA(self) -> np.ndarray:
         """Share of the chosen experts that were predicted; NaN where none was."""

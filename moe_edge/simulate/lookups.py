@@ -142,7 +142,8 @@ def policy_of(name: str, trace: Trace) -> EvictionPolicy:
 
 def _prompt_steps(trace: Trace) -> int:
     decode = trace.step[trace.phase == DECODE]
-    return int(decode.min() if len(decode) else trace.step.max() + 1)
+    end = decode.min() if len(decode) else trace.step.max() + 1
+    return int(end - trace.step.min())
 
 
 def _future(trace: Trace) -> list:

@@ -73,6 +73,8 @@ def replay(
     for routed in lookups(trace):
         if routed.phase != DECODE and not warm_by_prefill:
             continue
+        if routed.new_sequence:
+            cache.new_sequence()
         hits, misses = cache.look_up(
             routed.layer, routed.ids_TK, routed.scores_TE, routed.step
         )

@@ -69,6 +69,7 @@ def replay_time(
         layer, ids_TK, scores_TE = routed.layer, routed.ids_TK, routed.scores_TE
         if routed.new_sequence:
             manager.state = predictor.finish_sequence(manager.state)
+            manager.cache.new_sequence()
         if routed.phase != DECODE:
             found = manager.cache.look_up(layer, ids_TK, scores_TE, routed.step)
             admit_all(manager.cache, layer, found.misses)

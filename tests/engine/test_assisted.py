@@ -5,10 +5,13 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.assisted import RULES, Assist
+from moe_edge.offload.link import Link
+from moe_edge.offload.store import HostStore
 from tests.support.layered import (
     NINE,
     STEPS,
     THREE,
+    StoreReader,
     forced_logits,
     layered,
     resident_logits,
@@ -112,7 +115,7 @@ def test_nothing_is_compiled_while_an_assisted_sequence_grows():
     ],
 )
 def test_split_by_measured_costs(rule, load_s, host_s, expected):
-    assist = Assist(GQA, None, rule)
+    assist = Assist(GQA, HostStore(StoreReader(GQA)), Link(), rule)
     assist.load.add(load_s)
     assist.host.add(host_s)
     assert assist.split(np.array([5, 3, 1, 7])) == expected
@@ -120,4 +123,4 @@ def test_split_by_measured_costs(rule, load_s, host_s, expected):
 
 def test_unknown_rule_lists_the_known():
     with pytest.raises(ConfigError, match="'psychic'; known: fiddler, two_pointer"):
-        Assist(GQA, None, "psychic")
+        Assist(GQA, HostStore(StoreReader(GQA)), Link(), "psychic")

@@ -74,6 +74,16 @@ def test_run_starts_cold_and_moves_what_a_replay_misses(engine, prompts):
     assert len(played.step_s) == len(first.step_s) == 5
 
 
+def test_forced_runs_feed_other_tokens_and_a_shorter_one_is_their_beginning(
+    engine, prompts
+):
+    greedy = offload_runs.decode_run(engine, prompts, 6)
+    long = offload_runs.decode_run(engine, prompts, 6, forced=True)
+    short = offload_runs.decode_run(engine, prompts, 3, forced=True)
+    assert np.array_equal(long.tokens[:4], short.tokens)
+    assert not np.array_equal(long.tokens, greedy.tokens)
+
+
 def test_run_over_a_link_takes_at_least_its_transfers(engine, prompts):
     run = offload_runs.decode_run(engine, prompts, 3, SLOW)
     block_bytes = engine.manager.mover.store.block_bytes
@@ -131,7 +141,7 @@ def test_link_for_loads_a_block_in_the_stated_time():
 
 
 def test_link_rows_oracle_never_beats_its_bound(folder):
-    rows = offload_links.link_rows("tiny", folder, SIZES, 1, ("none", "previous"))
+    rows = offload_links.link_rows("tiny", folder, SIZES, 1, ("none", "previous"), True)
     names = [row["case"].rsplit(", ", 1)[1] for row in rows]
     assert names == ["oracle", "none", "previous"]
     assert all("emulated" in row["case"] and row["emulated"] for row in rows)
