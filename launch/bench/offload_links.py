@@ -25,7 +25,6 @@ from launch.bench.offload_runs import (
     trace_of,
 )
 from launch.bench.timing import interleave
-from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import load_engine
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.policy import get_policy
@@ -41,17 +40,8 @@ HORIZON, PREFETCH_LIMIT = 3, 24
 
 
 def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
-    """The link over which one block takes `load_s` seconds, latency included.
-
-    Raises:
-      CapacityError: a load shorter than the latency.
-    """
-    if load_s <= LATENCY_S:
-        raise CapacityError(
-            f"an expert load of {load_s * 1e6:.0f} us is no longer than the link's "
-            f"latency of {LATENCY_S * 1e6:.0f} us; take a larger model"
-        )
-    return EmulatedLink(block_bytes / (load_s - LATENCY_S), LATENCY_S)
+    """The link that carries one block's bytes in `load_s`, the latency on top."""
+    return EmulatedLink(block_bytes / load_s, LATENCY_S)
 
 
 def link_rows(

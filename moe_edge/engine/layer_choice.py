@@ -4,7 +4,7 @@ This is the one place where decoding waits for the device. It reads no more than
 route policy, the cache, the predictor and the trace need.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,29 +14,39 @@ from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import check_needs
-from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.base import RoutePolicy, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
-@dataclasses.dataclass
-class Choice:
+class Reading(NamedTuple):
     """What a layer computes.
 
     Attributes:
       ids_TK: int32, on the host; E is no expert.
       weights_TK: float32, on the device, or on the host where a route changed them.
-      hits, misses: distinct experts that were, or were not, in slots.
-      late: hits that were still on their way.
-      read: further arrays that were read: weights_TK, scores_TE.
+      read: further arrays that were read: weights_TK, scores_TE, wanted_NE.
     """
 
     ids_TK: np.ndarray
     weights_TK: jax.Array | np.ndarray
+    read: dict[str, np.ndarray]
+
+
+class Choice(NamedTuple):
+    """A reading, looked up.
+
+    Attributes:
+      ids_TK, weights_TK, read: of `Reading`.
+      hits, misses: distinct experts that were, or were not, in slots.
+      late: hits that were still on their way.
+    """
+
+    ids_TK: np.ndarray
+    weights_TK: jax.Array | np.ndarray
+    read: dict[str, np.ndarray]
     hits: np.ndarray
     misses: np.ndarray
     late: np.ndarray
-    read: dict[str, np.ndarray]
 
 
 class Chooser:
@@ -66,52 +76,50 @@ class Chooser:
         check_needs(manager.cache.policy, AVAILABLE | {"profile"})
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
         self.read_s = 0.0  # when the last routing was read, if events are recorded
-        self._is_gate = isinstance(manager.predictor, GatePredictor)
         self._traces_scores = trace is not None and trace_scores
         self._keeps_scores = self._traces_scores or route.needs_resident
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_weights = trace is not None or route.needs_resident
         self._keeps_weights |= needs_weights
 
-    def choose(self, layer: int, routed: Routed, shape_BS, step: int) -> Choice:
-        """The choice of a layer for a chunk of B rows and S positions."""
+    def read(self, layer: int, routed: Routed, shape_BS) -> Reading:
+        """Waits for a layer's routing and applies the route policy."""
         manager, routing = self._manager, routed.routing
         is_decode = shape_BS[1] == 1
-        wanted = {"ids_TK": routing.ids_TK}
+        ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
+        read = {}
         if self._keeps_weights:
-            wanted["weights_TK"] = routing.weights_TK
+            read["weights_TK"] = np.asarray(weights_TK)
         if self._keeps_scores:
-            wanted["scores_TE"] = routing.scores_TE
-        if self._is_gate and is_decode:
-            wanted["wanted_NE"] = routed.wanted_NE
-        read = jax.device_get(wanted)
+            # Shares: what policies compare, and so what a trace keeps.
+            raw_TE = np.asarray(routing.scores_TE)
+            read["scores_TE"] = gate_scores(raw_TE, self._moe)
+        if routed.wanted_NE is not None:
+            read["wanted_NE"] = np.asarray(routed.wanted_NE)
         if manager.recorder.enabled:
             self.read_s = manager.recorder.clock.now()
-        ids_TK, scores_TE = read.pop("ids_TK"), read.get("scores_TE")
-        weights_TK = routing.weights_TK
         if self._route.needs_resident and is_decode:
+            resident_E = manager.cache.resident(layer)
             ids_TK, weights_TK = self._route.route(
-                layer,
-                scores_TE,
-                manager.cache.resident(layer),
-                self._moe,
-                ids_TK,
-                read["weights_TK"],
+                layer, raw_TE, resident_E, self._moe, ids_TK, read["weights_TK"]
             )
             read["weights_TK"] = weights_TK
-        shares_TE = None
-        if scores_TE is not None:
-            # What policies compare, and so what a trace keeps.
-            shares_TE = read["scores_TE"] = gate_scores(scores_TE, self._moe)
-        hits, misses = manager.look_up(layer, ids_TK, shares_TE, step, is_decode)
+        return Reading(ids_TK, weights_TK, read)
+
+    def look_up(self, layer: int, reading: Reading, shape_BS, step: int) -> Choice:
+        """Looks the chosen experts up and tells the predictor."""
+        manager, ids_TK = self._manager, reading.ids_TK
+        is_decode = shape_BS[1] == 1
+        scores_TE = reading.read.get("scores_TE")
+        hits, misses = manager.look_up(layer, ids_TK, scores_TE, step, is_decode)
         if is_decode or manager.predictor.whole_prompt:
             manager.observe(layer, ids_TK, scores_TE)
         else:
             last_B = last_tokens(ids_TK, shape_BS, self._moe.num_experts)
             manager.observe(layer, ids_TK[last_B], None)
-        if self._is_gate and is_decode:
-            manager.store_wanted(layer, read.pop("wanted_NE"))
-        return Choice(ids_TK, weights_TK, hits, misses, manager.late, read)
+        if "wanted_NE" in reading.read:
+            manager.store_wanted(layer, reading.read["wanted_NE"])
+        return Choice(*reading, hits, misses, manager.late)
 
     def record(
         self,

@@ -10,7 +10,6 @@ same kernels, so that every bit equals the resident engine's.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from moe_edge.engine.base import jit_step
 from moe_edge.engine.weights import bind_block, block_graph
@@ -31,7 +30,7 @@ class Routed(NamedTuple):
     hidden_TD: jax.Array
     shared: Shared
     routing: Routing
-    wanted_NE: jax.Array  # what gate predictors ask for, N = 0 without
+    wanted_NE: jax.Array | None  # what gate predictors ask for
 
 
 class LayerPrograms:
@@ -40,6 +39,7 @@ class LayerPrograms:
     def __init__(self, config: ModelConfig, dtype):
         moe = config.moe
         self._config, self._dtype = config, dtype
+        self._is_pairs: dict[int, bool] = {}
         self._layout = RecordLayout.of(config)
         self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
         self._options = {
@@ -67,6 +67,14 @@ class LayerPrograms:
             self.peek,
         ]
 
+    def is_pairs(self, tokens: int) -> bool:
+        """Whether so many tokens meet their experts pair by pair."""
+        known = self._is_pairs.get(tokens)
+        if known is None:
+            known = choose_method(tokens, self._dtype) == "pairs"
+            self._is_pairs[tokens] = known
+        return known
+
     def waves(self, tokens: int) -> ExpertWaves:
         """How `tokens` tokens meet the experts."""
         method = choose_method(tokens, self._dtype)
@@ -84,11 +92,10 @@ class LayerPrograms:
         x_BSD, cache = block.attend(x_BSD, chunk, window, cache)
         hidden_TD, routing = seam(block.route(x_BSD, chunk))
         shared = seam(block.run_shared(hidden_TD))
+        wanted_NE = None
         if gates:
             valid_T = chunk.valid_BS.reshape(-1)
             wanted_NE = gate_scores(self._config, gates, hidden_TD, valid_T)
-        else:
-            wanted_NE = jnp.zeros((0, self._config.moe.num_experts), jnp.float32)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots

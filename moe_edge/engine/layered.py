@@ -61,6 +61,8 @@ class LayeredEngine(Engine):
         predictor = manager.predictor
         self._is_gate = isinstance(predictor, GatePredictor)
         self._is_partial = isinstance(predictor, PartialState)
+        # With assist or a partial state there is work before a layer's experts.
+        self._runs_ahead = assist is None and not self._is_partial
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
@@ -151,14 +153,24 @@ class LayeredEngine(Engine):
         shape_BS = chunk.valid_BS.shape
         if not self._slots.safe_in_thread:
             self.manager.mover.poll()  # what has arrived goes into its slots
-        choice = self._chooser.choose(layer, routed, shape_BS, self._step)
+        reading = self._chooser.read(layer, routed, shape_BS)
         self._note_compute(layer)
         if on_routing is not None:
             on_routing(layer, routed.routing)
         manager, is_last = self.manager, layer + 1 == self.config.num_layers
         is_decode = shape_BS[1] == 1
+        if is_decode and self._runs_ahead:
+            slot_TK = manager.ready_slots(layer, reading.ids_TK)
+            if slot_TK is not None and self._run.is_pairs(len(slot_TK)):
+                # Nothing to wait for: the device first, the books meanwhile.
+                state = self._dispatch(session, layer, routed, slot_TK, reading, chunk)
+                choice = self._chooser.look_up(layer, reading, shape_BS, self._step)
+                manager.prefetch(layer, self._step)
+                self._record(layer, choice, shape_BS, manager.demanded, 0.0)
+                return state
+        choice = self._chooser.look_up(layer, reading, shape_BS, self._step)
         distinct = len(choice.hits) + len(choice.misses)
-        pairs = self._run.waves(choice.ids_TK.shape[0]).method == "pairs"
+        pairs = self._run.is_pairs(len(choice.ids_TK))
         fits = distinct <= manager.room(layer)
         host_TD, demanded = None, manager.demanded
         if pairs and fits:
@@ -187,7 +199,11 @@ class LayeredEngine(Engine):
         if helped:
             # One may be on its way for the next token already: not for this one.
             slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
-        if is_last:
+        return self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
+
+    def _dispatch(self, session, layer, routed, slot_TK, choice, chunk, host_TD=None):
+        """A layer's experts, which stand in slots, and the next layer's attention."""
+        if layer + 1 == self.config.num_layers:
             return self._run.experts(
                 routed, slot_TK, choice.weights_TK, self._slots.array, host_TD
             )

@@ -50,6 +50,8 @@ class OffloadManager:
         self.predictor = predictor or Predictor()
         self.horizon, self.prefetch_limit = horizon, prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
+        # Whether a lookup has more to do than to count.
+        self._is_watching = self.recorder.enabled or predictor is not None
         self._is_idle = type(self.predictor) is Predictor  # the base names nothing
         self.state = self.predictor.init(spec)
         self.reset_counters()
@@ -108,11 +110,16 @@ class OffloadManager:
           (hits, misses): distinct experts; a hit may still be on its way.
         """
         found = self.cache.look_up(layer, ids_TK, scores_TE, step)
+        counters = self.counters[is_decode]
+        if not (self._expected or self._moving or self._is_watching):
+            self.late = found.hits[:0]
+            counters.hits += len(found.hits)
+            counters.misses += len(found.misses)
+            return found.hits, found.misses
         base = layer * self.spec.num_experts
         chosen = {base + int(e) for e in (*found.hits, *found.misses)}
         self._take_back(layer, chosen)
         self._settle()
-        counters = self.counters[is_decode]
         for key in chosen:
             self._expected.pop(key, None)
         for expert in found.hits:
@@ -203,6 +210,8 @@ class OffloadManager:
 
     def arriving(self, layer: int, hits) -> list[Ticket]:
         """Tickets of hits that are still on their way, now as urgent as misses."""
+        if not self._moving:
+            return []
         tickets = [self._moving_ticket(layer, int(expert)) for expert in hits]
         tickets = [ticket for ticket in tickets if ticket is not None]
         for ticket in tickets:
@@ -220,6 +229,22 @@ class OffloadManager:
         if self.recorder.enabled:
             self.recorder.add("wait", start_s, waited_s, layer=layer, step=step)
         return waited_s
+
+    def ready_slots(self, layer: int, ids_TK) -> np.ndarray | None:
+        """int32 slots of the chosen experts if all are there already, else None.
+
+        Also None for padding rows and for policies whose lookup may empty slots.
+        """
+        if self.cache.policy.forgets or ids_TK.max() >= self.spec.num_experts:
+            return None
+        slot_TK = self.cache.slot_LE[layer][ids_TK]
+        if slot_TK.min() < 0:
+            return None
+        if self._moving:
+            self._settle()
+            if self._moving and np.isin(slot_TK, list(self._moving)).any():
+                return None
+        return slot_TK
 
     def slots_TK(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
         """int32 slot of every chosen expert; S where there is none (or none yet)."""
