@@ -5,8 +5,8 @@ refreshed, then each miss takes the policy's victim and one record moves from th
 host to the device. The loop's length is the number of misses, so a step that hits
 moves nothing, and the slots are a loop carry, so they are written in place.
 
-The same semantics as `offload/slot_cache.py`, which the tests replay, as long as what a
-layer chose fits its slots: a layer in waves is one look-up a wave here, so that policies
+The same semantics as `offload/slot_cache.py`, which the tests replay, as long as what
+a layer chose fits its slots: a layer in waves is one look-up a wave here, so policies
 that count steps or scores see it more than once.
 """
 
