@@ -185,7 +185,11 @@ class LayeredEngine(Engine):
             x, waited_s = self._waves.run(layer, routed, choice, self._step, is_decode)
             self._record(layer, choice, shape_BS, demanded, waited_s)
             return x if is_last else self._attend(session, layer + 1, x, chunk)
-        if is_decode and not self._is_partial:
+        # While demands travel there is time to think ahead; if all is here there is
+        # none before the dispatch.
+        must_wait = not all(ticket.done for ticket in tickets)
+        prefetches = is_decode and not self._is_partial
+        if prefetches and must_wait:
             manager.prefetch(layer, self._step)
         if is_decode and self._is_partial and not is_last and self._is_moe[layer + 1]:
             self._peek(session, layer, routed, choice, chunk)
@@ -199,7 +203,10 @@ class LayeredEngine(Engine):
         if helped:
             # One may be on its way for the next token already: not for this one.
             slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
-        return self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
+        state = self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
+        if prefetches and not must_wait:
+            manager.prefetch(layer, self._step)
+        return state
 
     def _dispatch(self, session, layer, routed, slot_TK, choice, chunk, host_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""

@@ -242,7 +242,7 @@ class OffloadManager:
             return None
         if self._moving:
             self._settle()
-            if self._moving and np.isin(slot_TK, list(self._moving)).any():
+            if not self._moving.keys().isdisjoint(slot_TK.reshape(-1).tolist()):
                 return None
         return slot_TK
 
