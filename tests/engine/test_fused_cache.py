@@ -22,11 +22,11 @@ OPTIONS = {"static_oracle": {"profile": COUNTS_LE}}
 def look_ups(tokens, steps=40, seed=0):
     """(step, layer, ids_TK, scores_TE); the third look-up of each layer is padding."""
     rng = np.random.default_rng(seed)
-    for step in range(1, steps + 1):
+    for step in range(steps):
         for layer in (0, 2):
             scores_TE = rng.dirichlet(np.ones(E), tokens).astype(np.float32)
             ids_TK = np.argsort(-scores_TE, axis=1)[:, :K].astype(np.int32)
-            if step == 3:
+            if step == 2:
                 ids_TK[-1] = E
             yield step, layer, ids_TK, scores_TE
 
