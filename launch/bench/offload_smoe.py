@@ -32,14 +32,17 @@ SMOE = {
     "predictor_options": {"top_a": 0.2},
     "assist": "two_pointer",
 }
+_EQUAL = {"eviction": "lru", "slot_plan": "equal"}
+_PARTIAL = {"predictor": "smoe_partial", "predictor_options": {"top_a": None}}
 LOSSLESS = {
-    "lru": {},
-    "smoe_score, stale_gate": {"eviction": "smoe_score", "predictor": "stale_gate"},
-    "smoe_score, stale_gate, assist": {
-        "eviction": "smoe_score",
-        "predictor": "stale_gate",
-        "assist": "two_pointer",
-    },
+    "lru, equal slots": _EQUAL,
+    "lfu": {"eviction": "lfu"},
+    "lfu, smoe_partial": {"eviction": "lfu"} | _PARTIAL,
+    "lru, equal slots, smoe_partial": _EQUAL | _PARTIAL,
+    "lfu, assist": {"eviction": "lfu", "assist": "two_pointer"},
+    "lru, equal slots, smoe_partial, assist": _EQUAL
+    | _PARTIAL
+    | {"assist": "two_pointer"},
 }
 
 

@@ -30,7 +30,8 @@ class OffloadOptions:
       device_memory: budget: `25%` of the expert bytes, or all there is (`2GiB`).
       mode: `layered` or `fused`.
       eviction: name of an eviction policy, and its options.
-      slot_plan: `one_pool`, `equal`, ..., and its options.
+      slot_plan: `equal`, `one_pool`, ..., and its options; `auto`: equal where every
+        layer gets two slots, else one pool.
       predictor: names experts to prefetch (`none`: no prefetching), and its options.
       horizon: layers ahead that are prefetched.
       prefetch_limit: most prefetches asked for after one layer's routing.
@@ -135,5 +136,5 @@ def resolve_offload(
     if device_memory is None:
         return offload
     if offload is None:
-        return OffloadOptions(device_memory=device_memory)
+        return OffloadOptions(device_memory=device_memory, slot_plan="auto")
     return dataclasses.replace(offload, device_memory=device_memory)

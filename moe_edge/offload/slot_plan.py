@@ -111,7 +111,12 @@ def plan_slots(
       ConfigError: unknown plan or options that do not fit.
       CapacityError: fewer than two slots for some layer.
     """
-    check_known("slot plan", name, PLANS)
+    check_known("slot plan", name, ("auto", *PLANS))
+    if name == "auto":
+        # Layers come in turn, so least recently used in one pool throws out exactly
+        # what the next token needs; a few slots, though, serve best together.
+        enough = total >= MIN_SLOTS * len(moe_layers)
+        name = "equal" if enough else "one_pool"
     if name == "one_pool":
         return (-1,) * one_pool(total, num_experts, moe_layers, **options)
     slots_M = PLANS[name](total, num_experts, moe_layers, **options)

@@ -243,7 +243,8 @@ def test_budget_alone_takes_the_default_policies():
     assert resolve_offload("20%", policy) == dataclasses.replace(
         policy, device_memory="20%"
     )
-    assert resolve_offload("20%", None) == OffloadOptions(device_memory="20%")
+    bare = OffloadOptions(device_memory="20%", slot_plan="auto")
+    assert resolve_offload("20%", None) == bare
 
 
 def test_mode_names_the_engine_and_fused_writes_no_trace():

@@ -165,3 +165,9 @@ def test_adapmoe_dp_rejects_curves_of_wrong_shape_and_too_few_slots():
     curves = static_hit_curves([[8, 4, 2, 1, 1]] * 2)
     with pytest.raises(CapacityError, match="adapmoe_dp gives.*of 3 slots"):
         plan_slots("adapmoe_dp", 3, 2, 5, [0, 1], hit_curves=curves, top_k=2)
+
+
+def test_auto_is_equal_unless_a_layer_would_get_fewer_than_two():
+    assert plan_slots("auto", 9, 3, 8, (1, 2)) == (1,) * 5 + (2,) * 4
+    assert plan_slots("auto", 4, 3, 8, (1, 2)) == (1, 1, 2, 2)
+    assert plan_slots("auto", 3, 3, 8, (1, 2)) == (-1,) * 3
