@@ -14,26 +14,29 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench import convert, decode, offload
+from launch.bench import convert, decode, offload, traced
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.core.files import check_out_dir
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import Entry, metric, write_entry
+from moe_edge.model.config import ModelConfig
 
 SUITES = {
     "decode": decode.decode_suite,
     "prefill": decode.prefill_suite,
     "convert": convert.convert_suite,
     "offload": offload.offload_suite,
+    "traced": traced.traced_suite,
 }
-# Name and HF folder of what a suite measures, as it left them in the work folder.
+# Name, and HF folder or config, of what a suite measures, as it left the work folder.
 MODELS = {
     "decode": lambda folder: decode.benchmark_models(folder),
     "prefill": lambda folder: decode.benchmark_models(folder),
     "convert": convert.convert_models,
     "offload": offload.offload_models,
+    "traced": traced.traced_models,
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")
@@ -86,7 +89,8 @@ def benchmark(
         metrics=[row_metric for row in rows for row_metric in metrics_of(row)],
         kind="emulated" if any(row.get("emulated") for row in rows) else "measured",
         limits=[
-            "Random weights route uniformly: speed only, no quality claim.",
+            "Random weights: speed only, no quality claim. They route uniformly, but "
+            "for suite `traced`, whose routers repeat a recorded trace.",
             "One machine; other programs may have shared it. Trust the ratios, which "
             "are medians over rounds measured side by side.",
         ],
@@ -109,11 +113,12 @@ def benchmark(
     }
 
 
-def describe_models(models: list[tuple[str, Path]]) -> dict:
+def describe_models(models: list[tuple[str, Path | ModelConfig]]) -> dict:
     """`model` of the results entry; of several, the name lists their parameters."""
     params = {}
-    for name, folder in models:
-        shapes = hf_shapes(open_checkpoint(folder).config)
+    for name, source in models:
+        is_config = isinstance(source, ModelConfig)
+        shapes = hf_shapes(source if is_config else open_checkpoint(source).config)
         params[name] = sum(math.prod(shape) for shape in shapes.values())
     listed = ", ".join(
         f"{name} ({count / 1e6:.1f} M)" for name, count in params.items()

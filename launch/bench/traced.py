@@ -24,6 +24,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.config import ModelConfig
 from moe_edge.workload.trace_reader import read_trace
 
 TRACE = "../shared/data/routing/trace_qwen3_30b_a3b.csv.gz"
@@ -88,6 +89,11 @@ def models() -> dict[str, dict]:
         small = olmoe_config(8, "bfloat16") | {"num_experts_per_tok": TOP_K}
         return {"olmoe_450m": small}
     return {"olmoe_7b": olmoe_7b(), "deepseek_v2_lite_16b": deepseek_v2_lite()}
+
+
+def traced_models(work_dir: Path) -> list[tuple[str, ModelConfig]]:
+    """Name and config of the suite's models, which lie in memory only."""
+    return [(name, config_from_hf(hf_config)) for name, hf_config in models().items()]
 
 
 def seconds_per_token(engine: Engine, steps: int) -> float:
