@@ -21,6 +21,8 @@ from moe_edge.route.substitute import Substitute
 from moe_edge.route.topk import TopK
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = OffloadOptions(device_memory="25%", eviction="smoe_score", asynchronous=False)
 
 

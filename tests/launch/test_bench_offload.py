@@ -26,6 +26,8 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay_time import replay_time
 from moe_edge.simulate.timing import CostModel
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TINY = models.olmoe_config(2, "bfloat16", experts=16) | {
     "vocab_size": 61,

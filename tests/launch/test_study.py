@@ -1,8 +1,12 @@
 import json
 
+import pytest
+
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.traces import one_layer
+
+pytestmark = pytest.mark.slow
 
 SMALL = [
     *("--rounds", 1, "--prompt_tokens", 8, "--new_tokens", 6),

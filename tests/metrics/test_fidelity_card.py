@@ -8,6 +8,8 @@ from moe_edge.metrics.fidelity_card import run_fidelity
 from moe_edge.metrics.schema import validate_entry
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
 
 

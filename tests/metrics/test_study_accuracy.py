@@ -11,6 +11,8 @@ from moe_edge.metrics.study_accuracy import run_accuracy
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def write_questions(path, prompts):
     choices = ["12 sacks", "3"]

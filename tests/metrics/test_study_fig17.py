@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics import study_fig17
@@ -9,6 +10,8 @@ from moe_edge.metrics.study_settings import Settings
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
+
+pytestmark = pytest.mark.slow
 
 MOE = MoeConfig(num_experts=4, top_k=2, expert_dim=8)
 

@@ -9,6 +9,8 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 from tests.support.tiny_models import GQA, RandomReader, random_prompts
 
+pytestmark = pytest.mark.slow
+
 LAYER_S = 0.03  # transfer of a layer
 
 

@@ -17,6 +17,8 @@ from moe_edge.metrics.study_settings import Settings
 from moe_edge.metrics.study_timing import Timed, Timing
 from moe_edge.offload.link import EmulatedLink
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(budgets=("25%", "50%"), batches=(1,), rounds=2)
 POOL = PromptPool([[1]], [{"path": "p", "sha256": "0"}])
 PROFILE = np.ones((2, 4))

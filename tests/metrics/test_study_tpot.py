@@ -7,6 +7,8 @@ from moe_edge.metrics.study_tpot import options_at, run_tpot
 from moe_edge.metrics.tpot_fit import falls, fit_of, sentence
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 A = (0.0, 0.2, 0.4, 0.6)
 
 
