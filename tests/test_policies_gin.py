@@ -6,16 +6,9 @@ import pytest
 import moe_edge.configurables  # noqa: F401  registers the roots
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from tests.test_configs import ROOT
+from tests.test_configs import ROOT, clean_gin  # noqa: F401  an autouse fixture
 
 FILES = sorted((ROOT / "configs" / "policies").glob("*.gin"))
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

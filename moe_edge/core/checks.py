@@ -4,6 +4,8 @@ Every error says what was wrong, what was found, what was expected and what to
 do about it. All are ValueErrors, so a caller may catch them without importing us.
 """
 
+import dataclasses
+
 
 class MoeEdgeError(ValueError):
     """Base of every error this library raises on bad input."""
@@ -55,3 +57,21 @@ def check_known(kind: str, name: str, known) -> None:
     """Raises ConfigError if `name` is not in `known`, listing what is."""
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+
+
+def build_known(kind: str, classes, name: str, options):
+    """An object of the dataclass called `name`, with these options.
+
+    Args:
+      kind: what it is, for the message.
+      classes: name -> dataclass.
+    Raises:
+      ConfigError: unknown name or option, listing what is; or what the class refuses.
+    """
+    check_known(kind, name, classes)
+    fields = [field.name for field in dataclasses.fields(classes[name])]
+    for option in options:
+        if option not in fields:
+            known = ", ".join(fields) or "none"
+            raise ConfigError(f"{name} has no option {option!r}; known: {known}")
+    return classes[name](**options)

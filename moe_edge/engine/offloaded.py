@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -107,9 +108,11 @@ def make_predictor(options: OffloadOptions, weights: Weights):
     return predictor
 
 
-def check_offload(reader, options: OffloadOptions) -> None:
+def check_offload(reader, options: OffloadOptions) -> OffloadOptions:
     """What `make_offloaded` would refuse, judged without reading weights.
 
+    Returns:
+      the options, filled by `fill_profile`.
     Raises: as `make_offloaded`, but for what an absolute budget has to hold beside
     the slots.
     """
@@ -144,6 +147,7 @@ def check_offload(reader, options: OffloadOptions) -> None:
         config.moe_layers,
         **options.slot_plan_options,
     )
+    return options
 
 
 def device_memory_bytes() -> int | None:
@@ -183,16 +187,13 @@ def make_offloaded(
       ConfigError: options that do not fit the model.
     """
     config = reader.config
-    check_offload(reader, options)
-    options = fill_profile(options, config)
+    options = check_offload(reader, options)
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
     store = HostStore(reader, options.memory)
     spec = make_spec(options, weights, store, batch, capacity)
     kv_limit_bytes = None
     if parse_budget(options.device_memory).bytes is not None:
         kv_limit_bytes = cache_bytes(config, batch, capacity)
-    policy = get_policy(options.eviction, **options.eviction_options)
-    route = get_route(options.route, **options.route_options)
     if options.mode == "fused":
         if with_trace or (recorder is not None and recorder.enabled):
             raise ConfigError(
@@ -203,35 +204,45 @@ def make_offloaded(
             pin_records(store.records(layer)) if layer in store.moe_layers else None
             for layer in range(config.num_layers)
         ]
+        policy = get_policy(options.eviction, **options.eviction_options)
+        route = get_route(options.route, **options.route_options)
         route = None if route.lossless else route
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
         engine.kv_limit_bytes = kv_limit_bytes
         return engine
-    predictor = make_predictor(options, weights)
+    parts = layered_parts(options, weights, store, spec, recorder)
     trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
+    engine = LayeredEngine(weights, **parts, trace=trace, trace_scores=trace_scores)
+    engine.kv_limit_bytes = kv_limit_bytes
+    return engine
+
+
+def layered_parts(
+    options: OffloadOptions,
+    weights: Weights,
+    store: HostStore,
+    spec: CacheSpec,
+    recorder: Recorder | None = None,
+) -> dict[str, Any]:
+    """What a `LayeredEngine` is made of by these options: manager, route, assist.
+
+    The mover's thread starts here, after all that may be refused.
+    """
+    predictor = make_predictor(options, weights)
+    policy = get_policy(options.eviction, **options.eviction_options)
+    route = get_route(options.route, **options.route_options)
+    cache = SlotCache(spec, policy)
     slots = make_slots(spec.num_slots, store.record_size, store.dtype)
-    recorder = recorder or Recorder(enabled=False)
-    mover = Mover(
-        store, slots, options.link(), recorder, asynchronous=options.asynchronous
-    )
+    link = options.link()
+    assist = None
+    if options.assist is not None:
+        assist = Assist(weights.config, store, link, options.assist)
     manager = OffloadManager(
-        SlotCache(spec, policy),
-        mover,
+        cache,
+        Mover(store, slots, link, recorder, asynchronous=options.asynchronous),
         predictor=predictor,
         horizon=options.horizon,
         prefetch_limit=options.prefetch_limit,
         recorder=recorder,
     )
-    assist = None
-    if options.assist is not None:
-        assist = Assist(config, store, mover.link, options.assist)
-    engine = LayeredEngine(
-        weights,
-        manager,
-        route=route,
-        assist=assist,
-        trace=trace,
-        trace_scores=trace_scores,
-    )
-    engine.kv_limit_bytes = kv_limit_bytes
-    return engine
+    return {"manager": manager, "route": route, "assist": assist}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from flax import nnx
 
@@ -19,6 +18,7 @@ from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
+from moe_edge.offload.store import device_dtype
 
 Flat = dict[str, jax.Array]
 
@@ -52,11 +52,9 @@ def to_device(array: np.ndarray) -> jax.Array:
     """One stored array on the device; always a copy, never a view of a file."""
     if array.ndim == 1:
         return jnp.array(array.astype(np.float32))
-    if array.dtype == np.float16:  # no kernel reads float16: widening is exact
-        return jnp.array(array.astype(np.float32))
-    if array.dtype == ml_dtypes.bfloat16 and jax.default_backend() == "cpu":
-        return jnp.array(array.view(np.uint16))
-    return jnp.array(array)
+    kept = device_dtype(array.dtype)
+    same_bits = kept.itemsize == array.dtype.itemsize
+    return jnp.array(array.view(kept) if same_bits else array.astype(kept))
 
 
 def block_graph(config: ModelConfig, is_moe: bool) -> nnx.GraphDef:

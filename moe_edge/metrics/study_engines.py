@@ -12,24 +12,17 @@ from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.heap import keep_heap
-from moe_edge.engine.assisted import Assist
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_predictor, make_spec
+from moe_edge.engine.offloaded import layered_parts, make_spec
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.metrics.quickstart import count_params
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import get_policy
-from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer import Mover
 from moe_edge.predict.stale_gate import DevicePredictor
-from moe_edge.route.policy import get_route
 
 # Jitted programs that are pure functions of arrays for a given model.
 PROGRAMS = ("_embed", "_next_embed", "_head", "_next_head", "_last", "_run")
@@ -94,23 +87,8 @@ class Bench:
         """
         capacity = self.config.max_positions
         spec = make_spec(options, self.weights, self.store, batch, capacity)
-        store = self.store
-        slots = make_slots(spec.num_slots, store.record_size, store.dtype)
-        policy = get_policy(options.eviction, **options.eviction_options)
-        manager = OffloadManager(
-            SlotCache(spec, policy),
-            Mover(store, slots, options.link(), asynchronous=options.asynchronous),
-            predictor=make_predictor(options, self.weights),
-            horizon=options.horizon,
-            prefetch_limit=options.prefetch_limit,
-        )
-        assist = None
-        if options.assist is not None:
-            assist = Assist(self.config, store, manager.mover.link, options.assist)
-        route = get_route(options.route, **options.route_options)
-        engine = StudyEngine(
-            self._first, self.weights, manager, route=route, assist=assist
-        )
+        parts = layered_parts(options, self.weights, self.store, spec)
+        engine = StudyEngine(self._first, self.weights, **parts)
         self._first = self._first or engine
         self._engines.append(engine)
         return engine

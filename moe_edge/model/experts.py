@@ -78,9 +78,13 @@ def run_experts(
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
 
 
-def choose_method(tokens: int, dtype) -> str:
-    """The fastest form for a number of tokens and the records' dtype."""
-    if jax.default_backend() == "gpu":
+def choose_method(tokens: int, dtype, backend: str | None = None) -> str:
+    """The fastest form for a number of tokens and the records' dtype.
+
+    Args:
+      backend: None: JAX's default; an engine's host part names its own.
+    """
+    if (backend or jax.default_backend()) == "gpu":
         return "pairs" if tokens == 1 else "ragged"  # from reading, not measured
     return "pairs" if tokens <= (16 if dtype == jnp.uint16 else 8) else "blocks"
 

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.model.experts import run_experts
+from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.record import RecordLayout
 
 
@@ -110,9 +110,6 @@ def host_array(array: np.ndarray) -> jax.Array:
 @functools.cache
 def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
     def run(record_R, x_TD, weights_T, chosen_T):
-        T = x_TD.shape[0]
-        # Not left to `run_experts`, which looks at the default backend.
-        most_pairs = 16 if record_R.dtype == jnp.uint16 else 8
         return run_experts(
             x_TD,
             jnp.where(chosen_T, 0, 1).astype(jnp.int32)[:, None],  # 1: no expert
@@ -121,7 +118,8 @@ def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
             layout,
             activation=activation,
             swiglu_limit=swiglu_limit,
-            method="pairs" if T <= most_pairs else "blocks",
+            # Not left to `run_experts`, which looks at the default backend.
+            method=choose_method(x_TD.shape[0], record_R.dtype, "cpu"),
         )
 
     # A program for the CPU on every machine.

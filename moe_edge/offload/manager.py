@@ -6,7 +6,8 @@ says in which slots the experts stand. It touches no model code.
 
 Order of the deeds at a layer, which the simulator's replay repeats: refresh the hits,
 take back queued prefetches that proved wrong, ask for the misses (best first), ask
-for what the predictor names, wait for the misses.
+for what the predictor names, wait for the misses. Where all is there already the engine
+dispatches first and asks for the prefetches meanwhile.
 """
 
 import dataclasses
@@ -263,7 +264,7 @@ class OffloadManager:
         if self._is_idle:
             return
         self.accuracy.chosen(layer, ids_TK)
-        if not isinstance(self.predictor, DevicePredictor):  # those get `update`
+        if not isinstance(self.predictor, DevicePredictor):  # `store_wanted`
             self.state = self.predictor.observe(
                 self.state, layer, None, ids_TK, scores_TE
             )

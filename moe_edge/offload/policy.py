@@ -1,8 +1,6 @@
 """Eviction policies by name. Their shared interface is evict_base.EvictionPolicy."""
 
-import dataclasses
-
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError, build_known
 from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, put
 from moe_edge.offload.evict_belady import Belady
 from moe_edge.offload.evict_lfu import Lfu, StaticOracle, StaticPrompt
@@ -43,13 +41,7 @@ def get_policy(name: str, **options) -> EvictionPolicy:
     Raises:
       ConfigError: unknown name or option (the known ones are listed), or a bad value.
     """
-    check_known("eviction policy", name, POLICIES)
-    fields = [field.name for field in dataclasses.fields(POLICIES[name])]
-    for option in options:
-        if option not in fields:
-            known = ", ".join(fields) or "none"
-            raise ConfigError(f"{name} has no option {option!r}; known: {known}")
-    return POLICIES[name](**options)
+    return build_known("eviction policy", POLICIES, name, options)
 
 
 def check_needs(policy: EvictionPolicy, available) -> None:

@@ -16,8 +16,8 @@ MEMORIES = ("host", "pinned", "mmap")
 def device_dtype(stored: np.dtype) -> np.dtype:
     """The dtype in which records of a checkpoint are kept on this backend.
 
-    As `engine/weights.py::to_device`: bfloat16 on a CPU as its uint16 bits, float16
-    widened (exact; no kernel reads it), everything else as stored.
+    The one rule for experts and dense matrices: bfloat16 on a CPU as its uint16 bits,
+    float16 widened (exact; no kernel reads it), everything else as stored.
     """
     if stored == np.float16:
         return np.dtype(np.float32)

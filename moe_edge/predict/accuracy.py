@@ -64,12 +64,12 @@ class PredictionLog:
     @property
     def recall_LA(self) -> np.ndarray:
         """Share of the chosen experts that were predicted; NaN where none was."""
-        return _ratio(self.hits_LA, self.chosen_LA)
+        return ratio(self.hits_LA, self.chosen_LA)
 
     @property
     def precision_LA(self) -> np.ndarray:
         """Share of the predicted experts that were chosen; NaN where none was."""
-        return _ratio(self.hits_LA, self.predicted_LA)
+        return ratio(self.hits_LA, self.predicted_LA)
 
     def summary(self) -> dict:
         """JSON-ready: totals by look-ahead and by layer, None instead of NaN."""
@@ -84,15 +84,15 @@ class PredictionLog:
         ]
         hits_A, predicted_A, chosen_A, rounds_A = totals
         return {
-            "recall": _plain(_ratio(hits_A, chosen_A)),
-            "precision": _plain(_ratio(hits_A, predicted_A)),
+            "recall": _plain(ratio(hits_A, chosen_A)),
+            "precision": _plain(ratio(hits_A, predicted_A)),
             "rounds": rounds_A.tolist(),
             "recall_by_layer": _plain(self.recall_LA),
             "precision_by_layer": _plain(self.precision_LA),
         }
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole, NaN where whole is zero."""
     return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
 

@@ -1,8 +1,6 @@
 """Route policies by name."""
 
-import dataclasses
-
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import build_known
 from moe_edge.route.base import RoutePolicy
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.substitute import Substitute
@@ -19,10 +17,4 @@ def get_route(name: str, **options) -> RoutePolicy:
     Raises:
       ConfigError: unknown name or option (the known ones are listed), or a bad value.
     """
-    check_known("route policy", name, ROUTES)
-    fields = [field.name for field in dataclasses.fields(ROUTES[name])]
-    for option in options:
-        if option not in fields:
-            known = ", ".join(fields) or "none"
-            raise ConfigError(f"{name} has no option {option!r}; known: {known}")
-    return ROUTES[name](**options)
+    return build_known("route policy", ROUTES, name, options)

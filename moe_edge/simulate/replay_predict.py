@@ -8,7 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.predict.base import Predictor, target_layers
+from moe_edge.predict.accuracy import PredictionLog, ratio
+from moe_edge.predict.base import Predictor
 from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.simulate.lookups import cache_spec, check_holds, check_horizon, lookups
 from moe_edge.workload.traces import DECODE, Trace
@@ -35,26 +36,22 @@ class PredictorResult:
     @property
     def recall_HL(self) -> np.ndarray:
         """Share of the chosen that were predicted; nan without choices."""
-        return _share(self.hits_HL, self.chosen_HL)
+        return ratio(self.hits_HL, self.chosen_HL)
 
     @property
     def precision_HL(self) -> np.ndarray:
         """Share of the predicted that were chosen; nan without predictions."""
-        return _share(self.hits_HL, self.predicted_HL)
+        return ratio(self.hits_HL, self.predicted_HL)
 
     @property
     def recall_H(self) -> np.ndarray:
         """Over all layers."""
-        return _share(self.hits_HL.sum(axis=1), self.chosen_HL.sum(axis=1))
+        return ratio(self.hits_HL.sum(axis=1), self.chosen_HL.sum(axis=1))
 
     @property
     def precision_H(self) -> np.ndarray:
         """Over all layers."""
-        return _share(self.hits_HL.sum(axis=1), self.predicted_HL.sum(axis=1))
-
-
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
+        return ratio(self.hits_HL.sum(axis=1), self.predicted_HL.sum(axis=1))
 
 
 def replay_predictor(
@@ -73,30 +70,20 @@ def replay_predictor(
     """
     check_holds("predictor", predictor.name, predictor.needs, trace)
     check_horizon(horizon, trace)
-    L, E = trace.num_layers, trace.num_experts
     state = predictor.init(cache_spec(trace, (-1,)))
-    due: list[list] = [[None] * horizon for _ in range(L)]  # by layer and look-ahead
-    hits_HL, predicted_HL, chosen_HL = np.zeros((3, horizon, L), np.int64)
-    is_chosen_E = np.zeros(E + 1, bool)
+    log = PredictionLog(trace.num_layers, trace.num_experts, horizon)
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
             state = predictor.finish_sequence(state)
-            due = [[None] * horizon for _ in range(L)]
+            log.forget_waiting()
         if routed.phase == DECODE:
-            is_chosen_E[:] = False
-            is_chosen_E[routed.ids_TK] = True
-            is_chosen_E[E] = False
-            for row, ids in enumerate(due[layer]):
-                if ids is not None:
-                    hits_HL[row, layer] += is_chosen_E[ids].sum()
-                    predicted_HL[row, layer] += len(ids)
-                    chosen_HL[row, layer] += is_chosen_E.sum()
+            log.chosen(layer, routed.ids_TK)
         state = predictor.observe(state, layer, None, routed.ids_TK, routed.scores_TE)
         ids_HM, _ = predictor.predict(state, layer, horizon)
-        for row, target in enumerate(target_layers(layer, horizon, L).tolist()):
-            due[target][row] = ids_HM[row][ids_HM[row] >= 0]
-    return PredictorResult(predictor.name, hits_HL, predicted_HL, chosen_HL)
+        log.expect(layer, ids_HM)
+    counts = log.hits_LA.T, log.predicted_LA.T, log.chosen_LA.T
+    return PredictorResult(predictor.name, *counts)
 
 
 def known_predictors(trace: Trace) -> list[str]:

@@ -1,5 +1,4 @@
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +7,8 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
+from tests.support.traces import ROUTING as TRACES
 
-TRACES = Path("/work/shared/data/routing")
 # Decode hit ratios of ../shared/interfaces.md at 13, 32 and 64 slots a layer.
 PUBLISHED = {
     ("qwen3_30b_a3b", "lru"): (0.546, 0.817, 0.958),
