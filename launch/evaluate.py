@@ -24,6 +24,7 @@ FLAGS = (
     flags.DEFINE_integer("window", None, "tokens, default min(512, context)"),
     flags.DEFINE_integer("stride", None, "tokens, default half a window"),
     flags.DEFINE_integer("batch_size", None, "windows run together, default 8"),
+    common.define_k(),
     common.define_device_memory(),
 )
 

@@ -18,6 +18,7 @@ FLAGS = (
     flags.DEFINE_integer("top_k", None, "keep the k likeliest tokens, 0 = all"),
     flags.DEFINE_float("top_p", None, "keep the likeliest tokens up to this mass"),
     flags.DEFINE_integer("batch_size", None, "prompts decoded together, default 8"),
+    common.define_k(),
     common.define_device_memory(),
     flags.DEFINE_string("trace", None, "writes the routing to this .csv.gz file"),
     flags.DEFINE_bool("trace_scores", None, "also all experts' scores, beside it"),

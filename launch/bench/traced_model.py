@@ -65,7 +65,6 @@ class TracedReader(DenseReader):
 
     path = "a random model"
     hf_source = None
-    subs = 1
 
     def __init__(
         self, config: ModelConfig, chosen_SLK: np.ndarray, dtype, seed: int = 0

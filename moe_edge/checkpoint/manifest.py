@@ -53,8 +53,19 @@ def make_manifest(
     tokenizer: str | None,
     source: dict[str, Any],
     content_sha256: str,
+    refactor: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are already written."""
+    """The manifest of a checkpoint whose files are already written.
+
+    Args:
+      config: the model before it was refactored.
+      dtype, itemsize: of the records.
+      subs: U, sub-experts of an expert.
+      tokenizer: path inside the folder, or None.
+      source: where it came from.
+      content_sha256: see `convert/content_hash.py`.
+      refactor: gate and provenance of a refactored model (`checkpoint/refactored.py`).
+    """
     layout = record_layout(config, subs)
     return {
         "format_version": FORMAT_VERSION,
@@ -75,7 +86,7 @@ def make_manifest(
         "tokenizer": tokenizer,
         "source": source,
         "content_sha256": content_sha256,
-    }
+    } | ({} if refactor is None else {"refactor": refactor})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
 from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest
+from moe_edge.checkpoint.refactored import config_of_manifest
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
@@ -31,10 +32,10 @@ class CheckpointReader(DenseReader):
     """Our format.
 
     Attributes:
-      config: the model.
+      config: the model; of a refactored one, its experts are sub-experts.
+      parent_config: the model before it was refactored.
       dtype: numpy dtype of the expert records as returned.
       layout: where the parts of a record stand.
-      subs: U, sub-experts per expert; `experts(i)` has E * U rows.
     """
 
     quantized = None
@@ -49,19 +50,19 @@ class CheckpointReader(DenseReader):
     ):
         self.path = Path(folder).resolve()
         self.manifest = manifest
-        self.config = config
-        self.subs = manifest["U"]
+        self.parent_config = config
         self._stored = WEIGHT_DTYPES[manifest["dtype"]]
         self._cast = dtype
         self.dtype = self._stored if dtype is None else np.dtype(dtype)
         self.layout = check_manifest(self.path, manifest, config, self._stored.itemsize)
+        self.config = config_of_manifest(self.path, manifest, config)
         self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.
         for layer in config.moe_layers:
             self._records(layer)
 
     def _records(self, layer: int) -> np.ndarray:
-        rows = self.config.moe.num_experts * self.subs
+        rows = self.config.moe.num_experts
         path = experts_path(self.path, layer)
         return open_records(path, rows, self.layout.size, self._stored)
 
@@ -101,7 +102,7 @@ class CheckpointReader(DenseReader):
         return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
 
     def experts(self, layer: int) -> np.ndarray:
-        """Records [E * U, R] of a MoE layer; memory-mapped unless cast."""
+        """Records [E, R] of a MoE layer; memory-mapped unless cast."""
         records = self._records(layer)
         return cast(records, self.dtype)
 

@@ -41,12 +41,18 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
         F = config.dense_dim
         return shapes | {"mlp.gate": (F, D), "mlp.up": (F, D), "mlp.down": (D, F)}
     moe = config.moe
-    E = moe.num_experts
+    E = moe.num_parents if moe.has_proxy_gate else moe.num_experts
     shapes["router.weight"] = (E, D)
     if moe.router_bias:
         shapes["router.bias"] = (E,)
     if moe.correction_bias:
         shapes["router.correction_bias"] = (E,)
+    if moe.has_proxy_gate:
+        neurons = moe.num_experts * moe.gate_neurons
+        shapes |= {"router.proxy_gate": (neurons, D), "router.proxy_up": (neurons, D)}
+        if moe.expert_bias:
+            shapes["router.proxy_gate_bias"] = (neurons,)
+            shapes["router.proxy_up_bias"] = (neurons,)
     if moe.shared_dim:
         F = moe.shared_dim
         shapes |= {"shared.gate": (F, D), "shared.up": (F, D), "shared.down": (D, F)}

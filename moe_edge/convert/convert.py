@@ -78,10 +78,11 @@ def convert_checkpoint(
         raise ConfigError(f"unknown target {to!r}; known: ours, hf")
     wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
     reader = open_checkpoint(src, wanted)
-    if getattr(reader, "subs", 1) != 1:
+    subs = reader.config.moe.sub_experts
+    if subs != 1:
         raise CheckpointError(
-            f"{src} holds {reader.subs} sub-experts per expert; convert the checkpoint "
-            "it was refactored from"
+            f"{src} holds {subs} sub-experts per expert; convert the checkpoint it was "
+            "refactored from"
         )
     dst = check_out_dir(Path(dst).resolve(), overwrite)
     if dst == reader.path or dst in reader.path.parents or reader.path in dst.parents:

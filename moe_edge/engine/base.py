@@ -6,13 +6,14 @@ program that fetches what it misses (`fused`). Shapes depend on batch, chunk and
 capacity only, so nothing is compiled while a sequence grows.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.session import (
     Session,
     cache_bytes,
@@ -24,6 +25,7 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
 from moe_edge.model.matvec import compiler_options
 from moe_edge.model.router import Routing
+from moe_edge.model.sub_experts import at_k
 from moe_edge.model.transformer import embed_tokens, logits_of, make_chunk
 
 # Called with (layer, Routing) after a step; arrays are still on the device.
@@ -48,6 +50,7 @@ class Engine:
     def __init__(self, weights: Weights, groups: list[tuple[int, ...]]):
         self.config, self.weights = weights.config, weights
         self._groups = groups
+        self._points: dict[int, Engine] = {self.config.moe.top_k: self}
         self._embed = jit_step(self._embed_step)
         self._head = jit_step(self._head_step)
         self._next_embed = jit_step(self._next_embed_step)
@@ -57,6 +60,30 @@ class Engine:
     def _run_layers(self, session: Session, x_BSD, chunk, on_routing):
         """Runs all layers, writes the session's caches, returns x_BSD."""
         raise NotImplementedError
+
+    def _sibling(self, weights: Weights) -> "Engine":
+        """An engine that shares everything but its programs; see `at_k`."""
+        raise ConfigError(
+            f"{type(self).__name__} computes {self.config.moe.top_k} experts a token "
+            "as long as it lives; load the model with the k that you want"
+        )
+
+    def at_k(self, k: int) -> "Engine":
+        """This model at another operating point: K experts (or sub-experts) a token.
+
+        Weights, slots and what they hold are shared, sessions fit every point, and
+        a point keeps its programs: switching between points used before compiles
+        nothing (MoE-Prism, section 5).
+
+        Raises:
+          ConfigError: k out of range, or an engine that has one point only.
+        """
+        if k not in self._points:
+            weights = dataclasses.replace(self.weights, config=at_k(self.config, k))
+            point = self._sibling(weights)
+            point.kv_limit_bytes, point._points = self.kv_limit_bytes, self._points
+            self._points[k] = point
+        return self._points[k]
 
     def _programs(self) -> list:
         """The jitted programs, for `num_compiled`."""

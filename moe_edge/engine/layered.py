@@ -8,9 +8,13 @@ is not: the same kernels in the same order as the resident engine.
 A layer whose chosen experts do not fit the slots at once runs in waves.
 """
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.assisted import Assist
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_choice import Chooser
@@ -25,6 +29,19 @@ from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.base import RoutePolicy
 from moe_edge.route.topk import TopK
 from moe_edge.workload.traces import TraceRecorder
+
+
+@dataclasses.dataclass
+class _Turn:
+    """Where the engines of one manager stand.
+
+    Attributes:
+      step: counts lookup rounds.
+      reader: output of the last program that reads slots.
+    """
+
+    step: int = -1
+    reader: jax.Array | None = None
 
 
 class LayeredEngine(Engine):
@@ -74,9 +91,12 @@ class LayeredEngine(Engine):
             trace_scores=trace_scores,
             needs_weights=assist is not None,
         )
-        self._step, self._trace_step = -1, 0
-        self._reader = None  # the last program that reads slots
+        self._turn, self._trace_step = _Turn(), 0
         self._dispatched_s = 0.0
+
+    @property
+    def _step(self) -> int:
+        return self._turn.step
 
     @property
     def lossless(self) -> bool:
@@ -85,6 +105,18 @@ class LayeredEngine(Engine):
 
     def _programs(self) -> list:
         return [*super()._programs(), *self._run.all()]
+
+    def _sibling(self, weights):
+        if self.trace is not None:
+            raise ConfigError(
+                "a trace has one k, and this engine writes one; load the model with "
+                "the k that you want to trace"
+            )
+        sibling = LayeredEngine(
+            weights, self.manager, route=self.route, assist=self.assist
+        )
+        sibling._turn = self._turn  # they take turns at the same slots
+        return sibling
 
     def close(self) -> None:
         self.manager.mover.close()
@@ -112,20 +144,20 @@ class LayeredEngine(Engine):
     def _run_layers(self, session, x, chunk, on_routing):
         length = chunk.valid_BS.shape[1]
         if length == 1 or not session.prefilled:
-            self._step += 1  # a prompt is one step, however many chunks
+            self._turn.step += 1  # a prompt is one step, however many chunks
         session.prefilled = True
         state = self._attend(session, 0, x, chunk)
-        if self._reader is not None:
+        if self._turn.reader is not None:
             # Nothing above depends on the last step's experts where the caller knows
             # its tokens beforehand, and slots that a program reads must not change.
-            self._reader.block_until_ready()
+            self._turn.reader.block_until_ready()
         for layer in range(self.config.num_layers):
             if not self._is_moe[layer]:
                 if layer + 1 < self.config.num_layers:
                     state = self._attend(session, layer + 1, state, chunk)
                 continue
             state = self._moe_layer(session, layer, state, chunk, on_routing)
-        self._reader = state
+        self._turn.reader = state
         self._trace_step += length
         return state
 

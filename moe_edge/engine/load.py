@@ -12,6 +12,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.sub_experts import at_k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ def load_engine(
     *,
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
+    k: int | None = None,
     **options,
 ) -> Loaded:
     """Opens a checkpoint (ours, a Hugging Face folder, or `default`) and loads it.
@@ -49,13 +51,15 @@ def load_engine(
       checkpoint: path or name.
       with_tokenizer: False where only token ids are used.
       offload: keeps experts off the device as it says; None: all are resident.
+      k: experts a token computes, in a refactored model sub-experts; None: its own.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
+      ConfigError: k out of range.
     """
     keep_heap()
-    reader = open_checkpoint(checkpoint)
+    reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
     # Conversion has checked our own format already.
@@ -69,13 +73,20 @@ def load_engine(
     return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
 
 
+def _open(checkpoint: str | Path, k: int | None):
+    reader = open_checkpoint(checkpoint)
+    reader.config = at_k(reader.config, k)  # the same weights, another operating point
+    return reader
+
+
 def check_checkpoint(
     checkpoint: str | Path,
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
+    k: int | None = None,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run)."""
-    reader = open_checkpoint(checkpoint)
+    reader = _open(checkpoint, k)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:

@@ -122,10 +122,12 @@ def check_offload(reader, options: OffloadOptions) -> OffloadOptions:
         raise ConfigError(
             f"{reader.path} is a dense model: no experts to offload; run it resident"
         )
-    if getattr(reader, "subs", 1) > 1:
+    route = get_route(options.route, **options.route_options)
+    if config.moe.has_proxy_gate and not route.lossless:
         raise ConfigError(
-            f"{reader.path} has {reader.subs} sub-experts an expert, which no engine "
-            "runs yet; use the checkpoint it was made from"
+            f"route {options.route} compares router weights, which sub-experts of a "
+            f"{config.moe.gate} gate share with their parent; use a linear gate or "
+            "route topk"
         )
     if options.horizon > config.num_layers:
         raise ConfigError(

@@ -38,6 +38,10 @@ class ResidentEngine(Engine):
             for first in range(0, config.num_layers, size)
         ]
         super().__init__(weights, groups)
+        self._options = {
+            "layers_per_program": layers_per_program,
+            "expert_method": expert_method,
+        }
         self._run_experts = functools.partial(
             run_experts,
             layout=RecordLayout.of(config),
@@ -53,6 +57,9 @@ class ResidentEngine(Engine):
         self._layers = jit_step(
             self._layers_step, static_argnames="kinds", donate_argnames="caches"
         )
+
+    def _sibling(self, weights):
+        return ResidentEngine(weights, **self._options)
 
     def _layers_step(self, kinds, layers, experts, x_BSD, chunk, windows, caches):
         new_caches, routings = [], []

@@ -124,6 +124,7 @@ def run_generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_size: int = 8,
+    k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     trace: str | None = None,
@@ -146,6 +147,7 @@ def run_generate(
       top_p: keep the likeliest tokens up to this mass.
       seed: of sampling.
       batch_size: prompts decoded together.
+      k: experts a token computes, in a refactored model sub-experts (None: its own).
       device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
@@ -175,7 +177,7 @@ def run_generate(
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
     check_out_dir(out_dir, overwrite)
     if dry_run:
-        check_checkpoint(checkpoint, offload=offload)
+        check_checkpoint(checkpoint, offload=offload, k=k)
         return {"dry_run": True, "prompts": len(texts), "out_dir": out_dir}
     recorder = Recorder(enabled=events is not None)
     options = (
@@ -190,7 +192,7 @@ def run_generate(
             "trace_scores": trace_scores,
         }
     )
-    loaded = load_engine(checkpoint, offload=offload, **options)
+    loaded = load_engine(checkpoint, offload=offload, k=k, **options)
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions
     rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)

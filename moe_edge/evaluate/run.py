@@ -66,6 +66,7 @@ def run_evaluate(
     dataset_config: str | None = None,
     limit: int | None = None,
     batch_size: int = 8,
+    k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     data_dir: str | None = None,
@@ -90,6 +91,7 @@ def run_evaluate(
       dataset_config: the hub's configuration name.
       limit: at most so many rows of the data set or questions of each file.
       batch_size: windows or texts run together.
+      k: experts a token computes, in a refactored model sub-experts (None: its own).
       device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
@@ -113,7 +115,7 @@ def run_evaluate(
     if mode == "tokens":
         tokens = find_path(tokens, data_dir)
         summary = _run_logits(
-            checkpoint, tokens, logits, out, overwrite, dry_run, offload
+            checkpoint, k, tokens, logits, out, overwrite, dry_run, offload
         )
         if not dry_run:
             _write(out, overwrite, summary | {"mode": mode}, [tokens], config_text)
@@ -135,9 +137,9 @@ def run_evaluate(
                 limit=limit,
             )
     if dry_run:
-        check_checkpoint(checkpoint, offload=offload)
+        check_checkpoint(checkpoint, offload=offload, k=k)
         return {"dry_run": True, "mode": mode, "out_dir": out_dir}
-    loaded = load_engine(checkpoint, offload=offload)
+    loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
@@ -161,6 +163,7 @@ def run_evaluate(
     if lossy:
         summary |= {"lossless": False, **loaded.engine.movement()}
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
+    summary |= {"k": loaded.engine.config.moe.top_k}
     _write(out, overwrite, summary | {"mode": mode}, paths, config_text, lines)
     return summary | {"out_dir": out_dir}
 
@@ -204,7 +207,9 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
     }
 
 
-def _run_logits(checkpoint, tokens, logits, out, overwrite, dry_run, offload) -> dict:
+def _run_logits(
+    checkpoint, k, tokens, logits, out, overwrite, dry_run, offload
+) -> dict:
     tokens_BS = read_tokens(tokens)
     if Path(logits).resolve().is_relative_to(out):
         # The results folder appears as a whole, and an old one disappears so.
@@ -214,9 +219,9 @@ def _run_logits(checkpoint, tokens, logits, out, overwrite, dry_run, offload) ->
         )
     path = check_logits_path(logits, overwrite)
     if dry_run:
-        check_checkpoint(checkpoint, with_tokenizer=False, offload=offload)
+        check_checkpoint(checkpoint, with_tokenizer=False, offload=offload, k=k)
         return {"dry_run": True, "mode": "tokens", "logits": str(path)}
-    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload)
+    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k)
     engine = loaded.engine
     if offload is not None and not offload.lossless:
         engine = Stepwise(engine)

@@ -16,6 +16,10 @@ ROPE_KINDS = ("default", "linear", "yarn", "llama3")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
+# How sub-experts are chosen: a router row each, or their parents' router and then
+# their gate neurons (model/proxy_gate.py).
+PROXY_GATES = ("proxy_pattern", "proxy_global")
+GATES = ("linear", *PROXY_GATES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,12 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoeConfig:
-    """Router, routed experts and shared expert of a MoE layer."""
+    """Router, routed experts and shared expert of a MoE layer.
+
+    In a refactored model (MoE-Prism) the experts are sub-experts: `num_experts`,
+    `top_k` and `expert_dim` are theirs, and block `parent * sub_experts + sub` is the
+    sub-th most important part of its parent.
+    """
 
     num_experts: int
     top_k: int
@@ -86,6 +95,29 @@ class MoeConfig:
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
     shared_dim: int = 0  # 0: no shared expert
     shared_gate: bool = False  # sigmoid gate on the shared expert's output
+    sub_experts: int = 1  # U, blocks of a parent expert
+    parent_top_k: int = 0  # parents that the router chose before the split
+    gate: str = "linear"
+    gate_neurons: int = 0  # r of each block; proxy gates
+    # proxy_pattern: [parent_top_k][U] mean share of the output, by rank of the parent
+    # and of the block inside it.
+    rank_shares: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def num_parents(self) -> int:
+        """Experts before the split."""
+        return self.num_experts // self.sub_experts
+
+    @property
+    def has_proxy_gate(self) -> bool:
+        return self.gate in PROXY_GATES
+
+    @property
+    def max_top_k(self) -> int:
+        """The largest K that the gate defines."""
+        if self.has_proxy_gate:
+            return self.parent_top_k * self.sub_experts
+        return self.num_experts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +152,7 @@ class ModelConfig:
             ("group score", moe.group_score, GROUP_SCORES),
             ("expert activation", moe.activation, ACTIVATIONS),
             ("activation", self.activation, ACTIVATIONS),
+            ("gate", moe.gate, GATES),
         ):
             if value not in known:
                 raise ConfigError(
@@ -139,10 +172,14 @@ class ModelConfig:
         for name, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-        if not 1 <= moe.top_k <= moe.num_experts:
-            raise ConfigError(
-                f"top_k must be in 1..num_experts={moe.num_experts}, got {moe.top_k}"
+        if not 1 <= moe.top_k <= moe.max_top_k:
+            limit = (
+                "parent_top_k x sub_experts" if moe.has_proxy_gate else "num_experts"
             )
+            raise ConfigError(
+                f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
+            )
+        _check_split(moe)
         if attention.num_heads % attention.num_kv_heads:
             raise ConfigError(
                 f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
@@ -154,12 +191,12 @@ class ModelConfig:
                 f"head_dim {attention.head_dim}"
             )
         if (
-            moe.num_experts % moe.num_groups
+            moe.num_parents % moe.num_groups
             or not 1 <= moe.topk_groups <= moe.num_groups
         ):
             raise ConfigError(
                 f"num_groups {moe.num_groups} must divide num_experts "
-                f"{moe.num_experts}, and topk_groups {moe.topk_groups} lie in "
+                f"{moe.num_parents}, and topk_groups {moe.topk_groups} lie in "
                 f"1..{moe.num_groups}"
             )
         if moe.topk_groups * (moe.num_experts // moe.num_groups) < moe.top_k:
@@ -187,3 +224,32 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
+
+
+def _check_split(moe: MoeConfig) -> None:
+    """Raises ConfigError unless the fields of a refactored model fit together."""
+    U, shares = moe.sub_experts, moe.rank_shares
+    if U < 1 or moe.num_experts % U:
+        raise ConfigError(
+            f"sub_experts must divide num_experts {moe.num_experts}, got {U}"
+        )
+    if U > 1 and not 1 <= moe.parent_top_k <= moe.num_parents:
+        raise ConfigError(
+            f"parent_top_k must be in 1..{moe.num_parents}, got {moe.parent_top_k}"
+        )
+    if not moe.has_proxy_gate:
+        if moe.gate_neurons or shares:
+            raise ConfigError("gate_neurons and rank_shares need a proxy gate")
+        return
+    if not 1 <= moe.gate_neurons <= moe.expert_dim:
+        raise ConfigError(
+            f"gate_neurons must be in 1..{moe.expert_dim} (the neurons of a "
+            f"sub-expert), got {moe.gate_neurons}"
+        )
+    expected = (moe.parent_top_k, U) if moe.gate == "proxy_pattern" else (0, 0)
+    found = (len(shares), len(shares[0]) if shares else 0)
+    if found != expected or any(len(row) != expected[1] for row in shares):
+        raise ConfigError(
+            f"rank_shares of a {moe.gate} gate must be {expected[0]} rows of "
+            f"{expected[1]} numbers, got {found}"
+        )

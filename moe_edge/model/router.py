@@ -5,6 +5,7 @@ limited to the best groups), sigmoid with a choice-only bias (DeepSeek-V3, arXiv
 2412.19437, section 2.1.2), softmax over the chosen logits (gpt-oss).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from flax import nnx
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, new_matrix, new_zeros
 from moe_edge.model.matvec import linear
+from moe_edge.model.proxy_gate import block_levels, choose_blocks
 
 
 class Routing(NamedTuple):
@@ -72,17 +74,67 @@ class Router(nnx.Module):
     """Router weights of one layer."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        moe = config.moe
+        moe, D = config.moe, config.d_model
         self.moe = moe
-        self.weight = new_matrix(rngs, moe.num_experts, config.d_model)
+        rows = moe.num_parents if moe.has_proxy_gate else moe.num_experts
+        self.weight = new_matrix(rngs, rows, D)
         if moe.router_bias:
-            self.bias = new_zeros(moe.num_experts)
+            self.bias = new_zeros(rows)
         if moe.correction_bias:
-            self.correction_bias = new_zeros(moe.num_experts)
+            self.correction_bias = new_zeros(rows)
+        if moe.has_proxy_gate:
+            neurons = moe.num_experts * moe.gate_neurons
+            self.proxy_gate = new_matrix(rngs, neurons, D)
+            self.proxy_up = new_matrix(rngs, neurons, D)
+            if moe.expert_bias:
+                self.proxy_gate_bias = new_zeros(neurons)
+                self.proxy_up_bias = new_zeros(neurons)
 
     def __call__(self, x_TD: jax.Array) -> Routing:
         """Args: x_TD float32, the normed hidden state."""
+        moe = self.moe
         logits = linear(x_TD, self.weight[...])
-        logits = add_bias(logits, self.bias if self.moe.router_bias else None)
-        correction = self.correction_bias[...] if self.moe.correction_bias else None
-        return choose(logits, self.moe, correction)
+        logits = add_bias(logits, self.bias if moe.router_bias else None)
+        correction = self.correction_bias[...] if moe.correction_bias else None
+        if not moe.has_proxy_gate:
+            return choose(logits, moe, correction)
+        parents = choose(logits, parent_rule(moe), correction)
+        biases = (None, None)
+        if moe.expert_bias:
+            biases = self.proxy_gate_bias[...], self.proxy_up_bias[...]
+        levels_TEU = block_levels(
+            x_TD, self.proxy_gate[...], self.proxy_up[...], biases, moe
+        )
+        ids_TK, weights_TK = choose_blocks(
+            parents.ids_TK, parents.weights_TK, levels_TEU, moe
+        )
+        return Routing(ids_TK, weights_TK, block_scores(parents, levels_TEU, moe))
+
+
+def parent_rule(moe: MoeConfig) -> MoeConfig:
+    """The rule by which a proxy gate's parents are chosen: that before the split."""
+    return dataclasses.replace(
+        moe,
+        num_experts=moe.num_parents,
+        top_k=moe.parent_top_k,
+        expert_dim=moe.expert_dim * moe.sub_experts,
+        sub_experts=1,
+        gate="linear",
+        gate_neurons=0,
+        rank_shares=(),
+    )
+
+
+def block_scores(parents: Routing, levels_TEU: jax.Array, moe: MoeConfig) -> jax.Array:
+    """Scores of all blocks `[T, E * U]`: a parent's score, shared out by level.
+
+    Logits (softmax_topk) stay logits: their blocks' shares add up to the parent's.
+    """
+    total_TE1 = jnp.sum(levels_TEU, axis=-1, keepdims=True)
+    share_TEU = (levels_TEU + 1e-20) / (total_TE1 + 1e-20 * moe.sub_experts)
+    score_TE1 = parents.scores_TE[..., None]
+    if moe.scoring == "softmax_topk":
+        scores_TEU = score_TE1 + jnp.log(share_TEU)
+    else:
+        scores_TEU = score_TE1 * share_TEU
+    return scores_TEU.reshape(levels_TEU.shape[0], -1)

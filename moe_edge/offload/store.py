@@ -30,14 +30,14 @@ class HostStore:
     """The records of every MoE layer.
 
     A block is a whole expert, or a sub-expert of a refactored checkpoint: `expert`
-    counts blocks (expert * U + sub).
+    counts blocks (parent * U + sub).
 
     Attributes:
       memory: "host", "pinned" or "mmap".
       dtype: of the records, as programs take them.
       record_size: R, elements of a record.
-      num_experts: E * U, blocks of a layer.
-      subs: U.
+      num_experts: E, blocks of a layer.
+      subs: U, blocks of a parent expert.
       moe_layers: the layers that have blocks.
       block_bytes, num_blocks, num_bytes: size of one, how many, all.
       host_bytes: memory that this object occupies.
@@ -63,8 +63,8 @@ class HostStore:
             _check_mappable(reader)
         self.memory = memory
         self.dtype = device_dtype(reader.dtype)
-        self.subs = getattr(reader, "subs", 1)
-        self.num_experts = reader.config.moe.num_experts * self.subs
+        self.subs = reader.config.moe.sub_experts
+        self.num_experts = reader.config.moe.num_experts
         self.record_size = reader.layout.size
         self.moe_layers = tuple(reader.config.moe_layers)
         self._pinned: dict[tuple[int, int], jax.Array] = {}

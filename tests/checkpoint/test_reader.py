@@ -83,8 +83,15 @@ def test_sub_experts_are_rows_of_their_own(ours):
         "bytes": width * 4,
     }
     edit_manifest(ours, U=2, record=record)
+    with pytest.raises(CheckpointError, match="U is 2, but the manifest has no"):
+        open_checkpoint(ours)
+    edit_manifest(ours, refactor={"gate": "linear", "gate_neurons": 3})
+    with pytest.raises(CheckpointError, match="refactor of the manifest: gate_neurons"):
+        open_checkpoint(ours)
+    edit_manifest(ours, refactor={"gate": "linear"})
     reader = open_checkpoint(ours)
-    assert reader.layout.expert_dim == 10
+    assert reader.layout.expert_dim == reader.config.moe.expert_dim == 10
+    assert reader.config.moe.num_experts == 2 * reader.parent_config.moe.num_experts
     assert reader.experts(0).shape == (12, width)
     with pytest.raises(CheckpointError, match="2 sub-experts per expert"):
         convert_checkpoint(ours, ours.parent / "hf", to="hf", progress=False)

@@ -1,0 +1,77 @@
+"""The proxy gate: which sub-experts of the chosen parents compute a token.
+
+MoE-Prism, section 4.3.1 (no training): the parent router stays, and the activations of
+a few gate neurons, the most central of each sub-expert, stand for the sub-expert's own.
+They are dense weights, so a block may be absent while it is judged.
+
+A pattern says how many blocks the 1st, 2nd, ... parent runs (the paper's); it follows
+from mean shares for any K. The global rule ranks all blocks of the chosen parents.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.model.config import MoeConfig
+from moe_edge.model.layers import activate, add_bias
+from moe_edge.model.matvec import linear
+
+
+def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:
+    """Blocks that the parent of each rank runs: the K largest mean shares.
+
+    A row of `rank_shares` never rises, so a parent's first blocks come first; ties go
+    to the better rank.
+    """
+    shares_PU = np.minimum.accumulate(np.asarray(moe.rank_shares), axis=1)
+    best = np.argsort(-shares_PU, axis=None, kind="stable")[: moe.top_k]
+    counts_P = np.bincount(best // moe.sub_experts, minlength=moe.parent_top_k)
+    return tuple(counts_P.tolist())
+
+
+def block_levels(x_TD: jax.Array, gate_ND, up_ND, biases, moe: MoeConfig) -> jax.Array:
+    """Mean |activation| of each block's gate neurons: float32 `[T, E, U]`.
+
+    Args:
+      x_TD: float32, the state that the router sees.
+      gate_ND, up_ND: `[E * U * r, D]`, rows of the gate neurons, block by block.
+      biases: of both `[E * U * r]`, or (None, None).
+      moe: of the refactored model.
+    """
+    gate_TN = add_bias(linear(x_TD, gate_ND), biases[0])
+    up_TN = add_bias(linear(x_TD, up_ND), biases[1])
+    level_TN = jnp.abs(activate(gate_TN, up_TN, moe.activation, moe.swiglu_limit))
+    shape = (x_TD.shape[0], moe.num_parents, moe.sub_experts, moe.gate_neurons)
+    return level_TN.reshape(shape).mean(axis=-1)
+
+
+def choose_blocks(
+    parents_TP: jax.Array, weights_TP: jax.Array, levels_TEU: jax.Array, moe: MoeConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Blocks of the chosen parents, best first, and their weights.
+
+    Args:
+      parents_TP: int32, best first.
+      weights_TP: as multiplied onto the parents' outputs; a block takes its parent's.
+      levels_TEU: from `block_levels`.
+      moe: of the refactored model; `top_k` blocks are chosen.
+    Returns:
+      (ids_TK, weights_TK); ties go to the better parent, then to the lower block.
+    """
+    T, P = parents_TP.shape
+    U = moe.sub_experts
+    levels_TPU = jnp.take_along_axis(levels_TEU, parents_TP[..., None], axis=1)
+    if moe.gate == "proxy_global":
+        value_TB = (weights_TP[..., None] * levels_TPU).reshape(T, P * U)
+        _, chosen_TK = jax.lax.top_k(value_TB, moe.top_k)
+        rank_TK, sub_TK = chosen_TK // U, chosen_TK % U
+    else:
+        rank_K, position_K = np.nonzero(
+            np.arange(U)[None, :] < np.asarray(pattern_counts(moe))[:, None]
+        )
+        _, order_TPU = jax.lax.top_k(levels_TPU, U)
+        sub_TK = order_TPU[:, rank_K, position_K]
+        rank_TK = jnp.broadcast_to(rank_K.astype(np.int32)[None], sub_TK.shape)
+    parent_TK = jnp.take_along_axis(parents_TP, rank_TK, axis=1)
+    weights_TK = jnp.take_along_axis(weights_TP, rank_TK, axis=1)
+    return parent_TK * U + sub_TK, weights_TK

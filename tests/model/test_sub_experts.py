@@ -1,0 +1,136 @@
+"""Refactored configs, operating points, and the proxy gate against NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.proxy_gate import choose_blocks, pattern_counts
+from moe_edge.model.router import Router
+from moe_edge.model.sub_experts import at_k, split_config
+from tests.support.tiny_models import GPT_OSS, GQA
+
+SHARES = ((0.4, 0.3, 0.2, 0.1), (0.3, 0.15, 0.1, 0.05), (0.2, 0.1, 0.05, 0.02))
+PROXY = {"gate_neurons": 2}
+
+
+def test_split_config_counts_blocks():
+    moe = split_config(GQA, 4).moe
+    assert (moe.num_experts, moe.top_k, moe.expert_dim) == (48, 12, 4)
+    assert (moe.num_parents, moe.parent_top_k, moe.max_top_k) == (12, 3, 48)
+    proxy = split_config(GQA, 4, gate="proxy_global", **PROXY).moe
+    assert proxy.max_top_k == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"subs": 3}, "16 neurons do not split into 3 .* divisors are 1, 2, 4, 8, 16"),
+        ({"subs": 0}, "do not split into 0"),
+        ({"subs": 4, "gate": "guess"}, "unknown gate 'guess'; known: linear"),
+        ({"subs": 4, "gate_neurons": 1}, "need a proxy gate"),
+        ({"subs": 4, "gate": "proxy_global"}, r"gate_neurons must be in 1..4 .* got 0"),
+        (
+            {"subs": 4, "gate": "proxy_pattern", "rank_shares": SHARES[:2]} | PROXY,
+            r"must be 3 rows of 4 numbers, got \(2, 4\)",
+        ),
+    ],
+)
+def test_split_config_refuses_what_does_not_fit(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        split_config(GQA, **arguments)
+
+
+def test_split_config_refuses_a_second_split_and_groups_scored_by_two():
+    with pytest.raises(ConfigError, match="already, into 2 sub-experts"):
+        split_config(split_config(GQA, 2), 2)
+    groups = dataclasses.replace(
+        GQA.moe, num_groups=2, topk_groups=2, group_score="top2"
+    )
+    grouped = dataclasses.replace(GQA, moe=groups)
+    with pytest.raises(ConfigError, match="two best experts; use a proxy gate"):
+        split_config(grouped, 2)
+    split_config(grouped, 2, gate="proxy_global", **PROXY)
+
+
+@pytest.mark.parametrize("k", [0, 13, True, 2.0])
+def test_at_k_out_of_range_is_refused(k):
+    proxy = split_config(GQA, 4, gate="proxy_global", **PROXY)
+    with pytest.raises(ConfigError, match=rf"1..12, got {k!r}"):
+        at_k(proxy, k)
+
+
+def test_at_k_changes_nothing_else():
+    config = split_config(GQA, 4)
+    assert at_k(config, None) is config
+    assert at_k(at_k(config, 5), 12) == config
+    assert at_k(config, 5).moe.top_k == 5
+    assert at_k(GQA, 12).moe.top_k == 12  # more than its own 3, as far as experts go
+
+
+@pytest.mark.parametrize(
+    ("k", "counts"),
+    [(1, (1, 0, 0)), (4, (3, 1, 0)), (7, (4, 2, 1)), (12, (4, 4, 4))],
+)
+def test_pattern_counts_take_the_largest_shares(k, counts):
+    config = split_config(GQA, 4, gate="proxy_pattern", rank_shares=SHARES, **PROXY)
+    assert pattern_counts(at_k(config, k).moe) == counts
+
+
+def reference_blocks(parents, weights, levels_EU, moe):
+    """One token's (block, weight) pairs, best first, in plain loops."""
+    order = [np.argsort(-levels_EU[p], kind="stable") for p in parents]
+    if moe.gate == "proxy_pattern":
+        chosen = [
+            (rank, order[rank][i])
+            for rank, count in enumerate(pattern_counts(moe))
+            for i in range(count)
+        ]
+    else:
+        chosen = sorted(
+            ((r, u) for r in range(len(parents)) for u in range(moe.sub_experts)),
+            key=lambda ru: -weights[ru[0]] * levels_EU[parents[ru[0]], ru[1]],
+        )[: moe.top_k]
+    return [(parents[r] * moe.sub_experts + u, weights[r]) for r, u in chosen]
+
+
+@pytest.mark.parametrize("gate", ["proxy_pattern", "proxy_global"])
+@pytest.mark.parametrize("k", [1, 5, 12])
+def test_choose_blocks_equals_plain_loops(gate, k):
+    shares = {"rank_shares": SHARES} if gate == "proxy_pattern" else {}
+    moe = at_k(split_config(GQA, 4, gate=gate, **shares, **PROXY), k).moe
+    rng = np.random.default_rng(3)
+    parents = np.stack([rng.permutation(12)[:3] for _ in range(6)]).astype(np.int32)
+    weights = np.sort(rng.random((6, 3), np.float32))[:, ::-1].copy()
+    levels = rng.random((6, 12, 4), np.float32)
+    ids, got = choose_blocks(*map(jnp.asarray, (parents, weights, levels)), moe)
+    assert ids.dtype == jnp.int32
+    for t in range(6):
+        expected = reference_blocks(parents[t], weights[t], levels[t], moe)
+        assert list(np.asarray(ids[t])) == [block for block, _ in expected]
+        np.testing.assert_array_equal(got[t], [w for _, w in expected])
+
+
+@pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
+def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
+    """Scores of a parent's blocks add up to the parent's."""
+    config = split_config(parent, 4, gate="proxy_global", **PROXY)
+    router = Router(config, nnx.Rngs(0))
+    plain = Router(parent, nnx.Rngs(0))
+    plain.weight = router.weight
+    x_TD = jax.random.normal(jax.random.key(1), (7, parent.d_model))
+    routing, expected = router(x_TD), plain(x_TD)
+    np.testing.assert_array_equal(
+        np.sort(routing.ids_TK // 4), np.repeat(np.sort(expected.ids_TK), 4, axis=1)
+    )
+    assert all(len(set(row)) == 12 for row in np.asarray(routing.ids_TK).tolist())
+    scores = np.asarray(routing.scores_TE).reshape(7, 12, 4)
+    if parent is GPT_OSS:
+        scores, whole = np.exp(scores), np.exp(expected.scores_TE)
+    else:
+        whole = expected.scores_TE
+    np.testing.assert_allclose(scores.sum(axis=-1), whole, rtol=1e-5)
