@@ -1,0 +1,132 @@
+"""Programs of the profiler: one layer over a batch of windows, neurons of an expert."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import CheckpointError
+from moe_edge.engine.base import jit_step
+from moe_edge.engine.weights import bind_block, block_graph, to_device
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.expert_blocks import load_expert
+from moe_edge.model.experts import run_experts
+from moe_edge.model.layers import activate, rms_norm
+from moe_edge.model.matvec import PRECISION
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import add_experts, layer_window, make_chunk, seam
+
+MAX_FLOAT16 = 65504.0
+ROWS = 64  # sampled rows are padded to a power of two from here: few shapes
+
+
+class Seen(NamedTuple):
+    """What the experts of a layer were given; T = windows x tokens, with padding."""
+
+    hidden_TD: jax.Array  # float32, normed: input of router and experts
+    ids_TK: jax.Array  # int32, best first; padding has id E
+    weights_TK: jax.Array  # float32
+
+
+class LayerPrograms:
+    """Runs layers one at a time from a reader; only the current one is in memory."""
+
+    def __init__(self, reader):
+        self.config: ModelConfig = reader.config
+        self._reader, self._layout = reader, RecordLayout.of(reader.config)
+        self._graphs = {kind: block_graph(self.config, kind) for kind in (False, True)}
+        moe = self.config.moe
+        self._options = {
+            "activation": moe.activation,
+            "swiglu_limit": moe.swiglu_limit,
+        }
+        self._dense = jit_step(self._dense_step, donate_argnames="x_BSD")
+        self._moe = jit_step(self._moe_step, donate_argnames="x_BSD")
+        self._neurons = jit_step(self._neurons_step)
+
+    def embed(self, tokens_NW: np.ndarray) -> np.ndarray:
+        """States before the first layer, float32 `[N, W, D]`."""
+        return np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
+
+    def load(self, layer: int) -> None:
+        """Makes a layer the current one."""
+        self._number = layer
+        self._layer = self._experts = None  # freed before the next is read
+        dense = self._reader.dense_layer(layer)
+        self._layer = {name: to_device(array) for name, array in dense.items()}
+        self._window = jnp.int32(layer_window(self.config, layer))
+        if layer in self.config.moe_layers:
+            self._experts = to_device(self._reader.experts(layer))
+        self._reader.release()
+
+    def run(self, x_BSD: np.ndarray, valid_BS: np.ndarray):
+        """(states after the current layer, `Seen` or None in a dense layer)."""
+        x, valid = jnp.array(x_BSD), jnp.array(valid_BS)
+        if self._experts is None:
+            return self._dense(self._layer, x, valid, self._window), None
+        return self._moe(self._layer, self._experts, x, valid, self._window)
+
+    def neurons(self, expert: int, hidden_TD: np.ndarray) -> np.ndarray:
+        """Activations of an expert's neurons, float16 `[T, F]`.
+
+        Args:
+          expert: of the current layer.
+          hidden_TD: float32, normed hidden states of tokens routed to it.
+        Raises:
+          CheckpointError: one that is not finite.
+        """
+        rows = len(hidden_TD)
+        padded = max(ROWS, 1 << (rows - 1).bit_length())
+        x = np.zeros((padded, hidden_TD.shape[1]), np.float32)
+        x[:rows] = hidden_TD
+        out = self._neurons(self._experts, jnp.int32(expert), jnp.array(x))
+        out_TF = np.asarray(out)[:rows]
+        if not np.isfinite(out_TF).all():
+            raise CheckpointError(
+                f"layer {self._number}, expert {expert}: activations are not finite; "
+                "check the model's weights"
+            )
+        return out_TF
+
+    def _attend(self, block, x_BSD, valid_BS, window):
+        start_B = jnp.zeros(x_BSD.shape[0], jnp.int32)
+        chunk = make_chunk(self.config, start_B, valid_BS)
+        return block.attend(x_BSD, chunk, window)[0], chunk
+
+    def _dense_step(self, layer, x_BSD, valid_BS, window):
+        block = bind_block(self._graphs[False], layer)
+        x_BSD, _ = self._attend(block, x_BSD, valid_BS, window)
+        return x_BSD + block.mlp(rms_norm(x_BSD, block.mlp_norm[...], block.eps))
+
+    def _moe_step(self, layer, experts_ER, x_BSD, valid_BS, window):
+        # `Block.__call__` with the experts' input handed out.
+        block = bind_block(self._graphs[True], layer)
+        x_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
+        hidden, routing = seam(block.route(x_BSD, chunk))
+        shared = seam(block.run_shared(hidden))
+        y_TD = run_experts(
+            hidden,
+            routing.ids_TK,
+            routing.weights_TK,
+            experts_ER,
+            self._layout,
+            **self._options,
+        )
+        x_BSD = add_experts(x_BSD, seam(y_TD), shared)
+        return x_BSD, Seen(hidden, routing.ids_TK, routing.weights_TK)
+
+    def _neurons_step(self, experts_ER, expert, x_TD):
+        F = self._layout.expert_dim
+        gate_up_GD, _, biases = load_expert(experts_ER, expert, self._layout)
+        both_GT = jnp.matmul(gate_up_GD, x_TD.T, precision=PRECISION)
+        if biases is not None:
+            both_GT = both_GT + biases[: 2 * F, None]
+        act = functools.partial(
+            activate,
+            kind=self._options["activation"],
+            limit=self._options["swiglu_limit"],
+        )
+        out_TF = act(both_GT[:F], both_GT[F:]).T
+        return jnp.clip(out_TF, -MAX_FLOAT16, MAX_FLOAT16).astype(jnp.float16)

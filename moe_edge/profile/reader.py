@@ -1,0 +1,204 @@
+"""Reads a profile folder; every file is checked and nothing is ever unpickled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.profile.writer import (
+    COUNTS_NAME,
+    PROFILE_NAME,
+    coactivation_path,
+    expert_path,
+)
+
+FORMAT_VERSION = 1
+_INTEGERS = ("tokens", "L", "E", "F", "top_k", "max_tokens_per_expert")
+
+
+class Profile:
+    """An open profile.
+
+    Attributes:
+      path: its folder.
+      info: `profile.json`.
+      layers: ids of the MoE layers.
+      num_experts, neurons, top_k: E, F, K of the model that was profiled.
+      domains: names of the text domains.
+      content_sha256: of the checkpoint that was profiled.
+      counts_NLE: int64, choices by domain, layer (row of `layers`) and expert.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any], counts_NLE: np.ndarray):
+        self.path, self.info, self.counts_NLE = path, info, counts_NLE
+        self.layers = tuple(info["layers"])
+        self.num_experts, self.neurons = info["E"], info["F"]
+        self.top_k, self.max_tokens = info["top_k"], info["max_tokens_per_expert"]
+        self.domains = tuple(info["domains"])
+        self.content_sha256 = info["content_sha256"]
+
+    def check(self, content_sha256: str) -> None:
+        """Refuses a profile of another checkpoint.
+
+        Raises:
+          CheckpointError: the hash is not that of the profiled checkpoint.
+        """
+        if content_sha256 != self.content_sha256:
+            raise CheckpointError(
+                f"profile {self.path} is of checkpoint {self.info['checkpoint']!r} "
+                f"with content {self.content_sha256[:12]}, this one has "
+                f"{content_sha256[:12]}; run launch/profile_model.py on it"
+            )
+
+    def counts(self) -> list[dict]:
+        """Lines of `counts.jsonl`: one a domain and layer."""
+        return _read_counts(self.path / COUNTS_NAME)
+
+    def tokens_of(self, layer: int, expert: int) -> int:
+        """How many tokens chose an expert: at least as many as were kept."""
+        return int(self.counts_NLE[:, self._row(layer, expert), expert].sum())
+
+    def activations(self, layer: int, expert: int) -> np.ndarray:
+        """float16 [T, F], memory-mapped: what the experts multiply by down.
+
+        Rows are a uniform sample of the tokens routed to the expert, in random order.
+
+        Raises:
+          ConfigError: no such layer or expert.
+          CheckpointError: the file is missing or damaged.
+        """
+        shape = (self._kept(layer, expert), self.neurons)
+        return self._array("activations", layer, expert, shape, np.float16)
+
+    def gate_weights(self, layer: int, expert: int) -> np.ndarray:
+        """float32 [T]: the router's weight of the expert for the same rows."""
+        shape = (self._kept(layer, expert),)
+        return self._array("weights", layer, expert, shape, np.float32)
+
+    def ranks(self, layer: int, expert: int) -> np.ndarray:
+        """int8 [T]: place of the expert in the token's top-k, for the same rows."""
+        shape = (self._kept(layer, expert),)
+        return self._array("ranks", layer, expert, shape, np.int8)
+
+    def coactivation(self, layer: int) -> np.ndarray:
+        """int64 [E, E]: tokens that chose both experts."""
+        self._row(layer, 0)
+        shape = (self.num_experts, self.num_experts)
+        return _load(coactivation_path(self.path, layer), shape, np.int64)
+
+    def _row(self, layer: int, expert: int) -> int:
+        if layer not in self.layers or not 0 <= expert < self.num_experts:
+            raise ConfigError(
+                f"profile {self.path} has no expert {expert} in layer {layer}; it has "
+                f"layers {', '.join(map(str, self.layers))} of {self.num_experts}"
+            )
+        return self.layers.index(layer)
+
+    def _kept(self, layer: int, expert: int) -> int:
+        return min(self.tokens_of(layer, expert), self.max_tokens)
+
+    def _array(self, kind, layer, expert, shape, dtype) -> np.ndarray:
+        return _load(expert_path(self.path, kind, layer, expert), shape, dtype)
+
+
+def open_profile(path: str | Path) -> Profile:
+    """Opens a folder written by `run_profile`.
+
+    Raises:
+      CheckpointError: no profile, an unknown version, or damaged.
+    """
+    path = Path(path)
+    if not (path / PROFILE_NAME).is_file():
+        raise CheckpointError(
+            f"{path} holds no {PROFILE_NAME}; make a profile with "
+            "launch/profile_model.py"
+        )
+    info = _read_info(path / PROFILE_NAME)
+    row_of = {layer: row for row, layer in enumerate(info["layers"])}
+    shape = (len(info["domains"]), len(row_of), info["E"])
+    counts_NLE = np.full(shape, -1, np.int64)
+    try:
+        for row in _read_counts(path / COUNTS_NAME):
+            domain = info["domains"].index(row["domain"])
+            counts_NLE[domain, row_of[row["layer"]]] = row["counts"]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path / COUNTS_NAME} does not fit {PROFILE_NAME}: {error}"
+        ) from error
+    if (counts_NLE < 0).any():
+        raise CheckpointError(
+            f"{path / COUNTS_NAME} lacks a domain or layer, or has a negative count"
+        )
+    profile = Profile(path, info, counts_NLE)
+    for layer in profile.layers:
+        for expert in range(profile.num_experts):
+            if not expert_path(path, "activations", layer, expert).is_file():
+                raise CheckpointError(
+                    f"profile {path} lacks the activations of expert {expert} in "
+                    f"layer {layer}; run launch/profile_model.py again"
+                )
+    return profile
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(info, dict) or info.get("format_version") != FORMAT_VERSION:
+        found = info.get("format_version") if isinstance(info, dict) else None
+        raise CheckpointError(
+            f"{path} has format_version {found}, expected {FORMAT_VERSION}; run "
+            "launch/profile_model.py again"
+        )
+    bad = [name for name in _INTEGERS if not _is_count(info.get(name))]
+    bad += [n for n in ("content_sha256", "checkpoint") if type(info.get(n)) is not str]
+    layers, domains = info.get("layers"), info.get("domains")
+    if not (
+        isinstance(layers, list) and layers and all(type(i) is int for i in layers)
+    ):
+        bad.append("layers")
+    if not (
+        isinstance(domains, list) and domains and all(type(d) is str for d in domains)
+    ):
+        bad.append("domains")
+    if bad:
+        raise CheckpointError(f"{path}: missing or wrong {', '.join(bad)}")
+    return info
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and value > 0
+
+
+def _read_counts(path: Path) -> list[dict]:
+    try:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise CheckpointError(f"{path} has a line that is no object")
+    return rows
+
+
+def _load(path: Path, shape: tuple[int, ...], dtype) -> np.ndarray:
+    """Memory-maps an array of one shape and dtype."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; run launch/profile_model.py again"
+        ) from error
+    if (
+        not isinstance(array, np.ndarray)
+        or array.shape != shape
+        or array.dtype != dtype
+    ):
+        found = getattr(array, "shape", None), getattr(array, "dtype", None)
+        raise CheckpointError(
+            f"{path} holds {found[1]} {found[0]}, expected {np.dtype(dtype)} {shape}; "
+            "run launch/profile_model.py again"
+        )
+    return array

@@ -1,0 +1,113 @@
+"""Runs calibration text through a model, one layer after the other.
+
+All calibration tokens pass a layer before any passes the next: one layer's weights
+are in memory at a time, so a model need not fit; hidden states of all tokens lie in
+files that the kernel pages (2 x tokens x width x 4 bytes, plus half of that
+for the experts' input). Every choice of a layer is thus known before tokens are
+sampled, so neurons are computed for sampled tokens only, and the end of a layer is
+where a killed run goes on (`writer.py`).
+"""
+
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from moe_edge.profile.activations import LayerPrograms
+from moe_edge.profile.calibration import Calibration
+from moe_edge.profile.counts import coactivation, count_rows, domain_counts
+from moe_edge.profile.recorder import sample_tokens
+from moe_edge.profile.writer import ProfileWriter
+
+
+def record_layers(
+    reader, calibration: Calibration, writer: ProfileWriter, facts: dict
+) -> None:
+    """Runs every layer that is not done over all windows."""
+    config = reader.config
+    programs = LayerPrograms(reader)
+    shape = (*calibration.tokens_NW.shape, config.d_model)
+    if writer.next_layer == 0:
+        writer.states(0, shape)[:] = programs.embed(calibration.tokens_NW)
+    elif writer.next_layer < config.num_layers:
+        print(f"going on at layer {writer.next_layer}", file=sys.stderr)
+    steps = -(-shape[0] // facts["batch_size"])
+    bar = tqdm(
+        total=config.num_layers * steps,
+        initial=writer.next_layer * steps,
+        desc="profile",
+        unit="batch",
+        disable=None,  # shown on terminals
+    )
+    with bar:
+        for layer in range(writer.next_layer, config.num_layers):
+            programs.load(layer)
+            report = _record_layer(
+                programs, layer, calibration, writer, facts, bar.update
+            )
+            writer.finish_layer(layer, report)
+
+
+def _record_layer(
+    programs: LayerPrograms, layer, calibration, writer, facts, progress
+) -> dict | None:
+    """Runs one layer; returns its report, None for a dense layer."""
+    config, size = programs.config, facts["batch_size"]
+    N, W = calibration.tokens_NW.shape
+    shape = (N, W, config.d_model)
+    x_NWD = writer.states(layer, shape)
+    next_NWD = writer.states(layer + 1, shape)
+    hidden_NWD = writer.scratch("hidden", shape)
+    is_moe = layer in config.moe_layers
+    choice = (N, W, config.moe.top_k)
+    ids_NWK, weights_NWK = np.zeros(choice, np.int32), np.zeros(choice, np.float32)
+    for first in range(0, N, size):
+        part = slice(first, min(first + size, N))
+        n = part.stop - first
+        x, valid = _pad(x_NWD[part], size), _pad(calibration.valid_NW[part], size)
+        x, seen = programs.run(x, valid)
+        next_NWD[part] = np.asarray(x)[:n]
+        if is_moe:
+            for out, array in zip(
+                (hidden_NWD, ids_NWK, weights_NWK), seen, strict=True
+            ):
+                out[part] = np.asarray(array).reshape(size, W, -1)[:n]
+        progress()
+    next_NWD.flush()
+    if not is_moe:
+        return None
+    place_T = np.flatnonzero(calibration.valid_NW)  # of tokens among padding
+    ids_TK = ids_NWK.reshape(N * W, -1)[place_T]
+    weights_TK = weights_NWK.reshape(N * W, -1)[place_T]
+    hidden_PD = hidden_NWD.reshape(N * W, -1)
+    E, seed = config.moe.num_experts, facts["seeds"][0]
+    for sample in sample_tokens(ids_TK, E, facts["max_tokens_per_expert"], seed, layer):
+        hidden = hidden_PD[place_T[sample.tokens_S]]
+        writer.write_expert(
+            layer,
+            sample.expert,
+            activations=programs.neurons(sample.expert, hidden),
+            weights=weights_TK[sample.tokens_S, sample.ranks_S],
+            ranks=sample.ranks_S,
+        )
+    writer.write_coactivation(layer, coactivation(ids_TK, E))
+    domain_T = calibration.domain_T
+    counts_NE = domain_counts(ids_TK, domain_T, len(calibration.domains), E)
+    return {
+        "counts": count_rows(
+            facts["checkpoint"],
+            calibration.domains,
+            domain_T,
+            layer,
+            config.moe.top_k,
+            counts_NE,
+        )
+    }
+
+
+def _pad(array: np.ndarray, rows: int) -> np.ndarray:
+    """Rows of zeros up to a full batch: one compiled shape."""
+    missing = rows - len(array)
+    if not missing:
+        return array
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])

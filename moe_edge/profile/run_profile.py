@@ -1,0 +1,153 @@
+"""The root of launch/profile_model.py: what happens inside the experts of a model."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import CapacityError, ConfigError, check_count
+from moe_edge.core.files import check_out_dir
+from moe_edge.core.heap import keep_heap
+from moe_edge.evaluate.perplexity import default_window
+from moe_edge.profile.calibration import parse_files, read_calibration
+from moe_edge.profile.reader import FORMAT_VERSION
+from moe_edge.profile.record_layers import record_layers
+from moe_edge.profile.writer import (
+    CONFIG_NAME,
+    COUNTS_NAME,
+    PROFILE_NAME,
+    open_writer,
+)
+
+# float16 rows of one expert may reach this; more is refused before the run.
+MAX_ROWS = 1 << 20
+
+
+def run_profile(
+    *,
+    out_dir: str,
+    text: str,
+    checkpoint: str = "default",
+    window: int | None = None,
+    tokens: int | None = 131_072,
+    max_tokens_per_expert: int = 2048,
+    batch_size: int = 4,
+    seed: int = 0,
+    resume: bool = True,
+    data_dir: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Runs calibration text through a model and writes its profile.
+
+    Args:
+      out_dir: folder of the profile.
+      text: files separated by commas, each `path` or `domain:path`.
+      checkpoint: path or `default`.
+      window: tokens read together (default: 512 or the context if that is less).
+      tokens: at most so many of all domains together, in equal shares; None: all.
+      max_tokens_per_expert: rows of activations kept of each expert.
+      batch_size: windows run together; changes nothing but rounding. Beyond about 2048
+        tokens it gains nothing, and freed buffers go back to the kernel.
+      seed: of the choice of rows.
+      resume: go on with a killed run of the same settings; False: start anew.
+      data_dir: where relative paths are looked up too.
+      overwrite: replace an earlier profile.
+      dry_run: check flags, paths and checkpoint, then stop.
+      config_text: gives the config to store.
+    Returns:
+      {tokens, out_dir}.
+    Raises:
+      MoeEdgeError: bad input.
+      OSError: a file that cannot be read.
+    """
+    check_count("max_tokens_per_expert", max_tokens_per_expert)
+    check_count("batch_size", batch_size)
+    if max_tokens_per_expert > MAX_ROWS:
+        raise ConfigError(
+            f"max_tokens_per_expert {max_tokens_per_expert} exceeds {MAX_ROWS}; keep "
+            "fewer rows"
+        )
+    if tokens is not None:
+        check_count("tokens", tokens)
+    check_out_dir(out_dir, overwrite)
+    files = parse_files(text, data_dir)
+    reader = open_checkpoint(checkpoint)
+    window = _check_window(window, reader.config.max_positions)
+    calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
+    if dry_run:
+        return {
+            "dry_run": True,
+            "tokens": calibration.num_tokens,
+            "domains": list(calibration.domains),
+            "out_dir": out_dir,
+        }
+    keep_heap()
+    facts = {
+        "format_version": FORMAT_VERSION,
+        "content_sha256": reader.content_sha256(),
+        "checkpoint": str(checkpoint),
+        "tokens": calibration.num_tokens,
+        "window": window,
+        "batch_size": batch_size,
+        "max_tokens_per_expert": max_tokens_per_expert,
+        "seeds": [seed],
+        "domains": list(calibration.domains),
+        "files": list(calibration.files),
+    }
+    with open_writer(out_dir, facts, overwrite=overwrite, resume=resume) as writer:
+        record_layers(reader, calibration, writer, facts)
+        reports = [report for report in writer.reports.values() if report]
+        rows = sorted(
+            (row for report in reports for row in report["counts"]),
+            key=lambda row: (calibration.domains.index(row["domain"]), row["layer"]),
+        )
+        info = facts | _model_facts(reader.config, reports)
+        written = {
+            PROFILE_NAME: json.dumps(info, indent=1) + "\n",
+            COUNTS_NAME: "".join(json.dumps(row) + "\n" for row in rows),
+            CONFIG_NAME: config_text(),
+        }
+        writer.finish(written, overwrite)
+    return {"tokens": calibration.num_tokens, "out_dir": out_dir}
+
+
+def _check_window(window: int | None, max_positions: int) -> int:
+    window = default_window(max_positions) if window is None else window
+    check_count("window", window)
+    if window > max_positions:
+        raise CapacityError(
+            f"window of {window} tokens exceeds the model's context of {max_positions}"
+        )
+    return window
+
+
+def _model_facts(config, reports: list[dict]) -> dict:
+    """Sizes of the model, and how many tokens its experts got."""
+    moe = config.moe
+    counts_LE = np.zeros((len(config.moe_layers), moe.num_experts), np.int64)
+    row_of = {layer: row for row, layer in enumerate(config.moe_layers)}
+    for report in reports:
+        for row in report["counts"]:
+            counts_LE[row_of[row["layer"]]] += row["counts"]
+    return {
+        "L": config.num_layers,
+        "layers": list(config.moe_layers),
+        "E": moe.num_experts,
+        "F": moe.expert_dim,
+        "D": config.d_model,
+        "top_k": moe.top_k,
+        "activation": moe.activation,
+        "tokens_per_expert": {
+            "min": int(counts_LE.min()),
+            "mean": float(counts_LE.mean()),
+            "max": int(counts_LE.max()),
+            "without_tokens": int((counts_LE == 0).sum()),
+            # Fewer rows than neurons: a partition of them is hardly determined.
+            "fewer_than_neurons": int((counts_LE < moe.expert_dim).sum()),
+        },
+    }

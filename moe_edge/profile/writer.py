@@ -1,0 +1,157 @@
+"""Writes a profile layer by layer under a temporary name that outlives a kill.
+
+The work folder `.NAME.profiling` stands beside the place of the profile and holds its
+files, and in `scratch/` the hidden states of all calibration tokens: those before the
+current layer are only read, those after it only written. A run that is killed therefore
+starts again at the layer it was in, from the very bytes that the killed run had read.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.core.checks import OutputError
+from moe_edge.core.files import atomic_folder, check_out_dir, write_text
+
+PROGRESS_NAME = "progress.json"
+PROFILE_NAME, COUNTS_NAME, CONFIG_NAME = "profile.json", "counts.jsonl", "config.gin"
+EXPERT_FOLDERS = ("activations", "weights", "ranks")
+COACTIVATION = "coactivation"
+SCRATCH = "scratch"
+
+
+def expert_path(folder: Path, kind: str, layer: int, expert: int) -> Path:
+    """File of one expert; `kind` is one of EXPERT_FOLDERS."""
+    return folder / kind / f"{layer:03d}_{expert:03d}.npy"
+
+
+def coactivation_path(folder: Path, layer: int) -> Path:
+    """File of one layer's [E, E] counts."""
+    return folder / COACTIVATION / f"{layer:03d}.npy"
+
+
+class ProfileWriter:
+    """The work folder of one run.
+
+    Attributes:
+      folder: the work folder.
+      next_layer: where the run goes on: 0 in a fresh folder.
+      reports: what `finish_layer` was given so far, by layer.
+    """
+
+    def __init__(self, out_dir: Path, facts: dict, resume: bool):
+        """Use through `open_writer`."""
+        self.folder = work_folder(out_dir)
+        self._facts, self._out_dir = facts, out_dir
+        stored = self._progress() if resume else None
+        if stored is None or stored["facts"] != facts:
+            self._clear()
+            stored = {"layers": {}}
+        self.reports = {int(layer): r for layer, r in stored["layers"].items()}
+        self.next_layer = len(self.reports)
+        for name in (*EXPERT_FOLDERS, COACTIVATION, SCRATCH):
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def _progress(self) -> dict | None:
+        """What an earlier run noted, if the states it goes on from are there."""
+        try:
+            stored = json.loads((self.folder / PROGRESS_NAME).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        is_there = self._scratch_path(f"states_{len(stored['layers']) % 2}").is_file()
+        return stored if is_there else None
+
+    def _scratch_path(self, name: str) -> Path:
+        return self.folder / SCRATCH / f"{name}.npy"
+
+    def _clear(self) -> None:
+        (self.folder / PROGRESS_NAME).unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+
+    def scratch(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A float32 array in a file, with what it held if it is there."""
+        path = self._scratch_path(name)
+        mode = "r+" if path.is_file() else "w+"
+        if mode == "r+":
+            return np.lib.format.open_memmap(path, mode)
+        return np.lib.format.open_memmap(path, mode, np.float32, shape)
+
+    def states(self, layer: int, shape: tuple[int, ...]) -> np.ndarray:
+        """States before a layer, float32 [N, W, D]; two files take turns."""
+        return self.scratch(f"states_{layer % 2}", shape)
+
+    def write_expert(self, layer: int, expert: int, **arrays: np.ndarray) -> None:
+        """Writes one expert's arrays; names are EXPERT_FOLDERS."""
+        for kind, array in arrays.items():
+            np.save(expert_path(self.folder, kind, layer, expert), array)
+
+    def write_coactivation(self, layer: int, both_EE: np.ndarray) -> None:
+        np.save(coactivation_path(self.folder, layer), both_EE)
+
+    def finish_layer(self, layer: int, report: dict | None) -> None:
+        """Notes that a layer's files and the states after it are complete.
+
+        Args:
+          layer: the layer.
+          report: kept for the end of the run; None for a dense layer.
+        """
+        self.reports[layer] = report
+        known = {"facts": self._facts, "layers": self.reports}
+        write_text(self.folder / PROGRESS_NAME, json.dumps(known))
+        self.next_layer = layer + 1
+
+    def finish(self, files: dict[str, str], overwrite: bool) -> None:
+        """Adds text files by name and moves the profile to its place."""
+        with atomic_folder(self._out_dir, overwrite) as final:
+            # From here on a kill means a new run, not half of this one.
+            (self.folder / PROGRESS_NAME).unlink()
+            for name in (*EXPERT_FOLDERS, COACTIVATION):
+                (self.folder / name).rename(final / name)
+            for name, text in files.items():
+                (final / name).write_text(text, encoding="utf-8")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def work_folder(out_dir: Path) -> Path:
+    """Where a profile is built until it is complete."""
+    return out_dir.with_name(f".{out_dir.name}.profiling")
+
+
+@contextlib.contextmanager
+def open_writer(
+    out_dir: str | Path, facts: dict, *, overwrite: bool, resume: bool
+) -> Iterator[ProfileWriter]:
+    """The work folder of a run, locked against a second run.
+
+    Args:
+      out_dir: where the profile will be.
+      facts: what the profile depends on; a work folder of others is started anew.
+      overwrite: whether an earlier profile may be replaced at the end.
+      resume: False starts anew.
+    Raises:
+      OutputError: out_dir is not free, cannot be written, or another run writes it.
+    """
+    out_dir = check_out_dir(out_dir, overwrite)
+    folder = work_folder(out_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise OutputError(f"work folder {folder} cannot be made: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield ProfileWriter(out_dir, facts, resume)
+    except BlockingIOError as error:
+        raise OutputError(
+            f"another run is writing {out_dir}; wait for it or name another --out_dir"
+        ) from error
+    finally:
+        os.close(lock)
