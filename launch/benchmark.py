@@ -14,7 +14,7 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench import convert, decode, offload, traced
+from launch.bench import convert, decode, offload, refactor, traced
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
@@ -28,6 +28,7 @@ SUITES = {
     "prefill": decode.prefill_suite,
     "convert": convert.convert_suite,
     "offload": offload.offload_suite,
+    "refactor": refactor.refactor_suite,
     "traced": traced.traced_suite,
 }
 # Name, and HF folder or config, of what a suite measures, as it left the work folder.
@@ -36,7 +37,17 @@ MODELS = {
     "prefill": lambda folder: decode.benchmark_models(folder),
     "convert": convert.convert_models,
     "offload": offload.offload_models,
+    "refactor": refactor.refactor_models,
     "traced": traced.traced_models,
+}
+WEIGHTS = (
+    "Random weights: speed only, no quality claim. They route uniformly, but for suite "
+    "`traced`, whose routers repeat a recorded trace."
+)
+# What the figures of a suite do not show, where it is not the above.
+SYNTHETIC = {
+    "refactor": "Synthetic activations: planted clusters of neurons with log-normal "
+    "scales. They show the solver's speed and objective, no model's quality.",
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")
@@ -89,8 +100,7 @@ def benchmark(
         metrics=[row_metric for row in rows for row_metric in metrics_of(row)],
         kind="emulated" if any(row.get("emulated") for row in rows) else "measured",
         limits=[
-            "Random weights: speed only, no quality claim. They route uniformly, but "
-            "for suite `traced`, whose routers repeat a recorded trace.",
+            SYNTHETIC.get(suite, WEIGHTS),
             "One machine; other programs may have shared it. Trust the ratios, which "
             "are medians over rounds measured side by side.",
         ],
@@ -115,6 +125,8 @@ def benchmark(
 
 def describe_models(models: list[tuple[str, Path | ModelConfig]]) -> dict:
     """`model` of the results entry; of several, the name lists their parameters."""
+    if not models:
+        return {"name": "no model", "params": 0, "weights": "none"}
     params = {}
     for name, source in models:
         is_config = isinstance(source, ModelConfig)

@@ -1,0 +1,125 @@
+"""What a partition of an expert's neurons costs: the norms that are left out.
+
+Letters beside those of core/types.py: labels_F says which of the U sub-experts a neuron
+belongs to, every sub-expert having F / U neurons; R partitions stand side by side.
+"""
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_shape
+
+
+def subset_norms(M_TF, labels_RF, subs: int) -> np.ndarray:
+    """L1 norm of every sub-expert's activations, token by token.
+
+    Args:
+      M_TF: activations; only their magnitude counts.
+      labels_RF: int [R, F], or [F] for one partition.
+    Returns:
+      [U, R, T], or [U, T] for one partition; float64 where M_TF is, else float32.
+    """
+    return grouped_sums(magnitudes(M_TF), np.asarray(labels_RF), subs)
+
+
+def grouped_sums(A_TF: np.ndarray, labels_RF: np.ndarray, subs: int) -> np.ndarray:
+    """`subset_norms` of magnitudes: one product for all partitions and sub-experts."""
+    member = labels_RF == np.arange(subs).reshape(-1, *[1] * labels_RF.ndim)
+    return member.astype(A_TF.dtype) @ A_TF.T
+
+
+def magnitudes(M_TF) -> np.ndarray:
+    """|M| in float64 if M is, else in float32 (float16 sums would overflow)."""
+    M_TF = np.asarray(M_TF)
+    dtype = np.float64 if M_TF.dtype == np.float64 else np.float32
+    return np.abs(M_TF, dtype=dtype)
+
+
+def smallest(norms_URT: np.ndarray, inactive: int) -> np.ndarray:
+    """bool, like `norms_URT`: the `inactive` smallest along U, ties by index.
+
+    Counts for each sub-expert how many come before it: a few comparisons of whole
+    planes, where a sort along U would handle every token for itself.
+    """
+    rank_URT = np.zeros(norms_URT.shape, np.int8)
+    for a in range(len(norms_URT)):
+        for b in range(a + 1, len(norms_URT)):
+            after = (norms_URT[a] > norms_URT[b]).view(np.int8)
+            rank_URT[a] += after
+            rank_URT[b] += 1 - after
+    return rank_URT < inactive
+
+
+def objective(M_TF, labels, subs: int, inactive: int) -> float:
+    """Sum over tokens of the `inactive` smallest sub-expert L1 norms.
+
+    Args:
+      M_TF: activations [T, F].
+      labels: int [F] in 0..subs-1.
+      subs: sub-experts U of the expert.
+      inactive: K of the objective, 1..U-1.
+    Raises:
+      ConfigError: labels of another length or range.
+    Source: MoE-Prism, eq. 2.
+    """
+    labels = check_labels(labels, np.shape(M_TF)[1], subs)
+    norms_UT = subset_norms(M_TF, labels, subs)
+    return float(np.sort(norms_UT, axis=0)[:inactive].sum(dtype=np.float64))
+
+
+def usage(M_TF, labels, subs: int, inactive: int) -> np.ndarray:
+    """`usage_of` a partition of these activations, float64 [U]."""
+    norms_UT = subset_norms(M_TF, labels, subs)
+    return usage_of(norms_UT, smallest(norms_UT, inactive))
+
+
+def usage_of(norms_UT: np.ndarray, low_UT: np.ndarray) -> np.ndarray:
+    """Share of tokens for which each sub-expert stays active, float64 [U].
+
+    Balanced use is (U - inactive) / U everywhere; 1 and 0 mean static pruning. Tokens
+    without any activation are left out.
+    """
+    heard_T = norms_UT.sum(0) > 0
+    return (~low_UT & heard_T).sum(1) / max(int(heard_T.sum()), 1)
+
+
+def check_labels(labels, neurons: int, subs: int) -> np.ndarray:
+    """`labels` as an array, if it is a partition into equal sub-experts.
+
+    Raises:
+      ConfigError: another length, or sub-experts of unequal size.
+    """
+    labels = np.asarray(labels)
+    check_shape("labels", labels, (neurons,))
+    if labels.dtype.kind not in "iu":
+        raise ConfigError(f"labels are {labels.dtype}, expected whole numbers")
+    inside = labels.size and labels.min() >= 0 and labels.max() < subs
+    sizes = np.bincount(labels, minlength=subs) if inside else np.array([-1])
+    if not (sizes == neurons // subs).all():
+        raise ConfigError(
+            f"labels are no partition of {neurons} neurons into {subs} sub-experts of "
+            f"{neurons // subs}"
+        )
+    return labels
+
+
+def order_by_importance(M_TF, labels, subs: int) -> np.ndarray:
+    """The same partition, sub-experts numbered by total L1 norm, the largest first.
+
+    With a gate that cannot tell sub-experts apart the first ones are run, so this order
+    leaves out the least.
+
+    Args:
+      M_TF: activations, weighted as the caller likes.
+    Returns:
+      int64 [F].
+    """
+    return order_by_mass(magnitudes(M_TF).sum(0, dtype=np.float64), labels, subs)
+
+
+def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
+    """`order_by_importance`, given the total magnitude of each neuron."""
+    labels = check_labels(labels, len(mass_F), subs)
+    mass_U = np.bincount(labels, weights=mass_F, minlength=subs)
+    rank_U = np.empty(subs, np.int64)
+    rank_U[np.argsort(-mass_U, kind="stable")] = np.arange(subs)
+    return rank_U[labels]
