@@ -1,0 +1,87 @@
+"""Studies of refactored models: sums by hand, refusals, and whole runs (slow)."""
+
+import math
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.elastic_settings import (
+    CG,
+    LG,
+    ORIGINAL,
+    ElasticSettings,
+    active_neurons,
+    log_interpolate,
+)
+from moe_edge.metrics.study_elastic import run_elastic
+from moe_edge.metrics.study_elastic_quality import Point, findings, ratios
+from moe_edge.metrics.study_elastic_speed import operating_points
+from moe_edge.model.sub_experts import at_k, split_config
+from tests.support.tiny_models import GQA
+
+
+def test_active_neurons_count_gate_neurons_of_blocks_that_do_not_run():
+    linear = at_k(split_config(GQA, 4), 5)
+    assert active_neurons(linear) == 5 * 4
+    proxy = split_config(GQA, 4, gate="proxy_global", gate_neurons=2)
+    assert active_neurons(proxy) == 12 * 4  # all blocks run, nothing is judged in vain
+    assert active_neurons(at_k(proxy, 5)) == pytest.approx(5 * 4 + 7 * 2 * 2 / 3)
+
+
+def test_log_interpolate_is_geometric_and_refuses_to_extrapolate():
+    known = {10.0: 4.0, 20.0: 16.0}
+    assert log_interpolate(15.0, known) == pytest.approx(8.0)
+    assert log_interpolate(9.0, known) is None and log_interpolate(21.0, known) is None
+
+
+@pytest.mark.parametrize(
+    ("curve", "points"),
+    [
+        ({1: (1.0, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [1, 2, 3]),
+        ({1: (1.0, 9.0), 2: (2.0, 9.5), 3: (3.0, 7.0)}, [1, 3]),  # 2 is worse than 1
+        ({1: (2.5, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # 1 is slower than 2
+        ({1: (1.0, 9.0), 2: (1.004, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # not distinct
+        ({1: (1.0, 7.0), 2: (2.0, 7.0)}, [1]),
+        ({}, []),
+    ],
+)
+def test_operating_points_are_those_that_buy_something(curve, points):
+    assert operating_points(curve) == points
+
+
+def point(k, neurons, perplexity):
+    return Point(k, neurons, 100 * math.log(perplexity), 100)
+
+
+def test_findings_compare_at_equal_k_and_neuron_for_neuron():
+    points = {
+        ORIGINAL: {4: point(1, 10, 16.0), 8: point(2, 20, 4.0)},
+        LG: {4: point(4, 10, 16.0), 6: point(6, 15, 9.0), 8: point(8, 20, 4.0)},
+        CG: {4: point(4, 15, 6.0), 8: point(8, 20, 5.0)},
+    }
+    found = ratios(points, CG)
+    assert found[4] == (pytest.approx(6 / 16), pytest.approx(6 / 8))
+    assert found[8] == (pytest.approx(5 / 4), pytest.approx(5 / 4))
+    entry = findings(points, 4, [], ElasticSettings(lg="x")).entry
+    assert entry["checks"] == {"LG equals the original at every K that U divides": True}
+    assert "CG K=8 (1.250)" in entry["answer"]
+    points[LG][8] = point(8, 20, 4.01)
+    assert not any(findings(points, 4, [], ElasticSettings()).entry["checks"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "fig99", "lg": "x"}, "unknown study 'fig99'"),
+        ({"name": "moe_prism_table2"}, "no refactored checkpoint given"),
+        ({"name": "moe_prism_table2", "k_values": ()}, r"k_values is \(\)"),
+        ({"name": "moe_prism_table2", "rounds": 0}, "rounds"),
+        ({"name": "moe_prism_table2", "make": ("moe",)}, "unknown gate 'moe'; known: "),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_loaded(
+    arguments, message, tmp_path
+):
+    with pytest.raises(ConfigError, match=message):
+        run_elastic(out_dir=str(tmp_path / "out"), **arguments)
+    assert not (tmp_path / "out").exists()
