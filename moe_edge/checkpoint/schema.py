@@ -50,6 +50,8 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     if moe.has_proxy_gate:
         neurons = moe.num_experts * moe.gate_neurons
         shapes |= {"router.proxy_gate": (neurons, D), "router.proxy_up": (neurons, D)}
+        shapes["router.proxy_scale"] = (neurons,)
+        shapes["router.proxy_prior"] = (moe.num_experts,)
         if moe.expert_bias:
             shapes["router.proxy_gate_bias"] = (neurons,)
             shapes["router.proxy_up_bias"] = (neurons,)

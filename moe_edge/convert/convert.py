@@ -28,6 +28,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
@@ -78,19 +79,21 @@ def convert_checkpoint(
         raise ConfigError(f"unknown target {to!r}; known: ours, hf")
     wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
     reader = open_checkpoint(src, wanted)
-    subs = reader.config.moe.sub_experts
-    if subs != 1:
-        raise CheckpointError(
-            f"{src} holds {subs} sub-experts per expert; convert the checkpoint it was "
-            "refactored from"
-        )
+    raw = reader.config.hf_config
+    if reader.config.moe.sub_experts > 1:
+        if to == "ours":
+            raise CheckpointError(
+                f"{src} is refactored and in our format already; to change its dtype, "
+                "convert the checkpoint it was made from and refactor that"
+            )
+        raw = refactored_hf_config(reader.config)
     dst = check_out_dir(Path(dst).resolve(), overwrite)
     if dst == reader.path or dst in reader.path.parents or reader.path in dst.parents:
         raise OutputError(f"output folder {dst} overlaps the source {reader.path}")
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
     changed = wanted is not None or reader.quantized is not None
-    raw = converted_config(reader.config.hf_config, reader.dtype.name, changed)
+    raw = converted_config(raw, reader.dtype.name, changed)
     config = config_from_hf(raw)
     hf_files = getattr(reader, "hf_files", reader.path)
     source = {

@@ -45,6 +45,14 @@ class OursSink:
 
     Dense items are saved in a thread of their own, one at a time: importing Orbax
     and its many small writes then overlap with the experts.
+
+    Args:
+      folder: empty.
+      config: the model; of a refactored one, its parent.
+      dtype: of the records.
+      hf_files: folder with the small files to carry over.
+      source: for the manifest.
+      subs, refactor: of a refactored model, see `make_manifest`.
     """
 
     def __init__(
@@ -54,9 +62,11 @@ class OursSink:
         dtype: np.dtype,
         hf_files: Path,
         source: dict[str, Any],
+        subs: int = 1,
+        refactor: dict[str, Any] | None = None,
     ):
         self._folder, self._config, self._dtype = folder, config, dtype
-        self._source = source
+        self._source, self._subs, self._refactor = source, subs, refactor
         (folder / EXPERTS_FOLDER).mkdir()
         (folder / HF_FOLDER).mkdir()
         copied = copy_small_files(hf_files, folder / HF_FOLDER, config.hf_config)
@@ -100,10 +110,11 @@ class OursSink:
             self._config,
             dtype=self._dtype.name,
             itemsize=self._dtype.itemsize,
-            subs=1,
+            subs=self._subs,
             tokenizer=self._tokenizer,
             source=self._source,
             content_sha256=content_sha256,
+            refactor=self._refactor,
         )
         # Last, so that a folder with a manifest is complete.
         dump_json(self._folder / MANIFEST_NAME, manifest)

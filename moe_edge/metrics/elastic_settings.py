@@ -110,14 +110,14 @@ class ElasticSettings:
 def active_neurons(config: ModelConfig) -> float:
     """Neurons of routed experts that a token computes.
 
-    Gate neurons of a proxy gate count as two thirds of a neuron (no down column) where
-    their block is not chosen; those of chosen blocks are computed anyway.
+    Gate neurons of a proxy gate count in full where their block is not chosen, though
+    they need no down column; those of chosen blocks are computed anyway.
     """
     moe = config.moe
     judged = 0
     if moe.has_proxy_gate:
         judged = moe.gate_neurons * (moe.max_top_k - moe.top_k)
-    return moe.top_k * moe.expert_dim + judged * 2 / 3
+    return float(moe.top_k * moe.expert_dim + judged)
 
 
 def log_interpolate(neurons: float, known: dict[float, float]) -> float | None:

@@ -8,6 +8,8 @@ A pattern says how many blocks the 1st, 2nd, ... parent runs (the paper's); it f
 from mean shares for any K. The global rule ranks all blocks of the chosen parents.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,20 +31,36 @@ def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:
     return tuple(counts_P.tolist())
 
 
-def block_levels(x_TD: jax.Array, gate_ND, up_ND, biases, moe: MoeConfig) -> jax.Array:
-    """Mean |activation| of each block's gate neurons: float32 `[T, E, U]`.
+class GateNeurons(NamedTuple):
+    """A layer's gate neurons, block by block: N = E * U * r."""
+
+    gate_ND: jax.Array  # stored rows of gate and up
+    up_ND: jax.Array
+    gate_bias_N: jax.Array | None
+    up_bias_N: jax.Array | None
+    scale_N: jax.Array  # float32; the paper's gate has 1
+    prior_B: jax.Array  # float32 [E * U]; the paper's gate has 0
+
+
+def block_levels(x_TD: jax.Array, neurons: GateNeurons, moe: MoeConfig) -> jax.Array:
+    """How active each block is expected to be: float32 `[T, E, U]`, not negative.
+
+    The mean of |activation| x scale of its gate neurons, plus its prior: with scale 1
+    and prior 0 the paper's score, else the estimate fitted by `refactor/fit_gate.py`.
 
     Args:
       x_TD: float32, the state that the router sees.
-      gate_ND, up_ND: `[E * U * r, D]`, rows of the gate neurons, block by block.
-      biases: of both `[E * U * r]`, or (None, None).
+      neurons: of the layer.
       moe: of the refactored model.
     """
-    gate_TN = add_bias(linear(x_TD, gate_ND), biases[0])
-    up_TN = add_bias(linear(x_TD, up_ND), biases[1])
+    gate_TN = add_bias(linear(x_TD, neurons.gate_ND), neurons.gate_bias_N)
+    up_TN = add_bias(linear(x_TD, neurons.up_ND), neurons.up_bias_N)
     level_TN = jnp.abs(activate(gate_TN, up_TN, moe.activation, moe.swiglu_limit))
+    level_TN = level_TN * neurons.scale_N.reshape(1, -1)
     shape = (x_TD.shape[0], moe.num_parents, moe.sub_experts, moe.gate_neurons)
-    return level_TN.reshape(shape).mean(axis=-1)
+    level_TEU = level_TN.reshape(shape).mean(axis=-1)
+    prior_EU = neurons.prior_B.reshape(1, moe.num_parents, moe.sub_experts)
+    return jnp.maximum(level_TEU + prior_EU, 0.0)
 
 
 def choose_blocks(

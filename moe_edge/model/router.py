@@ -15,7 +15,7 @@ from flax import nnx
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, new_matrix, new_zeros
 from moe_edge.model.matvec import linear
-from moe_edge.model.proxy_gate import block_levels, choose_blocks
+from moe_edge.model.proxy_gate import GateNeurons, block_levels, choose_blocks
 
 
 class Routing(NamedTuple):
@@ -86,6 +86,8 @@ class Router(nnx.Module):
             neurons = moe.num_experts * moe.gate_neurons
             self.proxy_gate = new_matrix(rngs, neurons, D)
             self.proxy_up = new_matrix(rngs, neurons, D)
+            self.proxy_scale = new_zeros(neurons)
+            self.proxy_prior = new_zeros(moe.num_experts)
             if moe.expert_bias:
                 self.proxy_gate_bias = new_zeros(neurons)
                 self.proxy_up_bias = new_zeros(neurons)
@@ -102,9 +104,14 @@ class Router(nnx.Module):
         biases = (None, None)
         if moe.expert_bias:
             biases = self.proxy_gate_bias[...], self.proxy_up_bias[...]
-        levels_TEU = block_levels(
-            x_TD, self.proxy_gate[...], self.proxy_up[...], biases, moe
+        neurons = GateNeurons(
+            self.proxy_gate[...],
+            self.proxy_up[...],
+            *biases,
+            self.proxy_scale[...],
+            self.proxy_prior[...],
         )
+        levels_TEU = block_levels(x_TD, neurons, moe)
         ids_TK, weights_TK = choose_blocks(
             parents.ids_TK, parents.weights_TK, levels_TEU, moe
         )

@@ -1,0 +1,174 @@
+"""From a profile to sub-experts: partitions, their order and their gate neurons."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from moe_edge.convert.content_hash import chunk_rows
+from moe_edge.profile.reader import Profile
+from moe_edge.refactor.importance import order_subs, sub_norms
+from moe_edge.refactor.partition_model import (
+    ModelPartition,
+    PartitionOptions,
+    partition_model,
+)
+from moe_edge.refactor.partition_report import split_rows
+from moe_edge.refactor.proxy_gate import (
+    Judges,
+    RankShares,
+    choose_judges,
+    stack_judges,
+)
+from moe_edge.refactor.refactor_settings import Settings
+from moe_edge.refactor.write import Refactoring
+
+
+def build_refactoring(
+    reader, profile: Profile, settings: Settings, work_dir: Path
+) -> tuple[Refactoring, ModelPartition]:
+    """Splits every expert of a model.
+
+    `heldout_ratio` of an expert's rows is left out of everything but the held-out
+    objective. An expert with fewer than `min_tokens` of the others keeps the rule of
+    `partition_model.partition_expert`, and its blocks are judged by priors alone.
+
+    Args:
+      reader: the parent.
+      profile: of the same checkpoint.
+      settings: already checked against the model.
+      work_dir: keeps finished layers of the partition until the caller removes it.
+    """
+    config, U = reader.config, settings.sub_experts
+    if settings.gate == "cg":
+        r = settings.num_gate_neurons(config.moe)
+        settings = dataclasses.replace(settings, gate_neurons=r)
+    row_of = {layer: row for row, layer in enumerate(profile.layers)}
+    down = {layer: down_norms(reader, layer) for layer in profile.layers}
+    weigh = (
+        (lambda layer, expert: down[layer][expert]) if settings.weigh_neurons else None
+    )
+    partition = partition_model(
+        profile,
+        work_dir,
+        PartitionOptions(
+            subs=U,
+            inactive=settings.num_inactive,
+            solver=settings.chosen_solver,
+            restarts=settings.restarts,
+            seed=settings.seed,
+            normalise=settings.normalise,
+            gate_weighted=settings.weigh_tokens,
+            heldout_ratio=settings.heldout_ratio,
+            min_tokens=settings.min_tokens,
+        ),
+        neuron_weights=weigh,
+        fingerprint=f"{profile.content_sha256} {profile.info}",
+        report=None,
+    )
+    shares = RankShares(config.moe.top_k, U)
+    labels, judges = {}, {}
+    for layer in tqdm(config.moe_layers, "gates", leave=False, disable=None):
+        labels_EF = partition.labels_LEF[row_of[layer]]
+        found = [
+            _finish(
+                profile, layer, expert, labels_F, down[layer][expert], settings, shares
+            )
+            for expert, labels_F in enumerate(labels_EF)
+        ]
+        labels[layer] = np.stack([each.labels_F for each in found])
+        if settings.gate == "cg":
+            judges[layer] = _stack(found, settings)
+    pattern = settings.model_gate == "proxy_pattern"
+    refactoring = Refactoring(
+        subs=U,
+        labels=labels,
+        gate=settings.model_gate,
+        judges=judges,
+        rank_shares=shares.table() if pattern else (),
+        origin={
+            "inactive": settings.num_inactive,
+            "solver": settings.chosen_solver,
+            "seed": settings.seed,
+            "parent_sha256": profile.content_sha256,
+            "profile": str(profile.path),
+            "settings": dataclasses.asdict(settings),
+        },
+    )
+    return refactoring, partition
+
+
+def down_norms(reader, layer: int) -> np.ndarray:
+    """Lengths of every neuron's down column, float32 `[E, F]`."""
+    E, layout = reader.config.moe.num_experts, reader.layout
+    step = chunk_rows(layout, reader.dtype.itemsize, E)
+    buffer = np.empty((step, layout.size), reader.dtype)
+    norms = []
+    for first in range(0, E, step):
+        records = buffer[: min(step, E - first)]
+        reader.read_experts(layer, first, records)
+        down_EDF = layout.part(records, "down").astype(np.float32)
+        norms.append(np.linalg.norm(down_EDF, axis=1))
+        reader.release()
+    return np.concatenate(norms)
+
+
+class _Found(NamedTuple):
+    """What became of one expert; without judges where tokens were too few."""
+
+    labels_F: np.ndarray
+    judges: Judges | None = None
+    norm_U: np.ndarray | None = None  # mean norm of its sub-experts
+
+
+def _finish(
+    profile: Profile, layer: int, expert: int, labels_F, down_F, settings, shares
+) -> _Found:
+    """Orders an expert's sub-experts and, for cg, chooses its gate neurons."""
+    rows_TF = profile.activations(layer, expert)
+    kept, U = len(rows_TF), settings.sub_experts
+    fit, _ = split_rows(max(kept, 1), settings.heldout_ratio, settings.seed)
+    if kept == 0 or len(fit) < settings.min_tokens:
+        return _Found(labels_F)
+    fit_TF = np.asarray(rows_TF[fit])
+    weights_T = profile.gate_weights(layer, expert)[fit]
+    labels_F = order_subs(
+        labels_F,
+        fit_TF,
+        U,
+        down_norms_F=down_F,
+        token_weights_T=weights_T,
+        rule=settings.importance,
+    )
+    if settings.gate != "cg":
+        return _Found(labels_F)
+    norms_TU = sub_norms(fit_TF, labels_F, U, down_F)
+    judges = choose_judges(
+        fit_TF, norms_TU, labels_F, settings.gate_neurons, settings.gate_choice
+    )
+    shares.add(
+        profile.ranks(layer, expert)[fit],
+        weights_T,
+        judges.levels(fit_TF),
+        norms_TU,
+        profile.tokens_of(layer, expert) / kept,
+    )
+    return _Found(labels_F, judges, norms_TU.mean(axis=0))
+
+
+def _stack(found: list[_Found], settings: Settings) -> Judges:
+    """A layer's gate neurons; experts of few tokens get the mean norm as a prior."""
+    U, r = settings.sub_experts, settings.gate_neurons
+    known = [each.norm_U for each in found if each.judges is not None]
+    prior_U = np.mean(known, axis=0) if known else np.zeros(U)
+    members = [
+        np.argsort(each.labels_F, kind="stable").reshape(U, -1) for each in found
+    ]
+    return stack_judges(
+        [
+            each.judges or Judges(ids_UF[:, :r], np.zeros((U, r), np.float32), prior_U)
+            for each, ids_UF in zip(found, members, strict=True)
+        ]
+    )

@@ -1,0 +1,244 @@
+"""The root of launch/refactor.py: experts into sub-experts that K can choose among."""
+
+import json
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.files import check_out_dir, write_text
+from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.profile.reader import open_profile
+from moe_edge.refactor.build import build_refactoring
+from moe_edge.refactor.finetune import finetune_router
+from moe_edge.refactor.measure import HELD_OUT, measure_model, parse_ks
+from moe_edge.refactor.partition_report import HELDOUT_RATIO
+from moe_edge.refactor.refactor_settings import Settings
+from moe_edge.refactor.run_matrix import run_matrix
+from moe_edge.refactor.solve import DEFAULT
+from moe_edge.refactor.split import down_factor, is_exact
+from moe_edge.refactor.write import write_refactored
+
+REPORT_NAME = "report.json"
+
+
+def run_refactor(
+    *,
+    out_dir: str,
+    checkpoint: str | None = None,
+    profile: str | None = None,
+    activations: str | None = None,
+    sub_experts: int = 4,
+    gate: str = "lg",
+    inactive: int | None = None,
+    solver: str | None = None,
+    restarts: int | None = None,
+    normalise: bool = False,
+    weigh_neurons: bool = True,
+    weigh_tokens: bool = False,
+    importance: str = "output",
+    proxy_rule: str = "global",
+    gate_neurons: int | None = None,
+    gate_choice: str = "fitted",
+    heldout_ratio: float = HELDOUT_RATIO,
+    min_tokens: int = 64,
+    text: str | None = None,
+    ppl_k: str = "all",
+    max_text_tokens: int = 4096,
+    train_text: str | None = None,
+    fine_tuning: dict[str, Any] | None = None,
+    max_minutes: float | None = None,
+    data_dir: str | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Refactors a checkpoint by its profile, or partitions one matrix of activations.
+
+    Args:
+      out_dir: the new checkpoint, in our format, with `report.json` and `config.gin`;
+        of a matrix see `run_matrix`.
+      checkpoint: the parent, path or `default`.
+      profile: folder of launch/profile_model.py, of the same checkpoint.
+      activations: `.npy` file to partition instead of a model.
+      sub_experts .. min_tokens: see `refactor_settings.Settings`.
+      text: held-out file whose perplexity is measured; None: the packaged one.
+      ppl_k: values of K, `all`, or an empty string for none.
+      max_text_tokens: read of the text.
+      train_text: lg_ft: files to fine-tune on, separated by commas.
+      fine_tuning: lg_ft: options of `finetune_settings.FineTuning`.
+      max_minutes: lg_ft: stop training after so many minutes; the same call goes on.
+      data_dir: where relative paths are looked up too.
+      seed: of everything random.
+      overwrite: replace earlier results.
+      dry_run: check flags, checkpoint and profile, then stop.
+      config_text: gives the config to store.
+    Returns:
+      objective and objective_heldout (eq. 2 summed over all experts, on tokens that the
+      partition was fitted on and others), seconds, ppl_by_k, identity_error, out_dir.
+    Raises:
+      MoeEdgeError: bad input; OSError: a file that cannot be read.
+    """
+    started = time.monotonic()
+    settings = Settings(
+        sub_experts=sub_experts,
+        gate=gate,
+        inactive=inactive,
+        solver=solver,
+        restarts=restarts,
+        normalise=normalise,
+        weigh_neurons=weigh_neurons,
+        weigh_tokens=weigh_tokens,
+        importance=importance,
+        proxy_rule=proxy_rule,
+        gate_neurons=gate_neurons,
+        gate_choice=gate_choice,
+        heldout_ratio=heldout_ratio,
+        min_tokens=min_tokens,
+        seed=seed,
+    )
+    _check_mode(checkpoint, profile, activations, gate, train_text)
+    if activations is not None:
+        return run_matrix(
+            out_dir=out_dir,
+            activations=find_path(activations, data_dir),
+            sub_experts=sub_experts,
+            inactive=settings.num_inactive,
+            solver=solver or DEFAULT,
+            restarts=restarts,
+            normalise=normalise,
+            heldout_ratio=heldout_ratio,
+            seed=seed,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            config_text=config_text,
+        )
+    check_count("max_text_tokens", max_text_tokens)
+    out = check_out_dir(out_dir, overwrite)
+    reader = open_checkpoint(checkpoint)
+    child = settings.check(reader.config)
+    ks = parse_ks(ppl_k, child.moe)
+    ids, source = (
+        _read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
+    )
+    opened = open_profile(profile)
+    opened.check(reader.content_sha256())
+    train_texts = ",".join(
+        find_path(path, data_dir) for path in (train_text or "").split(",") if path
+    )
+    if dry_run:
+        return {"dry_run": True, "out_dir": out_dir}
+    # Beside the output, so that a run that was killed goes on after its last layer.
+    work_dir = out.with_name(f"{out.name}.partition")
+    refactoring, partition = build_refactoring(reader, opened, settings, work_dir)
+    factor = down_factor(reader.config.moe, sub_experts, refactoring.gate)
+    report = partition.summary() | {
+        "down_factor": factor,
+        "down_factor_exact": is_exact(factor),
+        "gate": refactoring.manifest() | {"rank_shares": refactoring.rank_shares},
+        "text": source,
+    }
+    files = {"config.gin": config_text()}
+    if gate == "lg_ft":
+        with tempfile.TemporaryDirectory(dir=_parent(out), prefix=".refactor.") as lg:
+            folder = Path(lg) / "lg"
+            write_refactored(reader, refactoring, folder)
+            tuned = finetune_router(
+                folder,
+                train_texts,
+                out,
+                overwrite=overwrite,
+                max_minutes=max_minutes,
+                **{"seed": seed} | (fine_tuning or {}),
+            )
+        report["fine_tuning"] = tuned
+        if not tuned["finished"]:
+            print("stopped; the same command goes on with training", file=sys.stderr)
+            return _summary(report, started) | {"finished": False, "out_dir": out_dir}
+        write_text(out / "config.gin", files["config.gin"])
+    else:
+        write_refactored(
+            reader, refactoring, out, overwrite=overwrite, extra_files=files
+        )
+    shutil.rmtree(work_dir)
+    # The checkpoint is complete: a run killed from here on leaves a usable one.
+    report |= measure_model(checkpoint, out, ids, ks, seed)
+    summary = _summary(report, started)
+    stored = json.dumps(report | summary, indent=1, allow_nan=False, default=str)
+    write_text(out / REPORT_NAME, stored + "\n")
+    print_report(report)
+    return summary | {"out_dir": out_dir}
+
+
+def _check_mode(checkpoint, profile, activations, gate, train_text) -> None:
+    """Raises ConfigError unless the inputs are those of one mode."""
+    given = {"checkpoint": checkpoint, "profile": profile, "train_text": train_text}
+    if activations is not None:
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise ConfigError(
+                f"--{extra[0]} means nothing beside --activations, which partitions "
+                "one matrix; leave one of them out"
+            )
+        return
+    needed = ["checkpoint", "profile"] + ["train_text"] * (gate == "lg_ft")
+    missing = [f"--{name}" for name in needed if not given[name]]
+    if missing:
+        raise ConfigError(
+            f"no {', '.join(missing)}; a model with --gate {gate} needs "
+            f"{', '.join('--' + name for name in needed)}, one matrix --activations"
+        )
+    if train_text and gate != "lg_ft":
+        raise ConfigError(f"--train_text is for --gate lg_ft, got --gate {gate}")
+
+
+def _read_ids(reader, text, data_dir, limit: int) -> tuple[list[int], dict]:
+    """Tokens of the held-out text, and its name and hash."""
+    path = str(HELD_OUT) if text is None else find_path(text, data_dir)
+    content = read_text(path)
+    # A token has at least one character; most have three.
+    ids = load_tokenizer(reader).encode(content[: 16 * limit])[:limit]
+    return ids, {"path": path, "sha256": sha256_of(path), "tokens": len(ids)}
+
+
+def _parent(out: Path) -> Path:
+    """The folder that `out` will stand in, made if need be."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out.parent
+
+
+def _summary(report: dict[str, Any], started: float) -> dict[str, Any]:
+    """The last line of stdout; JSON has no infinity."""
+    ppl = report.get("ppl_by_k", {})
+    return {
+        "objective": report["objective"],
+        "objective_heldout": report["objective_heldout"],
+        "seconds": round(time.monotonic() - started, 3),
+        "ppl_by_k": {k: v if math.isfinite(v) else None for k, v in ppl.items()},
+        "identity_error": report.get("identity_error"),
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The report for people."""
+    print(f"{'share of |M| left out':24}{'fitted':>9}{'held out':>10}")
+    fitted, heldout = (report["shares"][part] for part in ("fitted", "heldout"))
+    for name, share in fitted.items():
+        held = f"{100 * heldout[name]:8.2f} %" if name in heldout else f"{'-':>10}"
+        print(f"{name:24}{100 * share:7.2f} %{held}")
+    few = sum(n for rule, n in report["rules"].items() if rule != "solved")
+    print(f"experts with too few tokens to be solved: {few}")
+    error = report["identity_error"]
+    print(f"all sub-experts on: logits differ from the parent's by {error:.2g} std")
+    parents = report["parent_ppl_by_k"]
+    for k, value in report["ppl_by_k"].items():
+        beside = f"   parent {parents[k]:.3f}" if k in parents else ""
+        print(f"K {k:3}   perplexity {value:.3f}{beside}")

@@ -1,0 +1,141 @@
+"""Refactored checkpoints compute what their parents compute."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.checkpoint.manifest import read_manifest
+from moe_edge.convert.content_hash import content_sha256
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.model.sub_experts import at_k
+from moe_edge.refactor.write import write_refactored
+from tests.support.refactored import (
+    SUBS,
+    hidden_states,
+    layer_output,
+    parent_folder,
+    random_refactoring,
+    relative_error,
+    write_random,
+)
+from tests.support.tiny_checkpoints import FAMILIES
+
+GATE_B = 1e-5
+
+
+def outputs(reader, k, layer):
+    config = at_k(reader.config, k)
+    x_TD = hidden_states(config.d_model)
+    return layer_output(reader, config, layer, x_TD)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", family))
+    child = open_checkpoint(write_random(parent.path, tmp_path / "r"))
+    layer = parent.config.moe_layers[-1]
+    top_k = parent.config.moe.top_k
+    assert child.config.moe.top_k == SUBS * top_k
+    for k in (1, top_k, top_k + 1):  # fewer, as many and more experts than its own
+        _, expected = outputs(parent, k, layer)
+        routing, got = outputs(child, SUBS * k, layer)
+        assert relative_error(got, expected) <= GATE_B, k
+    # Between two multiples the next expert's first, most important blocks run.
+    ids, _ = outputs(child, SUBS + 2, layer)
+    parents_T2 = np.asarray(outputs(parent, 2, layer)[0].ids_TK)
+    expected = np.concatenate(
+        [
+            parents_T2[:, :1] * SUBS + np.arange(SUBS),
+            parents_T2[:, 1:] * SUBS + np.arange(2),
+        ],
+        axis=1,
+    )
+    np.testing.assert_array_equal(np.sort(ids.ids_TK), np.sort(expected))
+
+
+@pytest.mark.parametrize("gate", ["proxy_pattern", "proxy_global"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_proxy_gate_with_all_blocks_is_the_parent(family, gate, tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", family, gate))
+    child = open_checkpoint(write_random(parent.path, tmp_path / "r", gate))
+    layer = parent.config.moe_layers[-1]
+    _, expected = outputs(parent, None, layer)
+    routing, got = outputs(child, None, layer)
+    assert relative_error(got, expected) <= GATE_B
+    # One block less is another sum: the comparison sees a single block.
+    _, less = outputs(child, child.config.moe.top_k - 1, layer)
+    assert relative_error(less, expected) > 10 * GATE_B
+    for k in range(1, child.config.moe.max_top_k + 1):
+        if k % 5 == 1:
+            ids_TK = np.asarray(outputs(child, k, layer)[0].ids_TK)
+            assert all(len(set(row)) == k for row in ids_TK.tolist())
+
+
+def test_manifest_says_where_it_came_from(tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
+    refactoring = random_refactoring(parent)
+    refactoring.origin.update(seed=3, parent_sha256=parent.content_sha256())
+    digest = write_refactored(
+        parent, refactoring, tmp_path / "r", extra_files={"note.txt": "x"}
+    )
+    manifest = read_manifest(tmp_path / "r")
+    assert manifest["content_sha256"] == digest
+    assert digest == content_sha256(open_checkpoint(tmp_path / "r"))
+    assert manifest["U"] == SUBS and manifest["E"] == 6
+    assert manifest["hf_config"] == parent.config.hf_config
+    assert manifest["refactor"] == {
+        "gate": "linear",
+        "gate_neurons": 0,
+        "rank_shares": [],
+        "fine_tuned": None,
+        "seed": 3,
+        "parent_sha256": parent.content_sha256(),
+    }
+    assert (tmp_path / "r" / "note.txt").read_text() == "x"
+    stored = (tmp_path / "r" / "hf" / "config.json").read_bytes()
+    assert stored == (tmp_path / "hf" / "config.json").read_bytes()
+
+
+def test_a_refactored_model_is_not_refactored_again(tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
+    child = open_checkpoint(write_random(parent.path, tmp_path / "r", subs=2))
+    with pytest.raises(ConfigError, match="refactored already, into 2"):
+        write_refactored(child, random_refactoring(parent), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_nothing_appears_where_it_fails(tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
+    refactoring = random_refactoring(parent)
+    refactoring.labels[2][0, 0] = (refactoring.labels[2][0, 0] + 1) % SUBS
+    with pytest.raises(ConfigError, match="labels must put 5 of 20 neurons"):
+        write_refactored(parent, refactoring, tmp_path / "r")
+    with pytest.raises(OutputError, match="is not empty"):
+        write_refactored(parent, refactoring, tmp_path / "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+def test_bfloat16_blocks_are_exact_multiples(tmp_path):
+    folder = parent_folder(tmp_path / "hf", "mixtral", torch_dtype="bfloat16")
+    parent = open_checkpoint(folder)
+    child = open_checkpoint(write_random(folder, tmp_path / "r"))
+    down = parent.layout.part(parent.experts(0), "down").astype(np.float64)
+    got = child.layout.part(np.asarray(child.experts(0)), "down")
+    assert got.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(got.astype(np.float64).sum(), 4 * down.sum(), rtol=1e-12)
+
+
+def test_overflow_is_refused(tmp_path):
+    folder = parent_folder(tmp_path / "hf", "mixtral", torch_dtype="float16")
+    parent = open_checkpoint(folder)
+    records = np.array(parent.experts(0))
+    parent.layout.part(records, "down")[0, 0, 0] = 40_000.0
+    parent.read_experts = lambda layer, first, out: np.copyto(
+        out, records[first : first + len(out)]
+    )
+    with pytest.raises(CheckpointError, match="times 4 overflow float16"):
+        write_refactored(parent, random_refactoring(parent), tmp_path / "r")
+    json.dumps(random_refactoring(parent).manifest())
