@@ -68,22 +68,25 @@ class Engine:
             "as long as it lives; load the model with the k that you want"
         )
 
-    def at_k(self, k: int) -> "Engine":
+    def at_k(self, k: int | None) -> "Engine":
         """This model at another operating point: K experts (or sub-experts) a token.
 
         Weights, slots and what they hold are shared, sessions fit every point, and
         a point keeps its programs: switching between points used before compiles
-        nothing (MoE-Prism, section 5).
+        nothing (MoE-Prism, section 5). Policies that look at the model's k (HybriMoE,
+        AdapMoE's plan) keep that of the engine that was loaded.
 
         Raises:
           ConfigError: k out of range, or an engine that has one point only.
         """
-        if k not in self._points:
-            weights = dataclasses.replace(self.weights, config=at_k(self.config, k))
-            point = self._sibling(weights)
+        config = at_k(self.config, k)
+        if config.moe.top_k not in self._points:
+            point = self._sibling(dataclasses.replace(self.weights, config=config))
             point.kv_limit_bytes, point._points = self.kv_limit_bytes, self._points
-            self._points[k] = point
-        return self._points[k]
+            for name in ("_embed", "_head", "_next_embed", "_next_head", "_last"):
+                setattr(point, name, getattr(self, name))  # nothing there depends on k
+            self._points[config.moe.top_k] = point
+        return self._points[config.moe.top_k]
 
     def _programs(self) -> list:
         """The jitted programs, for `num_compiled`."""

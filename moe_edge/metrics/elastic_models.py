@@ -8,8 +8,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError, OutputError
 from moe_edge.evaluate.texts import find_path
-from moe_edge.metrics.elastic_settings import ElasticSettings
+from moe_edge.metrics.elastic_settings import CG, LG_FT, ORIGINAL, ElasticSettings
+from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.run_refactor import run_refactor
 
@@ -34,6 +37,7 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
             data_dir=settings.data_dir,
             tokens=settings.calibration_tokens,
         )
+    _check_profile(profile, settings)
     found = {}
     for gate in settings.make:
         folder = work / gate
@@ -54,6 +58,56 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
             )
         found[gate] = str(folder)
     return dataclasses.replace(settings, **found)
+
+
+def _check_profile(folder: Path, settings: ElasticSettings) -> None:
+    """Raises OutputError for a profile of other settings, left by an earlier run."""
+    profile = open_profile(folder)
+    profile.check(open_checkpoint(settings.checkpoint).content_sha256())
+    tokens, wanted = profile.info["tokens"], settings.calibration_tokens
+    # A text may be shorter, and equal shares are rounded down.
+    if not wanted // 2 < tokens <= wanted:
+        raise OutputError(
+            f"{folder} holds a profile of {tokens} tokens, {wanted} are asked for; "
+            "remove the folder or name another work_dir"
+        )
+
+
+def check_models(settings: ElasticSettings) -> None:
+    """Refuses models that cannot be compared, before anything is loaded.
+
+    Raises:
+      CheckpointError: one that is not refactored, has another parent, another number
+        of sub-experts than the others, or not the gate that its name says.
+    """
+    paths = settings.checkpoints()
+    parent = open_checkpoint(paths.pop(ORIGINAL)).content_sha256()
+    all_subs = set()
+    for name, path in paths.items():
+        reader = open_checkpoint(path)
+        moe, known = reader.config.moe, getattr(reader, "manifest", {})
+        refactor = known.get("refactor") or {}
+        if moe.sub_experts == 1:
+            raise CheckpointError(
+                f"{name} {path} is not refactored; make it with launch/refactor.py"
+            )
+        if refactor.get("parent_sha256") != parent:
+            raise CheckpointError(
+                f"{name} {path} was not made from {settings.checkpoint}; name the "
+                "checkpoint it was made from"
+            )
+        is_tuned = bool(refactor.get("fine_tuned"))
+        if moe.has_proxy_gate != (name == CG) or is_tuned != (name == LG_FT):
+            tuned = "fine-tuned " if is_tuned else ""
+            raise CheckpointError(
+                f"{name} {path} has a {tuned}{moe.gate} gate; name it as what it is"
+            )
+        all_subs.add(moe.sub_experts)
+    if len(all_subs) > 1:
+        raise CheckpointError(
+            f"the compared models have {sorted(all_subs)} sub-experts an expert, "
+            "expected one number"
+        )
 
 
 def provenance(settings: ElasticSettings) -> dict:

@@ -15,8 +15,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.model.config import ModelConfig
 
 ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
-NAMES = (ORIGINAL, LG, LG_FT, CG)
-LIMITS = (
+DEFAULT_LIMITS = (
     "One tiny model, trained here on two CPU cores: experts of 64 neurons, of which a "
     "sub-expert has 16, and a router so flat that half of the chosen experts cost it "
     "1 % of perplexity. Real models have 1,024 neurons an expert and more.",
@@ -91,6 +90,16 @@ class ElasticSettings:
             for value in getattr(self, name):
                 check_count(name, value)
 
+    def limits(self) -> list[str]:
+        """What is known of the default model and of no other."""
+        return list(DEFAULT_LIMITS) if self.checkpoint == "default" else []
+
+    def why(self, of_default: str) -> str:
+        """Why numbers differ from the paper's, as far as it is known."""
+        if self.checkpoint == "default":
+            return of_default
+        return "Another model than the paper's, on another machine."
+
     def checkpoints(self) -> dict[str, str]:
         """Name -> path of the models that are compared.
 
@@ -107,17 +116,17 @@ class ElasticSettings:
         return {ORIGINAL: self.checkpoint} | found
 
 
-def active_neurons(config: ModelConfig) -> float:
+def active_neurons(config: ModelConfig) -> int:
     """Neurons of routed experts that a token computes.
 
-    Gate neurons of a proxy gate count in full where their block is not chosen, though
-    they need no down column; those of chosen blocks are computed anyway.
+    All gate neurons of the chosen parents count in full, though they need no down
+    column: they are computed beside the blocks, also where their block is chosen. (In
+    prefill one product with all experts' gate neurons is faster than gathering.)
     """
     moe = config.moe
-    judged = 0
-    if moe.has_proxy_gate:
-        judged = moe.gate_neurons * (moe.max_top_k - moe.top_k)
-    return float(moe.top_k * moe.expert_dim + judged)
+    return moe.top_k * moe.expert_dim + moe.gate_neurons * moe.sub_experts * (
+        moe.parent_top_k if moe.has_proxy_gate else 0
+    )
 
 
 def log_interpolate(neurons: float, known: dict[float, float]) -> float | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.files import check_out_dir
-from moe_edge.engine.load import check_checkpoint
 from moe_edge.evaluate.texts import find_path, read_text
 from moe_edge.metrics import (
     study_elastic_accuracy,
@@ -15,7 +14,7 @@ from moe_edge.metrics import (
     study_elastic_quality,
     study_elastic_speed,
 )
-from moe_edge.metrics.elastic_models import make_models, provenance
+from moe_edge.metrics.elastic_models import check_models, make_models, provenance
 from moe_edge.metrics.elastic_settings import ElasticSettings
 from moe_edge.metrics.results import Entry, write_entry
 
@@ -82,13 +81,13 @@ def run_elastic(
     settings = ElasticSettings(**{field: given[field] for field in fields})
     check_out_dir(out_dir, overwrite)
     if not make:
-        for path in settings.checkpoints().values():
-            check_checkpoint(path)
+        check_models(settings)
     for file in settings.texts:
         read_text(find_path(file, data_dir))
     if dry_run:
         return {"dry_run": True, "study": name, "out_dir": out_dir}
     settings = make_models(settings)
+    check_models(settings)
     model, found = STUDIES[name](settings)
     made = {"refactored": provenance(settings)}
     parts = found.entry | {"workload": found.entry["workload"] | made}

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.multiple_choice import answer_questions, wilson_interval
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.metrics.accuracy_rows import short_questions
-from moe_edge.metrics.elastic_settings import LIMITS, ORIGINAL, ElasticSettings
+from moe_edge.metrics.elastic_settings import ORIGINAL, ElasticSettings
 from moe_edge.metrics.plots_offload import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.study_elastic_quality import model_of
@@ -56,6 +57,10 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
     }
     questions = [question for part in tasks.values() for question in part]
     K = settings.k_values[0]
+    subs = {open_checkpoint(path).config.moe.sub_experts for path in paths.values()}
+    subs = subs.pop()  # one number: elastic_models.check_models
+    if K % subs:
+        raise ConfigError(f"K = {K} is no multiple of the {subs} sub-experts an expert")
 
     def answer(engine) -> list[bool]:
         lines = answer_questions(engine, parent.tokenizer, questions, 8)[1]
@@ -64,10 +69,7 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
     right: dict[str, list[bool]] = {}
     for name, path in paths.items():
         engine = load_engine(path, with_tokenizer=False).engine
-        subs = engine.config.moe.sub_experts
         right[name] = answer(engine.at_k(K))
-    if K % subs:
-        raise ConfigError(f"K = {K} is no multiple of the {subs} sub-experts an expert")
     right = {
         FULL: answer(parent.engine),
         ORIGINAL: answer(parent.engine.at_k(K // subs)),
@@ -119,7 +121,7 @@ def findings(right, tasks, sources, settings: ElasticSettings) -> Findings:
         "metrics": rows,
         "baselines": [FULL, ORIGINAL, "chance"],
         "checks": {},
-        "limits": list(LIMITS),
+        "limits": settings.limits(),
         "paper_claim": claim(
             "MoE-Prism, table 3, OLMoE (percent)",
             PAPER,
@@ -128,7 +130,7 @@ def findings(right, tasks, sources, settings: ElasticSettings) -> Findings:
                 for name, found in accuracy.items()
                 if name != FULL
             },
-            WHY,
+            settings.why(WHY),
         ),
     }
 

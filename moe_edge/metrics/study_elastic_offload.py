@@ -6,18 +6,22 @@ refactored model runs and moves just as many sub-experts. Both run the offload m
 of section 5.2: LRU over blocks, misses copied asynchronously.
 """
 
+import contextlib
 import dataclasses
 
 import numpy as np
 
 from moe_edge.engine.generate import generate, warm_up
-from moe_edge.engine.load import load_engine
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.elastic_settings import LG, LIMITS, ORIGINAL, ElasticSettings
+from moe_edge.engine.offloaded import layered_parts, make_spec
+from moe_edge.metrics.elastic_settings import LG, ORIGINAL, ElasticSettings
 from moe_edge.metrics.plots_offload import Panel, bar_panels
 from moe_edge.metrics.results import metric
-from moe_edge.metrics.study_elastic_quality import measure, model_of, read_tokens
+from moe_edge.metrics.study_cases import describe_link
+from moe_edge.metrics.study_elastic_quality import measure, read_tokens
 from moe_edge.metrics.study_elastic_speed import prompt_settings
+from moe_edge.metrics.study_engines import Bench
 from moe_edge.metrics.study_prompts import make_pool
 from moe_edge.metrics.study_settings import LIMITS as LINK_LIMITS
 from moe_edge.metrics.study_settings import (
@@ -26,6 +30,7 @@ from moe_edge.metrics.study_settings import (
     mean_change,
     median_and_spread,
 )
+from moe_edge.model.sub_experts import at_k
 
 PAPER_CHANGE = -0.10  # section 6.2.3: about, at 16 GB and 24 GB
 WHY = (
@@ -38,7 +43,7 @@ WHY = (
 
 @dataclasses.dataclass
 class Timed:
-    """What the rounds of a case gave, one entry a round."""
+    """What the rounds of a case gave, one entry a round; bytes are of misses."""
 
     tpot_s: list[float] = dataclasses.field(default_factory=list)
     hit_ratio: list[float] = dataclasses.field(default_factory=list)
@@ -52,48 +57,50 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
     """Times every service level under every budget; returns model and findings."""
     paths = settings.checkpoints()
     name = LG if LG in paths else next(n for n in paths if n != ORIGINAL)
-    parent = load_engine(paths[ORIGINAL])
-    sub = load_engine(paths[name], with_tokenizer=False).engine
-    subs = sub.config.moe.sub_experts
-    texts, sources = read_tokens(settings, parent.tokenizer)
-    pool = make_pool(
-        prompt_settings(settings),
-        parent.tokenizer,
-        2 * (settings.rounds + 1),
-        settings.prompt_tokens,
-    )
-    past, warm, *rounds = pool.batches([settings.rounds + 1, *[1] * settings.rounds, 1])
-    layer_s = _layer_seconds(parent.engine, past, settings)
-    block_bytes = _block_bytes(parent.engine)
-    rate = block_bytes / (settings.link_factor * layer_s)
-
-    perplexity, engines = {}, {}
-    for level in settings.k_values:
-        whole = -(-level // subs)
-        perplexity[ORIGINAL, level] = measure(parent.engine.at_k(whole), texts)
-        perplexity[name, level] = measure(sub.at_k(level), texts)
+    with Bench(paths[ORIGINAL]) as parent, Bench(paths[name]) as sub:
+        subs = sub.config.moe.sub_experts
+        ks = {}
+        for level in settings.k_values:
+            ks[ORIGINAL, level], ks[name, level] = -(-level // subs), level
+        benches = {ORIGINAL: parent, name: sub}
+        for (who, _), k in ks.items():
+            at_k(benches[who].config, k)  # refuses a level before anything is timed
+        texts, sources = read_tokens(settings, parent.tokenizer)
+        pool = make_pool(
+            prompt_settings(settings),
+            parent.tokenizer,
+            2 * (settings.rounds + 1),
+            settings.prompt_tokens,
+        )
+        past, *rounds, warm = pool.batches(
+            [settings.rounds + 1, *[1] * settings.rounds, 1]
+        )
+        layer_s = parent.layer_seconds(past, settings.new_tokens, settings.rounds)
+        link = parent.standard_link(
+            layer_s, settings.link_factor, settings.link_latency_s
+        )
+        perplexity = {
+            (who, level): measure(benches[who].resident.at_k(k), texts)
+            for (who, level), k in ks.items()
+        }
+        timed: dict[Case, Timed] = {}
+        late = 0
         for budget in settings.budgets:
             options = OffloadOptions(
                 device_memory=budget,
                 eviction="lru",
-                link_bytes_per_s=rate,
-                link_latency_s=settings.link_latency_s,
+                link_bytes_per_s=link.bytes_per_s,
+                link_latency_s=link.latency_s,
             )
-            for who, k in ((ORIGINAL, whole), (name, level)):
-                engine = load_engine(
-                    paths[who], with_tokenizer=False, offload=options, k=k
-                ).engine
-                warm_up(engine, warm, settings.new_tokens)
-                engines[who, level, budget] = engine
-    timed = {case: Timed() for case in engines}
-    compiled = sum(engine.num_compiled() for engine in engines.values())
-    for number, prompts in enumerate(rounds):
-        cases = list(engines) if number % 2 == 0 else list(engines)[::-1]
-        for case in cases:
-            _time(engines[case], prompts, settings, timed[case])
-    late = sum(engine.num_compiled() for engine in engines.values()) - compiled
-    for engine in engines.values():
-        engine.close()
+            with contextlib.ExitStack() as stack:
+                engines = {
+                    (*case, budget): stack.enter_context(
+                        _engine(benches[case[0]], k, options)
+                    )
+                    for case, k in ks.items()
+                }
+                late += _time_all(engines, rounds, warm, settings, timed)
+        model = parent.model
     workload = {
         "prompts": list(pool.sources),
         "texts": sources,
@@ -103,43 +110,37 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
         "rounds": settings.rounds,
         "prompt_tokens": settings.prompt_tokens,
         "new_tokens": settings.new_tokens,
-        "link": {
-            "bytes_per_s": rate,
-            "latency_s": settings.link_latency_s,
-            "expert_load_in_layers_of_compute": settings.link_factor,
-            "layer_compute_s": layer_s,
-        },
+        "link": describe_link(link, layer_s, settings),
     }
     found = Measured(name, subs, timed, perplexity, late)
-    return model_of(parent), findings(found, workload, settings)
+    return model, findings(found, workload, settings)
 
 
-def _layer_seconds(engine, prompts, settings: ElasticSettings) -> float:
-    """Median time of one layer of a resident decode step, batch 1."""
-    steps_s = []
-    for prompt in prompts:
-        done = generate(engine, [prompt], settings.new_tokens)
-        steps_s.append(done.decode_s / done.steps)
-    return float(np.median(steps_s[1:])) / engine.config.num_layers
+def _engine(bench: Bench, k: int, options: OffloadOptions) -> LayeredEngine:
+    """A layered engine at K with slots of its own, on the bench's weights and store."""
+    weights = dataclasses.replace(bench.weights, config=at_k(bench.config, k))
+    spec = make_spec(options, weights, bench.store, 1, bench.config.max_positions)
+    return LayeredEngine(weights, **layered_parts(options, weights, bench.store, spec))
 
 
-def _block_bytes(engine) -> int:
-    records = engine.weights.experts[engine.config.moe_layers[0]]
-    return records.nbytes // records.shape[0]
-
-
-def _time(engine, prompts, settings: ElasticSettings, timed: Timed) -> None:
-    """One generation: the decode steps' time, hits and bytes (of the prompt too)."""
-    engine.reset_records()
-    done = generate(engine, prompts, settings.new_tokens)
-    found = engine.movement()
-    timed.tpot_s.append(done.decode_s / done.steps)
-    timed.hit_ratio.append(found["hit_ratio"])
-    timed.step_bytes.append(engine.manager.counters[True].misses * _missed(engine))
-
-
-def _missed(engine) -> int:
-    return engine.manager.mover.store.block_bytes
+def _time_all(engines, rounds, warm, settings: ElasticSettings, timed) -> int:
+    """Times the engines in turn, round by round; programs compiled meanwhile."""
+    for case, engine in engines.items():
+        warm_up(engine, warm, settings.new_tokens)
+        timed[case] = Timed()
+    compiled = sum(engine.num_compiled() for engine in engines.values())
+    for number, prompts in enumerate(rounds):
+        cases = list(engines) if number % 2 == 0 else list(engines)[::-1]
+        for case in cases:
+            engine, one = engines[case], timed[case]
+            engine.reset_records()
+            done = generate(engine, prompts, settings.new_tokens)
+            missed = engine.manager.counters[True].misses
+            missed_bytes = missed * engine.manager.mover.store.block_bytes
+            one.tpot_s.append(done.decode_s / done.steps)
+            one.hit_ratio.append(engine.movement()["hit_ratio"])
+            one.step_bytes.append(missed_bytes / done.steps)
+    return sum(engine.num_compiled() for engine in engines.values()) - compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,7 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         for what, values, scale, unit in (
             ("TPOT", one.tpot_s, 1e3, "ms"),
             ("cache ratio", one.hit_ratio, 1, "1"),
-            ("missed in decode", one.step_bytes, 1e-6, "MB"),
+            ("missed a step", one.step_bytes, 1e-6, "MB"),
         ):
             value, spread = median_and_spread(np.asarray(values) * scale)
             rows.append(metric(who, f"{what}, {at}", value, unit, len(values), spread))
@@ -172,6 +173,11 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         at = f"level {level / found.subs:g} experts"
         value = point.perplexity
         rows.append(metric(who, f"perplexity, {at}", value, "1", point.tokens))
+    worse = {
+        f"{level / found.subs:g}": found.perplexity[name, level].perplexity
+        / found.perplexity[ORIGINAL, level].perplexity
+        for level in settings.k_values
+    }
     change = {}
     for budget in settings.budgets:
         for between in (True, False):
@@ -190,18 +196,21 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         "between whole experts (MoE-Prism, fig. 8)?",
         "answer": "Mean change of TPOT against the original: "
         + "; ".join(f"{what} {100 * value:+.0f} %" for what, value in change.items())
-        + f" (paper about {100 * PAPER_CHANGE:.0f} %).",
+        + f" (paper about {100 * PAPER_CHANGE:.0f} %). Perplexity beside the "
+        "original's at the next whole number of experts: "
+        + ", ".join(f"{level} experts {ratio:.3f}" for level, ratio in worse.items())
+        + ".",
         "kind": "emulated",
         "workload": workload,
         "metrics": rows,
         "baselines": [ORIGINAL],
         "checks": {"no program was compiled while measuring": not found.compiled_late},
-        "limits": [*LIMITS, *LINK_LIMITS[1:]],
+        "limits": [*settings.limits(), *LINK_LIMITS[1:]],
         "paper_claim": claim(
             "MoE-Prism, section 6.2.3 and fig. 8: change of latency per step",
             {"16 GB": PAPER_CHANGE, "24 GB": PAPER_CHANGE},
             change,
-            WHY,
+            settings.why(WHY),
         ),
     }
     return Findings(

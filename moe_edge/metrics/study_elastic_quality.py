@@ -6,12 +6,12 @@ import numpy as np
 
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.plain_text import read_plain_text
+from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.metrics.elastic_settings import (
     CG,
     LG,
     LG_FT,
-    LIMITS,
     ORIGINAL,
     ElasticSettings,
     active_neurons,
@@ -21,7 +21,6 @@ from moe_edge.metrics.plots_offload import Panel, line_panels
 from moe_edge.metrics.quickstart import count_params
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.study_settings import Findings, claim
-from moe_edge.training.text import undo_wikitext
 
 # Table 2, OLMoE: perplexity over the original's at as many active neurons.
 PAPER = {
@@ -60,9 +59,7 @@ def read_tokens(settings: ElasticSettings, tokenizer) -> tuple[list, list[dict]]
     texts, sources = [], []
     for name in settings.texts:
         path = find_path(name, settings.data_dir)
-        text = read_text(path)
-        if "wikitext" in str(path):
-            text = "\n".join(undo_wikitext(text))
+        text = read_plain_text(path)
         # A token has one character at least; most have three.
         ids = tokenizer.encode(text[: 16 * settings.max_tokens])
         texts.append(ids[: settings.max_tokens])
@@ -180,12 +177,12 @@ def findings(points, subs: int, sources, settings: ElasticSettings) -> Findings:
         "metrics": rows,
         "baselines": [ORIGINAL],
         "checks": checks,
-        "limits": list(LIMITS),
+        "limits": settings.limits(),
         "paper_claim": claim(
             "MoE-Prism, table 2, OLMoE: perplexity over the original's by K",
             {name: PAPER[name] for name in ours},
             ours,
-            WHY,
+            settings.why(WHY),
         ),
     }
     return Findings(

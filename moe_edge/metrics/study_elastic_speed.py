@@ -10,7 +10,7 @@ import numpy as np
 
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.load import load_engine
-from moe_edge.metrics.elastic_settings import LG, LIMITS, ORIGINAL, ElasticSettings
+from moe_edge.metrics.elastic_settings import LG, ORIGINAL, ElasticSettings
 from moe_edge.metrics.plots_offload import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.study_elastic_quality import measure, model_of, read_tokens
@@ -22,7 +22,7 @@ from moe_edge.metrics.study_settings import (
     median_and_spread,
 )
 
-DISTINCT = 0.005  # relative: times closer than that are one operating point
+DISTINCT = 0.005  # relative: times closer than that, or than noise, are one point
 WHY = (
     "The paper shows GPUs and whole vLLM batches; here a step of a tiny model on two "
     "CPU cores, of which experts are a part only: time falls with K, but not in "
@@ -96,6 +96,12 @@ class Measured:
     perplexity: dict[tuple[str, int], float]
     compiled_late: int
 
+    @property
+    def noise(self) -> float:
+        """Half the range of rounds over the median, median over all cases."""
+        found = [np.ptp(times) / 2 / np.median(times) for times in self.step_s.values()]
+        return float(np.median(found))
+
     def curve(self, name: str, batch: int) -> dict[int, tuple[float, float]]:
         """K -> (median seconds of a step, perplexity), by rising K."""
         return {
@@ -105,16 +111,19 @@ class Measured:
         }
 
 
-def operating_points(curve: dict[int, tuple[float, float]]) -> list[int]:
+def operating_points(
+    curve: dict[int, tuple[float, float]], distinct: float = DISTINCT
+) -> list[int]:
     """K that buy something: no other K is both as fast and as good.
 
-    Of points whose times differ by less than `DISTINCT`, the better one counts.
+    Of points whose times differ by less than `distinct` (relative), the better one
+    counts.
     """
     kept: list[int] = []
     for k, (step_s, perplexity) in sorted(curve.items(), key=lambda item: item[1]):
         if kept and perplexity >= curve[kept[-1]][1]:
             continue
-        if kept and step_s < curve[kept[-1]][0] * (1 + DISTINCT):
+        if kept and step_s < curve[kept[-1]][0] * (1 + distinct):
             kept.pop()
         kept.append(k)
     return sorted(kept)
@@ -123,6 +132,8 @@ def operating_points(curve: dict[int, tuple[float, float]]) -> list[int]:
 def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Findings:
     """The entry from what was measured."""
     rows, counts, sentences = [], {}, []
+    distinct = max(DISTINCT, found.noise)
+    rows.append(metric("all", "times that count as equal, relative", distinct, "1"))
     for (name, k, batch), times in found.step_s.items():
         value, spread = median_and_spread(np.asarray(times) * 1e3)
         at = f"K={k}, batch {batch}"
@@ -133,7 +144,7 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         rows.append(metric(name, f"perplexity, K={k}", value, "1"))
     for batch in settings.batches:
         for name in (ORIGINAL, found.refactored):
-            points = operating_points(found.curve(name, batch))
+            points = operating_points(found.curve(name, batch), distinct)
             counts[name, batch] = len(points)
             rows.append(
                 metric(name, f"operating points, batch {batch}", len(points), "1")
@@ -149,7 +160,7 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         f"K={k} batch {batch} ({new / old:.2f}x)"
         for batch in settings.batches
         for k, (old, _) in found.curve(ORIGINAL, batch).items()
-        if (new := found.curve(found.refactored, batch)[k][0]) > old
+        if (new := found.curve(found.refactored, batch)[k][0]) > old * (1 + distinct)
     ]
     entry = {
         "question": "How finely does K trade speed for quality (MoE-Prism, figs. 10 "
@@ -162,7 +173,7 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
         "metrics": rows,
         "baselines": [ORIGINAL],
         "checks": {"no program was compiled while measuring": not found.compiled_late},
-        "limits": list(LIMITS),
+        "limits": settings.limits(),
         "paper_claim": claim(
             "MoE-Prism, section 6.3.2 and abstract: more than 4 times the operating "
             "points",
@@ -173,7 +184,7 @@ def findings(found: Measured, workload: dict, settings: ElasticSettings) -> Find
                 )
                 for batch in settings.batches
             },
-            WHY,
+            settings.why(WHY),
         ),
     }
     return Findings(

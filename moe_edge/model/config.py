@@ -6,6 +6,7 @@ these fields from a Hugging Face `config.json`; nothing here reads files.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from moe_edge.core.checks import ConfigError
@@ -241,7 +242,8 @@ def _check_split(moe: MoeConfig) -> None:
         if moe.gate_neurons or shares:
             raise ConfigError("gate_neurons and rank_shares need a proxy gate")
         return
-    if not 1 <= moe.gate_neurons <= moe.expert_dim:
+    is_count = type(moe.gate_neurons) is int
+    if not (is_count and 1 <= moe.gate_neurons <= moe.expert_dim):
         raise ConfigError(
             f"gate_neurons must be in 1..{moe.expert_dim} (the neurons of a "
             f"sub-expert), got {moe.gate_neurons}"
@@ -253,3 +255,5 @@ def _check_split(moe: MoeConfig) -> None:
             f"rank_shares of a {moe.gate} gate must be {expected[0]} rows of "
             f"{expected[1]} numbers, got {found}"
         )
+    if not all(math.isfinite(share) and share >= 0 for row in shares for share in row):
+        raise ConfigError("rank_shares must be finite numbers of at least 0")

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.model.config import MoeConfig
-from moe_edge.model.layers import activate, add_bias
-from moe_edge.model.matvec import linear
+from moe_edge.model.layers import activate
+from moe_edge.model.matvec import einsum, linear, to_float32
 
 
 def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:
@@ -42,43 +42,63 @@ class GateNeurons(NamedTuple):
     prior_B: jax.Array  # float32 [E * U]; the paper's gate has 0
 
 
-def block_levels(x_TD: jax.Array, neurons: GateNeurons, moe: MoeConfig) -> jax.Array:
-    """How active each block is expected to be: float32 `[T, E, U]`, not negative.
+# Tokens up to which the rows of each token's own parents are gathered: beyond, one
+# product with all gate neurons is faster than copies of many rows.
+_GATHERED_TOKENS = 8
+
+
+def block_levels(
+    x_TD: jax.Array, parents_TP: jax.Array, neurons: GateNeurons, moe: MoeConfig
+) -> jax.Array:
+    """How active each block of the chosen parents should be: float32 `[T, P, U]` >= 0.
 
     The mean of |activation| x scale of its gate neurons, plus its prior: with scale 1
     and prior 0 the paper's score, else the estimate fitted by `refactor/fit_gate.py`.
 
     Args:
       x_TD: float32, the state that the router sees.
+      parents_TP: int32, the chosen parents.
       neurons: of the layer.
       moe: of the refactored model.
     """
-    gate_TN = add_bias(linear(x_TD, neurons.gate_ND), neurons.gate_bias_N)
-    up_TN = add_bias(linear(x_TD, neurons.up_ND), neurons.up_bias_N)
-    level_TN = jnp.abs(activate(gate_TN, up_TN, moe.activation, moe.swiglu_limit))
-    level_TN = level_TN * neurons.scale_N.reshape(1, -1)
-    shape = (x_TD.shape[0], moe.num_parents, moe.sub_experts, moe.gate_neurons)
-    level_TEU = level_TN.reshape(shape).mean(axis=-1)
-    prior_EU = neurons.prior_B.reshape(1, moe.num_parents, moe.sub_experts)
-    return jnp.maximum(level_TEU + prior_EU, 0.0)
+    E, U, r = moe.num_parents, moe.sub_experts, moe.gate_neurons
+    D, is_few = x_TD.shape[1], x_TD.shape[0] <= _GATHERED_TOKENS
+
+    def project(rows_ND, bias_N):
+        """Pre-activations `[T, P, U * r]`."""
+        if is_few:
+            rows_TPND = to_float32(rows_ND.reshape(E, U * r, D)[parents_TP])
+            y_TPN = einsum("td,tpnd->tpn", x_TD, rows_TPND)
+        else:
+            y_TEN = linear(x_TD, rows_ND).reshape(-1, E, U * r)
+            y_TPN = jnp.take_along_axis(y_TEN, parents_TP[..., None], axis=1)
+        if bias_N is None:
+            return y_TPN
+        return y_TPN + bias_N.astype(jnp.float32).reshape(E, U * r)[parents_TP]
+
+    gate_TPN = project(neurons.gate_ND, neurons.gate_bias_N)
+    up_TPN = project(neurons.up_ND, neurons.up_bias_N)
+    level_TPN = jnp.abs(activate(gate_TPN, up_TPN, moe.activation, moe.swiglu_limit))
+    level_TPN = level_TPN * neurons.scale_N.reshape(E, U * r)[parents_TP]
+    level_TPU = level_TPN.reshape(*parents_TP.shape, U, r).mean(axis=-1)
+    return jnp.maximum(level_TPU + neurons.prior_B.reshape(E, U)[parents_TP], 0.0)
 
 
 def choose_blocks(
-    parents_TP: jax.Array, weights_TP: jax.Array, levels_TEU: jax.Array, moe: MoeConfig
+    parents_TP: jax.Array, weights_TP: jax.Array, levels_TPU: jax.Array, moe: MoeConfig
 ) -> tuple[jax.Array, jax.Array]:
     """Blocks of the chosen parents, best first, and their weights.
 
     Args:
       parents_TP: int32, best first.
       weights_TP: as multiplied onto the parents' outputs; a block takes its parent's.
-      levels_TEU: from `block_levels`.
+      levels_TPU: from `block_levels`.
       moe: of the refactored model; `top_k` blocks are chosen.
     Returns:
       (ids_TK, weights_TK); ties go to the better parent, then to the lower block.
     """
     T, P = parents_TP.shape
     U = moe.sub_experts
-    levels_TPU = jnp.take_along_axis(levels_TEU, parents_TP[..., None], axis=1)
     if moe.gate == "proxy_global":
         value_TB = (weights_TP[..., None] * levels_TPU).reshape(T, P * U)
         _, chosen_TK = jax.lax.top_k(value_TB, moe.top_k)

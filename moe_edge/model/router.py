@@ -111,11 +111,11 @@ class Router(nnx.Module):
             self.proxy_scale[...],
             self.proxy_prior[...],
         )
-        levels_TEU = block_levels(x_TD, neurons, moe)
+        levels_TPU = block_levels(x_TD, parents.ids_TK, neurons, moe)
         ids_TK, weights_TK = choose_blocks(
-            parents.ids_TK, parents.weights_TK, levels_TEU, moe
+            parents.ids_TK, parents.weights_TK, levels_TPU, moe
         )
-        return Routing(ids_TK, weights_TK, block_scores(parents, levels_TEU, moe))
+        return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
 
 
 def parent_rule(moe: MoeConfig) -> MoeConfig:
@@ -132,16 +132,21 @@ def parent_rule(moe: MoeConfig) -> MoeConfig:
     )
 
 
-def block_scores(parents: Routing, levels_TEU: jax.Array, moe: MoeConfig) -> jax.Array:
+def block_scores(parents: Routing, levels_TPU: jax.Array, moe: MoeConfig) -> jax.Array:
     """Scores of all blocks `[T, E * U]`: a parent's score, shared out by level.
 
-    Logits (softmax_topk) stay logits: their blocks' shares add up to the parent's.
+    Blocks of parents that were not chosen have no level: they share equally. Logits
+    (softmax_topk) stay logits: the shares of a parent's blocks add up to its own.
     """
-    total_TE1 = jnp.sum(levels_TEU, axis=-1, keepdims=True)
-    share_TEU = (levels_TEU + 1e-20) / (total_TE1 + 1e-20 * moe.sub_experts)
+    T, U = levels_TPU.shape[0], moe.sub_experts
+    total_TP1 = jnp.sum(levels_TPU, axis=-1, keepdims=True)
+    share_TPU = (levels_TPU + 1e-20) / (total_TP1 + 1e-20 * U)
+    share_TEU = jnp.full((T, moe.num_parents, U), 1 / U, jnp.float32)
+    row_T1 = jnp.arange(T).reshape(-1, 1)
+    share_TEU = share_TEU.at[row_T1, parents.ids_TK].set(share_TPU)
     score_TE1 = parents.scores_TE[..., None]
     if moe.scoring == "softmax_topk":
         scores_TEU = score_TE1 + jnp.log(share_TEU)
     else:
         scores_TEU = score_TE1 * share_TEU
-    return scores_TEU.reshape(levels_TEU.shape[0], -1)
+    return scores_TEU.reshape(T, -1)

@@ -65,7 +65,7 @@ def at_k(config: ModelConfig, k: int | None) -> ModelConfig:
     Raises:
       ConfigError: k outside of what the gate defines.
     """
-    if k is None or k == config.moe.top_k:
+    if k is None:
         return config
     limit = config.moe.max_top_k
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= limit:
@@ -74,5 +74,7 @@ def at_k(config: ModelConfig, k: int | None) -> ModelConfig:
             f"k must be a number of {unit} in 1..{limit}, got {k!r} (the model's own "
             f"is {config.moe.top_k})"
         )
+    if k == config.moe.top_k:
+        return config
     moe = dataclasses.replace(config.moe, top_k=k)
     return dataclasses.replace(config, moe=moe)

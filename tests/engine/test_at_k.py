@@ -50,6 +50,9 @@ def test_points_share_weights_and_compile_nothing_when_switched():
     engine = resident(SPLITS["linear"])
     points = [engine.at_k(k) for k in (1, 4, 6)]
     assert points[2] is engine and points[0].at_k(6) is engine
+    assert engine.at_k(None) is engine
+    with pytest.raises(ConfigError, match="got True"):
+        engine.at_k(True)
     assert points[0].weights.experts is engine.weights.experts
     first = [logits(point) for point in points]
     compiled = [point.num_compiled() for point in points]

@@ -1,10 +1,13 @@
 """Studies of refactored models: sums by hand, refusals, and whole runs (slow)."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.metrics.elastic_models import check_models, make_models
 from moe_edge.metrics.elastic_settings import (
     CG,
     LG,
@@ -13,6 +16,8 @@ from moe_edge.metrics.elastic_settings import (
     active_neurons,
     log_interpolate,
 )
+from moe_edge.metrics.quickstart_texts import BOOKS
+from moe_edge.metrics.schema import validate_entry
 from moe_edge.metrics.study_elastic import run_elastic
 from moe_edge.metrics.study_elastic_quality import Point, findings, ratios
 from moe_edge.metrics.study_elastic_speed import operating_points
@@ -20,12 +25,11 @@ from moe_edge.model.sub_experts import at_k, split_config
 from tests.support.tiny_models import GQA
 
 
-def test_active_neurons_count_gate_neurons_of_blocks_that_do_not_run():
-    linear = at_k(split_config(GQA, 4), 5)
-    assert active_neurons(linear) == 5 * 4
+def test_active_neurons_count_all_gate_neurons_of_the_chosen_parents():
+    assert active_neurons(at_k(split_config(GQA, 4), 5)) == 5 * 4
     proxy = split_config(GQA, 4, gate="proxy_global", gate_neurons=2)
-    assert active_neurons(proxy) == 12 * 4  # all blocks run, nothing is judged in vain
-    assert active_neurons(at_k(proxy, 5)) == 5 * 4 + 7 * 2
+    assert active_neurons(at_k(proxy, 5)) == 5 * 4 + 3 * 4 * 2
+    assert active_neurons(GQA) == 3 * 16
 
 
 def test_log_interpolate_is_geometric_and_refuses_to_extrapolate():
@@ -85,3 +89,75 @@ def test_bad_settings_are_refused_before_anything_is_loaded(
     with pytest.raises(ConfigError, match=message):
         run_elastic(out_dir=str(tmp_path / "out"), **arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_models_that_cannot_be_compared_are_refused():
+    with pytest.raises(CheckpointError, match="LG default is not refactored"):
+        check_models(ElasticSettings(lg="default"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict:
+    """Settings of a small study, its models made from the default model."""
+    folder = tmp_path_factory.mktemp("elastic")
+    (folder / "a.txt").write_text(BOOKS.read_text(encoding="utf-8"), encoding="utf-8")
+    questions = [
+        {"id": f"q/{n}", "task": "t", "prompt": "1 + 1 =", "choices": ["2", "three"],
+         "answer_index": 0}
+        for n in range(3)
+    ]  # fmt: skip
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    (folder / "q.jsonl").write_text(lines, encoding="utf-8")
+    given = {
+        "data_dir": str(folder),
+        "work_dir": str(folder / "work"),
+        "make": ("lg", "cg"),
+        "calibration": ("a.txt",),
+        "calibration_tokens": 1024,
+        "texts": ("a.txt",),
+        "max_tokens": 256,
+        "k_values": (12, 13),
+        "sets": ("q.jsonl",),
+        "batches": (1,),
+        "rounds": 2,
+        "prompt_tokens": 16,
+        "new_tokens": 4,
+        "budgets": ("50%",),
+        "sources": ("a.txt",),
+    }
+    make_models(ElasticSettings(**given))
+    return given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("moe_prism_table2", ("perplexity", "LG", "13")),
+        ("moe_prism_table3", ("accuracy", "original")),
+        ("moe_prism_fig8", ("tpot_change", "50%, between whole experts")),
+        ("moe_prism_fig10", ("operating_points", "LG, batch 1")),
+    ],
+)
+def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found):
+    out = tmp_path / name
+    summary = run_elastic(name=name, out_dir=str(out), **made)
+    validate_entry(out)
+    value = json.loads(json.dumps(summary))
+    for key in found:
+        value = value[key]
+    assert math.isfinite(value)
+    assert all(summary["checks"].values()), summary["checks"]
+
+
+@pytest.mark.slow
+def test_made_models_of_other_settings_are_refused(made):
+    lg, cg = (str(Path(made["work_dir"]) / gate) for gate in ("lg", "cg"))
+    with pytest.raises(CheckpointError, match="CG .* has a linear gate"):
+        check_models(ElasticSettings(cg=lg))
+    with pytest.raises(CheckpointError, match=f"LG {cg} has a proxy_global gate"):
+        check_models(ElasticSettings(lg=cg))
+    with pytest.raises(CheckpointError, match=f"was not made from {cg}"):
+        check_models(ElasticSettings(checkpoint=cg, lg=lg))
+    with pytest.raises(OutputError, match="profile of 1024 tokens, 9999 are asked"):
+        make_models(ElasticSettings(**made | {"calibration_tokens": 9999}))

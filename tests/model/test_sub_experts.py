@@ -1,6 +1,7 @@
 """Refactored configs, operating points, and the proxy gate against NumPy."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.model.layers import activate
 from moe_edge.model.proxy_gate import choose_blocks, pattern_counts
 from moe_edge.model.router import Router
 from moe_edge.model.sub_experts import at_k, split_config
@@ -34,6 +36,19 @@ def test_split_config_counts_blocks():
         ({"subs": 4, "gate": "guess"}, "unknown gate 'guess'; known: linear"),
         ({"subs": 4, "gate_neurons": 1}, "need a proxy gate"),
         ({"subs": 4, "gate": "proxy_global"}, r"gate_neurons must be in 1..4 .* got 0"),
+        (
+            {"subs": 4, "gate": "proxy_global", "gate_neurons": 2.5},
+            r"gate_neurons must be in 1..4 .* got 2.5",
+        ),
+        (
+            {
+                "subs": 4,
+                "gate": "proxy_pattern",
+                "rank_shares": (SHARES[0], SHARES[1], (0.1, 0.1, math.nan, 0.1)),
+            }
+            | PROXY,
+            "finite numbers of at least 0",
+        ),
         (
             {"subs": 4, "gate": "proxy_pattern", "rank_shares": SHARES[:2]} | PROXY,
             r"must be 3 rows of 4 numbers, got \(2, 4\)",
@@ -81,9 +96,9 @@ def test_pattern_counts_take_the_largest_shares(k, counts):
     assert pattern_counts(at_k(config, k).moe) == counts
 
 
-def reference_blocks(parents, weights, levels_EU, moe):
+def reference_blocks(parents, weights, levels_PU, moe):
     """One token's (block, weight) pairs, best first, in plain loops."""
-    order = [np.argsort(-levels_EU[p], kind="stable") for p in parents]
+    order = [np.argsort(-levels_U, kind="stable") for levels_U in levels_PU]
     if moe.gate == "proxy_pattern":
         chosen = [
             (rank, order[rank][i])
@@ -93,7 +108,7 @@ def reference_blocks(parents, weights, levels_EU, moe):
     else:
         chosen = sorted(
             ((r, u) for r in range(len(parents)) for u in range(moe.sub_experts)),
-            key=lambda ru: -weights[ru[0]] * levels_EU[parents[ru[0]], ru[1]],
+            key=lambda ru: -weights[ru[0]] * levels_PU[ru],
         )[: moe.top_k]
     return [(parents[r] * moe.sub_experts + u, weights[r]) for r, u in chosen]
 
@@ -106,7 +121,7 @@ def test_choose_blocks_equals_plain_loops(gate, k):
     rng = np.random.default_rng(3)
     parents = np.stack([rng.permutation(12)[:3] for _ in range(6)]).astype(np.int32)
     weights = np.sort(rng.random((6, 3), np.float32))[:, ::-1].copy()
-    levels = rng.random((6, 12, 4), np.float32)
+    levels = rng.random((6, 3, 4), np.float32)
     ids, got = choose_blocks(*map(jnp.asarray, (parents, weights, levels)), moe)
     assert ids.dtype == jnp.int32
     for t in range(6):
@@ -115,13 +130,57 @@ def test_choose_blocks_equals_plain_loops(gate, k):
         np.testing.assert_array_equal(got[t], [w for _, w in expected])
 
 
+def router_pair(parent, k):
+    """A proxy router with everything random, and the parent's with the same rows."""
+    config = at_k(split_config(parent, 4, gate="proxy_global", **PROXY), k)
+    router, plain = Router(config, nnx.Rngs(0)), Router(parent, nnx.Rngs(0))
+    plain.weight = router.weight
+    rng = np.random.default_rng(2)
+    for name in ("proxy_scale", "proxy_prior", "proxy_gate_bias", "proxy_up_bias"):
+        if hasattr(router, name):
+            shape = getattr(router, name)[...].shape
+            setattr(router, name, nnx.Param(jnp.asarray(rng.random(shape, np.float32))))
+    return router, plain
+
+
+def levels_by_loops(router, x_D, expert, sub):
+    """The level of one block, in NumPy."""
+    moe, r, total = router.moe, router.moe.gate_neurons, 0.0
+    block = expert * moe.sub_experts + sub
+    for n in range(block * r, (block + 1) * r):
+        gate, up = router.proxy_gate[...][n] @ x_D, router.proxy_up[...][n] @ x_D
+        if moe.expert_bias:
+            gate += router.proxy_gate_bias[...][n]
+            up += router.proxy_up_bias[...][n]
+        total += abs(float(activate(gate, up, moe.activation, moe.swiglu_limit))) * (
+            float(router.proxy_scale[...][n])
+        )
+    return max(total / r + float(router.proxy_prior[...][block]), 0.0)
+
+
+@pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
+@pytest.mark.parametrize("tokens", [3, 11], ids=["gathered", "dense"])
+def test_proxy_router_ranks_blocks_by_their_gate_neurons(parent, tokens):
+    router, plain = router_pair(parent, 5)
+    x_TD = jax.random.normal(jax.random.key(1), (tokens, parent.d_model))
+    routing, expected = router(x_TD), plain(x_TD)
+    for t in range(tokens):
+        parents = np.asarray(expected.ids_TK[t])
+        levels = np.array(
+            [
+                [levels_by_loops(router, x_TD[t], e, u) for u in range(4)]
+                for e in parents
+            ]
+        )
+        weights = np.asarray(expected.weights_TK[t])
+        blocks = reference_blocks(parents, weights, np.array(levels), router.moe)
+        assert list(np.asarray(routing.ids_TK[t])) == [block for block, _ in blocks]
+
+
 @pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
 def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
     """Scores of a parent's blocks add up to the parent's."""
-    config = split_config(parent, 4, gate="proxy_global", **PROXY)
-    router = Router(config, nnx.Rngs(0))
-    plain = Router(parent, nnx.Rngs(0))
-    plain.weight = router.weight
+    router, plain = router_pair(parent, 12)
     x_TD = jax.random.normal(jax.random.key(1), (7, parent.d_model))
     routing, expected = router(x_TD), plain(x_TD)
     np.testing.assert_array_equal(
@@ -129,8 +188,8 @@ def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
     )
     assert all(len(set(row)) == 12 for row in np.asarray(routing.ids_TK).tolist())
     scores = np.asarray(routing.scores_TE).reshape(7, 12, 4)
+    whole = expected.scores_TE
     if parent is GPT_OSS:
-        scores, whole = np.exp(scores), np.exp(expected.scores_TE)
-    else:
-        whole = expected.scores_TE
+        scores, whole = np.exp(scores), np.exp(whole)
     np.testing.assert_allclose(scores.sum(axis=-1), whole, rtol=1e-5)
+    assert (np.ptp(scores, axis=-1) > 1e-6).sum() == 7 * 3  # the chosen parents'

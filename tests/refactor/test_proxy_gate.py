@@ -191,11 +191,12 @@ def test_the_model_judges_as_the_fit_did():
         top_k=1,
         expert_dim=F // U,
         sub_experts=U,
-        parent_top_k=1,
+        parent_top_k=E,
         gate="proxy_global",
         gate_neurons=2,
     )
-    levels = block_levels(jnp.asarray(x_TD), neurons, moe)
+    parents = jnp.tile(jnp.arange(E, dtype=jnp.int32)[None], (7, 1))
+    levels = block_levels(jnp.asarray(x_TD), parents, neurons, moe)
     np.testing.assert_allclose(levels, np.stack(expected, axis=1), atol=1e-4)
     assert (np.asarray(levels) == 0).any()
 
