@@ -11,13 +11,21 @@ from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import run_evaluate
+from moe_edge.evaluate.run_lm_eval import run_lm_eval
+from moe_edge.hardware.run_profile_machine import run_profile_machine
 from moe_edge.metrics.fidelity_card import run_fidelity
 from moe_edge.metrics.model_card import run_model_card
 from moe_edge.metrics.quickstart import run_quickstart
 from moe_edge.metrics.study_accuracy import run_accuracy
+from moe_edge.metrics.study_activations import run_activations
+from moe_edge.metrics.study_elastic import run_elastic
 from moe_edge.metrics.study_offload import run_study
 from moe_edge.metrics.study_tpot import run_tpot
+from moe_edge.place.run_place import run_place
+from moe_edge.profile.run_profile import run_profile
+from moe_edge.refactor.run_refactor import run_refactor
 from moe_edge.simulate.run_replay import run_replay
+from moe_edge.simulate.run_simulate import run_simulate
 from moe_edge.training.run import run_pretrain
 
 gin.register("convert_checkpoint", module="convert")(convert_checkpoint)
@@ -25,10 +33,18 @@ gin.register("generate", module="engine")(run_generate)
 gin.register("offload", module="engine")(OffloadOptions)
 gin.register("evaluate", module="evaluate")(run_evaluate)
 gin.register("fidelity", module="metrics")(run_fidelity)
+gin.register("lm_eval", module="evaluate")(run_lm_eval)
 gin.register("model_card", module="metrics")(run_model_card)
+gin.register("place_experts", module="place")(run_place)
 gin.register("pretrain", module="training")(run_pretrain)
+gin.register("profile_model", module="profile")(run_profile)
+gin.register("profile_machine", module="hardware")(run_profile_machine)
 gin.register("quickstart", module="metrics")(run_quickstart)
+gin.register("refactor_model", module="refactor")(run_refactor)
 gin.register("replay", module="simulate")(run_replay)
+gin.register("simulate", module="simulate")(run_simulate)
 gin.register("study", module="metrics")(run_study)
 gin.register("study_accuracy", module="metrics")(run_accuracy)
+gin.register("study_activations", module="metrics")(run_activations)
+gin.register("study_elastic", module="metrics")(run_elastic)
 gin.register("study_tpot", module="metrics")(run_tpot)

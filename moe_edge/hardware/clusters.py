@@ -1,0 +1,98 @@
+"""Clusters by name: Prism's test bed, larger copies of it, and unequal machines."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.hardware.presets import gpu, lan
+from moe_edge.hardware.specs import Cluster, Server
+
+# Share of GPU memory that Prism's study leaves to each model (section IV-A). Whether
+# that includes the dense part is not said there; here it is for experts.
+PRISM_MEMORY_SHARE = {"mixtral_8x7b": 0.70, "deepseek_v2_lite": 0.30}
+
+
+def servers_of(
+    gpus: Sequence[Sequence[str]],
+    expert_memory_share: float | Sequence[float] = 1.0,
+) -> tuple[Server, ...]:
+    """Servers from the names of their GPUs.
+
+    Args:
+      gpus: for each server its device presets.
+      expert_memory_share: one for all, or one a server.
+    """
+    shares = expert_memory_share
+    if isinstance(shares, int | float):
+        shares = [shares] * len(gpus)
+    if len(shares) != len(gpus):
+        raise ConfigError(
+            f"{len(shares)} memory shares for {len(gpus)} servers; give one or each"
+        )
+    return tuple(
+        Server(name=f"server{n + 1}", gpus=tuple(gpu(name, share) for name in names))
+        for n, (names, share) in enumerate(zip(gpus, shares, strict=True))
+    )
+
+
+def prism_cluster(
+    num_gpus: int = 4, mbps: float = 500.0, expert_memory_share: float = 0.3
+) -> Cluster:
+    """Prism's servers with 1, 1 and 2 A100-40G, repeated up to `num_gpus`.
+
+    500 Mbps by `tc`, which shapes all that leaves a host (section IV-A). Section IV-C
+    does not say how 4 to 256 GPUs are grouped: here as in the test bed.
+    """
+    if num_gpus < 4 or num_gpus % 4:
+        raise ConfigError(f"num_gpus must be a multiple of 4, got {num_gpus}")
+    groups = [["a100_40g"], ["a100_40g"], ["a100_40g"] * 2] * (num_gpus // 4)
+    return Cluster(
+        servers=servers_of(groups, expert_memory_share),
+        network=lan(mbps),
+        sharing="egress",
+    )
+
+
+def mixed_cluster(
+    gpus: Sequence[Sequence[str]] = (
+        ("rtx_4090",),
+        ("rtx_4060_ti", "rtx_4060_ti"),
+        ("rtx_3090",),
+    ),
+    mbps: float = 500.0,
+    slow_servers: Sequence[int] = (2,),
+    slow_mbps: float = 100.0,
+    expert_memory_share: float | Sequence[float] = 0.7,
+) -> Cluster:
+    """Unequal machines, some of them on a slower line (both ways)."""
+    servers = servers_of(gpus, expert_memory_share)
+    pairs = [
+        (n, m)
+        for n in range(len(servers))
+        for m in range(len(servers))
+        if n != m and (n in slow_servers or m in slow_servers)
+    ]
+    return Cluster(
+        servers=servers,
+        network=lan(mbps),
+        links=dict.fromkeys(pairs, lan(slow_mbps)),
+        sharing="egress",
+    )
+
+
+CLUSTERS: Mapping[str, Callable[..., Cluster]] = {
+    "prism": prism_cluster,
+    "mixed": mixed_cluster,
+}
+
+
+def build_cluster(name: str, **options) -> Cluster:
+    """A cluster by name, with the options of its function.
+
+    Raises:
+      ConfigError: an unknown name, with the known ones, or what it refuses.
+    """
+    check_known("cluster preset", name, CLUSTERS)
+    try:
+        return CLUSTERS[name](**options)
+    except TypeError as error:
+        raise ConfigError(f"cluster preset {name}: {error}") from error

@@ -1,0 +1,147 @@
+"""What things cost: the only latency formulas for compute, copies and the network.
+
+A computation is bound by arithmetic or by reading its weights, whichever is slower,
+plus a fixed time a call (roofline):
+
+    t(tokens) = call_s + max(flops(tokens) / flops_per_s, bytes / memory_bytes_per_s)
+
+Activations, their copies between host and GPU and the KV cache are not counted: at
+edge batch sizes they are small beside the weights. Token counts may be numbers or
+arrays; no tokens cost nothing.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.hardware.specs import Cluster, Device
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockShape:
+    """One expert block: `num_matrices` matrices of d_model x expert_dim.
+
+    Attributes:
+      d_model: width of the hidden states that travel.
+      expert_dim: neurons of the block.
+      bytes_per_value: of weights and hidden states.
+      num_matrices: 3 with a gate (gate, up, down), 2 without.
+    """
+
+    d_model: int
+    expert_dim: int
+    bytes_per_value: float
+    num_matrices: int = 3
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_positive(f"block {field.name}", getattr(self, field.name))
+
+    @property
+    def num_bytes(self) -> int:
+        values = self.num_matrices * self.d_model * self.expert_dim
+        return int(values * self.bytes_per_value)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one hidden state."""
+        return int(self.d_model * self.bytes_per_value)
+
+    def flops(self, tokens):
+        """Multiplications and additions over so many tokens."""
+        return 2 * self.num_matrices * self.d_model * self.expert_dim * tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseLayer:
+    """What a layer computes beside its routed experts (attention, shared experts).
+
+    Attributes:
+      flops_per_token: of one token.
+      num_bytes: weights read in every call.
+    """
+
+    flops_per_token: float = 0.0
+    num_bytes: int = 0
+
+    @classmethod
+    def of_parameters(cls, parameters: int, bytes_per_value: float) -> "DenseLayer":
+        """A layer of so many weights, each used once a token."""
+        return cls(2.0 * parameters, int(parameters * bytes_per_value))
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """Seconds on a cluster, for one model's shapes.
+
+    The part of a layer without experts runs on GPU 0 of the server of the request.
+
+    Attributes:
+      cluster: the machines.
+      block: shape of an expert block.
+      dense: the rest of a layer.
+    """
+
+    cluster: Cluster
+    block: BlockShape
+    dense: DenseLayer = DenseLayer()
+
+    def compute_s(self, server: int, gpu: int, tokens):
+        """One block over `tokens` tokens on a GPU that holds it."""
+        device = self.cluster.servers[server].gpus[gpu].device
+        return roofline_s(device, self.block.flops(tokens), self.block.num_bytes)
+
+    def dense_s(self, server: int, tokens):
+        """A layer without its routed experts, over `tokens` tokens."""
+        device = self.cluster.servers[server].gpus[0].device
+        flops = self.dense.flops_per_token * tokens
+        seconds = roofline_s(device, flops, self.dense.num_bytes)
+        return np.where(np.asarray(tokens) > 0, seconds, 0.0)[()]
+
+    def load_s(self, server: int, gpu: int) -> float:
+        """Copy of one block from host memory to the GPU."""
+        link = self.cluster.servers[server].gpus[gpu].host_link
+        return link.seconds(self.block.num_bytes)
+
+    def send_s(self, n: int, m: int, tokens):
+        """Hidden states of `tokens` tokens from server n to server m."""
+        if n == m:
+            return tokens * 0.0
+        seconds = self.cluster.link(n, m).seconds(tokens * self.block.token_bytes)
+        return np.where(np.asarray(tokens) > 0, seconds, 0.0)[()]
+
+    def move_s(self, n: int, m: int, gpu: int) -> float:
+        """One block from host memory of server n to a GPU of server m."""
+        if n == m:
+            return self.load_s(m, gpu)
+        network_s = self.cluster.link(n, m).seconds(self.block.num_bytes)
+        return network_s + self.load_s(m, gpu)
+
+    def remote_s(self, n: int, m: int, gpu: int, tokens, resident: bool = True):
+        """A call from server n of a block on a GPU of server m, nothing in its way.
+
+        Args:
+          resident: whether the block is on that GPU; else it is loaded first.
+        """
+        return (
+            self.send_s(n, m, tokens)
+            + (0.0 if resident else self.load_s(m, gpu))
+            + self.compute_s(m, gpu, tokens)
+            + self.send_s(m, n, tokens)
+        )
+
+
+def roofline_s(device: Device, flops, num_bytes):
+    """One call: the slower of arithmetic and reading weights, plus the fixed time.
+
+    Raises:
+      ConfigError: negative work.
+    """
+    flops = np.asarray(flops, np.float64)
+    if (flops < 0).any():
+        raise ConfigError(f"token counts must be 0 or more, got {flops.min()} flops")
+    bound = np.maximum(
+        flops / device.flops_per_s, num_bytes / device.memory_bytes_per_s
+    )
+    return np.where(flops > 0, device.call_s + bound, 0.0)[()]

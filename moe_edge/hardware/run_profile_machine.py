@@ -1,0 +1,75 @@
+"""The root of launch/profile_machine.py: this machine as a preset."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.hardware.calibrate import calibrate
+
+
+def run_profile_machine(
+    *,
+    out_dir: str,
+    name: str = "this_machine",
+    d_model: int = 2048,
+    expert_dim: int = 1408,
+    dtype: str = "",
+    copies: int = 4,
+    most_tokens: int = 256,
+    repeats: int = 5,
+    seed: int = 0,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Measures block compute, copies and memory of the default JAX device.
+
+    Args:
+      out_dir: folder of `machine.json` (a GPU preset for `cluster_options`, by its
+        path) and `config.gin`.
+      name: given to the device.
+      d_model, expert_dim, copies, most_tokens, repeats: see `calibrate`.
+      dtype: float32 or bfloat16; empty for float32 on CPU, else bfloat16.
+      seed: of the weights.
+      overwrite: replace an earlier result.
+      dry_run: check and stop.
+      config_text: gives the config to store.
+    Raises:
+      ConfigError: bad input; OutputError: `out_dir` cannot be written.
+    """
+    check_out_dir(out_dir, overwrite)
+    if not dtype:
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    if dry_run:
+        return {"dry_run": True, "dtype": dtype, "out_dir": out_dir}
+    measured = calibrate(
+        name,
+        d_model=d_model,
+        expert_dim=expert_dim,
+        dtype=dtype,
+        copies=copies,
+        most_tokens=most_tokens,
+        repeats=repeats,
+        seed=seed,
+    )
+    with atomic_folder(out_dir, overwrite) as folder:
+        text = json.dumps(measured.to_json(), indent=1) + "\n"
+        (folder / "machine.json").write_text(text, encoding="utf-8")
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    device, link = measured.gpu.device, measured.gpu.host_link
+    print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
+    for tokens, seen, fitted in measured.rows:
+        print(f"{tokens:8}{1e3 * seen:13.3f}{1e3 * fitted:11.3f}")
+    return {
+        "flops_per_s": device.flops_per_s,
+        "memory_bytes_per_s": device.memory_bytes_per_s,
+        "call_s": device.call_s,
+        "host_bytes_per_s": link.bytes_per_s,
+        "host_latency_s": link.latency_s,
+        "copy_bytes_per_s": measured.copy_bytes_per_s,
+        "worst_error": measured.worst_error,
+        "out_dir": out_dir,
+    }

@@ -1,0 +1,225 @@
+"""Who computes what: the target of every call, and a step's calls, vectorised.
+
+A step of a server is one pass of its batch through all layers. All that a step asks of
+one GPU in one layer is one call: one message out, its blocks one after another, one
+message back. A block on the server itself is always computed there; another one goes
+to the holder that answers an idle call of one token first, ties to the next holder
+after the caller in the ring of servers, so that callers spread over equal replicas.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.core.checks import CapacityError, check_shape
+from moe_edge.hardware.cost_model import CostModel
+
+_TABLE = 512  # tokens up to which block times are looked up
+
+
+class GpuIndex:
+    """All GPUs of a cluster in one row, server by server.
+
+    Attributes:
+      first_N: int64 [N + 1], the first GPU of each server.
+      server_G: int64 [G], the server of each GPU.
+      one_G: float64 [G], seconds of a block over one token.
+    """
+
+    def __init__(self, cost_model: CostModel):
+        servers = cost_model.cluster.servers
+        sizes = [len(server.gpus) for server in servers]
+        self.first_N = np.concatenate([[0], np.cumsum(sizes)])
+        self.server_G = np.repeat(np.arange(len(servers)), sizes)
+        self._cost_model = cost_model
+        kinds: dict = {}
+        self._kind_G = np.empty(len(self.server_G), np.int64)
+        rows = []
+        for gpu, n in enumerate(self.server_G.tolist()):
+            g = gpu - int(self.first_N[n])
+            device = servers[n].gpus[g].device
+            if device not in kinds:
+                kinds[device] = (len(kinds), n, g)
+                rows.append(cost_model.compute_s(n, g, np.arange(_TABLE)))
+            self._kind_G[gpu] = kinds[device][0]
+        self._places = [place for _, *place in kinds.values()]
+        self._seconds_KT = np.array(rows)
+        self.one_G = self._seconds_KT[self._kind_G, 1]
+
+    def block_s(self, gpus: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Seconds of one block over so many tokens, for pairs of GPU and count."""
+        kinds = self._kind_G[gpus]
+        seconds = self._seconds_KT[kinds, np.minimum(tokens, _TABLE - 1)]
+        if (large := tokens >= _TABLE).any():
+            for kind, (n, g) in enumerate(self._places):
+                here = large & (kinds == kind)
+                seconds[here] = self._cost_model.compute_s(n, g, tokens[here])
+        return seconds
+
+
+class CallTable:
+    """The GPU that each server asks for each block.
+
+    Attributes:
+      target_NX: int32 [N, L * E], index of a GPU (`GpuIndex`).
+      gpu_NX: int32 [N, L * E], where blocks are: index of a GPU of the server, -1 if
+        it does not hold the block.
+    """
+
+    def __init__(self, gpu_NLE: np.ndarray, cost_model: CostModel, index: GpuIndex):
+        """Args: gpu_NLE: as `Placement.gpu_NLE`, GPUs counted within their server."""
+        N = cost_model.cluster.num_servers
+        check_shape("placement gpu_NLE", gpu_NLE, (N, None, None))
+        gpu_NX = np.asarray(gpu_NLE, np.int32).reshape(N, -1)
+        first_N1 = index.first_N[:-1, None].astype(np.int32)
+        self.gpu_NX = np.where(gpu_NX >= 0, gpu_NX + first_N1, -1)
+        self._idle_NG = idle_seconds(cost_model, index)
+        self._ring_NN = (np.arange(N)[:, None] + np.arange(N)) % N
+        self.target_NX = np.empty_like(self.gpu_NX)
+        self.update(np.arange(self.gpu_NX.shape[1]))
+
+    def update(self, blocks: np.ndarray) -> None:
+        """Finds the targets of some blocks anew, after `gpu_NX` was changed.
+
+        Raises:
+          CapacityError: a block that nobody holds.
+        """
+        held_MX = self.gpu_NX[:, blocks]
+        lost = (held_MX < 0).all(axis=0)
+        if lost.any():
+            raise CapacityError(
+                f"{lost.sum()} blocks are on no server, the first is number "
+                f"{blocks[lost][0]}: calls need a placement that covers every block"
+            )
+        columns = np.arange(len(blocks))
+        for n, ring in enumerate(self._ring_NN):
+            gpu_MX = held_MX[ring]  # the server itself first
+            seconds_MX = np.where(gpu_MX >= 0, self._idle_NG[n][gpu_MX], np.inf)
+            seconds_MX[0, gpu_MX[0] >= 0] = -1.0
+            self.target_NX[n, blocks] = gpu_MX[seconds_MX.argmin(axis=0), columns]
+
+
+def idle_seconds(cost_model: CostModel, index: GpuIndex) -> np.ndarray:
+    """float64 [N, G]: an idle call of one token from each server to each GPU."""
+    N, links = cost_model.cluster.num_servers, {}
+    gpus = np.arange(len(index.server_G))
+    compute_G = index.block_s(gpus, np.ones_like(gpus))
+
+    def send_s(n: int, m: int) -> float:
+        link = cost_model.cluster.link(n, m)
+        if link not in links:
+            links[link] = float(cost_model.send_s(n, m, 1))
+        return links[link]
+
+    ways_NN = np.zeros((N, N))
+    for n in range(N):
+        for m in range(N):
+            if n != m:
+                ways_NN[n, m] = send_s(n, m) + send_s(m, n)
+    return ways_NN[:, index.server_G] + compute_G
+
+
+@dataclasses.dataclass(slots=True)
+class StepCalls:
+    """What one step of one server asks, layer by layer; plain lists for the loop.
+
+    Attributes:
+      gpu: of every call, layer after layer (steps planned together share these lists).
+      pairs: (token, block) pairs in it: hidden states that travel.
+      seconds: of computing its blocks.
+      offset: [L + 1], calls of layer l are offset[l] to offset[l + 1].
+      cells, counts: the blocks asked for (layer * E + block) and their pairs.
+      local_pairs, remote_pairs, remote_blocks: in all.
+    """
+
+    gpu: list[int]
+    pairs: list[int]
+    seconds: list[float]
+    offset: list[int]
+    cells: np.ndarray
+    counts: np.ndarray
+    local_pairs: int
+    remote_pairs: int
+    remote_blocks: int
+
+
+class StepPlanner:
+    """Turns the routing of steps into calls."""
+
+    def __init__(self, index: GpuIndex, num_layers: int, num_experts: int):
+        self.index = index
+        self.num_layers, self.num_experts = num_layers, num_experts
+        self._num_gpus = len(index.server_G)
+
+    def plan(self, server: int, target_X: np.ndarray, cells: np.ndarray) -> StepCalls:
+        """The calls of one step.
+
+        Args:
+          server: whose step it is.
+          target_X: its row of `CallTable.target_NX`.
+          cells: int [T, L * K], layer * E + expert of every choice of every token.
+        """
+        size = self.num_layers * self.num_experts
+        counts_X = np.bincount(cells.reshape(-1), minlength=size)
+        found = np.flatnonzero(counts_X)
+        counts = counts_X[found]
+        gpus = target_X[found]
+        seconds = self.index.block_s(gpus, counts)
+        keys = found // self.num_experts * self._num_gpus + gpus
+        order = keys.argsort(kind="stable")
+        parts = (keys[order], counts[order], seconds[order])
+        return self._grouped(server, *parts, [(found, counts)])[0]
+
+    def plan_tokens(
+        self, server: int, target_X: np.ndarray, cells: np.ndarray
+    ) -> list[StepCalls]:
+        """The calls of steps of one token each, for one row of `cells` after another.
+
+        Args: as `plan`.
+        """
+        S, L = len(cells), self.num_layers
+        gpus = target_X[cells].reshape(S * L, -1)
+        gpus = np.sort(gpus, axis=1)  # a token's blocks of a layer cost the same each
+        keys = (gpus + np.arange(S * L)[:, None] * self._num_gpus).reshape(-1)
+        ones = np.ones(len(keys), np.int64)
+        seconds = self.index.one_G[gpus].reshape(-1)
+        counts = ones[: cells.shape[1]]
+        steps = [(row, counts) for row in cells]
+        return self._grouped(server, keys, ones, seconds, steps)
+
+    def _grouped(self, server, keys, counts, seconds, steps) -> list[StepCalls]:
+        """One StepCalls a step, from blocks sorted by (step, layer, GPU).
+
+        Args:
+          keys: (step * L + layer) * GPUs + GPU of every block asked for.
+          steps: cells and counts of each step.
+        """
+        L, first = self.num_layers, np.empty(len(keys), bool)
+        first[0] = True
+        np.not_equal(keys[1:], keys[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        keys = keys[starts]
+        pairs = np.add.reduceat(counts, starts)
+        gpu = keys % self._num_gpus
+        away = self.index.server_G[gpu] != server
+        blocks = np.diff(starts, append=len(counts))
+        edges = np.arange(len(steps) * L + 1) * self._num_gpus
+        offset = np.searchsorted(keys, edges)
+        ends = offset[::L]
+        sums = np.zeros((len(keys) + 1, 3), np.int64)
+        np.cumsum(np.stack([pairs, pairs * away, blocks * away], 1), 0, out=sums[1:])
+        sums = np.diff(sums[ends], axis=0).tolist()
+        gpu, pairs = gpu.tolist(), pairs.tolist()
+        seconds = np.add.reduceat(seconds, starts).tolist()
+        offset = offset.tolist()
+        return [
+            StepCalls(
+                *(gpu, pairs, seconds, offset[s * L : (s + 1) * L + 1], cells, counts),
+                local_pairs=all_pairs - remote_pairs,
+                remote_pairs=remote_pairs,
+                remote_blocks=remote_blocks,
+            )
+            for s, ((cells, counts), (all_pairs, remote_pairs, remote_blocks)) in (
+                enumerate(zip(steps, sums, strict=True))
+            )
+        ]

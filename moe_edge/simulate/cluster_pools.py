@@ -1,0 +1,126 @@
+"""The routing of requests: rows of one long made-up or recorded text a domain.
+
+A request reads its routing from consecutive rows of its domain's pool, from a row drawn
+by the run's seed on, round the end. So millions of tokens need no memory of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_known, check_shape
+from moe_edge.workload.requests import Request
+from moe_edge.workload.routing_model import RoutingModel
+from moe_edge.workload.traces import Trace
+
+POOL_TOKENS = 4096
+
+
+class RoutingPools:
+    """Routing of every domain.
+
+    Attributes:
+      domains: names.
+      num_layers, num_experts, top_k: of the model.
+    """
+
+    def __init__(self, ids: Mapping[str, np.ndarray], num_experts: int):
+        """Args: ids: for each domain expert ids [T, L, K], every token K different."""
+        if not ids:
+            raise ConfigError("routing pools need at least one domain, got none")
+        self.domains = tuple(ids)
+        _, self.num_layers, self.top_k = next(iter(ids.values())).shape
+        self.num_experts = num_experts
+        base_L1 = np.arange(self.num_layers, dtype=np.int32)[:, None] * num_experts
+        self._cells = {}
+        for domain, ids_TLK in ids.items():
+            check_shape(domain, ids_TLK, (None, self.num_layers, self.top_k))
+            if ids_TLK.min() < 0 or ids_TLK.max() >= num_experts:
+                raise ConfigError(
+                    f"routing of {domain} names experts {ids_TLK.min()} to "
+                    f"{ids_TLK.max()}, expected 0 to {num_experts - 1}"
+                )
+            self._cells[domain] = (ids_TLK + base_L1).reshape(len(ids_TLK), -1)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_layers * self.num_experts
+
+    @classmethod
+    def sampled(
+        cls,
+        model: RoutingModel,
+        domains: Sequence[str],
+        seed: int = 0,
+        tokens: int = POOL_TOKENS,
+    ) -> "RoutingPools":
+        """Pools drawn from a routing model."""
+        ids = {
+            domain: model.sample(domain, tokens, rng=np.random.default_rng([seed, i]))
+            for i, domain in enumerate(dict.fromkeys(domains))
+        }
+        return cls(ids, model.num_experts)
+
+    @classmethod
+    def recorded(cls, traces: Mapping[str, Trace]) -> "RoutingPools":
+        """Pools of recorded route traces: the complete tokens of each in its order.
+
+        Raises:
+          ConfigError: traces of different models, or none of whose steps passed every
+            layer with K experts a token.
+        """
+        shapes = {(t.num_experts, t.top_k) for t in traces.values()}
+        if len(shapes) != 1:
+            raise ConfigError(f"route traces of different models: {sorted(shapes)}")
+        ids = {domain: complete_tokens(trace) for domain, trace in traces.items()}
+        for domain, ids_TLK in ids.items():
+            if not len(ids_TLK):
+                raise ConfigError(
+                    f"no step of route trace {domain} passed every layer with "
+                    f"{traces[domain].top_k} experts a token"
+                )
+        return cls(ids, shapes.pop()[0])
+
+    def rows(self, requests: Sequence[Request], seed: int) -> np.ndarray:
+        """int64 [R]: the row of its pool at which each request begins."""
+        rng = np.random.default_rng([seed, 1])
+        sizes = {domain: len(cells) for domain, cells in self._cells.items()}
+        most = np.array([sizes[request.domain] for request in requests])
+        return (rng.random(len(requests)) * most).astype(np.int64)
+
+    def cells(self, domain: str, row: int, tokens: int) -> np.ndarray:
+        """int32 [T, L * K]: layer * E + expert of so many tokens from `row` on."""
+        pool = self._cells[domain]
+        start = row % len(pool)
+        if start + tokens <= len(pool):
+            return pool[start : start + tokens]
+        return pool[(start + np.arange(tokens)) % len(pool)]
+
+    def frequency(self, domain: str) -> np.ndarray:
+        """float64 [L, E]: share of a layer's calls, over the whole pool."""
+        check_known("routing domain", domain, self._cells)
+        cells = self._cells[domain]
+        counts_X = np.bincount(cells.reshape(-1), minlength=self.num_blocks)
+        shape = (self.num_layers, self.num_experts)
+        return counts_X.reshape(shape) / (len(cells) * self.top_k)
+
+
+def complete_tokens(trace: Trace) -> np.ndarray:
+    """int32 [T, L, K]: tokens of the steps in which every layer routed equally many.
+
+    The n-th row of a step at each layer is taken to be the same token.
+    """
+    layers, layer_T = np.unique(trace.layer, return_inverse=True)
+    steps, step_T = np.unique(trace.step, return_inverse=True)
+    rows_SL = np.zeros((len(steps), len(layers)), np.int64)
+    np.add.at(rows_SL, (step_T, layer_T), 1)
+    full_S = (rows_SL == rows_SL[:, :1]).all(axis=1)
+    np.logical_and.at(full_S, step_T, (trace.ids_TK >= 0).all(axis=1))
+    parts = []
+    for step in np.flatnonzero(full_S):
+        rows = np.flatnonzero(step_T == step)
+        rows = rows[np.argsort(layer_T[rows], kind="stable")]
+        parts.append(trace.ids_TK[rows].reshape(len(layers), -1, trace.top_k))
+    if not parts:
+        return np.zeros((0, len(layers), trace.top_k), np.int32)
+    return np.concatenate([part.swapaxes(0, 1) for part in parts])

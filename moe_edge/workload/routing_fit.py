@@ -1,0 +1,234 @@
+"""Fits the routing generator to measured counts; writes `routing_domains.json`.
+
+What is fitted, a measured model:
+  - logits of each broad domain at each measured layer, so that the share of tokens
+    that choose an expert among their top k is as counted (fixed-point iteration);
+  - the correlation of the noise over depth, so that the mutual information of equally
+    ranked choices at two measured layers is as counted;
+  - the correlation of the noise of neighbouring tokens, so that the share of experts
+    that the previous token chose too exceeds chance as in the public route traces.
+What is held out and stated (total variation of expert shares): half of the counts, the
+counts of first choices, and the middle layer, predicted from the outer two by rank.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from scipy.special import ndtr
+
+from moe_edge.workload.routing_counts import (
+    COUNTS,
+    CROSS,
+    TRACES,
+    counts_row,
+    mutual_bits,
+    mutual_information,
+    read_rows,
+    recall_excess,
+    token_share,
+)
+from moe_edge.workload.routing_model import (
+    BROAD,
+    RoutingModel,
+    SourceFit,
+    count_ids,
+    smallest,
+)
+
+# source -> (name in the files, layers of the model, measured layers, top k)
+MODELS = {
+    "olmoe": ("OLMoE-1B-7B-0924", 16, (0, 7, 15), 8),
+    "mixtral": ("Mixtral-8x7B-v0.1", 32, (0, 7, 15), 2),
+}
+TOKENS = 20_000  # behind every estimate here
+ROUNDS = 60
+
+
+def fit_all(data_dir: str | Path) -> dict:
+    """The content of `routing_domains.json`.
+
+    Raises:
+      OSError: a file is missing. ConfigError: it lacks a model, domain or layer.
+    """
+    data_dir = Path(data_dir)
+    counts, cross = read_rows(data_dir / COUNTS), read_rows(data_dir / CROSS)
+    excess = recall_excess(data_dir)
+    time_rho = fit_time_rho(excess)
+    sources = {source: fit_source(source, counts, cross, time_rho) for source in MODELS}
+    inputs = (COUNTS, CROSS, *TRACES)
+    sha256 = {
+        name: hashlib.sha256((data_dir / name).read_bytes()).hexdigest()
+        for name in inputs
+    }
+    return {
+        "format_version": 1,
+        "command": "python launch/fit_routing.py --data_dir DATA --out FILE",
+        "fitted_to_sha256": sha256,
+        "previous_token_excess": round(excess, 4),
+        "sources": sources,
+    }
+
+
+def fit_source(source: str, counts, cross, time_rho: float) -> dict:
+    """One entry of `sources`."""
+    name, num_layers, layers, top_k = MODELS[source]
+    shares = {
+        (d, a): token_share(counts, name, d, layer, top_k)
+        for d in BROAD
+        for a, layer in enumerate(layers)
+    }
+    logits = {key: fit_logits(share, top_k) for key, share in shares.items()}
+    by_domain = {d: np.array([logits[d, a] for a in range(len(layers))]) for d in BROAD}
+    base_AE = np.mean([by_domain[d] for d in BROAD], axis=0)
+    depths = np.array(layers) / layers[-1]
+    if num_layers - 1 > layers[-1]:  # Mixtral: counts end at half depth
+        depths = np.array(layers) / (num_layers - 1)
+    fit = SourceFit(
+        depths=depths.round(4),
+        base=base_AE.round(2),
+        deviation={d: (v - base_AE).round(2) for d, v in by_domain.items()},
+        layer_rho=0.0,
+        time_rho=round(time_rho, 3),
+    )
+    bits = mutual_bits(cross, name, layers, top_k)
+    layer_rho = fit_layer_rho(fit, bits, top_k)
+    return {
+        "num_layers": num_layers,
+        "num_experts": fit.base.shape[1],
+        "top_k": top_k,
+        "depths": fit.depths.tolist(),
+        "base": fit.base.tolist(),
+        "deviation": {d: v.tolist() for d, v in fit.deviation.items()},
+        "layer_rho": round(layer_rho, 3),
+        "time_rho": fit.time_rho,
+        "mutual_bits": round(bits, 4),
+        "held_out": held_out(fit, counts, name, layers, top_k),
+    }
+
+
+def fit_logits(share_E: np.ndarray, top_k: int) -> np.ndarray:
+    """Logits under which experts are among the top k for `share_E` of the tokens."""
+    goal_E = _log_odds(share_E)
+    logits_E = goal_E.copy()
+    for seed in range(ROUNDS):
+        got_E = _included(logits_E, top_k, np.random.default_rng(seed))
+        logits_E = logits_E + 0.6 * (goal_E - _log_odds(got_E))
+    return logits_E - logits_E.mean()
+
+
+def held_out(fit: SourceFit, counts, name, layers, top_k) -> dict[str, float]:
+    """Mean total variation against what the fit has not seen."""
+    rng = np.random.default_rng(1)
+    half, first, middle = [], [], []
+    for domain in BROAD:
+        logits_AE = fit.base + fit.deviation[domain]
+        for a, layer in enumerate(layers):
+            share_E = token_share(counts, name, domain, layer, top_k)
+            tokens = counts_row(counts, name, domain, layer, top_k)["tokens"]
+            thin_E = rng.binomial(np.round(share_E * tokens).astype(int), 0.5)
+            seen_E = fit_logits(thin_E / (tokens / 2), top_k)
+            rest_E = share_E * tokens - thin_E
+            half.append(_variation(_included(seen_E, top_k, rng), rest_E))
+            got_E = _included(logits_AE[a], 1, rng)
+            first.append(_variation(got_E, token_share(counts, name, domain, layer, 1)))
+        outer = dataclasses.replace(
+            fit,
+            depths=fit.depths[[0, 2]],
+            base=fit.base[[0, 2]],
+            deviation={d: v[[0, 2]] for d, v in fit.deviation.items()},
+        )
+        between_E = _layer_at(outer, domain, float(fit.depths[1]))
+        got_E = np.sort(_included(between_E, top_k, rng))
+        share_E = np.sort(token_share(counts, name, domain, layers[1], top_k))
+        middle.append(_variation(got_E, share_E))
+    names = ("half_of_counts", "first_choice", "middle_layer_by_rank")
+    means = [round(float(np.mean(v)), 4) for v in (half, first, middle)]
+    return dict(zip(names, means, strict=True))
+
+
+def fit_layer_rho(fit: SourceFit, bits: float, top_k: int) -> float:
+    """Correlation over the whole depth that gives `bits` between measured layers."""
+
+    def generated(rho: float) -> float:
+        rng, found = np.random.default_rng(0), []
+        for domain in BROAD:
+            logits_AE = fit.base + fit.deviation[domain]
+            for a in range(len(fit.depths) - 1):
+                gap = rho ** (fit.depths[a + 1] - fit.depths[a])
+                first = rng.standard_normal((TOKENS, logits_AE.shape[1]))
+                fresh = rng.standard_normal(first.shape)
+                second = gap * first + np.sqrt(1 - gap**2) * fresh
+                ids = [
+                    smallest(_waits(z, logits_AE[a + i]), top_k)
+                    for i, z in enumerate((first, second))
+                ]
+                table = _pair_table(*ids, logits_AE.shape[1])
+                found.append(mutual_information(table))
+        return float(np.mean(found))
+
+    return _bisect(generated, bits + generated(0.0))  # the same bias on both sides
+
+
+def fit_time_rho(excess: float) -> float:
+    """Correlation of neighbouring tokens that gives this excess of repeated experts.
+
+    Fitted on even popularity, where chance is K / E.
+    """
+    experts, top_k = 64, 6
+
+    def generated(rho: float) -> float:
+        fit = SourceFit(np.zeros(1), np.zeros((1, experts)), {}, 0.0, rho)
+        model = RoutingModel(fit, "olmoe", 1, experts, top_k, correlated=True)
+        rng = np.random.default_rng(0)
+        ids = model._sample_correlated(np.zeros((1, experts)), TOKENS, rng)[:, 0]
+        chosen = np.zeros((TOKENS, experts), bool)
+        np.put_along_axis(chosen, ids.astype(int), True, axis=1)
+        repeated = (chosen[1:] & chosen[:-1]).sum() / chosen[1:].sum()
+        return float(repeated - top_k / experts)
+
+    return _bisect(generated, excess)
+
+
+def _bisect(function, goal: float) -> float:
+    low, high = 0.0, 0.999
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < goal else (low, middle)
+    return (low + high) / 2
+
+
+def _waits(noise, logits_E):
+    return -np.log(ndtr(noise)) * np.exp(-logits_E)
+
+
+def _pair_table(first_TK, second_TK, experts: int) -> np.ndarray:
+    """Counts [E, E] of equally ranked choices."""
+    keys = first_TK.reshape(-1) * experts + second_TK.reshape(-1)
+    return np.bincount(keys, minlength=experts**2).reshape(experts, experts)
+
+
+def _included(logits_E, top_k: int, rng) -> np.ndarray:
+    waits = rng.standard_exponential((TOKENS, len(logits_E))) * np.exp(-logits_E)
+    ids = np.argpartition(waits, top_k - 1, axis=1)[:, None, :top_k]
+    return count_ids(ids, len(logits_E))[0] / TOKENS
+
+
+def _layer_at(fit: SourceFit, domain: str, depth: float) -> np.ndarray:
+    """Logits of a layer at `depth` by the rule of RoutingModel, unpermuted."""
+    near = int(np.abs(fit.depths - depth).argmin())
+    parts = []
+    for part_AE in (fit.base, fit.deviation[domain]):
+        spread = np.interp(depth, fit.depths, part_AE.std(axis=1))
+        parts.append(part_AE[near] * spread / part_AE[near].std())
+    return parts[0] + parts[1]
+
+
+def _log_odds(share):
+    share = np.clip(share, 1e-4, 1 - 1e-4)
+    return np.log(share / (1 - share))
+
+
+def _variation(first, second) -> float:
+    return 0.5 * float(np.abs(first / np.sum(first) - second / np.sum(second)).sum())

@@ -1,0 +1,75 @@
+import json
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.hardware import calibrate as module
+from moe_edge.hardware.calibrate import Calibration, calibrate
+from moe_edge.hardware.cost_model import CostModel
+from moe_edge.hardware.machine_file import read_machine
+from moe_edge.hardware.presets import gpu, lan
+from moe_edge.hardware.run_profile_machine import run_profile_machine
+from moe_edge.hardware.specs import Cluster, Server
+
+
+def test_fit_gives_back_the_sizes_it_was_made_from(monkeypatch):
+    # A machine of 1 ms a call, 10^9 bytes/s and 10^10 operations/s.
+    def seconds(blocks, tokens, repeats):
+        del repeats
+        values = 3 * blocks[0][0].size
+        if values < 1000:
+            return 1e-3
+        return 1e-3 + max(4 * values / 1e9, 2 * values * tokens / 1e10)
+
+    monkeypatch.setattr(module, "_block_seconds", seconds)
+    found = calibrate("m", d_model=512, expert_dim=512, copies=1, repeats=3)
+    device = found.gpu.device
+    assert device.call_s == 1e-3
+    assert device.memory_bytes_per_s == pytest.approx(1e9)
+    assert device.flops_per_s == pytest.approx(1e10)
+    assert found.worst_error < 1e-9
+    assert [row[0] for row in found.rows] == [1, 2, 4, 8, 16, 64, 256]
+
+
+def test_this_machine_becomes_a_preset(tmp_path):
+    out_dir = tmp_path / "machine"
+    sizes = {"d_model": 256, "expert_dim": 256, "copies": 2, "repeats": 3}
+    summary = run_profile_machine(
+        out_dir=str(out_dir), most_tokens=64, name="here", **sizes
+    )
+    assert summary["flops_per_s"] > 1e8 and summary["memory_bytes_per_s"] > 1e7
+    path = str(out_dir / "machine.json")
+    built = gpu(path, 0.5)
+    assert built.device.name == "here" and built.device.source.startswith("measured: ")
+    assert built.expert_memory_bytes == int(0.5 * built.device.memory_bytes)
+    server = Server(name="s", gpus=(built,))
+    costs = CostModel(
+        Cluster(servers=(server,), network=lan(100)), module.BlockShape(256, 256, 4)
+    )
+    rows = json.loads((out_dir / "machine.json").read_text())["rows"]
+    for row in rows:
+        assert costs.compute_s(0, 0, row["tokens"]) == pytest.approx(row["fitted_s"])
+
+
+def test_dry_run_measures_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Calibration, "__init__", None)
+    summary = run_profile_machine(out_dir=str(tmp_path / "m"), dry_run=True)
+    assert summary["dtype"] == "float32" and not (tmp_path / "m").exists()
+
+
+def test_bad_input_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="unknown dtype 'int8'; known: bfloat16, fl"):
+        calibrate("m", dtype="int8")
+    with pytest.raises(ConfigError, match="expert_dim must be a positive whole number"):
+        calibrate("m", expert_dim=0)
+    with pytest.raises(ConfigError, match="most_tokens is 1, expected at least 2"):
+        calibrate("m", most_tokens=1)
+    path = tmp_path / "m.json"
+    for content, message in (
+        ("{}", "is no machine file"),
+        ('{"format_version": 9, "device": 1, "host_link": 1}', "format_version 9"),
+        ('{"format_version": 1, "device": {"x": 1}, "host_link": {}}', "'x'"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=message):
+            read_machine(path)

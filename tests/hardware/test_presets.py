@@ -1,0 +1,98 @@
+import pytest
+
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.hardware.clusters import (
+    CLUSTERS,
+    PRISM_MEMORY_SHARE,
+    build_cluster,
+    mixed_cluster,
+    prism_cluster,
+    servers_of,
+)
+from moe_edge.hardware.models import MODELS, model_shape
+from moe_edge.hardware.presets import DEVICES, LINKS, device, gpu, lan, link
+
+
+def test_every_preset_builds_and_names_its_source():
+    for name in DEVICES:
+        assert device(name).source and gpu(name).host_link.source
+    for name in LINKS:
+        assert link(name).source
+    for name in CLUSTERS:
+        assert build_cluster(name).num_servers == 3
+
+
+def test_achievable_rates_are_below_the_data_sheet():
+    assert device("a100_40g").memory_bytes == 40 * 10**9
+    assert device("a100_40g").flops_per_s == pytest.approx(0.6 * 312e12)
+    assert device("a100_40g").memory_bytes_per_s == pytest.approx(0.8 * 1555e9)
+    assert link("pcie4_x16").bytes_per_s == pytest.approx(0.8 * 31.508e9, rel=1e-4)
+    assert link("lan_500mbps").bytes_per_s == 62.5e6
+
+
+def test_numbers_that_were_not_checked_say_so():
+    assert not device("apple_m2").checked
+    assert device("rtx_4090").checked
+
+
+def test_prism_cluster_holds_what_the_paper_says():
+    cluster = prism_cluster(expert_memory_share=PRISM_MEMORY_SHARE["mixtral_8x7b"])
+    block = MODELS["mixtral_8x7b"].block
+    assert block.num_bytes == 3 * 4096 * 14336 * 2
+    assert [s.tolist() for s in cluster.slots(block.num_bytes)] == [
+        [79],
+        [79],
+        [79, 79],
+    ]
+    assert prism_cluster(256).num_gpus == 256
+    assert prism_cluster(256).num_servers == 192
+
+
+def test_mixed_cluster_has_slow_lines_both_ways():
+    cluster = mixed_cluster(slow_servers=(2,), mbps=500, slow_mbps=100)
+    rates = [[cluster.link(n, m).bytes_per_s for m in range(3)] for n in range(3)]
+    assert rates[0][1] == 62.5e6
+    assert {rates[0][2], rates[2][0], rates[1][2], rates[2][1]} == {12.5e6}
+
+
+def test_model_shapes_are_the_published_ones():
+    # Experts' share of the published totals: 46.7 and 15.7 billion parameters.
+    for name, billions in (("mixtral_8x7b", 45.1), ("deepseek_v2_lite", 14.4)):
+        shape = model_shape(name)
+        assert shape.num_blocks * shape.block.num_bytes / 2e9 == pytest.approx(
+            billions, abs=0.05
+        )
+    assert model_shape("deepseek_v2_lite").num_blocks == 1664
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ConfigError, match="unknown device preset 'v100'; known: a100"):
+        device("v100")
+    with pytest.raises(ConfigError, match="unknown link preset 'pcie9'; known: lan_1"):
+        link("pcie9")
+    with pytest.raises(
+        ConfigError, match="unknown model preset 'gpt'; known: deepseek"
+    ):
+        model_shape("gpt")
+    with pytest.raises(
+        ConfigError, match="unknown cluster preset 'x'; known: mixed, p"
+    ):
+        build_cluster("x")
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ConfigError, match="cluster preset prism: .*'gpus'"):
+        build_cluster("prism", gpus=3)
+    with pytest.raises(ConfigError, match="multiple of 4, got 6"):
+        prism_cluster(6)
+    with pytest.raises(ConfigError, match="network rate must be above 0 Mbps, got -5"):
+        lan(-5)
+    with pytest.raises(ConfigError, match=r"must lie in \(0, 1\], got 1.5"):
+        gpu("a6000", 1.5)
+    with pytest.raises(ConfigError, match="2 memory shares for 1 servers"):
+        servers_of([["h100"]], [0.5, 0.5])
+
+
+def test_model_larger_than_the_cluster_is_refused():
+    with pytest.raises(CapacityError, match=r"holds 112 .* needs 256: .* are missing"):
+        model_shape("mixtral_8x7b").costs(prism_cluster(expert_memory_share=0.25))

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from moe_edge.core.checks import CapacityError, ConfigError, OutputError
+from moe_edge.simulate.run_simulate import run_simulate
+
+FEW = {"requests_per_server": 3, "interval_s": 1.0, "correlated": False}
+
+
+def test_rows_files_and_table(tmp_path, capsys):
+    out_dir = tmp_path / "out"
+    summary = run_simulate(
+        out_dir=str(out_dir),
+        methods="uniform,optimal,moe_infinity_lb",
+        seeds=3,
+        timeline_s=0.5,
+        config_text=lambda: "cfg",
+        **FEW,
+    )
+    rows = summary["methods"]
+    assert set(rows["optimal"]) == {
+        *("latency_s_N", "mean_latency_s", "local_ratio", "remote_calls")
+    }
+    assert rows["optimal"]["mean_latency_s"] < rows["uniform"]["mean_latency_s"]
+    assert rows["optimal"]["local_ratio"] > rows["uniform"]["local_ratio"]
+    assert rows["moe_infinity_lb"]["remote_calls"] == 0
+    stored = json.loads((out_dir / "simulate.json").read_text())
+    by_seed = [row["mean_latency_s"] for row in stored["by_seed"]["optimal"]]
+    assert len(set(by_seed)) == 3
+    assert rows["optimal"]["mean_latency_s"] == sorted(by_seed)[1]
+    assert stored["hardware"][0]["name"] == "a100_40g"
+    assert json.loads((out_dir / "timeline_optimal.json").read_text())["traceEvents"]
+    lines = (out_dir / "requests_uniform.csv").read_text().splitlines()
+    assert len(lines) == 1 + 9
+    assert "remote calls" in capsys.readouterr().out
+
+
+def test_all_leaves_out_what_needs_equal_servers(tmp_path):
+    summary = run_simulate(
+        out_dir=str(tmp_path / "out"), input_tokens=1, output_tokens=1, **FEW
+    )
+    assert "eplb" in summary["left_out"] and "eplb" not in summary["methods"]
+    assert {"prism", "optimal", "latency"} <= set(summary["methods"])
+    dry = run_simulate(out_dir=str(tmp_path / "dry"), dry_run=True, **FEW)
+    assert dry["methods"] == list(summary["methods"])
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    out_dir = tmp_path / "out"
+    summary = run_simulate(out_dir=str(out_dir), methods="prism", dry_run=True, **FEW)
+    assert summary == {"dry_run": True, "methods": ["prism"], "out_dir": str(out_dir)}
+    assert not out_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"methods": "prism,best"}, "unknown method 'best'; known: eplb"),
+        ({"model": "gpt"}, "unknown model preset 'gpt'"),
+        ({"cluster": "moon"}, "unknown cluster preset 'moon'"),
+        ({"workload": "poetry"}, "unknown workload or routing domain 'poetry'"),
+        ({"arrivals": "bus"}, "unknown request trace 'bus'"),
+        ({"interval_s": -1.0}, "arrival interval_s must be positive, got -1"),
+        ({"seeds": 0}, "seeds must be a positive whole number, got 0"),
+        ({"window_s": 0.0}, "window_s must be positive"),
+        ({"source": "disk", "methods": "prism"}, "unknown source of blocks 'disk'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        run_simulate(out_dir=str(tmp_path / "out"), dry_run=True, **(FEW | change))
+
+
+def test_too_little_memory_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(CapacityError, match="are missing"):
+        run_simulate(
+            out_dir=str(tmp_path / "out"),
+            cluster_options={"expert_memory_share": 0.1},
+            **FEW,
+        )
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(OutputError, match="is not empty"):
+        run_simulate(out_dir=str(tmp_path), **FEW)
