@@ -6,17 +6,22 @@ step is one of the project's own, which appears as a whole or resumes.
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CheckpointError, OutputError
-from moe_edge.evaluate.texts import find_path
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.core.files import write_text
 from moe_edge.metrics.elastic_settings import CG, LG_FT, ORIGINAL, ElasticSettings
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.run_refactor import run_refactor
+from moe_edge.training.text import SOURCES, source_documents, split_documents
 
 GATES = ("lg", "cg", "lg_ft")
+PROSE = ("wikitext", "wikipedia", "web", "books")
+PIECE = 8000  # characters
+END_OF_TEXT = "<|endoftext|>"
 
 
 def make_models(settings: ElasticSettings) -> ElasticSettings:
@@ -44,9 +49,9 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
         if not (folder / "manifest.json").is_file():
             options = {}
             if gate == "lg_ft":
-                options["train_text"] = ",".join(
-                    find_path(name, settings.data_dir) for name in settings.train
-                )
+                text = work / "train.txt"
+                write_text(text, training_text(settings.data_dir))
+                options["train_text"] = str(text)
                 options["fine_tuning"] = dict(settings.fine_tuning)
             run_refactor(
                 out_dir=str(folder),
@@ -58,6 +63,30 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
             )
         found[gate] = str(folder)
     return dataclasses.replace(settings, **found)
+
+
+def training_text(data_dir: str | None) -> str:
+    """Prose for fine-tuning: what the default model's pretraining read of it.
+
+    Its held-out parts stay out (`training.text.split_documents`). Documents are cut
+    into pieces and shuffled, so that sources mix.
+
+    Raises:
+      ConfigError: no data folder.
+    """
+    if data_dir is None:
+        raise ConfigError("fine-tuning reads text/ of the data; give --data_dir")
+    pieces = []
+    for source in SOURCES:
+        if source.domain in PROSE:
+            train, _ = split_documents(source_documents(source, Path(data_dir)))
+            for document in train:
+                pieces += [
+                    document[start : start + PIECE]
+                    for start in range(0, len(document), PIECE)
+                ]
+    random.Random(0).shuffle(pieces)
+    return END_OF_TEXT.join(pieces)
 
 
 def _check_profile(folder: Path, settings: ElasticSettings) -> None:

@@ -30,8 +30,8 @@ class ElasticSettings:
       checkpoint: the parent, path or `default`.
       lg, lg_ft, cg: refactored checkpoints; None leaves one out.
       make: those of them to make, in `work_dir`, unless they are there: by a profile of
-        `calibration_tokens` of `calibration`, and for lg_ft fine-tuning on `train` with
-        options `fine_tuning`.
+        `calibration_tokens` of `calibration`, and for lg_ft fine-tuning with options
+        `fine_tuning` on the prose that the default model was trained on.
       data_dir: where relative paths are looked up too.
       texts: files whose perplexity is measured, wikitext-2 with its tokenisation
         undone.
@@ -56,7 +56,6 @@ class ElasticSettings:
     work_dir: str = "results/local/moe_prism"
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     calibration_tokens: int = 131_072
-    train: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     fine_tuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     data_dir: str | None = None
     texts: Sequence[str] = ("text/wikitext-2/test.txt",)

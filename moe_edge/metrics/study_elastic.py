@@ -40,7 +40,6 @@ def run_elastic(
     work_dir: str = DEFAULT.work_dir,
     calibration: Sequence[str] = DEFAULT.calibration,
     calibration_tokens: int = DEFAULT.calibration_tokens,
-    train: Sequence[str] = DEFAULT.train,
     fine_tuning: Mapping[str, Any] | None = None,
     data_dir: str | None = None,
     texts: Sequence[str] = DEFAULT.texts,
