@@ -47,8 +47,17 @@ class LayerPrograms:
         self._neurons = jit_step(self._neurons_step)
 
     def embed(self, tokens_NW: np.ndarray) -> np.ndarray:
-        """States before the first layer, float32 `[N, W, D]`."""
-        return np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
+        """States before the first layer, float32 `[N, W, D]`.
+
+        Raises:
+          CheckpointError: one that is not finite.
+        """
+        x_NWD = np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
+        if not np.isfinite(x_NWD).all():
+            raise CheckpointError(
+                "embeddings are not finite; check the model's weights"
+            )
+        return x_NWD
 
     def load(self, layer: int) -> None:
         """Makes a layer the current one."""
@@ -68,8 +77,8 @@ class LayerPrograms:
             return self._dense(self._layer, x, valid, self._window), None
         return self._moe(self._layer, self._experts, x, valid, self._window)
 
-    def neurons(self, expert: int, hidden_TD: np.ndarray) -> np.ndarray:
-        """Activations of an expert's neurons, float16 `[T, F]`.
+    def neurons(self, expert: int, hidden_TD: np.ndarray) -> tuple[np.ndarray, int]:
+        """(an expert's activations, float16 `[T, F]`; how many had to be clipped).
 
         Args:
           expert: of the current layer.
@@ -81,14 +90,37 @@ class LayerPrograms:
         padded = max(ROWS, 1 << (rows - 1).bit_length())
         x = np.zeros((padded, hidden_TD.shape[1]), np.float32)
         x[:rows] = hidden_TD
-        out = self._neurons(self._experts, jnp.int32(expert), jnp.array(x))
-        out_TF = np.asarray(out)[:rows]
-        if not np.isfinite(out_TF).all():
+        found = self._neurons(self._experts, jnp.int32(expert), jnp.array(x))
+        out_TF, finite_T, clipped_T = (np.asarray(array)[:rows] for array in found)
+        if not finite_T.all():
             raise CheckpointError(
                 f"layer {self._number}, expert {expert}: activations are not finite; "
                 "check the model's weights"
             )
-        return out_TF
+        return out_TF, int(clipped_T.sum())
+
+    def check_states(self, x_TD: np.ndarray, seen: Seen | None) -> None:
+        """Refuses states after the current layer that are not finite.
+
+        Without this the first expert of a later layer would be blamed.
+
+        Args:
+          x_TD: states of T tokens, without padding.
+          seen: what the layer's experts got for them; None in a dense layer.
+        Raises:
+          CheckpointError: names the layer, and the expert if it is an expert's fault.
+        """
+        finite_T = np.isfinite(x_TD).all(axis=1)
+        if finite_T.all():
+            return
+        where, token = f"layer {self._number}", int(finite_T.argmin())
+        if seen is not None and np.isfinite(seen.hidden_TD[token]).all():
+            for expert in (chosen_K := seen.ids_TK[token]):
+                self.neurons(int(expert), seen.hidden_TD[token : token + 1])
+            where += f", after its experts {', '.join(map(str, chosen_K))}"
+        raise CheckpointError(
+            f"{where}: hidden states are not finite; check the model's weights"
+        )
 
     def _attend(self, block, x_BSD, valid_BS, window):
         start_B = jnp.zeros(x_BSD.shape[0], jnp.int32)
@@ -129,4 +161,8 @@ class LayerPrograms:
             limit=self._options["swiglu_limit"],
         )
         out_TF = act(both_GT[:F], both_GT[F:]).T
-        return jnp.clip(out_TF, -MAX_FLOAT16, MAX_FLOAT16).astype(jnp.float16)
+        # Before the clip, which would make infinity a number.
+        finite_T = jnp.isfinite(out_TF).all(axis=1)
+        clipped_T = (jnp.abs(out_TF) > MAX_FLOAT16).sum(axis=1)
+        clipped_TF = jnp.clip(out_TF, -MAX_FLOAT16, MAX_FLOAT16).astype(jnp.float16)
+        return clipped_TF, finite_T, clipped_T

@@ -1,5 +1,6 @@
 """Calibration text of named domains as windows of tokens."""
 
+import collections
 import dataclasses
 import math
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.plain_text import read_plain_text
+from moe_edge.evaluate.texts import find_path, sha256_of
 
 MAX_CHARACTERS = 16  # of a token on average: so much of a long file is tokenised
 
@@ -54,7 +56,7 @@ def parse_files(text: str, data_dir: str | None = None) -> list[TextFile]:
     Without a name, the file's own without its ending names the domain.
 
     Raises:
-      ConfigError: no file, an empty name, or a file that does not exist.
+      ConfigError: no file, an empty name, a file that does not exist, or one twice.
     """
     files = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -70,6 +72,13 @@ def parse_files(text: str, data_dir: str | None = None) -> list[TextFile]:
         files.append(TextFile(name, path))
     if not files:
         raise ConfigError("no calibration text; give --text FILE[,NAME:FILE...]")
+    resolved = [Path(file.path).resolve() for file in files]
+    for nth, path in enumerate(resolved):
+        if path in resolved[:nth]:
+            raise ConfigError(
+                f"calibration text {files[nth].path} is given twice, so its tokens "
+                "would count twice; name every file once"
+            )
     return files
 
 
@@ -86,15 +95,22 @@ def read_calibration(
         file an equal share of its domain's; a shorter file uses less. None: all.
     Raises:
       RequestError: a file without text, or not UTF-8.
+      ConfigError: fewer tokens than give every file one.
     """
     domains = tuple(dict.fromkeys(file.domain for file in files))
+    siblings = collections.Counter(file.domain for file in files)
+    needed = len(domains) * max(siblings.values())
+    if max_tokens is not None and max_tokens < needed:
+        raise ConfigError(
+            f"tokens {max_tokens} are too few for {len(files)} files of {len(domains)} "
+            f"domains in equal shares; expected at least {needed}, see --tokens"
+        )
     rows, owners, facts = [], [], []
     for file in files:
         limit = None
         if max_tokens is not None:
-            siblings = sum(other.domain == file.domain for other in files)
-            limit = max(1, max_tokens // (len(domains) * siblings))
-        ids = _encode(tokenizer, read_text(file.path), limit)
+            limit = max_tokens // (len(domains) * siblings[file.domain])
+        ids = _encode(tokenizer, read_plain_text(file.path), limit)
         if not ids:
             raise RequestError(f"{file.path} holds no token; expected some text")
         facts.append(

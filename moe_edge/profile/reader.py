@@ -15,6 +15,7 @@ from moe_edge.profile.writer import (
 )
 
 FORMAT_VERSION = 1
+UNSEEN = -1  # a count that no line gave
 _INTEGERS = ("tokens", "L", "E", "F", "top_k", "max_tokens_per_expert")
 
 
@@ -118,18 +119,25 @@ def open_profile(path: str | Path) -> Profile:
     info = _read_info(path / PROFILE_NAME)
     row_of = {layer: row for row, layer in enumerate(info["layers"])}
     shape = (len(info["domains"]), len(row_of), info["E"])
-    counts_NLE = np.full(shape, -1, np.int64)
+    counts_NLE = np.full(shape, UNSEEN, np.int64)
     try:
         for row in _read_counts(path / COUNTS_NAME):
-            domain = info["domains"].index(row["domain"])
-            counts_NLE[domain, row_of[row["layer"]]] = row["counts"]
-    except (KeyError, ValueError, TypeError) as error:
+            at = info["domains"].index(row["domain"]), row_of[row["layer"]]
+            if counts_NLE[at][0] != UNSEEN:
+                raise ValueError(f"domain and layer {at} stand twice")
+            counts_NLE[at] = _check_row(row, info)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(
-            f"{path / COUNTS_NAME} does not fit {PROFILE_NAME}: {error}"
+            f"{path / COUNTS_NAME} does not fit {PROFILE_NAME}: "
+            f"{type(error).__name__}: {error}; run launch/profile_model.py again"
         ) from error
-    if (counts_NLE < 0).any():
+    chosen_L = counts_NLE.sum(axis=(0, 2))
+    if (counts_NLE == UNSEEN).any() or (
+        chosen_L != info["tokens"] * info["top_k"]
+    ).any():
         raise CheckpointError(
-            f"{path / COUNTS_NAME} lacks a domain or layer, or has a negative count"
+            f"{path / COUNTS_NAME} lacks a domain or layer: expected "
+            f"{info['tokens']} tokens in each; run launch/profile_model.py again"
         )
     profile = Profile(path, info, counts_NLE)
     for layer in profile.layers:
@@ -167,6 +175,31 @@ def _read_info(path: Path) -> dict[str, Any]:
     if bad:
         raise CheckpointError(f"{path}: missing or wrong {', '.join(bad)}")
     return info
+
+
+def _check_row(row: dict[str, Any], info: dict[str, Any]) -> list[int]:
+    """Counts of one line.
+
+    Raises:
+      ValueError, KeyError: they are not those of E experts and the line's tokens.
+    """
+    where, counts = f"domain {row['domain']!r}, layer {row['layer']}", row["counts"]
+    if (
+        not isinstance(counts, list)
+        or len(counts) != info["E"]
+        or not all(type(count) is int and count >= 0 for count in counts)
+    ):
+        raise ValueError(
+            f"{where}: counts are {str(counts)[:40]}, expected {info['E']} whole "
+            "numbers from 0"
+        )
+    tokens = row["tokens"]
+    if type(tokens) is not int or sum(counts) != tokens * info["top_k"]:
+        raise ValueError(
+            f"{where}: counts sum to {sum(counts)}, expected {tokens!r} tokens x "
+            f"{info['top_k']} choices"
+        )
+    return counts
 
 
 def _is_count(value) -> bool:

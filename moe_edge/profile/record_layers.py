@@ -9,11 +9,12 @@ where a killed run goes on (`writer.py`).
 """
 
 import sys
+import time
 
 import numpy as np
 from tqdm import tqdm
 
-from moe_edge.profile.activations import LayerPrograms
+from moe_edge.profile.activations import LayerPrograms, Seen
 from moe_edge.profile.calibration import Calibration
 from moe_edge.profile.counts import coactivation, count_rows, domain_counts
 from moe_edge.profile.recorder import sample_tokens
@@ -21,17 +22,25 @@ from moe_edge.profile.writer import ProfileWriter
 
 
 def record_layers(
-    reader, calibration: Calibration, writer: ProfileWriter, facts: dict
+    reader,
+    calibration: Calibration,
+    writer: ProfileWriter,
+    facts: dict,
+    batch_size: int,
 ) -> None:
-    """Runs every layer that is not done over all windows."""
+    """Runs every layer that is not done over all windows.
+
+    Raises:
+      CheckpointError: states or activations that are not finite.
+    """
     config = reader.config
     programs = LayerPrograms(reader)
     shape = (*calibration.tokens_NW.shape, config.d_model)
     if writer.next_layer == 0:
         writer.states(0, shape)[:] = programs.embed(calibration.tokens_NW)
     elif writer.next_layer < config.num_layers:
-        print(f"going on at layer {writer.next_layer}", file=sys.stderr)
-    steps = -(-shape[0] // facts["batch_size"])
+        _say(f"going on at layer {writer.next_layer}")
+    steps = -(-shape[0] // batch_size)
     bar = tqdm(
         total=config.num_layers * steps,
         initial=writer.next_layer * steps,
@@ -41,18 +50,22 @@ def record_layers(
     )
     with bar:
         for layer in range(writer.next_layer, config.num_layers):
+            started = time.monotonic()
             programs.load(layer)
             report = _record_layer(
-                programs, layer, calibration, writer, facts, bar.update
+                programs, layer, calibration, writer, facts, batch_size, bar.update
             )
             writer.finish_layer(layer, report)
+            if bar.disable:  # no terminal: a log has lines
+                seconds = time.monotonic() - started
+                _say(f"layer {layer + 1} of {config.num_layers}: {seconds:.1f} s")
 
 
 def _record_layer(
-    programs: LayerPrograms, layer, calibration, writer, facts, progress
+    programs: LayerPrograms, layer, calibration, writer, facts, size, progress
 ) -> dict | None:
     """Runs one layer; returns its report, None for a dense layer."""
-    config, size = programs.config, facts["batch_size"]
+    config = programs.config
     N, W = calibration.tokens_NW.shape
     shape = (N, W, config.d_model)
     x_NWD = writer.states(layer, shape)
@@ -66,12 +79,13 @@ def _record_layer(
         n = part.stop - first
         x, valid = _pad(x_NWD[part], size), _pad(calibration.valid_NW[part], size)
         x, seen = programs.run(x, valid)
-        next_NWD[part] = np.asarray(x)[:n]
+        next_NWD[part] = x = np.asarray(x)[:n]
+        is_real = calibration.valid_NW[part]
         if is_moe:
-            for out, array in zip(
-                (hidden_NWD, ids_NWK, weights_NWK), seen, strict=True
-            ):
-                out[part] = np.asarray(array).reshape(size, W, -1)[:n]
+            seen = Seen(*(np.asarray(a).reshape(size, W, -1)[:n] for a in seen))
+            hidden_NWD[part], ids_NWK[part], weights_NWK[part] = seen
+            seen = Seen(*(array[is_real] for array in seen))
+        programs.check_states(x[is_real], seen)
         progress()
     next_NWD.flush()
     if not is_moe:
@@ -81,12 +95,15 @@ def _record_layer(
     weights_TK = weights_NWK.reshape(N * W, -1)[place_T]
     hidden_PD = hidden_NWD.reshape(N * W, -1)
     E, seed = config.moe.num_experts, facts["seeds"][0]
+    clipped = 0
     for sample in sample_tokens(ids_TK, E, facts["max_tokens_per_expert"], seed, layer):
         hidden = hidden_PD[place_T[sample.tokens_S]]
+        rows_SF, outside = programs.neurons(sample.expert, hidden)
+        clipped += outside
         writer.write_expert(
             layer,
             sample.expert,
-            activations=programs.neurons(sample.expert, hidden),
+            activations=rows_SF,
             weights=weights_TK[sample.tokens_S, sample.ranks_S],
             ranks=sample.ranks_S,
         )
@@ -94,6 +111,7 @@ def _record_layer(
     domain_T = calibration.domain_T
     counts_NE = domain_counts(ids_TK, domain_T, len(calibration.domains), E)
     return {
+        "clipped": clipped,
         "counts": count_rows(
             facts["checkpoint"],
             calibration.domains,
@@ -101,8 +119,13 @@ def _record_layer(
             layer,
             config.moe.top_k,
             counts_NE,
-        )
+        ),
     }
+
+
+def _say(line: str) -> None:
+    """Progress goes to stderr: stdout ends with the script's JSON line."""
+    print(f"profile: {line}", file=sys.stderr, flush=True)
 
 
 def _pad(array: np.ndarray, rows: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from moe_edge.evaluate.perplexity import default_window
 from moe_edge.profile.calibration import parse_files, read_calibration
 from moe_edge.profile.reader import FORMAT_VERSION
 from moe_edge.profile.record_layers import record_layers
+from moe_edge.profile.space import check_space, needed_bytes
 from moe_edge.profile.writer import (
     CONFIG_NAME,
     COUNTS_NAME,
     PROFILE_NAME,
     open_writer,
+    work_folder,
 )
 
 # float16 rows of one expert may reach this; more is refused before the run.
@@ -54,7 +57,8 @@ def run_profile(
       batch_size: windows run together; changes nothing but rounding. Beyond about 2048
         tokens it gains nothing, and freed buffers go back to the kernel.
       seed: of the choice of rows.
-      resume: go on with a killed run of the same settings; False: start anew.
+      resume: go on with a killed run, which must have had the same settings (but for
+        batch_size); False: discard it.
       data_dir: where relative paths are looked up too.
       overwrite: replace an earlier profile.
       dry_run: check flags, paths and checkpoint, then stop.
@@ -79,6 +83,10 @@ def run_profile(
     reader = open_checkpoint(checkpoint)
     window = _check_window(window, reader.config.max_positions)
     calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
+    need = needed_bytes(
+        reader.config, *calibration.tokens_NW.shape, max_tokens_per_expert
+    )
+    check_space(work_folder(Path(out_dir).resolve()), *need)
     if dry_run:
         return {
             "dry_run": True,
@@ -93,14 +101,13 @@ def run_profile(
         "checkpoint": str(checkpoint),
         "tokens": calibration.num_tokens,
         "window": window,
-        "batch_size": batch_size,
         "max_tokens_per_expert": max_tokens_per_expert,
         "seeds": [seed],
         "domains": list(calibration.domains),
         "files": list(calibration.files),
     }
     with open_writer(out_dir, facts, overwrite=overwrite, resume=resume) as writer:
-        record_layers(reader, calibration, writer, facts)
+        record_layers(reader, calibration, writer, facts, batch_size)
         reports = [report for report in writer.reports.values() if report]
         rows = sorted(
             (row for report in reports for row in report["counts"]),
@@ -142,6 +149,8 @@ def _model_facts(config, reports: list[dict]) -> dict:
         "D": config.d_model,
         "top_k": moe.top_k,
         "activation": moe.activation,
+        # Of the kept activations, those beyond float16's largest number.
+        "clipped_activations": sum(report["clipped"] for report in reports),
         "tokens_per_expert": {
             "min": int(counts_LE.min()),
             "mean": float(counts_LE.mean()),

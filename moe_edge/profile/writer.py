@@ -18,6 +18,7 @@ import numpy as np
 
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder, check_out_dir, write_text
+from moe_edge.profile.space import allocate
 
 PROGRESS_NAME = "progress.json"
 PROFILE_NAME, COUNTS_NAME, CONFIG_NAME = "profile.json", "counts.jsonl", "config.gin"
@@ -50,7 +51,14 @@ class ProfileWriter:
         self.folder = work_folder(out_dir)
         self._facts, self._out_dir = facts, out_dir
         stored = self._progress() if resume else None
-        if stored is None or stored["facts"] != facts:
+        if stored is not None and stored["facts"] != facts:
+            done = len(stored["layers"])
+            raise OutputError(
+                f"{self.folder} holds {done} layer(s) of an unfinished profile with "
+                f"other settings ({_differences(stored['facts'], facts)}); give the "
+                "same to go on, --noresume to discard it, or another --out_dir"
+            )
+        if stored is None:
             self._clear()
             stored = {"layers": {}}
         self.reports = {int(layer): r for layer, r in stored["layers"].items()}
@@ -77,12 +85,17 @@ class ProfileWriter:
                 shutil.rmtree(path)
 
     def scratch(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A float32 array in a file, with what it held if it is there."""
+        """A float32 array in a file, with what it held if it is there.
+
+        Raises:
+          CapacityError: the disk is full.
+        """
         path = self._scratch_path(name)
         mode = "r+" if path.is_file() else "w+"
-        if mode == "r+":
-            return np.lib.format.open_memmap(path, mode)
-        return np.lib.format.open_memmap(path, mode, np.float32, shape)
+        given = (np.float32, shape) if mode == "w+" else ()
+        array = np.lib.format.open_memmap(path, mode, *given)
+        allocate(path)
+        return array
 
     def states(self, layer: int, shape: tuple[int, ...]) -> np.ndarray:
         """States before a layer, float32 [N, W, D]; two files take turns."""
@@ -120,6 +133,22 @@ class ProfileWriter:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _differences(there: dict, now: dict) -> str:
+    """Facts that differ, as `name: old there, new now`."""
+    return "; ".join(
+        f"{name}: {_short(there.get(name))} there, {_short(now.get(name))} now"
+        for name in dict.fromkeys((*there, *now))
+        if there.get(name) != now.get(name)
+    )
+
+
+def _short(value) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = [f"{Path(file['path']).name} {file['sha256'][:6]}" for file in value]
+    shown = str(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
 def work_folder(out_dir: Path) -> Path:
     """Where a profile is built until it is complete."""
     return out_dir.with_name(f".{out_dir.name}.profiling")
@@ -133,11 +162,12 @@ def open_writer(
 
     Args:
       out_dir: where the profile will be.
-      facts: what the profile depends on; a work folder of others is started anew.
+      facts: what the profile depends on.
       overwrite: whether an earlier profile may be replaced at the end.
-      resume: False starts anew.
+      resume: go on with unfinished work; False discards it.
     Raises:
-      OutputError: out_dir is not free, cannot be written, or another run writes it.
+      OutputError: out_dir is not free, cannot be written, another run writes it, or
+        unfinished work there has other facts.
     """
     out_dir = check_out_dir(out_dir, overwrite)
     folder = work_folder(out_dir)

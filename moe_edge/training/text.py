@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.evaluate.plain_text import undo_wikitext
 
 HELD_OUT = 0.05
 _PIECE = 4000  # characters of a document cut from a text without documents
@@ -73,48 +74,6 @@ SOURCES = (
     ),
     Source("code", (), "PSF-2.0", "Python standard library of this installation", 0.14),
 )
-
-
-def undo_wikitext(text: str) -> list[str]:
-    """Articles of a wikitext-2 file as plain prose.
-
-    Rules: ` @-@ `, ` @,@ ` and ` @.@ ` are joined; spaces before closing and after
-    opening punctuation go; straight quotes alternate between opening and closing in a
-    paragraph; a sentence with `<unk>` is dropped, and a heading with one too.
-    Headings `= A =` become plain lines.
-    """
-    articles: list[list[str]] = []
-    for line in text.split("\n"):
-        line = line.strip()
-        heading = re.fullmatch(r"(=(?: =)*) (.+?) (=(?: =)*)", line)
-        if heading and heading[1] == "=":
-            articles.append([])
-        if not line or not articles:
-            continue
-        if heading:
-            line = heading[2]
-        sentences = re.split(r"(?<= [.?!]) ", line)
-        line = " ".join(s for s in sentences if "<unk>" not in s)
-        if len(line) > 1:
-            articles[-1].append(_join_tokens(line))
-    return ["\n".join(article) for article in articles if len(article) > 1]
-
-
-def _join_tokens(line: str) -> str:
-    line = re.sub(r" @([-,.])@ ", r"\1", line)
-    line = re.sub(r" ([,.;:?!%)\]}])", r"\1", line)
-    line = re.sub(r"([(\[{$£]) ", r"\1", line)
-    line = re.sub(r" ('(?:s|t|re|ve|ll|d|m)\b)", r"\1", line)
-    line = re.sub(r"(\w) n't\b", r"\1n't", line)
-    line = re.sub(r"s ' ", "s' ", line)  # possessive of a plural
-    parts = re.split(r' ?" ?', line)
-    joined = parts[0]
-    for nth, part in enumerate(parts[1:]):
-        opening = nth % 2 == 0
-        left = " " if opening and joined and joined[-1] not in "([" else ""
-        right = "" if opening or part[:1] in (*",.;:?!)", "") else " "
-        joined += left + '"' + right + part
-    return joined.strip()
 
 
 def _pieces(text: str) -> list[str]:

@@ -6,8 +6,9 @@ from tests.support.tiny_checkpoint import TEXT
 
 def test_profile_model_writes_a_profile(run_script, tiny, tmp_path):
     (tmp_path / "t.txt").write_text(TEXT)
+    (tmp_path / "u.txt").write_text(TEXT[::-1])
     flags = ["--checkpoint", tiny, "--max_tokens_per_expert", 9, "--seed", 3]
-    files = "t.txt,web:t.txt"
+    files = "t.txt,web:u.txt"
     done = run_script("profile_model", *flags, "--text", files, "--out_dir", "p")
     found = open_profile(tmp_path / "p")
     assert done.summary == {"tokens": found.info["tokens"], "out_dir": "p"}

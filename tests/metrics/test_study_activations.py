@@ -5,6 +5,7 @@ import json
 import pytest
 
 from moe_edge.core.checks import CapacityError, CheckpointError, ConfigError
+from moe_edge.metrics.activations_entry import SPARSER
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.metrics.study_activations import run_activations
 from moe_edge.profile.run_profile import run_profile
@@ -34,7 +35,8 @@ def test_entry_from_a_text_equals_that_from_its_profile(tiny, text, tmp_path):
     assert 0.25 < made["fixed_quarter"] < made["own_quarter"] < 1
     assert made["own_quarter"] == again["own_quarter"]
     result = validate_entry(tmp_path / "a")
-    assert result["kind"] == "measured" and all(result["checks"].values())
+    assert result["kind"] == "measured"
+    assert result["checks"] == {SPARSER: False}  # random weights learned nothing
     assert result["workload"]["files"][0]["sha256"]
     assert result["paper_claim"]["paper"]["median magnitude"] == 0.0167
     assert not any("|" in row["name"] for row in result["metrics"])  # of the table

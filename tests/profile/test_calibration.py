@@ -56,6 +56,26 @@ def test_long_tokens_read_as_much_as_they_need(texts):
     assert read_calibration(files, Rows(), 4, 2).num_tokens == 2
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_fewer_tokens_than_files_are_refused(texts, tokens):
+    with pytest.raises(ConfigError, match=f"tokens {tokens} are too few .*least 4"):
+        read(texts, "a.txt,x:b.txt,x:c.txt", tokens=tokens)
+    assert read(texts, "a.txt,x:b.txt,x:c.txt", tokens=4).num_tokens == 4
+
+
+@pytest.mark.parametrize("text", ["a.txt,a.txt", "a.txt,x:./a.txt", "a.txt,link.txt"])
+def test_a_file_twice_is_refused(texts, text):
+    (texts / "link.txt").symlink_to(texts / "a.txt")
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_files(text, str(texts))
+
+
+def test_tokenised_text_is_read_as_prose(texts):
+    (texts / "w.txt").write_text(" = Ab = \n\n It cost 1 @,@ 000 , he said . \n")
+    ids = read(texts, "w.txt", window=64).tokens_NW[0, :26]
+    assert "".join(map(chr, ids)) == "Ab\nIt cost 1,000, he said."
+
+
 @pytest.mark.parametrize("text", ["", " , ", "no.txt", "x:no.txt", ":a.txt", "a.txt,z"])
 def test_missing_text_is_refused(texts, text):
     with pytest.raises(ConfigError, match="calibration text"):

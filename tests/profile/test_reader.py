@@ -49,6 +49,7 @@ def test_expert_without_tokens_has_no_rows(copy):
     found = open_profile(copy)
     rows = [row for row in found.counts() if row["layer"] != 0]
     first = next(row for row in found.counts() if row["layer"] == 0)
+    first["counts"][0] += first["counts"][3]
     first["counts"][3] = 0
     lines = [json.dumps(row) + "\n" for row in [first, *rows]]
     (copy / "counts.jsonl").write_text("".join(lines))
@@ -108,6 +109,35 @@ def test_damaged_arrays_are_refused(copy):
 def test_damaged_facts_are_refused(copy, change, words):
     info = json.loads((copy / "profile.json").read_text())
     (copy / "profile.json").write_text(json.dumps(info | change))
+    with pytest.raises(CheckpointError, match=words):
+        open_profile(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"counts": [5]}, "expected 8 whole numbers"),
+        ({"counts": 5}, "expected 8 whole numbers"),
+        ({"counts": "12345678"}, "expected 8 whole numbers"),
+        ({"shift": 0.5}, "expected 8 whole numbers"),
+        ({"shift": True}, "sum to"),
+        ({"shift": -(10**6)}, "expected 8 whole numbers"),
+        ({"shift": 1}, "sum to"),
+        ({"shift": 10**30}, "sum to"),
+        ({"tokens": 5}, "tokens x 2 choices"),
+        ({"tokens": None}, "tokens x 2 choices"),
+        ({"layer": 1}, "stand twice"),
+        ({"scale": 2}, "tokens in each"),
+    ],
+)
+def test_wrong_counts_are_refused(copy, change, words):
+    rows = open_profile(copy).counts()
+    row, shift, scale = rows[0], change.pop("shift", 0), change.pop("scale", 1)
+    row["counts"] = [count * scale for count in row["counts"]]
+    row["counts"][0] += shift
+    row["tokens"] *= scale
+    lines = [json.dumps(one) + "\n" for one in (row | change, *rows[1:])]
+    (copy / "counts.jsonl").write_text("".join(lines))
     with pytest.raises(CheckpointError, match=words):
         open_profile(copy)
 

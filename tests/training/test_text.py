@@ -6,20 +6,6 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.training import text
 
 
-def test_undo_wikitext_golden():
-    raw = (
-        " \n = Some Game = \n \n"
-        ' The game , a role @-@ playing one , sold 1 @,@ 000 copies ( " hits " ) .'
-        " <unk> liked it . It 's the players ' best . \n"
-        " = = Plot <unk> = = \n = = Plot = = \n The end . \n"
-    )
-    assert text.undo_wikitext(raw) == [
-        "Some Game\n"
-        'The game, a role-playing one, sold 1,000 copies ("hits").'
-        " It's the players' best.\nPlot\nThe end."
-    ]
-
-
 def test_split_documents_tail_is_held_out_and_nothing_lost():
     documents = ["a" * 100, "b" * 100]
     train, held_out = text.split_documents(documents)
