@@ -14,7 +14,7 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench import convert, decode, offload, refactor, traced
+from launch.bench import convert, decode, offload, placement, refactor, traced
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
@@ -30,6 +30,7 @@ SUITES = {
     "offload": offload.offload_suite,
     "refactor": refactor.refactor_suite,
     "traced": traced.traced_suite,
+    "placement": placement.placement_suite,
 }
 # Name, and HF folder or config, of what a suite measures, as it left the work folder.
 MODELS = {
@@ -39,6 +40,7 @@ MODELS = {
     "offload": offload.offload_models,
     "refactor": refactor.refactor_models,
     "traced": traced.traced_models,
+    "placement": placement.placement_models,
 }
 WEIGHTS = (
     "Random weights: speed only, no quality claim. They route uniformly, but for suite "
@@ -48,6 +50,8 @@ WEIGHTS = (
 SYNTHETIC = {
     "refactor": "Synthetic activations: planted clusters of neurons with log-normal "
     "scales. They show the solver's speed and objective, no model's quality.",
+    "placement": "Made-up statistics: Zipf-1 over a layer's blocks, half of it in an "
+    "order that all servers share. Gaps are of eq. 2, not of latency.",
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")

@@ -53,6 +53,21 @@ def check_count(name: str, value: int) -> None:
         raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
 
 
+def check_divides(name: str, value: int, unit: str, total: int) -> None:
+    """Raises ConfigError unless `total` splits into `value` equal parts.
+
+    Args:
+      name: of the setting, for the message.
+      unit: what `total` counts.
+    """
+    if value < 1 or total % value:
+        divisors = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
+        raise ConfigError(
+            f"{total} {unit} do not split into {value} equal {name}; divisors are "
+            f"{divisors}"
+        )
+
+
 def check_known(kind: str, name: str, known) -> None:
     """Raises ConfigError if `name` is not in `known`, listing what is."""
     if name not in known:

@@ -5,6 +5,7 @@ what a killed process left is removed by the next run.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -80,6 +81,38 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
+    """Makes a work folder and keeps a second process out of it.
+
+    The lock is the process's: it goes with it, however it ends. The file `.lock` stays.
+
+    Args:
+      what: is written there, for the message, such as an output folder.
+    Raises:
+      OutputError: the folder cannot be made, or another run holds it.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise OutputError(f"work folder {folder} cannot be made: {error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = os.fstat(lock).st_nlink > 0  # or removed by the run that ended
+        except BlockingIOError:
+            free = False
+        if not free:
+            raise OutputError(
+                f"another run is writing {what}; wait for it or name another --out_dir"
+            )
+        yield folder
+    finally:
+        os.close(lock)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -6,7 +6,7 @@ and how many blocks K a token computes is an operating point of the same weights
 
 import dataclasses
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_divides
 from moe_edge.model.config import ModelConfig
 
 
@@ -32,12 +32,7 @@ def split_config(
             f"the model is refactored already, into {moe.sub_experts} sub-experts an "
             "expert; refactor the checkpoint it was made from"
         )
-    if subs < 1 or moe.expert_dim % subs:
-        divisors = [n for n in range(1, moe.expert_dim + 1) if moe.expert_dim % n == 0]
-        raise ConfigError(
-            f"experts of {moe.expert_dim} neurons do not split into {subs} equal "
-            f"sub-experts; divisors are {', '.join(map(str, divisors))}"
-        )
+    check_divides("sub-experts", subs, "neurons", moe.expert_dim)
     if gate == "linear" and moe.num_groups > 1 and moe.group_score == "top2":
         raise ConfigError(
             "a linear gate copies router rows, which changes the sum of a group's two "

@@ -24,9 +24,9 @@ from moe_edge.refactor.objective import grouped_sums, smallest
 from moe_edge.refactor.problem import Problem
 
 FIRST, WIDE = 8, 32  # starts side by side, in the first batch and in later ones
-KEPT = {FIRST: 2, WIDE: 4}  # of them go on from the sample to all tokens
-SAMPLE_RATIO = 4  # one token in so many is in the sample, ...
-MIN_SAMPLE = 256  # ... but at least so many
+KEPT = {FIRST: 1, WIDE: 4}  # of them go on from the sample to all tokens
+SAMPLE_RATIO = {FIRST: 16, WIDE: 4}  # one token in so many is in the sample, ...
+MIN_SAMPLE = 128  # ... but at least so many
 EXHAUSTIVE = 2**25  # partitions x tokens that are all looked at
 MAX_ROUNDS = 100  # a descent takes 3 to 40
 TOLERANCE = 1e-6  # relative; sums are in float32
@@ -75,9 +75,11 @@ def search(
                     row_F[:] = remix(rng, best_F, problem.subs)
             elif R > 1:
                 starts_RF[-1] = magnitude(problem)
-            kept = KEPT[FIRST if R <= FIRST else WIDE]
+            size = FIRST if R <= FIRST else WIDE
+            kept = KEPT[size]
             if R > kept:
-                cost_R, starts_RF = descend(sampled(problem, rng), starts_RF)
+                sample = sampled(problem, rng, SAMPLE_RATIO[size])
+                cost_R, starts_RF = descend(sample, starts_RF)
                 starts_RF = starts_RF[np.argsort(cost_R, kind="stable")[:kept]]
             cost_R, labels_RF = descend(problem, starts_RF)
             if cost_R.min() < best_cost:
@@ -94,10 +96,10 @@ def batch_sizes(restarts: int) -> list[int]:
     return sizes
 
 
-def sampled(problem: Problem, rng) -> Problem:
-    """The problem on a random sample of its tokens; itself where they are few."""
+def sampled(problem: Problem, rng, ratio: int) -> Problem:
+    """The problem on one in `ratio` of its tokens; itself where they are few."""
     tokens = len(problem.A_TF)
-    count = max(tokens // SAMPLE_RATIO, MIN_SAMPLE)
+    count = max(tokens // ratio, MIN_SAMPLE)
     if count >= tokens:
         return problem
     rows = np.sort(rng.choice(tokens, count, replace=False))

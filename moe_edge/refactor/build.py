@@ -1,6 +1,7 @@
 """From a profile to sub-experts: partitions, their order and their gate neurons."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def build_refactoring(
         ),
         neuron_weights=weigh,
         fingerprint=f"{profile.content_sha256} {profile.info}",
-        report=None,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
     )
     shares = RankShares(config.moe.top_k, U)
     labels, judges = {}, {}

@@ -8,10 +8,12 @@ import numpy as np
 from tqdm import tqdm
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.evaluate.perplexity import measure_perplexity
+from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.sub_experts import at_k
 
@@ -112,3 +114,12 @@ def measure_model(
         "ppl_by_k": perplexities(weights, ids, ks),
         "parent_ppl_by_k": {k * U: value for k, value in before.items()},
     }
+
+
+def read_ids(reader, text, data_dir, limit: int) -> tuple[list[int], dict]:
+    """Tokens of the held-out text, and its name and hash."""
+    path = str(HELD_OUT) if text is None else find_path(text, data_dir)
+    content = read_text(path)
+    # A token has at least one character; most have three.
+    ids = load_tokenizer(reader).encode(content[: 16 * limit])[:limit]
+    return ids, {"path": path, "sha256": sha256_of(path), "tokens": len(ids)}

@@ -30,8 +30,12 @@ def grouped_sums(A_TF: np.ndarray, labels_RF: np.ndarray, subs: int) -> np.ndarr
 def magnitudes(M_TF) -> np.ndarray:
     """|M| in float64 if M is, else in float32 (float16 sums would overflow)."""
     M_TF = np.asarray(M_TF)
-    dtype = np.float64 if M_TF.dtype == np.float64 else np.float32
-    return np.abs(M_TF, dtype=dtype)
+    return np.abs(M_TF, dtype=magnitude_dtype(M_TF.dtype))
+
+
+def magnitude_dtype(dtype) -> type:
+    """What `magnitudes` of such activations are in."""
+    return np.float64 if dtype == np.float64 else np.float32
 
 
 def smallest(norms_URT: np.ndarray, inactive: int) -> np.ndarray:
@@ -40,7 +44,9 @@ def smallest(norms_URT: np.ndarray, inactive: int) -> np.ndarray:
     Counts for each sub-expert how many come before it: a few comparisons of whole
     planes, where a sort along U would handle every token for itself.
     """
-    rank_URT = np.zeros(norms_URT.shape, np.int8)
+    # int8 where it can hold the ranks: fewer bytes to pass over.
+    dtype = np.int8 if len(norms_URT) <= 128 else np.int16
+    rank_URT = np.zeros(norms_URT.shape, dtype)
     for a in range(len(norms_URT)):
         for b in range(a + 1, len(norms_URT)):
             after = (norms_URT[a] > norms_URT[b]).view(np.int8)
@@ -64,12 +70,6 @@ def objective(M_TF, labels, subs: int, inactive: int) -> float:
     labels = check_labels(labels, np.shape(M_TF)[1], subs)
     norms_UT = subset_norms(M_TF, labels, subs)
     return float(np.sort(norms_UT, axis=0)[:inactive].sum(dtype=np.float64))
-
-
-def usage(M_TF, labels, subs: int, inactive: int) -> np.ndarray:
-    """`usage_of` a partition of these activations, float64 [U]."""
-    norms_UT = subset_norms(M_TF, labels, subs)
-    return usage_of(norms_UT, smallest(norms_UT, inactive))
 
 
 def usage_of(norms_UT: np.ndarray, low_UT: np.ndarray) -> np.ndarray:
@@ -102,22 +102,17 @@ def check_labels(labels, neurons: int, subs: int) -> np.ndarray:
     return labels
 
 
-def order_by_importance(M_TF, labels, subs: int) -> np.ndarray:
+def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
     """The same partition, sub-experts numbered by total L1 norm, the largest first.
 
     With a gate that cannot tell sub-experts apart the first ones are run, so this order
     leaves out the least.
 
     Args:
-      M_TF: activations, weighted as the caller likes.
+      mass_F: total magnitude of each neuron, weighted as the caller likes.
     Returns:
       int64 [F].
     """
-    return order_by_mass(magnitudes(M_TF).sum(0, dtype=np.float64), labels, subs)
-
-
-def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
-    """`order_by_importance`, given the total magnitude of each neuron."""
     labels = check_labels(labels, len(mass_F), subs)
     mass_U = np.bincount(labels, weights=mass_F, minlength=subs)
     rank_U = np.empty(subs, np.int64)

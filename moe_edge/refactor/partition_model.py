@@ -26,7 +26,7 @@ from moe_edge.refactor.partition_store import (
 from moe_edge.refactor.problem import build_problem, check_split
 from moe_edge.refactor.solve import BASELINES, DEFAULT, check_solver, run_solver
 
-MIN_TOKENS = 32  # an expert with fewer is not solved: see `partition_expert`
+MIN_TOKENS = 64  # an expert with fewer is not solved: see `partition_expert`
 
 
 class Source(Protocol):
@@ -76,7 +76,7 @@ class ModelPartition:
       of `Source.layers`.
     experts: one row each: layer, expert, tokens, seconds, rule (`solved`, or what an
       expert with too few tokens got), fitted and heldout: method -> `quality`.
-    seconds: of this call.
+    seconds: of all layers, those of earlier calls too.
     """
 
     labels_LEF: np.ndarray
@@ -141,7 +141,6 @@ def partition_model(
       ConfigError: bad options.
       OutputError: `work_dir` holds layers made with other settings.
     """
-    started = time.perf_counter()
     check_split(source.neurons, options.subs, options.inactive)
     check_solver(options.solver, options.solver_options())
     split_rows(1, options.heldout_ratio, 0)
@@ -160,25 +159,33 @@ def partition_model(
             "fingerprint": fingerprint,
         },
     )
-    labels, rows = [], []
+    labels, rows, seconds = [], [], 0.0
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         for number, layer in enumerate(source.layers, start=1):
-            finished = read_layer(work_dir, layer)
+            finished = read_layer(
+                work_dir, layer, source.num_experts, source.neurons, options.subs
+            )
             if finished is None:
+                started = time.perf_counter()
 
                 def one(expert: int, layer: int = layer):
                     weigh = neuron_weights and neuron_weights(layer, expert)
                     return partition_expert(source, layer, expert, options, weigh)
 
                 found = list(pool.map(one, range(source.num_experts)))
-                finished = np.stack([f[0] for f in found]), [f[1] for f in found]
+                finished = (
+                    np.stack([labels_F for labels_F, _ in found]),
+                    [row for _, row in found],
+                    time.perf_counter() - started,
+                )
                 write_layer(work_dir, layer, *finished)
             labels.append(finished[0])
             rows += finished[1]
+            seconds += finished[2]
             if report is not None:
-                spent = time.perf_counter() - started
-                report(f"layer {layer} ({number}/{len(source.layers)}), {spent:.0f} s")
-    return ModelPartition(np.stack(labels), rows, time.perf_counter() - started)
+                done = f"{number}/{len(source.layers)}"
+                report(f"partition: layer {layer} ({done}), {seconds:.0f} s")
+    return ModelPartition(np.stack(labels), rows, seconds)
 
 
 def partition_expert(

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.refactor.objective import grouped_sums
+from moe_edge.core.checks import ConfigError, check_divides, check_shape
+from moe_edge.refactor.objective import grouped_sums, magnitude_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,7 @@ def check_split(neurons: int, subs: int, inactive: int) -> None:
     """
     if isinstance(subs, bool) or not isinstance(subs, int | np.integer) or subs < 2:
         raise ConfigError(f"sub_experts must be a whole number from 2, got {subs!r}")
-    if neurons % subs or subs > neurons:
-        divisors = [n for n in range(2, min(neurons, 256) + 1) if neurons % n == 0]
-        known = ", ".join(map(str, divisors)) or "none up to 256"
-        raise ConfigError(
-            f"{neurons} neurons cannot be cut into {subs} equal sub-experts; "
-            f"sub_experts may be {known}"
-        )
+    check_divides("sub-experts", subs, "neurons", neurons)
     whole = isinstance(inactive, int | np.integer) and not isinstance(inactive, bool)
     if not whole or not 1 <= inactive < subs:
         raise ConfigError(
@@ -64,7 +58,8 @@ def check_matrix(M_TF) -> np.ndarray:
     """Returns activations [T, F] if they are finite real numbers.
 
     Raises:
-      ConfigError: another rank, empty, not real numbers, NaN or infinite.
+      ConfigError: another rank, empty, not real numbers, NaN, infinite, or so large
+        that sums overflow.
     """
     M_TF = np.asarray(M_TF)
     if M_TF.ndim != 2:
@@ -80,13 +75,23 @@ def check_matrix(M_TF) -> np.ndarray:
             f"activations are {M_TF.dtype}, expected real numbers (float16 to float64)"
         )
     # One sum finds every NaN and infinity unless it overflows by itself.
-    if not np.isfinite(M_TF.sum(dtype=np.float64)):
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = M_TF.sum(dtype=np.float64)
+    if not np.isfinite(total):
         bad = int((~np.isfinite(M_TF)).sum())
         if bad:
             raise ConfigError(
                 f"activations hold {bad} of {M_TF.size} values that are NaN or "
                 "infinite; profile again in float32"
             )
+    # Norms and their sums are in the input's own precision, from float32.
+    limit = float(np.finfo(magnitude_dtype(M_TF.dtype)).max) / M_TF.size
+    peak = max(float(M_TF.max()), -float(M_TF.min()))
+    if peak > limit:
+        raise ConfigError(
+            f"activations reach {peak:.3g}; sums over {M_TF.size} of them need values "
+            f"up to {limit:.3g}; scale them down, which changes no partition"
+        )
     return M_TF
 
 

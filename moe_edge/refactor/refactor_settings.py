@@ -11,6 +11,7 @@ from moe_edge.core.checks import (
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.importance import RULES
+from moe_edge.refactor.partition_model import MIN_TOKENS
 from moe_edge.refactor.partition_report import HELDOUT_RATIO
 from moe_edge.refactor.problem import check_split
 from moe_edge.refactor.proxy_gate import CHOICES
@@ -58,7 +59,7 @@ class Settings:
     gate_neurons: int | None = None
     gate_choice: str = "fitted"
     heldout_ratio: float = HELDOUT_RATIO
-    min_tokens: int = 64
+    min_tokens: int = MIN_TOKENS
     seed: int = 0
 
     def __post_init__(self):

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.files import check_out_dir, write_text
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.core.files import check_out_dir, locked_folder, write_text
+from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
 from moe_edge.refactor.build import build_refactoring
 from moe_edge.refactor.finetune import finetune_router
-from moe_edge.refactor.measure import HELD_OUT, measure_model, parse_ks
+from moe_edge.refactor.measure import measure_model, parse_ks, read_ids
+from moe_edge.refactor.partition_model import MIN_TOKENS
 from moe_edge.refactor.partition_report import HELDOUT_RATIO
 from moe_edge.refactor.refactor_settings import Settings
 from moe_edge.refactor.run_matrix import run_matrix
@@ -48,7 +48,7 @@ def run_refactor(
     gate_neurons: int | None = None,
     gate_choice: str = "fitted",
     heldout_ratio: float = HELDOUT_RATIO,
-    min_tokens: int = 64,
+    min_tokens: int = MIN_TOKENS,
     text: str | None = None,
     ppl_k: str = "all",
     max_text_tokens: int = 4096,
@@ -127,7 +127,7 @@ def run_refactor(
     child = settings.check(reader.config)
     ks = parse_ks(ppl_k, child.moe)
     ids, source = (
-        _read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
+        read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
     )
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
@@ -138,37 +138,45 @@ def run_refactor(
         return {"dry_run": True, "out_dir": out_dir}
     # Beside the output, so that a run that was killed goes on after its last layer.
     work_dir = out.with_name(f"{out.name}.partition")
-    refactoring, partition = build_refactoring(reader, opened, settings, work_dir)
-    factor = down_factor(reader.config.moe, sub_experts, refactoring.gate)
-    report = partition.summary() | {
-        "down_factor": factor,
-        "down_factor_exact": is_exact(factor),
-        "gate": refactoring.manifest() | {"rank_shares": refactoring.rank_shares},
-        "text": source,
-    }
-    files = {"config.gin": config_text()}
-    if gate == "lg_ft":
-        with tempfile.TemporaryDirectory(dir=_parent(out), prefix=".refactor.") as lg:
-            folder = Path(lg) / "lg"
-            write_refactored(reader, refactoring, folder)
-            tuned = finetune_router(
-                folder,
-                train_texts,
-                out,
-                overwrite=overwrite,
-                max_minutes=max_minutes,
-                **{"seed": seed} | (fine_tuning or {}),
+    with locked_folder(work_dir, str(out)):
+        refactoring, partition = build_refactoring(reader, opened, settings, work_dir)
+        factor = down_factor(reader.config.moe, sub_experts, refactoring.gate)
+        report = partition.summary() | {
+            "down_factor": factor,
+            "down_factor_exact": is_exact(factor),
+            "gate": refactoring.manifest() | {"rank_shares": refactoring.rank_shares},
+            "text": source,
+        }
+        files = {"config.gin": config_text()}
+        if gate == "lg_ft":
+            with tempfile.TemporaryDirectory(
+                dir=_parent(out), prefix=".refactor."
+            ) as lg:
+                folder = Path(lg) / "lg"
+                write_refactored(reader, refactoring, folder)
+                tuned = finetune_router(
+                    folder,
+                    train_texts,
+                    out,
+                    overwrite=overwrite,
+                    max_minutes=max_minutes,
+                    **{"seed": seed} | (fine_tuning or {}),
+                )
+            report["fine_tuning"] = tuned
+            if not tuned["finished"]:
+                print(
+                    "stopped; the same command goes on with training", file=sys.stderr
+                )
+                return _summary(report, started) | {
+                    "finished": False,
+                    "out_dir": out_dir,
+                }
+            write_text(out / "config.gin", files["config.gin"])
+        else:
+            write_refactored(
+                reader, refactoring, out, overwrite=overwrite, extra_files=files
             )
-        report["fine_tuning"] = tuned
-        if not tuned["finished"]:
-            print("stopped; the same command goes on with training", file=sys.stderr)
-            return _summary(report, started) | {"finished": False, "out_dir": out_dir}
-        write_text(out / "config.gin", files["config.gin"])
-    else:
-        write_refactored(
-            reader, refactoring, out, overwrite=overwrite, extra_files=files
-        )
-    shutil.rmtree(work_dir)
+        shutil.rmtree(work_dir)
     # The checkpoint is complete: a run killed from here on leaves a usable one.
     report |= measure_model(checkpoint, out, ids, ks, seed)
     summary = _summary(report, started)
@@ -198,15 +206,6 @@ def _check_mode(checkpoint, profile, activations, gate, train_text) -> None:
         )
     if train_text and gate != "lg_ft":
         raise ConfigError(f"--train_text is for --gate lg_ft, got --gate {gate}")
-
-
-def _read_ids(reader, text, data_dir, limit: int) -> tuple[list[int], dict]:
-    """Tokens of the held-out text, and its name and hash."""
-    path = str(HELD_OUT) if text is None else find_path(text, data_dir)
-    content = read_text(path)
-    # A token has at least one character; most have three.
-    ids = load_tokenizer(reader).encode(content[: 16 * limit])[:limit]
-    return ids, {"path": path, "sha256": sha256_of(path), "tokens": len(ids)}
 
 
 def _parent(out: Path) -> Path:

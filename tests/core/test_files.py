@@ -3,7 +3,7 @@ import os
 import pytest
 
 from moe_edge.core.checks import OutputError
-from moe_edge.core.files import atomic_folder, check_out_dir, write_text
+from moe_edge.core.files import atomic_folder, check_out_dir, locked_folder, write_text
 
 
 def test_atomic_folder_success_renames(tmp_path):
@@ -100,3 +100,16 @@ def test_check_out_dir_rejects_unwritable(tmp_path, monkeypatch):
 def test_write_text_leaves_no_partial(tmp_path):
     write_text(tmp_path / "a.json", "{}")
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_locked_folder_keeps_a_second_run_out_and_frees_after_the_first(tmp_path):
+    with locked_folder(tmp_path / "w", "out"):
+        with pytest.raises(OutputError, match="another run is writing out; wait"):
+            with locked_folder(tmp_path / "w", "out"):
+                pass
+    with locked_folder(tmp_path / "w", "out") as folder:
+        assert folder.is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be made"):
+        with locked_folder(tmp_path / "file", "out"):
+            pass

@@ -40,6 +40,27 @@ def test_write_activations_is_kept_and_refuses_a_small_disk(tmp_path, monkeypatc
 def test_time_to_target_is_that_of_the_first_batch_below():
     M_TF, _ = refactor.planted_activations(300, 64)
     problem = refactor.build_problem(M_TF, 4, 2)
-    seconds, batch_s = refactor._time_to(problem, problem.unit * 1e9, 0)
-    assert 0 < seconds <= batch_s * 1.01
-    assert refactor._time_to(problem, 0.0, 0)[0] == np.inf
+    seconds, batch_s, reached = refactor._time_to(problem, problem.unit * 1e9, 0)
+    assert reached and 0 < seconds <= batch_s * 1.01
+    # Out of reach: a finite lower bound, said to be one.
+    seconds, batch_s, reached = refactor._time_to(problem, 0.0, 0, max_batches=2)
+    assert not reached and seconds == pytest.approx(2 * batch_s)
+
+
+def test_rows_say_how_often_the_target_was_not_reached(monkeypatch):
+    figures = dict.fromkeys(
+        ("jitted_s", "numpy_s", "annealed", "ours_s", "same_time", "same_time_s"), 1.0
+    )
+    rounds = [figures | {"reached": seed != 1} for seed in range(3)]
+    monkeypatch.setattr(refactor, "_expert_round", lambda i, s, seed: rounds[seed])
+    rows = refactor.expert_rows(2, TINY, 3)
+    assert [row.get("not_reached") for row in rows] == [1, 1, None]
+
+
+def test_failed_child_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(refactor, "write_activations", lambda *args: tmp_path / "gone")
+    with pytest.raises(
+        RuntimeError, match=r"(?s)gone failed: .*No such file"
+    ) as caught:
+        refactor.model_rows(tmp_path, TINY)
+    assert not isinstance(caught.value, ValueError)

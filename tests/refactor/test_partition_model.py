@@ -50,7 +50,7 @@ def test_partition_model_covers_all_experts_and_counts_rules(tmp_path):
     assert all(len(row["heldout"]["partition"]["usage"]) == 4 for row in solved)
     assert summary["objective"] > summary["objective_heldout"] > 0
     assert found.labels_LEF[1, 2].tolist() == np.repeat(range(4), 4).tolist()
-    assert lines[1].startswith("layer 5 (2/2)")
+    assert lines[1].startswith("partition: layer 5 (2/2)")
 
 
 def test_partition_model_few_tokens_fall_back_on_neuron_weights(tmp_path):
@@ -83,6 +83,49 @@ def test_partition_model_resumes_and_does_not_depend_on_threads(tmp_path):
     assert {layer for layer, _ in source.reads} == {1}
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.full((3, 5), 7, np.int16),  # of another shape
+        np.full((3, 16), 7, np.int16),  # no sub-expert 7
+        np.zeros((3, 16), np.int16),  # out of balance
+        np.tile(np.arange(16) % 4, (3, 1)).astype(np.float32),
+    ],
+)
+def test_partition_model_makes_a_layer_of_bad_labels_again(tmp_path, labels):
+    first = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    np.save(tmp_path / "labels_005.npy", labels)
+    source = FakeSource()
+    again = partition_model(source, tmp_path, OPTIONS, report=None)
+    assert {layer for layer, _ in source.reads} == {5}
+    np.testing.assert_array_equal(first.labels_LEF, again.labels_LEF)
+
+
+@pytest.mark.parametrize("rows", ["[]", "{}", "3", '{"seconds": 1, "experts": [{}]}'])
+def test_partition_model_makes_a_layer_of_bad_rows_again(tmp_path, rows):
+    partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    (tmp_path / "experts_001.json").write_text(rows)
+    source = FakeSource()
+    again = partition_model(source, tmp_path, OPTIONS, report=None)
+    assert {layer for layer, _ in source.reads} == {1}
+    assert [r["expert"] for r in again.experts] == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_partition_model_rejects_settings_that_are_none(tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(OutputError, match="settings.json holds no settings; remove"):
+        partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+
+
+def test_partition_model_seconds_are_of_earlier_calls_too(tmp_path):
+    partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    path = tmp_path / "experts_001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1000.0}))
+    again = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    assert again.seconds > 1000 and again.summary()["seconds"] == again.seconds
+
+
 def test_partition_model_rejects_other_settings_in_the_folder(tmp_path):
     partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
     changed = dataclasses.replace(OPTIONS, inactive=3, seed=1)
@@ -108,7 +151,7 @@ def test_partition_model_gate_weights_change_the_solution(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"subs": 3}, "16 neurons cannot be cut into 3"),
+        ({"subs": 3}, "16 neurons do not split into 3"),
         ({"inactive": 4}, r"inactive is 4, expected 1\.\.3"),
         ({"solver": "magic"}, "unknown solver 'magic'"),
         ({"heldout_ratio": -0.1}, "heldout_ratio is -0.1"),

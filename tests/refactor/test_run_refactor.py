@@ -9,7 +9,7 @@ import pytest
 
 from moe_edge.checkpoint.manifest import read_manifest
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.profile.reader import open_profile
@@ -172,7 +172,7 @@ def test_lg_ft_changes_router_rows_only(tiny, profile, text, tmp_path):
         train_text=text,
         fine_tuning=options,
     )
-    refactor(tiny, profile, tmp_path / "lg")
+    refactor(tiny, profile, tmp_path / "lg", solver="alternate")
     tuned, plain = (open_checkpoint(tmp_path / name) for name in ("ft", "lg"))
     np.testing.assert_array_equal(tuned.experts(1), plain.experts(1))
     before, after = plain.dense(1), tuned.dense(1)
@@ -212,48 +212,6 @@ def test_matrix_mode(tmp_path):
     assert summary["objective"] > 0
     labels = np.load(tmp_path / "out" / "labels.npy")
     assert np.bincount(labels).tolist() == [4, 4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"sub_experts": 5}, ConfigError, "not split into 5.*divisors are 1, 2, 4, 8"),
-        ({"sub_experts": 1}, ConfigError, "sub_experts must be a whole number from 2"),
-        ({"inactive": 4}, ConfigError, r"inactive is 4, expected 1..3"),
-        ({"gate": "mlp"}, ConfigError, "unknown gate 'mlp'; known: cg, lg, lg_ft"),
-        ({"gate": "lg_ft"}, ConfigError, "no --train_text; a model with --gate lg_ft"),
-        (
-            {"gate": "cg", "gate_neurons": 5},
-            ConfigError,
-            r"gate_neurons must be in 1..4",
-        ),
-        ({"solver": "best"}, ConfigError, "unknown solver 'best'"),
-        ({"importance": "size"}, ConfigError, "unknown importance rule 'size'"),
-        ({"ppl_k": "4,x"}, ConfigError, "ppl_k is '4,x', expected `all` or 4,8,12"),
-        ({"ppl_k": "0,33"}, ConfigError, r"ppl_k 0 is outside of 1..32"),
-        ({"ppl_k": "9", "gate": "cg"}, ConfigError, r"ppl_k 9 is outside of 1..8"),
-        ({"train_text": "x"}, ConfigError, "--train_text is for --gate lg_ft"),
-        ({"activations": "m.npy"}, ConfigError, "--checkpoint means nothing beside"),
-        ({"profile": ""}, ConfigError, "no --profile; a model with --gate lg needs"),
-        ({"heldout_ratio": 1.0}, ConfigError, "heldout_ratio is 1.0, expected 0 to"),
-        ({"min_tokens": 0}, ConfigError, "min_tokens must be positive"),
-        ({"profile": "/nowhere"}, CheckpointError, "holds no profile.json"),
-    ],
-)
-def test_bad_input(options, error, message, tiny, profile, tmp_path):
-    with pytest.raises(error, match=message):
-        refactor(tiny, out=tmp_path / "r", **{"profile": profile} | options)
-    assert not list(tmp_path.iterdir())
-
-
-def test_profile_of_another_checkpoint_is_refused(profile, tmp_path):
-    other = write_tiny_checkpoint(tmp_path / "other", rms_norm_eps=1e-6)
-    path = other / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-4:] = np.float32(0.5).tobytes()
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="is of checkpoint .* with content"):
-        refactor(other, profile, tmp_path / "r")
 
 
 def test_output_and_refactored_input_are_checked(cg, tiny, profile, tmp_path):
