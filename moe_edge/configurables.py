@@ -19,6 +19,7 @@ from moe_edge.metrics.quickstart import run_quickstart
 from moe_edge.metrics.study_accuracy import run_accuracy
 from moe_edge.metrics.study_activations import run_activations
 from moe_edge.metrics.study_elastic import run_elastic
+from moe_edge.metrics.study_prism import run_prism_study
 from moe_edge.metrics.study_offload import run_study
 from moe_edge.metrics.study_tpot import run_tpot
 from moe_edge.place.run_place import run_place
@@ -47,4 +48,5 @@ gin.register("study", module="metrics")(run_study)
 gin.register("study_accuracy", module="metrics")(run_accuracy)
 gin.register("study_activations", module="metrics")(run_activations)
 gin.register("study_elastic", module="metrics")(run_elastic)
+gin.register("study_prism", module="metrics")(run_prism_study)
 gin.register("study_tpot", module="metrics")(run_tpot)

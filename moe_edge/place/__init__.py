@@ -1,0 +1,1 @@
+"""Which server and GPU holds which expert block, and when that should change."""

@@ -1,0 +1,166 @@
+"""The baselines of Prism's table II without replication logic of their own."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.plan import ABSENT, Placement
+
+
+def gpu_list(slots) -> tuple[np.ndarray, np.ndarray]:
+    """Server [D] and GPU-in-server [D] of all GPUs in a row."""
+    server_D = np.repeat(np.arange(len(slots)), [len(slots_G) for slots_G in slots])
+    return server_D, np.concatenate([np.arange(len(slots_G)) for slots_G in slots])
+
+
+def equal_shares(total: int, limit_D: np.ndarray) -> np.ndarray:
+    """int64 [D] that sum to `total`, as equal as the limits allow."""
+    share_D = np.zeros_like(limit_D)
+    while (left := total - int(share_D.sum())) > 0:
+        open_D = np.flatnonzero(share_D < limit_D)
+        each, rest = divmod(left, len(open_D))
+        share_D[open_D] += each
+        share_D[open_D[:rest]] += 1
+        share_D = np.minimum(share_D, limit_D)
+    return share_D
+
+
+def layer_slots(quota_D: np.ndarray, layers: int) -> np.ndarray:
+    """int64 [L, D]: every GPU's quota over the layers, layer totals within one.
+
+    Each GPU gives each layer the same number, and what is left to the layers that
+    have least so far; so totals never differ by more than one.
+    """
+    slots_LD = np.tile(quota_D // layers, (layers, 1))
+    total_L = np.zeros(layers, np.int64)
+    for gpu, rest in enumerate(quota_D % layers):
+        poorest = np.argsort(total_L, kind="stable")[:rest]
+        slots_LD[poorest, gpu] += 1
+        total_L[poorest] += 1
+    return slots_LD
+
+
+def single_copy_slots(problem: Problem) -> np.ndarray:
+    """int64 [L, D]: room for exactly one copy of each layer, equal where memory is."""
+    L, E = problem.frequency_NLE.shape[1:]
+    limit_D = np.concatenate(problem.slots)
+    return layer_slots(equal_shares(L * E, limit_D), L)
+
+
+def random_single_copy(problem: Problem, rng: np.random.Generator) -> np.ndarray:
+    """int8 [N, L, E]: each GPU holds an equal number of random blocks, no copies."""
+    N, L, E = problem.frequency_NLE.shape
+    server_D, gpu_D = gpu_list(problem.slots)
+    gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
+    for layer, slots_D in enumerate(single_copy_slots(problem)):
+        owner_E = rng.permutation(np.repeat(np.arange(len(slots_D)), slots_D))
+        gpu_NLE[server_D[owner_E], layer, np.arange(E)] = gpu_D[owner_E]
+    return gpu_NLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Placer):
+    """E / GPUs random blocks of every layer on each GPU, no copies.
+
+    A GPU too small for its equal share is filled, and the others share the rest.
+    """
+
+    name: ClassVar[str] = "uniform"
+    SOURCE: ClassVar[str] = "Prism, section IV-A, after Megatron-LM"
+
+    def assign(self, problem: Problem) -> Placement:
+        rng = np.random.default_rng(problem.seed)
+        return Placement(random_single_copy(problem, rng))
+
+
+@dataclasses.dataclass(frozen=True)
+class Redundance(Placer):
+    """Random blocks up to each GPU's capacity.
+
+    One copy of everything comes first (as Uniform), so that every block is covered,
+    which the paper does not say.
+    """
+
+    name: ClassVar[str] = "redundance"
+    SOURCE: ClassVar[str] = "Prism, section IV-A"
+
+    def assign(self, problem: Problem) -> Placement:
+        rng = np.random.default_rng(problem.seed)
+        gpu_NLE = random_single_copy(problem, rng)
+        for gpu_LE, slots_G in zip(gpu_NLE, problem.slots, strict=True):
+            for gpu, slots in enumerate(slots_G):
+                absent = np.flatnonzero(gpu_LE == ABSENT)
+                free = min(slots - (gpu_LE == gpu).sum(), len(absent))
+                np.put(gpu_LE, rng.choice(absent, free, replace=False), gpu)
+        return Placement(gpu_NLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmartMoe(Placer):
+    """One copy a block, equal slots a GPU, the busiest blocks to the idlest GPUs.
+
+    A tie keeps the block where it is if that GPU is among the least loaded, else takes
+    the first. A layer changes only if its largest load becomes lower.
+    """
+
+    name: ClassVar[str] = "smartmoe"
+    SOURCE: ClassVar[str] = "SmartMoE, ATC 2023, its placement of experts"
+
+    def assign(self, problem: Problem) -> Placement:
+        N, L, E = problem.frequency_NLE.shape
+        server_D, gpu_D = gpu_list(problem.slots)
+        number = {pair: d for d, pair in enumerate(zip(server_D, gpu_D, strict=True))}
+        load_LE = problem.frequency_NLE.sum(axis=0)
+        slots_LD = single_copy_slots(problem)
+        now_LE = self._current(problem, number, slots_LD)
+        gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
+        for layer in range(L):
+            now_E = None if now_LE is None else now_LE[layer]
+            owner_E = balance(load_LE[layer], slots_LD[layer], now_E)
+            gpu_NLE[server_D[owner_E], layer, np.arange(E)] = gpu_D[owner_E]
+        return Placement(gpu_NLE)
+
+    @staticmethod
+    def _current(problem: Problem, number: dict, slots_LD) -> np.ndarray | None:
+        """int64 [L, E], the GPU of each block now, if there is one copy of each."""
+        if problem.current is None:
+            return None
+        gpu_NLE = problem.current.gpu_NLE
+        if (problem.current.copies_LE != 1).any():
+            return None
+        server_LE = problem.current.on_NLE.argmax(axis=0)
+        gpu_LE = np.take_along_axis(gpu_NLE, server_LE[None], axis=0)[0]
+        pairs = zip(server_LE.flat, gpu_LE.flat, strict=True)
+        now_LE = np.array([number[pair] for pair in pairs]).reshape(gpu_LE.shape)
+        used_LD = np.stack([np.bincount(e, minlength=len(number)) for e in now_LE])
+        return now_LE if (used_LD == slots_LD).all() else None
+
+
+def balance(
+    load_E: np.ndarray, slots_D: np.ndarray, now_E: np.ndarray | None = None
+) -> np.ndarray:
+    """int64 [E]: SmartMoE's GPU of each block of a layer.
+
+    Args:
+      load_E: running mean of each block's calls.
+      slots_D: blocks that each GPU takes; their sum is E.
+      now_E: the GPU of each block now.
+    """
+    busy_D = np.zeros(len(slots_D))
+    free_D = slots_D.copy()
+    owner_E = np.zeros(len(load_E), np.int64)
+    for block in np.argsort(-load_E, kind="stable"):
+        busy_open_D = np.where(free_D > 0, busy_D, np.inf)
+        gpu = int(busy_open_D.argmin())
+        if now_E is not None and busy_open_D[now_E[block]] == busy_open_D[gpu]:
+            gpu = int(now_E[block])
+        owner_E[block] = gpu
+        busy_D[gpu] += load_E[block]
+        free_D[gpu] -= 1
+    if now_E is not None:
+        before = np.bincount(now_E, load_E, minlength=len(slots_D)).max()
+        if busy_D.max() >= before:
+            return now_E
+    return owner_E

@@ -1,0 +1,137 @@
+"""What calls cost, as plain arrays: the adapter between a cost model and placers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.hardware.cost_model import CostModel
+
+
+@dataclasses.dataclass(frozen=True)
+class CallCosts:
+    """Seconds of calls between servers and on them.
+
+    Attributes:
+      fixed_NM: of a call of one token from N to M and back, nothing in its way.
+      send_NM: that each token occupies the line from N to M.
+      back_NM: that each token's result occupies the line back, its share of a message
+        where M answers from several GPUs.
+      local_N: of a call of one token on one of the server's GPUs.
+      further_N: of a further token of the same call, as a share of `local_N`.
+      gpus_N: how many GPUs compute side by side.
+      one_line: whether all that a server sends leaves over one line.
+    """
+
+    fixed_NM: np.ndarray
+    send_NM: np.ndarray
+    back_NM: np.ndarray
+    local_N: np.ndarray
+    further_N: np.ndarray
+    gpus_N: np.ndarray
+    one_line: bool = True
+
+    @classmethod
+    def of(cls, cost_model: CostModel, tokens: int = 256) -> "CallCosts":
+        """Read off a cost model; `tokens`: of the larger call that gives slopes."""
+        cluster = cost_model.cluster
+        N = cluster.num_servers
+        gpus_N = np.array([len(server.gpus) for server in cluster.servers])
+        local_NB = np.zeros((N, 2))
+        for n in range(N):
+            each = [
+                [cost_model.compute_s(n, g, t) for t in (1, tokens)]
+                for g in range(gpus_N[n])
+            ]
+            local_NB[n] = np.mean(each, axis=0)
+        further_N = (local_NB[:, 1] / local_NB[:, 0] - 1) / (tokens - 1)
+        fixed_NM, send_NM = np.zeros((N, N)), np.zeros((N, N))
+        size = cost_model.block.token_bytes
+        for n in range(N):
+            for m in range(N):
+                if n != m:
+                    there, back = cluster.link(n, m), cluster.link(m, n)
+                    fixed_NM[n, m] = there.seconds(size) + back.seconds(size)
+                    fixed_NM[n, m] += local_NB[m, 0]
+                    send_NM[n, m] = there.busy_s(size)
+        return cls(
+            fixed_NM=fixed_NM,
+            send_NM=send_NM,
+            back_NM=send_NM.T / gpus_N,
+            local_N=local_NB[:, 0],
+            further_N=further_N,
+            gpus_N=gpus_N,
+            one_line=cluster.sharing == "egress",
+        )
+
+    def nearest(self) -> np.ndarray:
+        """int64 [N, N - 1]: whom a server asks first, ties to the next in the ring."""
+        N = len(self.fixed_NM)
+        ring_NM = (np.arange(N) - np.arange(N)[:, None]) % N
+        key_NM = np.where(ring_NM == 0, np.inf, self.fixed_NM.round(12))
+        return np.lexsort((ring_NM, key_NM), axis=1)[:, : N - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Calls of one kind: `tokens` at once, `per_request` times a request.
+
+    Either is one number for all servers or one a server.
+    """
+
+    tokens: float | Sequence[float]
+    per_request: float | Sequence[float]
+
+    def by_server(self, servers: int) -> "Batch":
+        """With arrays [N, 1, 1]."""
+        columns = []
+        for field in ("tokens", "per_request"):
+            value_N = np.atleast_1d(np.asarray(getattr(self, field), np.float64))
+            if value_N.size not in (1, servers):
+                raise ConfigError(
+                    f"{field} has {value_N.size} numbers for {servers} servers; give "
+                    "one or each"
+                )
+            columns.append(np.broadcast_to(value_N, servers)[:, None, None])
+        return Batch(*columns)
+
+
+@dataclasses.dataclass
+class View:
+    """Callers to whom the other servers look alike, and how they look.
+
+    Attributes:
+      callers: servers.
+      class_N: of every server, which sort of holder it is to them, nearest first.
+      fixed_C: seconds of a call of one token to each sort.
+    """
+
+    callers: list[int]
+    class_N: np.ndarray
+    fixed_C: np.ndarray
+
+
+def views_of(costs: CallCosts) -> list[View]:
+    """Groups callers; a server's own place in its row is what its group sees there."""
+    rows: list[np.ndarray] = []
+    callers: list[list[int]] = []
+    table_NM3 = np.stack([costs.fixed_NM, costs.send_NM, costs.back_NM], axis=2)
+    for n, row_M3 in enumerate(table_NM3.round(12)):
+        row_M3[n] = np.nan
+        for group, known_M3 in zip(callers, rows, strict=True):
+            both = ~(np.isnan(row_M3) | np.isnan(known_M3))
+            if (row_M3[both] == known_M3[both]).all():
+                np.copyto(known_M3, row_M3, where=np.isnan(known_M3))
+                group.append(n)
+                break
+        else:
+            rows.append(row_M3)
+            callers.append([n])
+    views = []
+    for group, row_M3 in zip(callers, rows, strict=True):
+        row_M3[np.isnan(row_M3)] = np.inf  # a lone caller's own place: the last class
+        sorts_C3, class_N = np.unique(row_M3, axis=0, return_inverse=True)
+        fixed_C = np.where(np.isinf(sorts_C3[:, 0]), 0.0, sorts_C3[:, 0])
+        views.append(View(group, class_N.ravel(), fixed_C))
+    return views

@@ -1,0 +1,221 @@
+"""EPLB, DeepSeek's balancer with redundant experts: exact, and for unequal servers."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.place.baselines import gpu_list, layer_slots
+from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.plan import ABSENT, Placement
+
+
+def balanced_pack(weight_X: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bin [X] and place in the bin [X] of items, equally many a bin.
+
+    Heaviest first (stable), each to the lightest bin that is not full (the first of
+    equals). One item a bin: item i goes to bin i.
+    """
+    items = len(weight_X)
+    each = items // bins
+    if each == 1:
+        return np.arange(items), np.zeros(items, np.int64)
+    bin_X = np.zeros(items, np.int64)
+    place_X = np.zeros(items, np.int64)
+    weight_B = np.zeros(bins)
+    count_B = np.zeros(bins, np.int64)
+    for item in np.argsort(-weight_X, kind="stable"):
+        target = int(np.where(count_B < each, weight_B, np.inf).argmin())
+        bin_X[item], place_X[item] = target, count_B[target]
+        weight_B[target] += weight_X[item]
+        count_B[target] += 1
+    return bin_X, place_X
+
+
+def replicate(
+    weight_X: np.ndarray, slots: int, most: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Item of every replica [slots], and how many replicas each item has [X].
+
+    One copy of each, then copies of the item with the largest weight / copies (the
+    first of equals), at most `most` of one item.
+    """
+    items = len(weight_X)
+    copies_X = np.ones(items, np.int64)
+    item_R = np.concatenate([np.arange(items), np.zeros(slots - items, np.int64)])
+    for replica in range(items, slots):
+        each_X = weight_X / copies_X
+        item = int(np.where(copies_X < (most or slots), each_X, -np.inf).argmax())
+        item_R[replica] = item
+        copies_X[item] += 1
+    return item_R, copies_X
+
+
+def rebalance(
+    load_LE: np.ndarray, replicas: int, groups: int, nodes: int, gpus: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """EPLB's hierarchical balancing for equal GPUs.
+
+    Args:
+      load_LE: calls of each block.
+      replicas: slots of a layer on all GPUs together.
+      groups: of experts; they stay on one node if `nodes` divides them.
+      nodes, gpus: of the cluster.
+    Returns:
+      Block of every slot [L, replicas], GPU by GPU, and copies of every block [L, E].
+    Raises:
+      ConfigError: numbers that do not divide each other as EPLB needs.
+    Source: github.com/deepseek-ai/EPLB (README), written from its description.
+    """
+    load_LE = np.asarray(load_LE, np.float64)
+    L, E = load_LE.shape
+    if groups % nodes:
+        groups = nodes = 1
+    for name, large, small in (
+        ("groups must divide blocks", E, groups),
+        ("nodes must divide GPUs", gpus, nodes),
+        ("GPUs must divide replicas", replicas, gpus),
+    ):
+        if large % small:
+            raise ConfigError(f"EPLB: {name}, got {small} and {large}")
+    if replicas < E:
+        raise ConfigError(f"EPLB: {replicas} replicas for {E} blocks, expected no less")
+    block_LR = np.zeros((L, replicas), np.int64)
+    for layer, load_E in enumerate(load_LE):
+        block_LR[layer] = _rebalance_layer(load_E, replicas, groups, nodes, gpus)
+    copies_LE = np.stack([np.bincount(row, minlength=E) for row in block_LR])
+    return block_LR, copies_LE
+
+
+def _rebalance_layer(load_E, replicas: int, groups: int, nodes: int, gpus: int):
+    size = len(load_E) // groups
+    node_P, place_P = balanced_pack(load_E.reshape(groups, size).sum(axis=1), nodes)
+    groups_of_node = np.zeros((nodes, groups // nodes), np.int64)
+    groups_of_node[node_P, place_P] = np.arange(groups)
+    slots_of_node = []
+    for groups_here in groups_of_node:
+        blocks = (groups_here[:, None] * size + np.arange(size)).ravel()
+        item_R, copies_X = replicate(load_E[blocks], replicas // nodes)
+        weight_R = (load_E[blocks] / copies_X)[item_R]
+        gpu_R, place_R = balanced_pack(weight_R, gpus // nodes)
+        slots_GS = np.zeros((gpus // nodes, replicas // gpus), np.int64)
+        slots_GS[gpu_R, place_R] = blocks[item_R]
+        slots_of_node.append(slots_GS.ravel())
+    return np.concatenate(slots_of_node)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eplb(Placer):
+    """EPLB as published: equal servers, equal GPUs, equally many slots a layer.
+
+    Two copies on one server are one in a placement (the first GPU keeps it): they
+    spread load there, but save no remote call.
+
+    Attributes:
+      groups: of experts (DeepSeek's group-limited routing); 1 for others.
+    """
+
+    name: ClassVar[str] = "eplb"
+    SOURCE: ClassVar[str] = "EPLB, github.com/deepseek-ai/EPLB"
+    groups: int = 1
+
+    def assign(self, problem: Problem) -> Placement:
+        N, L, E = problem.frequency_NLE.shape
+        slots_NG = _equal_slots(problem)
+        gpus = slots_NG.size
+        each = min(int(slots_NG.flat[0]) // L, E)
+        if each * gpus < E:
+            raise ConfigError(
+                f"EPLB gives every GPU {each} slots of each of {L} layers: "
+                f"{each * gpus} on {gpus} GPUs hold no copy of {E} blocks; use "
+                "eplb_heterogeneous"
+            )
+        load_LE = problem.frequency_NLE.sum(axis=0)
+        block_LR, _ = rebalance(load_LE, each * gpus, self.groups, N, gpus)
+        server_D, gpu_D = gpu_list(problem.slots)
+        gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
+        layer_L1 = np.arange(L)[:, None]
+        for gpu in reversed(range(gpus)):  # so that the first GPU of a server wins
+            blocks_LS = block_LR[:, gpu * each : (gpu + 1) * each]
+            gpu_NLE[server_D[gpu], layer_L1, blocks_LS] = gpu_D[gpu]
+        return Placement(gpu_NLE)
+
+
+def _equal_slots(problem: Problem) -> np.ndarray:
+    """int64 [N, G] of equal numbers."""
+    flat = np.concatenate(problem.slots)
+    if len({len(s) for s in problem.slots}) > 1 or len(set(flat.tolist())) > 1:
+        listed = [slots_G.tolist() for slots_G in problem.slots]
+        raise ConfigError(
+            f"eplb needs equal servers with equal GPUs, slots are {listed}; use "
+            "eplb_heterogeneous"
+        )
+    return np.stack(problem.slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class EplbHeterogeneous(Placer):
+    """EPLB for unequal memory and speed, as Prism compares with.
+
+    Every layer gets its share of each GPU; the busiest blocks get copies, at most one
+    a server; copies go, heaviest first, where load / (slots x speed) is least.
+    """
+
+    name: ClassVar[str] = "eplb_heterogeneous"
+    SOURCE: ClassVar[str] = "EPLB, in the heterogeneous form of Prism, section IV-A"
+
+    def assign(self, problem: Problem) -> Placement:
+        N, L, E = problem.frequency_NLE.shape
+        server_D, gpu_D = gpu_list(problem.slots)
+        limit_D = np.minimum(np.concatenate(problem.slots), L * E)
+        slots_LD = layer_slots(limit_D, L)
+        speed_D = np.concatenate(problem.speeds)
+        load_LE = problem.frequency_NLE.sum(axis=0)
+        gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
+        for layer in range(L):
+            on_DE = pack_unequal(load_LE[layer], slots_LD[layer], speed_D, server_D)
+            gpus, blocks = np.nonzero(on_DE)
+            gpu_NLE[server_D[gpus], layer, blocks] = gpu_D[gpus]
+        return Placement(gpu_NLE)
+
+
+def pack_unequal(
+    load_E: np.ndarray, slots_D: np.ndarray, speed_D: np.ndarray, server_D: np.ndarray
+) -> np.ndarray:
+    """bool [D, E]: blocks of a layer on GPUs, none twice on a server.
+
+    Args:
+      load_E: calls of each block.
+      slots_D: room of each GPU in this layer; in all at least E.
+      speed_D: of each GPU, any unit.
+      server_D: the server of each GPU.
+    """
+    servers, E = int(server_D.max()) + 1, len(load_E)
+    room_N = np.minimum(np.bincount(server_D, slots_D, servers), E)
+    item_R, copies_E = replicate(load_E, int(room_N.sum()), servers)
+    each_E = load_E / copies_E
+    power_D = np.maximum(slots_D, 1) * speed_D
+    free_D, busy_D = slots_D.copy(), np.zeros(len(slots_D))
+    held_NE = np.zeros((servers, E), bool)
+    on_DE = np.zeros((len(slots_D), E), bool)
+
+    def put(block: int) -> bool:
+        open_D = (free_D > 0) & ~held_NE[server_D, block]
+        if not open_D.any():
+            return False
+        then_D = (busy_D + each_E[block]) / power_D
+        gpu = int(np.where(open_D, then_D, np.inf).argmin())
+        free_D[gpu] -= 1
+        busy_D[gpu] += each_E[block]
+        on_DE[gpu, block] = held_NE[server_D[gpu], block] = True
+        return True
+
+    left = [int(b) for b in item_R[np.argsort(-each_E[item_R], kind="stable")]]
+    placed = [put(block) for block in left]
+    # A copy whose servers are full leaves a slot to the next block that fits there.
+    for block in np.argsort(-each_E, kind="stable"):
+        if not all(placed):
+            while put(int(block)):
+                pass
+    return on_DE

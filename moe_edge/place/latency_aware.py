@@ -1,0 +1,127 @@
+"""Our placer: the least predicted latency, not the least frequency of remote calls.
+
+Eq. 2 counts remote calls alike. Time does not: a slow line makes a call dear, a call
+beside another of the same layer is nearly free, and who holds the only copy decides how
+far everybody else's calls go. `latency_model` predicts seconds, `latency_search`
+descends on them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count, check_positive
+from moe_edge.place.call_costs import Batch, CallCosts
+from moe_edge.place.latency_model import LatencyModel
+from moe_edge.place.latency_search import Search
+from moe_edge.place.migrate import settle
+from moe_edge.place.optimal import best_cover
+from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.plan import Placement
+
+SMOOTH = 0.7  # blend of the model that is descended on first (`latency_model`)
+FEWEST_STEPS = 7  # however many servers
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyAware(Placer):
+    """Minimises the predicted seconds of a mean request.
+
+    From the optimum of eq. 2 (and from the current placement, if any), steps of: the
+    marginal seconds of every block on every server; each server takes its most
+    valuable blocks, coverage is repaired where it is cheapest; the proposal is kept if
+    it lowers the prediction. First on a smooth form of the prediction, then on itself.
+
+    Attributes:
+      top_k: blocks that a token calls.
+      prompt_tokens: of a request, one number or one a server.
+      output_tokens: likewise; each is a decode step.
+      requests_per_s: that arrive at a server; None leaves queues out.
+      steps: proposals of the smooth and of the exact descent, over the number of
+        servers, so that the time stays alike.
+      horizon_requests: over how many requests the copy of a block that moves is spread,
+        where there is a current placement; 0 lets blocks move for nothing.
+    """
+
+    name: ClassVar[str] = "latency"
+    SOURCE: ClassVar[str] = "ours, for Prism's eq. 1"
+    top_k: int = 8
+    prompt_tokens: float | Sequence[float] = 256.0
+    output_tokens: float | Sequence[float] = 32.0
+    requests_per_s: float | Sequence[float] | None = None
+    steps: int = 280
+    horizon_requests: float = 1000.0
+
+    def __post_init__(self):
+        check_count("top_k", self.top_k)
+        check_count("steps", self.steps)
+        for name in ("prompt_tokens", "output_tokens", "requests_per_s"):
+            given = getattr(self, name)
+            for value in () if given is None else np.atleast_1d(given):
+                check_positive(name, value)
+        if not self.horizon_requests >= 0:
+            raise ConfigError(
+                f"horizon_requests is {self.horizon_requests}, expected 0 or more"
+            )
+
+    def model(self, problem: Problem) -> LatencyModel:
+        """The prediction for a problem.
+
+        Raises:
+          ConfigError: no cost model.
+        """
+        if problem.cost_model is None:
+            raise ConfigError(
+                "placer latency needs a cost model; name a cluster, or use optimal"
+            )
+        rate_N = self.requests_per_s
+        if rate_N is not None:
+            rate_N = np.broadcast_to(np.asarray(rate_N, np.float64), len(problem.slots))
+        return LatencyModel(
+            problem.frequency_NLE,
+            CallCosts.of(problem.cost_model),
+            self.top_k,
+            [Batch(self.prompt_tokens, 1.0), Batch(1.0, self.output_tokens)],
+            rate_N,
+        )
+
+    def assign(self, problem: Problem) -> Placement:
+        placement = super().assign(problem)
+        if problem.current is None:
+            return placement
+        return settle(problem.current, placement, problem.slots)
+
+    def choose(self, problem: Problem) -> np.ndarray:
+        model = self.model(problem)
+        shape = problem.frequency_NLE.shape
+        value_NM = problem.frequency_NLE.reshape(len(problem.slots), -1)
+        fewest = best_cover(value_NM, problem.capacity_N).reshape(shape)
+        starts = [fewest]
+        stay_NLE = np.zeros(shape)
+        if problem.current is not None and self.horizon_requests:
+            starts.append(problem.current.on_NLE)
+            stay_NLE = problem.current.on_NLE * move_seconds(problem)
+            stay_NLE /= self.horizon_requests
+        rng = np.random.default_rng(problem.seed)
+        search = Search(model, problem.capacity_N, stay_NLE)
+        steps = max(FEWEST_STEPS, self.steps // len(problem.slots))
+        found = []
+        for start_NLE in starts:
+            model.blend = SMOOTH
+            smooth_NLE = search.run(start_NLE, steps, rng)
+            model.blend = 0.0
+            on_NLE = min(start_NLE, smooth_NLE, key=search.seconds)
+            found.append(search.run(on_NLE, steps, rng))
+        return min(found, key=search.seconds)
+
+
+def move_seconds(problem: Problem) -> np.ndarray:
+    """float64 [N, 1, 1]: mean copy of a block to a GPU of each server."""
+    load = problem.cost_model.load_s
+    each = [
+        np.mean([load(n, g) for g in range(len(slots_G))])
+        for n, slots_G in enumerate(problem.slots)
+    ]
+    return np.array(each)[:, None, None]

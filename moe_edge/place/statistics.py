@@ -1,0 +1,147 @@
+"""Activation statistics from files in the `expert_counts` schema.
+
+A line is `{"model", "domain", "layer", "num_experts", "top_k", "tokens", "counts"}`;
+the measured files and the `counts.jsonl` of profiles have it.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_known
+
+FIELDS = ("domain", "layer", "num_experts", "top_k", "counts")
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """How often each server calls each block.
+
+    Attributes:
+      frequency_NLE: float64 [N, L, E], rows sum to 1 for every server and layer.
+      layers: numbers of the layers in the model.
+      model, top_k: what was counted.
+      domains: of every server.
+    """
+
+    frequency_NLE: np.ndarray
+    layers: tuple[int, ...]
+    model: str
+    top_k: int
+    domains: tuple[str, ...]
+
+
+def read_statistics(
+    path: str | Path,
+    server_domains: Sequence[str],
+    model: str | None = None,
+    top_k: int | None = None,
+) -> Statistics:
+    """One domain a server, normalised per server and layer.
+
+    Args:
+      path: JSON lines in the schema above.
+      server_domains: the domain that each server is asked about.
+      model, top_k: which rows, where a file holds several.
+    Raises:
+      ConfigError: a bad line, unknown domain or model (the known ones are listed),
+        several models or top_k and none chosen, layers or counts missing, counts
+        that are negative, NaN or all 0.
+      OSError: the file cannot be read.
+    """
+    rows = read_counts(path)
+    model = _chosen("model", model, [row.get("model") for row in rows], path)
+    rows = [row for row in rows if row.get("model") == model]
+    top_k = _chosen("top_k", top_k, [row["top_k"] for row in rows], path)
+    rows = [row for row in rows if row["top_k"] == top_k]
+    table: dict[str, dict[int, np.ndarray]] = {}
+    for row in rows:
+        by_layer = table.setdefault(row["domain"], {})
+        if row["layer"] in by_layer:
+            raise ConfigError(
+                f"{path} counts layer {row['layer']} of domain {row['domain']!r} twice"
+            )
+        by_layer[row["layer"]] = np.array(row["counts"], np.float64)
+    for domain in server_domains:
+        check_known("domain", domain, table)
+    layers = sorted({layer for by_layer in table.values() for layer in by_layer})
+    for domain in server_domains:
+        missing = sorted(set(layers) - set(table[domain]))
+        if missing:
+            raise ConfigError(f"{path} lacks layers {missing} of domain {domain!r}")
+    sizes = {len(table[domain][layer]) for domain in server_domains for layer in layers}
+    if len(sizes) > 1:
+        raise ConfigError(f"{path} has layers of {sorted(sizes)} experts, expected one")
+    counts_NLE = np.array(
+        [[table[d][layer] for layer in layers] for d in server_domains]
+    )
+    return Statistics(
+        frequency_NLE=counts_NLE / counts_NLE.sum(axis=-1, keepdims=True),
+        layers=tuple(layers),
+        model=str(model),
+        top_k=int(top_k),
+        domains=tuple(server_domains),
+    )
+
+
+def read_counts(path: str | Path) -> list[dict[str, Any]]:
+    """All lines of a counts file, checked one by one."""
+    rows = []
+    text = Path(path).read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            rows.append(_row(line, f"{path}:{number}"))
+    if not rows:
+        raise ConfigError(f"{path} holds no counts")
+    return rows
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    missing = [f for f in FIELDS if not isinstance(row, dict) or f not in row]
+    if missing:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}")
+    for field in ("layer", "num_experts", "top_k"):
+        if isinstance(row[field], bool) or not isinstance(row[field], int):
+            raise ConfigError(f"{where}: {field} is {row[field]!r}, expected a number")
+    counts = row["counts"]
+    if not isinstance(counts, list) or len(counts) != row["num_experts"]:
+        size = len(counts) if isinstance(counts, list) else type(counts).__name__
+        raise ConfigError(
+            f"{where} has counts of {size}, expected {row['num_experts']} experts"
+        )
+    for expert, count in enumerate(counts):
+        number = isinstance(count, (int, float)) and not isinstance(count, bool)
+        if not number or not math.isfinite(count) or count < 0:
+            raise ConfigError(
+                f"{where}: count of expert {expert} is {count}, expected a finite "
+                "number from 0"
+            )
+    if not sum(counts) > 0:
+        raise ConfigError(
+            f"{where}: counts sum to 0, expected choices in every layer; count more "
+            "tokens"
+        )
+    return row
+
+
+def _chosen(flag: str, wanted, found: list, path: str | Path):
+    """The value asked for, or the only one there is."""
+    known = sorted(set(found), key=str)
+    if wanted is None:
+        if len(known) > 1:
+            values = ", ".join(map(str, known))
+            raise ConfigError(f"{path} holds several: {values}; choose with --{flag}")
+        return known[0]
+    if wanted not in known:
+        values = ", ".join(map(str, known))
+        raise ConfigError(f"unknown {flag} {wanted!r} in {path}; known: {values}")
+    return wanted

@@ -1,0 +1,134 @@
+"""Our placer: against brute force, against the optimum of eq. 2, and its options."""
+
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.hardware.specs import Link
+from moe_edge.place.latency_aware import LatencyAware
+from moe_edge.place.latency_search import block_values, propose
+from moe_edge.place.migrate import arrivals
+from moe_edge.place.objective import objective
+from moe_edge.place.placer import Problem
+from moe_edge.place.policy import get_placer
+from tests.place.support import all_choices, cost_model, frequencies, unequal_slots
+
+SLOW = Link(bytes_per_s=1e5, latency_s=1e-3, source="test")
+LINKS = {(n, m): SLOW for n in range(3) for m in range(3) if n != m and 2 in (n, m)}
+
+
+def problem(seed=0, ratio=1.5, shape=(3, 6, 16), links=LINKS):
+    frequency_NLE = frequencies(*shape, seed)
+    slots = unequal_slots(shape[0], shape[1] * shape[2], ratio, seed)
+    return Problem(frequency_NLE, tuple(slots), cost_model(links=links))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_latency_is_never_predicted_worse_than_the_optimum_of_eq_2(seed):
+    ratio = 1.0 + 0.25 * seed
+    case = problem(seed, ratio)
+    placer = LatencyAware(top_k=4, requests_per_s=0.05)
+    model = placer.model(case)
+    ours = placer.place(case.frequency_NLE, case.slots, case.cost_model)
+    best = get_placer("optimal").place(case.frequency_NLE, case.slots)
+    assert model.seconds(ours.on_NLE) <= model.seconds(best.on_NLE)
+    assert objective(case.frequency_NLE, ours.on_NLE) >= objective(
+        case.frequency_NLE, best.on_NLE
+    )
+
+
+def test_latency_wins_clearly_behind_a_slow_line():
+    """Equal memory, half as much again as the model."""
+    case = Problem(
+        frequencies(3, 6, 16, shared=0.6),
+        (np.array([48]),) * 3,
+        cost_model(links=LINKS),
+    )
+    placer = LatencyAware(top_k=4)
+    model = placer.model(case)
+    ours = placer.place(case.frequency_NLE, case.slots, case.cost_model)
+    best = get_placer("optimal").place(case.frequency_NLE, case.slots)
+    assert model.seconds(ours.on_NLE) < 0.85 * model.seconds(best.on_NLE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_latency_is_close_to_the_best_of_all_placements(seed):
+    shape, slots = (3, 1, 5), (np.array([2]), np.array([3]), np.array([2]))
+    frequency_NLE = frequencies(*shape, seed)
+    case = Problem(frequency_NLE, slots, cost_model(links=LINKS))
+    placer = LatencyAware(top_k=2, prompt_tokens=10, output_tokens=5)
+    model = placer.model(case)
+    ours = placer.place(frequency_NLE, slots, case.cost_model)
+    best_s = min(
+        model.seconds(on_NM.reshape(shape)) for on_NM in all_choices((2, 3, 2), 5)
+    )
+    assert model.seconds(ours.on_NLE) <= 1.05 * best_s
+
+
+def test_latency_short_horizon_stays_and_long_horizon_moves():
+    case = problem()
+    current = get_placer("prism").place(case.frequency_NLE, case.slots)
+
+    def moved(horizon):
+        placer = LatencyAware(top_k=4, horizon_requests=horizon)
+        new = placer.place(
+            case.frequency_NLE, case.slots, case.cost_model, current=current
+        )
+        return len(arrivals(current, new))
+
+    assert moved(1e-12) == 0
+    assert moved(1e9) > 0
+
+
+def test_latency_moves_only_blocks_new_to_their_server():
+    slots = (np.array([30, 30]), np.array([50]), np.array([20, 30]))
+    model = cost_model(gpus=((1.0, 1.0), (1.0,), (1.0, 1.0)), links=LINKS)
+    frequency_NLE = frequencies(3, 6, 16)
+    current = get_placer("redundance").place(frequency_NLE, slots)
+    new = LatencyAware(top_k=4).place(frequency_NLE, slots, model, current=current)
+    assert len(arrivals(current, new)) == (new.on_NLE & ~current.on_NLE).sum()
+
+
+def test_block_values_new_copy_serves_others_once():
+    case = problem(ratio=1.6)
+    model = LatencyAware(top_k=4).model(case)
+    on_NLE = get_placer("optimal").place(case.frequency_NLE, case.slots).on_NLE
+    own_NLE, others_NLE = model.marginals(on_NLE)
+    value_NLE = block_values(model, on_NLE)
+    shared_LE = ((value_NLE != own_NLE) & ~on_NLE & (others_NLE != 0)).sum(axis=0)
+    assert shared_LE.max() <= 1
+    assert shared_LE.any()
+
+
+def test_propose_covers_with_every_slot():
+    value_NLE = frequencies(3, 2, 8, shared=1.0)
+    on_NLE = propose(value_NLE, np.array([6, 7, 8]))
+    assert on_NLE.any(axis=0).all()
+    assert on_NLE.sum(axis=(1, 2)).tolist() == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"top_k": 0}, "top_k must be a positive whole number"),
+        ({"steps": -1}, "steps must be"),
+        ({"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got 0.0"),
+        ({"requests_per_s": -1.0}, "requests_per_s must be positive"),
+        ({"horizon_requests": -1.0}, "horizon_requests is -1.0"),
+    ],
+)
+def test_latency_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LatencyAware(**options)
+
+
+def test_latency_without_a_cost_model_is_refused():
+    case = problem()
+    with pytest.raises(ConfigError, match="latency needs a cost model"):
+        LatencyAware().place(case.frequency_NLE, case.slots)
+
+
+def test_latency_tokens_of_other_servers_are_refused():
+    case = problem()
+    with pytest.raises(ConfigError, match="tokens has 2 numbers for 3 servers"):
+        LatencyAware(prompt_tokens=(5.0, 6.0)).model(case)

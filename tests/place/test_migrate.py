@@ -1,0 +1,138 @@
+"""Whether to migrate, in seconds; relabelling and settling."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.place.migrate import (
+    arrivals,
+    decide,
+    migration_seconds,
+    relabel,
+    remote_call_seconds,
+    remote_seconds,
+    settle,
+)
+from moe_edge.place.plan import Placement
+from tests.place.support import cost_model
+
+# One layer, three blocks, two servers of one GPU.
+BEFORE = Placement(np.array([[[0, 0, -1]], [[-1, 0, 0]]]))
+AFTER = Placement(np.array([[[0, -1, 0]], [[-1, 0, 0]]]))
+TWO = {"gpus": ((1.0,), (1.0,))}
+
+
+def random_placement(seed, slots, shape=(1, 4, 10)):
+    rng = np.random.default_rng(seed)
+    gpu_NLE = np.full(shape, -1, np.int8)
+    for gpu_LE, slots_G in zip(gpu_NLE, slots, strict=True):
+        blocks = rng.permutation(gpu_LE.size)[: slots_G.sum()]
+        gpu_LE.flat[blocks] = np.repeat(np.arange(len(slots_G)), slots_G)
+    return Placement(gpu_NLE)
+
+
+def test_arrivals_counts_what_comes_and_not_what_goes():
+    assert arrivals(BEFORE, AFTER).tolist() == [[0, 0, 0, 2]]
+    assert arrivals(BEFORE, BEFORE).tolist() == []
+
+
+def test_arrivals_between_gpus_of_a_server_counts():
+    moved = Placement(np.array([[[1, 0, -1]], [[-1, 0, 0]]]))
+    assert arrivals(BEFORE, moved).tolist() == [[0, 1, 0, 0]]
+
+
+def test_migration_seconds_is_bytes_over_the_gpu_link():
+    model = cost_model(**TWO)  # blocks of 3 * 8 * 4 * 2 = 192 bytes, 1e9 bytes/s
+    moves_X4 = np.array([[0, 0, 0, 2], [1, 0, 3, 1], [1, 0, 3, 2]])
+    assert migration_seconds(moves_X4, model) == pytest.approx(3 * 192e-9)
+    assert migration_seconds(moves_X4[:0], model) == 0.0
+
+
+def test_remote_seconds_each_call_goes_to_the_nearest_copy():
+    gpu_NLE = np.array([[[0, -1]], [[-1, 0]], [[-1, 0]]])
+    calls_NLE = np.array([[[5.0, 2.0]], [[3.0, 9.0]], [[1.0, 9.0]]])
+    remote_s_NM = np.array([[0, 4.0, 0.5], [2.0, 0, 1.0], [3.0, 1.0, 0]])
+    seconds = remote_seconds(Placement(gpu_NLE), calls_NLE, remote_s_NM)
+    assert seconds == pytest.approx(2 * 0.5 + 3 * 2.0 + 1 * 3.0)
+
+
+def test_remote_call_seconds_takes_the_fastest_gpu_and_both_ways():
+    model = cost_model(gpus=((1.0,), (1.0, 4.0)))
+    seconds_NM = remote_call_seconds(model, tokens=10)
+    assert (np.diag(seconds_NM) == 0).all()
+    ways_s = 2 * (1e-3 + 10 * 16 / 1e6)
+    compute_s = model.compute_s(1, 1, 10)
+    assert compute_s < model.compute_s(1, 0, 10)
+    assert seconds_NM[0, 1] == pytest.approx(ways_s + compute_s)
+
+
+def cost_of(before_s, after_s):
+    return lambda placement: before_s if placement is BEFORE else after_s
+
+
+def test_decide_compares_seconds_with_seconds():
+    model = cost_model(**TWO)  # the block that comes takes 192e-9 s
+    gain = decide(BEFORE, AFTER, cost_of(1e-6, 0.8e-6), model, hysteresis=0.0)
+    assert gain.adopt
+    assert gain.moves == 1
+    assert gain.migration_s == pytest.approx(192e-9)
+    loss = decide(BEFORE, AFTER, cost_of(1e-6, 0.81e-6), model, hysteresis=0.0)
+    assert not loss.adopt
+
+
+def test_decide_hysteresis_asks_for_more():
+    model = cost_model(**TWO)
+    cost_s = cost_of(100.0, 94.0)
+    assert decide(BEFORE, AFTER, cost_s, model, hysteresis=0.05).adopt
+    assert not decide(BEFORE, AFTER, cost_s, model, hysteresis=0.07).adopt
+    with pytest.raises(ConfigError, match="hysteresis is 1.0, expected"):
+        decide(BEFORE, AFTER, cost_s, model, hysteresis=1.0)
+
+
+def test_decide_same_placement_is_never_adopted():
+    model = cost_model(**TWO)
+    assert not decide(BEFORE, BEFORE, cost_of(9.0, 9.0), model, hysteresis=0).adopt
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_relabel_moves_fewest_of_all_numberings(seed):
+    slots = [np.array([6, 6, 6])]
+    current = random_placement(seed, slots)
+    candidate = random_placement(seed + 100, slots)
+    found = relabel(current, candidate, slots)
+    fewest = min(
+        len(arrivals(current, Placement(np.array([*order, -1])[candidate.gpu_NLE])))
+        for order in itertools.permutations(range(3))
+    )
+    assert len(arrivals(current, found)) == fewest
+    assert (found.on_NLE == candidate.on_NLE).all()
+    found_again = relabel(candidate, found, slots)
+    assert (found_again.gpu_NLE == candidate.gpu_NLE).all()
+
+
+def test_relabel_respects_slots_and_speeds():
+    slots = [np.array([8, 4])]
+    candidate = random_placement(0, slots)
+    swapped = Placement(np.array([1, 0, -1])[candidate.gpu_NLE])
+    assert (relabel(swapped, candidate, slots).gpu_NLE == candidate.gpu_NLE).all()
+    equal = [np.array([6, 6])]
+    candidate = random_placement(0, equal)
+    swapped = Placement(np.array([1, 0, -1])[candidate.gpu_NLE])
+    assert (relabel(swapped, candidate, equal).gpu_NLE == swapped.gpu_NLE).all()
+    unlike = relabel(swapped, candidate, equal, [np.array([1.0, 2.0])])
+    assert (unlike.gpu_NLE == candidate.gpu_NLE).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_settle_moves_only_blocks_new_to_their_server(seed):
+    slots = [np.array([6, 9, 3]), np.array([20])]
+    current = random_placement(seed, slots, (2, 4, 10))
+    candidate = random_placement(seed + 50, slots, (2, 4, 10))
+    settled = settle(current, candidate, slots)
+    assert (settled.on_NLE == candidate.on_NLE).all()
+    new = (candidate.on_NLE & ~current.on_NLE).sum()
+    assert len(arrivals(current, settled)) == new
+    used_NG = settled.used(3)
+    assert (used_NG[0] <= slots[0]).all()

@@ -1,0 +1,108 @@
+"""Statistics from counts files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.place.statistics import read_statistics
+
+ROW = {
+    "model": "m",
+    "domain": "a",
+    "layer": 0,
+    "num_experts": 3,
+    "top_k": 2,
+    "tokens": 10,
+    "counts": [10, 6, 4],
+}
+
+
+def counts_file(tmp_path, *changes, text=None):
+    path = tmp_path / "counts.jsonl"
+    lines = [json.dumps(ROW | change) for change in changes]
+    path.write_text("\n".join(lines) if text is None else text)
+    return path
+
+
+def domains(tmp_path, **extra):
+    return counts_file(
+        tmp_path,
+        {"layer": 4},
+        {"counts": [0, 5, 15]},
+        {"domain": "b", "counts": [1, 1, 2]},
+        {"domain": "b", "layer": 4, "counts": [2, 2, 4]},
+        *([extra] if extra else []),
+    )
+
+
+def test_read_statistics_rows_are_normalised_per_server_and_layer(tmp_path):
+    stats = read_statistics(domains(tmp_path), ["b", "a", "a"])
+    assert stats.layers == (0, 4)
+    assert (stats.model, stats.top_k) == ("m", 2)
+    assert stats.frequency_NLE.shape == (3, 2, 3)
+    np.testing.assert_allclose(stats.frequency_NLE.sum(axis=-1), 1.0)
+    np.testing.assert_allclose(
+        stats.frequency_NLE[1], [[0, 0.25, 0.75], [0.5, 0.3, 0.2]]
+    )
+
+
+def test_read_statistics_several_models_need_a_choice(tmp_path):
+    path = domains(tmp_path, model="other", counts=[1, 1, 1])
+    with pytest.raises(ConfigError, match="several: m, other; choose with --model"):
+        read_statistics(path, ["a"])
+    assert read_statistics(path, ["a"], model="m").layers == (0, 4)
+    assert read_statistics(path, ["a"], model="other").layers == (0,)
+    with pytest.raises(ConfigError, match="unknown model 'x' in .*known: m, other"):
+        read_statistics(path, ["a"], model="x")
+
+
+def test_read_statistics_several_top_k_need_a_choice(tmp_path):
+    path = domains(tmp_path, top_k=1)
+    with pytest.raises(ConfigError, match="several: 1, 2; choose with --top_k"):
+        read_statistics(path, ["a"])
+    assert read_statistics(path, ["a"], top_k=1).layers == (0,)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"counts": [float("nan"), 1, 1]}, ":1: count of expert 0 is nan"),
+        ({"counts": [1, -2, 1]}, ":1: count of expert 1 is -2"),
+        ({"counts": [0, 0, 0]}, ":1: counts sum to 0"),
+        ({"counts": [1, 2]}, ":1 has counts of 2, expected 3"),
+        ({"counts": "many"}, ":1 has counts of str"),
+        ({"counts": [1, 2, "3"]}, "count of expert 2 is 3"),
+        ({"layer": "first"}, ":1: layer is 'first'"),
+    ],
+)
+def test_read_statistics_bad_row_is_named(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_statistics(counts_file(tmp_path, change), ["a"])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [("{", ":1 is not JSON"), ('{"layer": 1}', "lacks domain"), ("\n", "no counts")],
+)
+def test_read_statistics_bad_file_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_statistics(counts_file(tmp_path, text=text), ["a"])
+
+
+def test_read_statistics_unknown_domain_lists_the_known(tmp_path):
+    with pytest.raises(ConfigError, match="unknown domain 'c'; known: a, b"):
+        read_statistics(domains(tmp_path), ["a", "c"])
+
+
+def test_read_statistics_missing_layer_is_named(tmp_path):
+    path = domains(tmp_path, layer=9)
+    with pytest.raises(ConfigError, match=r"lacks layers \[9\] of domain 'b'"):
+        read_statistics(path, ["a", "b"])
+
+
+def test_read_statistics_layer_given_twice_is_refused(tmp_path):
+    path = domains(tmp_path, layer=4)
+    with pytest.raises(ConfigError, match="layer 4 of domain 'a' twice"):
+        read_statistics(path, ["a", "b"])
