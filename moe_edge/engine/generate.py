@@ -15,8 +15,8 @@ import numpy as np
 from moe_edge.core.checks import check_count
 from moe_edge.model.sampling import Sampling, sample
 
-# Called with (row, token id) as soon as a token is known.
-TokenCallback = Callable[[int, int], None]
+# Called with (row, token id) as soon as a token is known; True ends the row.
+TokenCallback = Callable[[int, int], bool | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def generate(
       stop_ids: tokens that end a row.
       row_ids: decide, with the seed, what each row draws (default 0, 1, ...); a
         caller that splits its prompts into batches gives each its own.
-      on_token: receives every new token.
+      on_token: receives every new token, and may end its row by returning True.
       on_routing: receives (layer, Routing) of every step, prefill included.
     Raises:
       RequestError: an empty prompt or a token outside the vocabulary.
@@ -115,8 +115,8 @@ def generate(
             if active[row]:
                 rows[row].append(token)
                 active[row] = token not in stop_ids
-                if on_token is not None:
-                    on_token(row, token)
+                if on_token is not None and on_token(row, token):
+                    active[row] = False
         if step == 0:
             first = time.perf_counter()
         step += 1

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -45,9 +46,11 @@ def config_from_json(fields: dict) -> ModelConfig:
     attention["windows"] = tuple(attention["windows"])
     for name in ("dense_layers", "eos_ids"):
         fields[name] = tuple(fields[name])
+    moe = dict(fields.pop("moe"))
+    moe["rank_shares"] = tuple(tuple(row) for row in moe.get("rank_shares", ()))
     return ModelConfig(
         attention=AttentionConfig(rope=rope, **attention),
-        moe=MoeConfig(**fields.pop("moe")),
+        moe=MoeConfig(**moe),
         **fields,
     )
 
@@ -71,7 +74,25 @@ def open_checkpoints(folder: Path):
 
 def save(manager, state: TrainState, progress: Progress, config: ModelConfig) -> None:
     """Writes a checkpoint under its step; an existing one of that step stays."""
-    if progress.step in manager.all_steps():
+    about = {"progress": dataclasses.asdict(progress), "config": config_to_json(config)}
+    save_state(manager, progress.step, state, about)
+
+
+def restore(manager, hyper: Hyper) -> tuple[TrainState, Progress, ModelConfig] | None:
+    """The newest checkpoint, or None if there is none."""
+    about = read_about(manager)
+    if about is None:
+        return None
+    config = config_from_json(about["config"])
+    shapes = jax.eval_shape(lambda: init_params(config, 0))
+    optimizer = jax.eval_shape(make_optimizer(hyper).init, shapes)
+    state = restore_state(manager, TrainState(shapes, optimizer))
+    return state, Progress(**about["progress"]), config
+
+
+def save_state(manager, step: int, state: TrainState, about: dict[str, Any]) -> None:
+    """Writes a state and what is said about it; an existing one of `step` stays."""
+    if step in manager.all_steps():
         return
     # Orbax sees plain containers only: optax's tuples become a list of leaves.
     tree = {
@@ -80,9 +101,8 @@ def save(manager, state: TrainState, progress: Progress, config: ModelConfig) ->
             f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(state.optimizer))
         },
     }
-    about = {"progress": dataclasses.asdict(progress), "config": config_to_json(config)}
     manager.save(
-        progress.step,
+        step,
         args=ocp.args.Composite(
             state=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about)
         ),
@@ -90,32 +110,30 @@ def save(manager, state: TrainState, progress: Progress, config: ModelConfig) ->
     manager.wait_until_finished()
 
 
-def restore(manager, hyper: Hyper) -> tuple[TrainState, Progress, ModelConfig] | None:
-    """The newest checkpoint, or None if there is none."""
+def read_about(manager) -> dict[str, Any] | None:
+    """What the newest checkpoint says about itself, or None if there is none."""
     step = manager.latest_step()
     if step is None:
         return None
-    about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
-    config = config_from_json(about["about"]["config"])
-    shapes = jax.eval_shape(lambda: init_params(config, 0))
-    optimizer = jax.eval_shape(make_optimizer(hyper).init, shapes)
-    leaves, treedef = jax.tree.flatten(optimizer)
+    args = ocp.args.Composite(about=ocp.args.JsonRestore())
+    return manager.restore(step, args=args)["about"]
+
+
+def restore_state(manager, shapes: TrainState) -> TrainState:
+    """The newest state; `shapes` has its structure, shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(shapes.optimizer)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
     def target(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     wanted = {
-        "params": {name: target(leaf) for name, leaf in shapes.items()},
+        "params": {name: target(leaf) for name, leaf in shapes.params.items()},
         "optimizer": {f"{i:04d}": target(leaf) for i, leaf in enumerate(leaves)},
     }
     tree = manager.restore(
-        step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        manager.latest_step(),
+        args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)),
     )["state"]
-    state = TrainState(
-        tree["params"],
-        jax.tree.unflatten(
-            treedef, [tree["optimizer"][k] for k in wanted["optimizer"]]
-        ),
-    )
-    return state, Progress(**about["about"]["progress"]), config
+    leaves = [tree["optimizer"][name] for name in wanted["optimizer"]]
+    return TrainState(tree["params"], jax.tree.unflatten(treedef, leaves))

@@ -94,24 +94,24 @@ def train_experts(
     return _forward(x_TD, ids_TK, weights_TK, experts_ER, layout)[0]
 
 
-def _rows(x_TI, index):
+def take_rows(x_TI, index):
     return x_TI.at[index].get(mode=_IN_BOUNDS)
 
 
-def _sum_pairs(out_PD, row_TK):
+def sum_pairs(out_PD, row_TK):
     """Adds the K rows of every token; a sum of gathers fuses into one loop."""
-    total_TD = _rows(out_PD, row_TK[:, 0])
+    total_TD = take_rows(out_PD, row_TK[:, 0])
     for k in range(1, row_TK.shape[1]):
-        total_TD += _rows(out_PD, row_TK[:, k])
+        total_TD += take_rows(out_PD, row_TK[:, k])
     return total_TD
 
 
 def _matrices(experts_ER, expert_N, layout):
     """Each block's gate and up [N, 2F, D], neighbours in the record; down [N, D, F]."""
     D, F = layout.d_model, layout.expert_dim
-    both_NGD = _rows(experts_ER[:, : 2 * F * D], expert_N).reshape(-1, 2 * F, D)
+    both_NGD = take_rows(experts_ER[:, : 2 * F * D], expert_N).reshape(-1, 2 * F, D)
     down_ED = experts_ER[:, 2 * F * D : 3 * F * D]
-    return both_NGD, _rows(down_ED, expert_N).reshape(-1, D, F)
+    return both_NGD, take_rows(down_ED, expert_N).reshape(-1, D, F)
 
 
 def _forward(x_TD, ids_TK, weights_TK, experts_ER, layout):
@@ -119,7 +119,7 @@ def _forward(x_TD, ids_TK, weights_TK, experts_ER, layout):
     size = block_size(ids_TK.size, E)
     where = lay_out(ids_TK, E, size)
     both_NGD, down_NDF = _matrices(experts_ER, where.expert_N, layout)
-    x_NCD = _rows(x_TD, where.token_P).reshape(-1, size, x_TD.shape[1])
+    x_NCD = take_rows(x_TD, where.token_P).reshape(-1, size, x_TD.shape[1])
     hidden_NCG = jnp.einsum("NCD,NGD->NCG", x_NCD, both_NGD)
     weight_P = jnp.zeros(where.token_P.shape, jnp.float32)
     weight_P = weight_P.at[where.row_TK].set(
@@ -130,7 +130,7 @@ def _forward(x_TD, ids_TK, weights_TK, experts_ER, layout):
     # Weighting the narrow hidden layer is cheaper than weighting the output.
     act_NCF = jax.nn.silu(gate_NCF) * up_NCF * weight_NC1
     out_NCD = jnp.einsum("NCF,NDF->NCD", act_NCF, down_NDF)
-    y_TD = _sum_pairs(out_NCD.reshape(-1, x_TD.shape[1]), where.row_TK)
+    y_TD = sum_pairs(out_NCD.reshape(-1, x_TD.shape[1]), where.row_TK)
     return y_TD, (x_TD, experts_ER, hidden_NCG, weight_NC1, where)
 
 
@@ -139,8 +139,8 @@ def _backward(layout, saved, dy_TD):
     (E, R), F, D = experts_ER.shape, layout.expert_dim, layout.d_model
     size = hidden_NCG.shape[1]
     both_NGD, down_NDF = _matrices(experts_ER, where.expert_N, layout)
-    x_NCD = _rows(x_TD, where.token_P).reshape(-1, size, D)
-    dy_NCD = _rows(dy_TD, where.token_P).reshape(-1, size, D)
+    x_NCD = take_rows(x_TD, where.token_P).reshape(-1, size, D)
+    dy_NCD = take_rows(dy_TD, where.token_P).reshape(-1, size, D)
 
     gate_NCF, up_NCF = hidden_NCG[..., :F], hidden_NCG[..., F:]
     sigmoid_NCF = jax.nn.sigmoid(gate_NCF)
@@ -168,9 +168,9 @@ def _backward(layout, saved, dy_TD):
         parts.append(jnp.zeros((E, padding), jnp.float32))
     dids_TK = np.zeros(where.row_TK.shape, jax.dtypes.float0)
     return (
-        _sum_pairs(dx_NCD.reshape(-1, D), where.row_TK),
+        sum_pairs(dx_NCD.reshape(-1, D), where.row_TK),
         dids_TK,
-        _rows(dweight_P, where.row_TK),
+        take_rows(dweight_P, where.row_TK),
         jnp.concatenate(parts, axis=1),
     )
 

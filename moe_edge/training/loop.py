@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,13 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
+from moe_edge.training.control import (
+    Clock,
+    StopOnSignal,
+    append_record,
+    say,
+    short,
+)
 from moe_edge.training.evaluation import evaluate_held_out
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
@@ -56,61 +61,7 @@ class RunOptions:
             )
 
 
-def say(line: str) -> None:
-    """Progress goes to stderr: stdout ends with the script's JSON line."""
-    print(line, file=sys.stderr, flush=True)
-
-
-class _Clock:
-    """Minutes of this process, its deadline, and periodic deeds."""
-
-    def __init__(self, max_minutes: float | None):
-        self._start, self._max = time.monotonic(), max_minutes
-        self._last: dict[str, float] = {}
-
-    @property
-    def minutes(self) -> float:
-        return (time.monotonic() - self._start) / 60
-
-    @property
-    def left(self) -> float | None:
-        return None if self._max is None else self._max - self.minutes
-
-    def due(self, name: str, every: float) -> bool:
-        if self.minutes - self._last.setdefault(name, 0.0) < every:
-            return False
-        self._last[name] = self.minutes
-        return True
-
-
-class _StopOnSignal:
-    """Turns SIGTERM and SIGINT into a flag while a run lasts."""
-
-    def __enter__(self):
-        self.stopped = False
-        self._old = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self._old[number] = signal.signal(number, self._stop)
-            except ValueError:  # not in the main thread: signals are not ours
-                pass
-        return self
-
-    def _stop(self, number, frame):
-        say(f"signal {number}: saving and stopping")
-        self.stopped = True
-
-    def __exit__(self, *_):
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
-def _append(path: Path, record: dict) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def _wait_while_paused(options: RunOptions, signals: _StopOnSignal) -> float:
+def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
     start = time.monotonic()
     if options.pause_file and options.pause_file.exists():
         say(f"paused until {options.pause_file} is removed")
@@ -139,7 +90,7 @@ def train(
     metrics_path = out_dir / "metrics.jsonl"
     with (
         checkpoints.open_checkpoints(out_dir / CHECKPOINTS_FOLDER) as manager,
-        _StopOnSignal() as signals,
+        StopOnSignal() as signals,
     ):
         restored = checkpoints.restore(manager, hyper)
         if restored is None:
@@ -151,15 +102,15 @@ def train(
         order = data.ChunkOrder(corpus, options.seed)
         order.skip_to(progress.position)
         step_fn, eval_fn = make_train_step(config, hyper), make_eval_step(config)
-        clock = _Clock(options.max_minutes)
+        clock = Clock(options.max_minutes)
 
         def evaluate():
             held_out = evaluate_held_out(
                 eval_fn, state.params, corpus, rows=options.eval_rows
             )
             record = {"step": progress.step, "tokens": progress.tokens}
-            _append(metrics_path, record | {"held_out": held_out.loss})
-            say(f"held out: {_short(held_out.loss)}")
+            append_record(metrics_path, record | {"held_out": held_out.loss})
+            say(f"held out: {short(held_out.loss)}")
 
         window, window_start, window_tokens = [], time.monotonic(), progress.tokens
         while progress.tokens < schedule.train_tokens and not signals.stopped:
@@ -183,8 +134,8 @@ def train(
                 passed = time.monotonic() - window_start
                 speed = (progress.tokens - window_tokens) / passed
                 record = _summary(window, progress, rate, speed)
-                _append(metrics_path, record)
-                say(_short(record))
+                append_record(metrics_path, record)
+                say(short(record))
                 window, window_tokens = [], progress.tokens
                 window_start = time.monotonic()
             if clock.due("checkpoint", options.checkpoint_minutes):
@@ -222,10 +173,3 @@ def _summary(window, progress, rate: float, tokens_per_s: float) -> dict:
         "tokens_per_s": round(tokens_per_s, 1),
         "seconds": round(progress.seconds, 1),
     }
-
-
-def _short(record: dict) -> str:
-    return " ".join(
-        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
-        for k, v in record.items()
-    )

@@ -13,8 +13,9 @@ from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
 from moe_edge.training import data
+from moe_edge.training.control import say
 from moe_edge.training.default_config import default_config
-from moe_edge.training.loop import RunOptions, say, train
+from moe_edge.training.loop import RunOptions, train
 from moe_edge.training.resume import (
     CORPUS_FILE,
     FACTS_FILE,

@@ -1,0 +1,208 @@
+"""What an lm-eval request asks of an engine; nothing here imports lm-eval.
+
+`score_targets` answers its likelihood requests, `generate_texts` its generations.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.checks import CapacityError, RequestError, check_count
+from moe_edge.engine.generate import generate
+from moe_edge.engine.prompts import TextStream
+from moe_edge.evaluate.likelihood import rows_per_batch
+
+DEFAULT_NEW_TOKENS = 256  # lm-eval's own default
+_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens")
+_IGNORED = ("do_sample", "temperature", "top_p", "top_k")  # of greedy decoding
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A row of tokens of which the last `count` are scored.
+
+    The model reads all of it but the last token, at most `max_positions`.
+    """
+
+    ids: list[int]
+    count: int
+
+
+def fit_target(context: list[int], wanted: list[int], max_positions: int) -> Target:
+    """Context and wanted tokens, cut at the left end where they exceed the model's.
+
+    Raises:
+      RequestError: nothing is wanted, or nothing stands before it.
+      CapacityError: the wanted tokens alone exceed the context.
+    """
+    if not wanted or not context:
+        raise RequestError(
+            f"{len(context)} context and {len(wanted)} continuation tokens; expected "
+            "at least one of each"
+        )
+    if len(wanted) > max_positions:
+        raise CapacityError(
+            f"a continuation of {len(wanted)} tokens exceeds the model's context of "
+            f"{max_positions}; shorten it"
+        )
+    return Target((context + wanted)[-(max_positions + 1) :], len(wanted))
+
+
+@jax.jit
+def _score(logits_BCV, targets_BC):
+    """Log-probability of every target, and whether it is the likeliest token."""
+    picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
+    log_prob_BC = picked_BC - jax.nn.logsumexp(logits_BCV, axis=-1)
+    return log_prob_BC, jnp.argmax(logits_BCV, axis=-1) == targets_BC
+
+
+def score_targets(
+    engine, rows: Sequence[Target], batch_size: int
+) -> list[tuple[float, bool]]:
+    """Per row the summed log-probability of its targets, and whether all are greedy.
+
+    Rows run in order of length: little padding, few shapes.
+
+    Args:
+      engine: offers `score` and `config`.
+      rows: in any order.
+      batch_size: rows run together, fewer if their logits would be too large.
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids), reverse=True)
+    found, start = {}, 0
+    while start < len(order):
+        longest = len(rows[order[start]].ids)
+        size = rows_per_batch(engine.config, longest, batch_size)
+        batch = order[start : start + size]
+        scores = _score_batch(engine, [rows[i] for i in batch], size)
+        found |= dict(zip(batch, scores, strict=True))
+        start += size
+    return [found[i] for i in range(len(rows))]
+
+
+def _score_batch(engine, rows: Sequence[Target], size: int):
+    """`score_targets` of at most `size` rows; filled up with rows of one token."""
+    inputs = [row.ids[:-1] for row in rows]
+    inputs += [inputs[0][:1]] * (size - len(rows))
+    longest = max(map(len, inputs))
+    target_BS = np.zeros((size, longest), np.int32)
+    is_scored_BS = np.zeros((size, longest), bool)
+    for b, row in enumerate(rows):
+        end = len(row.ids) - 1
+        target_BS[b, :end] = row.ids[1:]
+        is_scored_BS[b, end - row.count : end] = True
+    sum_B, is_greedy_B = np.zeros(size), np.ones(size, bool)
+    for start, logits_BCV in engine.score(inputs):
+        keep = min(logits_BCV.shape[1], longest - start)
+        part = np.zeros((size, logits_BCV.shape[1]), np.int32)
+        part[:, :keep] = target_BS[:, start : start + keep]
+        log_prob_BC, is_best_BC = map(np.asarray, _score(logits_BCV, part))
+        counts_BC = is_scored_BS[:, start : start + keep]
+        sum_B += np.where(counts_BC, log_prob_BC[:, :keep], 0.0).sum(
+            axis=1, dtype=np.float64
+        )
+        is_greedy_B &= (is_best_BC[:, :keep] | ~counts_BC).all(axis=1)
+    return [(float(sum_B[b]), bool(is_greedy_B[b])) for b in range(len(rows))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """When a generation ends: at the first stop text, or after so many tokens."""
+
+    until: tuple[str, ...]
+    max_new_tokens: int
+
+    def cut(self, text: str) -> str | None:
+        """The text before its first stop text, or None if there is none in it."""
+        places = [text.find(stop) for stop in self.until]
+        found = [place for place in places if place >= 0]
+        return text[: min(found)] if found else None
+
+
+def parse_ending(options: dict[str, Any], max_positions: int) -> Ending:
+    """Reads a request's generation options.
+
+    Raises:
+      RequestError: sampling, an unknown option, or a bad value.
+    """
+    options = dict(options)
+    until = options.pop("until", None) or []
+    until = [until] if isinstance(until, str) else list(until)
+    if any(not isinstance(stop, str) for stop in until):
+        raise RequestError(f"until is {until!r}, expected texts")
+    lengths = [options.pop(name, None) for name in _LENGTH_NAMES]
+    lengths = [length for length in lengths if length is not None]
+    if options.get("do_sample") or options.get("temperature"):
+        raise RequestError(
+            f"generation options {options} ask for sampling; only greedy decoding is "
+            "offered: set do_sample to false and temperature to 0"
+        )
+    unknown = [name for name in options if name not in _IGNORED]
+    if unknown:
+        known = ", ".join(("until", *_LENGTH_NAMES, *_IGNORED))
+        raise RequestError(f"unknown generation option {unknown[0]!r}; known: {known}")
+    count = lengths[0] if lengths else min(DEFAULT_NEW_TOKENS, max_positions // 2)
+    check_count("max_gen_toks", count)
+    if count >= max_positions:
+        raise CapacityError(
+            f"max_gen_toks {count} leaves no room for a prompt in the model's context "
+            f"of {max_positions}; ask for fewer"
+        )
+    return Ending(tuple(stop for stop in until if stop), count)
+
+
+def generate_texts(
+    engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[int]],
+    ending: Ending,
+    batch_size: int,
+) -> list[str]:
+    """Greedy continuations, without their stop text.
+
+    A prompt that leaves no room for the new tokens loses its left end.
+    """
+    room = engine.config.max_positions - ending.max_new_tokens
+    rows = [prompt[-room:] for prompt in prompts]
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+    texts: dict[int, str] = {}
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        found = _generate_batch(
+            engine, tokenizer, [rows[i] for i in batch], ending, batch_size
+        )
+        texts |= dict(zip(batch, found, strict=True))
+    return [texts[i] for i in range(len(rows))]
+
+
+def _generate_batch(engine, tokenizer, rows, ending: Ending, size: int) -> list[str]:
+    streams = [TextStream(tokenizer, row) for row in rows]
+    texts, is_cut = [""] * len(rows), [False] * len(rows)
+
+    def on_token(row: int, token: int) -> bool:
+        if row >= len(rows):
+            return True  # only fills up the batch
+        if token in engine.config.eos_ids:
+            return True
+        texts[row] += streams[row].push(token)
+        cut = ending.cut(texts[row])
+        if cut is not None:
+            texts[row], is_cut[row] = cut, True
+        return is_cut[row]
+
+    filled = [*rows, *([rows[0][:1]] * (size - len(rows)))]
+    stop_ids = engine.config.eos_ids
+    generate(
+        engine, filled, ending.max_new_tokens, stop_ids=stop_ids, on_token=on_token
+    )
+    for row, stream in enumerate(streams):
+        if not is_cut[row]:
+            text = texts[row] + stream.finish()
+            cut = ending.cut(text)
+            texts[row] = text if cut is None else cut
+    return texts

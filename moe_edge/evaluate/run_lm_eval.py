@@ -1,0 +1,141 @@
+"""The root of launch/lm_eval.py: tasks of the lm-evaluation-harness on any engine."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.evaluate.stepwise import Stepwise
+
+
+def run_lm_eval(
+    *,
+    out_dir: str,
+    tasks: str,
+    include_path: str | None = None,
+    checkpoint: str = "default",
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    k: int | None = None,
+    device_memory: str | None = None,
+    offload: OffloadOptions | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Runs tasks and writes their metrics.
+
+    Args:
+      out_dir: folder of the results: evaluation.json, config.gin.
+      tasks: names, separated by commas.
+      include_path: folder of task files (YAML); data files that they name by relative
+        paths are looked up in it. None: the harness's own tasks, whose data come from
+        the hub or its cache.
+      checkpoint: path or `default`.
+      num_fewshot: examples before each question (None: as the task says).
+      limit: at most so many rows of a task.
+      batch_size: texts run together.
+      k: experts a token computes, in a refactored model sub-experts (None: its own).
+      device_memory: budget for experts; None: as `offload` says, or all resident.
+      offload: policies of experts that do not fit. With a lossy route likelihoods are
+        scored token by token, for it acts while decoding.
+      seed: of the few-shot examples.
+    Returns:
+      tasks (name -> metric -> value), n (name -> rows), num_fewshot, k, checkpoint,
+      out_dir.
+    Raises:
+      ConfigError: lm-eval is not installed, or there is no such task.
+      RequestError: a task whose data cannot be read.
+    """
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None:
+            check_count(name, value)
+    offload = resolve_offload(device_memory, offload)
+    out = check_out_dir(out_dir, overwrite)
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    loaded_tasks = _load_tasks(names, include_path)
+    if dry_run:
+        check_checkpoint(checkpoint, offload=offload, k=k)
+        return {"dry_run": True, "tasks": names, "out_dir": out_dir}
+    from lm_eval.evaluator import simple_evaluate
+
+    from moe_edge.evaluate.lm_eval_adapter import EngineLM
+
+    loaded = load_engine(checkpoint, offload=offload, k=k)
+    lossy = offload is not None and not offload.lossless
+    model = EngineLM(
+        loaded.engine,
+        loaded.tokenizer,
+        batch_size=batch_size,
+        scorer=Stepwise(loaded.engine) if lossy else None,
+    )
+    found = simple_evaluate(
+        model,
+        tasks=loaded_tasks,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        log_samples=False,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        fewshot_random_seed=seed,
+    )
+    summary = {
+        # Keys such as "acc,none": the metric and the harness's filter.
+        "tasks": {name: _metrics(row) for name, row in found["results"].items()},
+        "n": {name: row["effective"] for name, row in found["n-samples"].items()},
+        "num_fewshot": found["n-shot"],
+        "checkpoint": loaded.name,
+        "checkpoint_hf": loaded.hf_source,
+        "k": loaded.engine.config.moe.top_k,
+    }
+    if lossy:
+        summary |= {"lossless": False, **loaded.engine.movement()}
+    loaded.engine.close()
+    with atomic_folder(out, overwrite) as folder:
+        stored = summary | {"versions": found["versions"], "seed": seed}
+        report = json.dumps(stored, indent=1, default=str)
+        (folder / "evaluation.json").write_text(report + "\n", encoding="utf-8")
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    return summary | {"out_dir": out_dir}
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, float]:
+    """What of a task's row is a number under "metric,filter"."""
+    return {k: v for k, v in row.items() if "," in k and isinstance(v, (int, float))}
+
+
+def _load_tasks(names: list[str], include_path: str | None) -> list:
+    """The harness's task objects; data files are read here."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ConfigError(
+            f"lm-eval is not installed ({error}); pip install -e '.[eval]'"
+        ) from error
+    if include_path is not None and not Path(include_path).is_dir():
+        raise ConfigError(f"include_path {include_path} is not a folder; check it")
+    manager = TaskManager(
+        include_path=include_path, include_defaults=include_path is None
+    )
+    known = [*manager.all_tasks]
+    for name in names:
+        if name not in known:
+            some = ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
+            raise ConfigError(f"unknown task {name!r}; known: {some or 'none'}")
+    if not names:
+        raise ConfigError("no task named; give --tasks NAME[,NAME]")
+    with contextlib.chdir(include_path or "."):
+        try:
+            return list(manager.load(names)["tasks"].values())
+        except Exception as error:  # of datasets, yaml or jinja, by what is wrong
+            raise RequestError(
+                f"tasks {', '.join(names)} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error

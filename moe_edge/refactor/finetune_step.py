@@ -1,0 +1,162 @@
+"""Programs of router fine-tuning: a gradient step per K, and the optimiser's update.
+
+The router's rows are the only differentiated argument. Everything else enters in its
+stored dtype, so that no gradient, optimiser state or float32 copy of it is ever made.
+A `k`'s gradient step is compiled once; the update does not depend on `k`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from moe_edge.checkpoint.schema import dense_items, item_shapes
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.weights import Weights
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.matvec import compiler_options, to_float32
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import Transformer
+from moe_edge.training.frozen_experts import frozen_expert_fn
+from moe_edge.training.step import TrainState, token_losses
+
+TRAINED = ("router.weight", "router.bias")
+Router = dict[str, jax.Array]  # "blocks.0.router.weight" -> float32
+
+
+class Frozen(NamedTuple):
+    """All that is not trained."""
+
+    dense: dict[str, jax.Array]  # by canonical path
+    experts: tuple[jax.Array | None, ...]  # records of each layer
+
+
+class Total(NamedTuple):
+    """Sums over the batches of one optimiser step."""
+
+    gradient: Router
+    nats: jax.Array
+
+
+def check_trainable(config: ModelConfig) -> None:
+    """Raises ConfigError unless the router has a row for every expert."""
+    if config.moe.has_proxy_gate:
+        raise ConfigError(
+            f"the gate is {config.moe.gate}; only a linear gate has rows to train: "
+            "refactor the model with --gate lg"
+        )
+
+
+def parameter_counts(config: ModelConfig) -> tuple[int, int]:
+    """(trained, all) parameters of a model with a linear gate."""
+    trained = total = 0
+    for item in dense_items(config):
+        for name, shape in item_shapes(config, item).items():
+            total += math.prod(shape)
+            trained += math.prod(shape) if name in TRAINED else 0
+    records = len(config.moe_layers) * config.moe.num_experts
+    return trained, total + records * RecordLayout.of(config).num_values
+
+
+def split_weights(weights: Weights) -> tuple[Router, Frozen]:
+    """The router's rows, widened to float32, and everything else as it is."""
+    router, dense = {}, dict(weights.top)
+    for layer, flat in enumerate(weights.layers):
+        for name, array in flat.items():
+            path = f"blocks.{layer}.{name}"
+            if name in TRAINED:
+                router[path] = jnp.array(to_float32(array))
+            else:
+                dense[path] = array
+    return router, Frozen(dense, weights.experts)
+
+
+def forward_fn(config: ModelConfig) -> Callable:
+    """`forward(router, frozen, tokens_BS) -> logits_BSV` of a config at its top_k."""
+    model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    paths = [path for path, _ in nnx.to_flat_state(state)]
+    run_experts = frozen_expert_fn(config)
+
+    def forward(router: Router, frozen: Frozen, tokens_BS):
+        arrays = frozen.dense | router
+        leaves = [(p, nnx.Param(arrays[".".join(map(str, p))])) for p in paths]
+        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+        return bound(tokens_BS, frozen.experts, run_experts)[0]
+
+    return forward
+
+
+def nats_fn(config: ModelConfig) -> Callable:
+    """`nats(router, frozen, rows)`: summed cross-entropy of int32 rows [B, S + 1]."""
+    forward = forward_fn(config)
+
+    def nats(router, frozen, rows):
+        return token_losses(forward(router, frozen, rows[:, :-1]), rows[:, 1:]).sum()
+
+    return nats
+
+
+def make_eval_step(config: ModelConfig) -> Callable:
+    """The jitted `nats_fn`."""
+    return jax.jit(nats_fn(config), compiler_options=compiler_options())
+
+
+def make_gradient_step(config: ModelConfig) -> Callable:
+    """`step(total, router, frozen, rows) -> total`; the total is donated."""
+    nats = nats_fn(config)
+
+    def step(total: Total, router: Router, frozen: Frozen, rows) -> Total:
+        value, gradient = jax.value_and_grad(nats)(router, frozen, rows)
+        summed = jax.tree.map(jnp.add, total.gradient, gradient)
+        return Total(summed, total.nats + value)
+
+    return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
+
+
+def empty_total(router: Router) -> Total:
+    """Sums of nothing."""
+    return Total(jax.tree.map(jnp.zeros_like, router), jnp.float32(0))
+
+
+def make_optimizer(
+    weight_decay: float, clip_norm: float
+) -> optax.GradientTransformation:
+    """AdamW without its learning rate, which the update multiplies in."""
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm),
+        optax.scale_by_adam(b1=0.9, b2=0.95),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def make_update(optimizer: optax.GradientTransformation) -> Callable:
+    """`update(state, total, tokens, learning_rate) -> (state, loss, grad_norm)`."""
+
+    def update(state: TrainState, total: Total, tokens, learning_rate):
+        mean = jax.tree.map(lambda g: g / tokens, total.gradient)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
+            updates, new = optimizer.update(mean, state.optimizer, state.params)
+        params = {
+            name: value - learning_rate * updates[name]
+            for name, value in state.params.items()
+        }
+        return TrainState(params, new), total.nats / tokens, optax.tree.norm(mean)
+
+    return jax.jit(update, donate_argnums=0)
+
+
+def mean_nats(
+    eval_step: Callable, router: Router, frozen: Frozen, rows_NS: np.ndarray, batch: int
+) -> float:
+    """Nats per token of rows [N, S + 1]; N is a multiple of `batch`."""
+    nats = sum(
+        float(eval_step(router, frozen, rows_NS[first : first + batch]))
+        for first in range(0, len(rows_NS), batch)
+    )
+    return nats / (rows_NS.shape[0] * (rows_NS.shape[1] - 1))
