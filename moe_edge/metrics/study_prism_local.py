@@ -1,4 +1,4 @@
-"""Prism, figures 5 and 6: what a remote call costs, and who has few of them over time."""
+"""Prism, figures 5 and 6: what remote calls cost, and who has few of them."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.plots_offload import Panel, line_panels
 from moe_edge.metrics.study_prism_runs import (
     EPLB,
@@ -45,7 +46,7 @@ WHY_6 = (
 
 
 def split_placement(case: Case, share: float, seed: int) -> Placement:
-    """Server 0 lacks `share` of every layer's blocks, drawn at random; others lack none.
+    """Server 0 lacks a random `share` of every layer's blocks, the others none.
 
     Memory is no limit here. Blocks of a server go round its GPUs.
     """
@@ -136,7 +137,7 @@ def run_fig5(settings: PrismSettings) -> tuple[dict, PrismFindings]:
         "checks": {"a layer takes longer the more experts are remote": rising},
         "limits": [*LIMITS, "Memory is no limit here: the others hold every expert."],
         "paper_claim": prism_claim(
-            "Prism, figure 5: latency of a layer rises with the share of remote experts",
+            "Prism, figure 5: time of a layer over the share of remote experts",
             {"trend": "rises sharply"},
             {"ms by share": ours, "shares": list(settings.remote_shares)},
             WHY_5,
@@ -201,6 +202,11 @@ def run_fig6(settings: PrismSettings) -> tuple[dict, PrismFindings]:
         first = first or cases[0][1]
         shapes[model] = cases[0][1].shape
         end_s = 0.9 * interval_s * settings.requests_per_server
+        if end_s < 4 * settings.window_s:
+            raise ConfigError(
+                f"{settings.requests_per_server} requests a server last {end_s:g} s, "
+                f"expected 4 windows of {settings.window_s:g} s; ask for more requests"
+            )
         changed_s = min(2 * settings.period_s, end_s / 2)
         curves[label], after[label] = {}, {}
         for method in settings.methods:
@@ -260,7 +266,7 @@ def fig6_entry(settings, rows, after: Mapping[str, Mapping[str, float]], case) -
         for label, by in after.items()
     ]
     below = [
-        f"{label} ({by[PRISM]:.3f} against {max(by, key=by.get)}'s {max(by.values()):.3f})"
+        f"{label} ({by[PRISM]:.3f}, {max(by, key=by.get)} {max(by.values()):.3f})"
         for label, by in after.items()
         if PRISM in by and by[PRISM] < max(by.values())
     ]
@@ -289,8 +295,8 @@ def fig6_entry(settings, rows, after: Mapping[str, Mapping[str, float]], case) -
         "checks": {"Prism is above the paper's baselines, after migrations": above},
         "limits": [
             *LIMITS,
-            "Curves are medians over seeds, window by window; seeds migrate at the same "
-            "times, but not all of them at each.",
+            "Curves are medians over seeds, window by window; seeds do not all migrate "
+            "at the same times.",
         ],
         "paper_claim": prism_claim(
             "Prism, figure 6: highest local ratio after migrations at 5 minutes "

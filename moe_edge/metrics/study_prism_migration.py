@@ -24,8 +24,10 @@ from moe_edge.metrics.study_prism_runs import (
     prism_claim,
     serve,
     shape_entry,
+    slower,
     workload_entry,
 )
+from moe_edge.simulate.cluster_build import WORKLOADS
 from moe_edge.simulate.cluster_report import ClusterResult
 
 FIRST, THEN = "multidata", "bigbench"
@@ -47,14 +49,8 @@ def rule_name(keep: float, hysteresis: float) -> str:
 
 def after_change(result: ClusterResult) -> float:
     """Mean latency of the requests with the new data."""
-    new_R = np.isin(result.domain_R, _domains(THEN))
+    new_R = np.isin(result.domain_R, WORKLOADS[THEN])
     return float(result.latency_R[new_R].mean())
-
-
-def _domains(workload: str) -> tuple[str, ...]:
-    from moe_edge.simulate.cluster_build import WORKLOADS
-
-    return tuple(WORKLOADS[workload])
 
 
 def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
@@ -78,7 +74,9 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
                 ]
                 means = [result.mean_latency_s for result in results]
                 told = "no migration" if rule is None else rule_name(*rule)
-                print(f"{start}, {method}, {told}: {np.median(means):.4f} s", flush=True)
+                print(
+                    f"{start}, {method}, {told}: {np.median(means):.4f} s", flush=True
+                )
     return shape_entry(cases[0][1].shape), findings(settings, found, cases[0][1])
 
 
@@ -130,10 +128,10 @@ def findings(settings: PrismSettings, found, case) -> PrismFindings:
             "change": percent(over),
         }
     worse = [
-        f"{method}, {start}, {rule_name(*rule)}: {int((over > 1).sum())} of {len(over)} "
-        f"seeds ({percent(over)})"
+        f"{method}, {start}, {rule_name(*rule)}: {slower(over)} of {len(over)} seeds "
+        f"({percent(over)})"
         for (start, method, rule), over in ratios.items()
-        if (over > 1).any()
+        if slower(over)
     ]
     sentences = []
     for start in STARTS:
@@ -187,7 +185,9 @@ def findings(settings: PrismSettings, found, case) -> PrismFindings:
             "The grid is published whole; its best point was not known before and is "
             "no promise. Its seeds were used for nothing else.",
         ],
-        "paper_claim": prism_claim("Prism, figure 7 and section IV-B", PAPER, ours, WHY),
+        "paper_claim": prism_claim(
+            "Prism, figure 7 and section IV-B", PAPER, ours, WHY
+        ),
     }
     return PrismFindings(
         entry=entry,

@@ -25,6 +25,7 @@ from moe_edge.simulate.run_simulate import sources
 SPREAD = "half range of seeds"
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
+EQUAL = 5e-4  # relative: latencies closer than that count as equal
 MEAN, LOCAL = "mean_latency_s", "local_ratio"
 REASON = (
     "The routing is generated (fitted to measured domains, the narrow tasks assumed) "
@@ -37,7 +38,7 @@ LIMITS = (
     "Software overheads (Python, serialisation, TCP, Docker, batching) are not "
     "modelled, nor are the head, sampling and the KV cache.",
     "BIG-bench tasks are generated: the skew of narrow tasks is an assumption "
-    "(`TASK_SKEW` in moe_edge/workload/routing_model.py), studied in prism_sensitivity.",
+    "(`TASK_SKEW` in workload/routing_model.py), studied in prism_sensitivity.",
     "Spreads are over seeds of arrivals, lengths, routing and random placements.",
 )
 
@@ -89,7 +90,9 @@ class PrismSettings:
             check_positive(name, getattr(self, name))
         for name in ("period_s", "hysteresis"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, expected 0 or more"
+                )
         for field in dataclasses.fields(self):
             values = getattr(self, field.name)
             if isinstance(field.default, tuple) and (
@@ -193,12 +196,17 @@ def percent(found: Sequence[float]) -> str:
     return f"{100 * (float(np.median(found)) - 1):+.1f} %"
 
 
+def slower(ratios: np.ndarray) -> int:
+    """In how many seeds a ratio of latencies is above 1 by more than EQUAL."""
+    return int((ratios > 1 + EQUAL).sum())
+
+
 def losses(rows: Rows, method: str, over: str) -> str | None:
     """In how many seeds a method that ought to win was slower; None if in none."""
     if method not in rows or over not in rows:
         return None
     found = ratio(rows, method, over)
-    worse = int((found > 1).sum())
+    worse = slower(found)
     if not worse:
         return None
     return (
@@ -216,7 +224,7 @@ def worse_than(rows_of: Mapping[str, Rows]) -> str:
         lost = [text for pair in pairs if (text := losses(rows, *pair))]
         if lost:
             found.append(f"{label}: {'; '.join(lost)}")
-    return " | ".join(found) or "nowhere"
+    return "Slower than it should be: " + (" | ".join(found) or "nowhere") + "."
 
 
 def prism_claim(source: str, paper: Mapping, ours: Mapping, why: str) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""The root of launch/study_prism.py: one study of placement on a cluster (Prism)."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moe_edge.core.checks import check_known
+from moe_edge.core.files import check_out_dir
+from moe_edge.hardware.models import model_shape
+from moe_edge.metrics import (
+    study_prism_local,
+    study_prism_migration,
+    study_prism_scale,
+    study_prism_sensitivity,
+    study_prism_tables,
+)
+from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.study_prism_runs import PrismSettings
+from moe_edge.simulate.cluster_build import WORKLOADS
+
+STUDIES = {
+    "prism_table1": study_prism_tables.run_table1,
+    "prism_table2": study_prism_tables.run_table2,
+    "prism_fig5": study_prism_local.run_fig5,
+    "prism_fig6": study_prism_local.run_fig6,
+    "prism_fig7": study_prism_migration.run,
+    "prism_fig8": study_prism_scale.run,
+    "prism_sensitivity": study_prism_sensitivity.run,
+}
+DEFAULT = PrismSettings()
+
+
+def run_prism_study(
+    *,
+    name: str,
+    out_dir: str,
+    seed: int = DEFAULT.seed,
+    seeds: int = DEFAULT.seeds,
+    requests_per_server: int = DEFAULT.requests_per_server,
+    model: str = DEFAULT.model,
+    workload: str = DEFAULT.workload,
+    interval_s: float = DEFAULT.interval_s,
+    methods: Sequence[str] = DEFAULT.methods,
+    period_s: float = DEFAULT.period_s,
+    keep: float = DEFAULT.keep,
+    hysteresis: float = DEFAULT.hysteresis,
+    keeps: Sequence[float] = DEFAULT.keeps,
+    hystereses: Sequence[float] = DEFAULT.hystereses,
+    window_s: float = DEFAULT.window_s,
+    gpus: Sequence[int] = DEFAULT.gpus,
+    intervals: Sequence[float] = DEFAULT.intervals,
+    mbps: Sequence[float] = DEFAULT.mbps,
+    tokens: Sequence[int] = DEFAULT.tokens,
+    remote_shares: Sequence[float] = DEFAULT.remote_shares,
+    skews: Sequence[float] = DEFAULT.skews,
+    memory_shares: Sequence[float] = DEFAULT.memory_shares,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Runs a study in computed time and writes its entry.
+
+    Args:
+      name: one of STUDIES.
+      out_dir: folder of the entry.
+      seed, ..., memory_shares: see `PrismSettings`.
+      overwrite: replace a non-empty out_dir.
+      dry_run: check the settings and stop.
+      config_text: gives the config to store.
+    Raises:
+      ConfigError: bad settings; CapacityError: too little memory for a model.
+      OutputError: `out_dir` cannot be written.
+    """
+    given, started_s = locals(), time.time()
+    check_known("study", name, STUDIES)
+    fields = [field.name for field in dataclasses.fields(PrismSettings)]
+    settings = PrismSettings(**{field: given[field] for field in fields})
+    model_shape(settings.model)
+    check_known("workload", settings.workload, WORKLOADS)
+    check_out_dir(out_dir, overwrite)
+    if dry_run:
+        return {"dry_run": True, "study": name, "out_dir": out_dir}
+    shape, found = STUDIES[name](settings)
+    entry = Entry(
+        model=shape,
+        kind="simulated",
+        cost_model_source="preset",
+        seeds=settings.all_seeds,
+        started_s=started_s,
+        **found.entry,
+    )
+    print(f"{entry.question}\n{entry.answer}")
+    write_entry(
+        out_dir,
+        entry,
+        plot=found.plot,
+        config_text=config_text(),
+        overwrite=overwrite,
+        files=found.files,
+        pictures=found.pictures,
+    )
+    return {
+        "study": name,
+        **found.summary,
+        "checks": dict(entry.checks),
+        "seconds": time.time() - started_s,
+        "out_dir": out_dir,
+    }
