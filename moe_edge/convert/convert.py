@@ -32,7 +32,7 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
 from moe_edge.model.config import ModelConfig
 
 CONFIG_GIN = "config.gin"
@@ -88,8 +88,7 @@ def convert_checkpoint(
             )
         raw = refactored_hf_config(reader.config)
     dst = check_out_dir(Path(dst).resolve(), overwrite)
-    if dst == reader.path or dst in reader.path.parents or reader.path in dst.parents:
-        raise OutputError(f"output folder {dst} overlaps the source {reader.path}")
+    check_apart(dst, reader.path)
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
     changed = wanted is not None or reader.quantized is not None
@@ -211,14 +210,27 @@ class _Stream:
         Runs in the one worker only.
         """
         for piece in pieces:
-            if not self._allow_nonfinite and not all_finite(piece.array):
-                raise CheckpointError(
-                    f"tensor {piece.name} has NaN or infinite values (as "
-                    f"{piece.array.dtype.name}); add --allow_nonfinite to keep them, "
-                    "or choose another --dtype if the cast overflowed"
+            if not self._allow_nonfinite:
+                check_finite(
+                    piece,
+                    "add --allow_nonfinite to keep them, or choose another --dtype if "
+                    "the cast overflowed",
                 )
             self._content.add(piece)
             self._bytes += piece.array.nbytes
+
+
+def check_finite(piece: rules.Piece, advice: str) -> None:
+    """Raises CheckpointError if a tensor holds NaN or infinity.
+
+    Args:
+      advice: what to do about it.
+    """
+    if not all_finite(piece.array):
+        raise CheckpointError(
+            f"tensor {piece.name} has NaN or infinite values (as "
+            f"{piece.array.dtype.name}); {advice}"
+        )
 
 
 def _wait(future: Future | None) -> None:

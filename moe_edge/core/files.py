@@ -55,6 +55,21 @@ def check_out_dir(path: str | Path, overwrite: bool) -> Path:
     return path
 
 
+def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
+    """Checks that writing `out_dir` leaves what is read from alone.
+
+    Raises:
+      OutputError: the folder is an input, holds one or lies inside one.
+    """
+    out_dir = Path(out_dir).resolve()
+    for given in inputs:
+        source = Path(given).resolve()
+        if out_dir.is_relative_to(source) or source.is_relative_to(out_dir):
+            raise OutputError(
+                f"output folder {out_dir} overlaps the source {source}; name another"
+            )
+
+
 @contextlib.contextmanager
 def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder that becomes `path` when the block succeeds.

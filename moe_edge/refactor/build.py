@@ -24,7 +24,7 @@ from moe_edge.refactor.proxy_gate import (
     stack_judges,
 )
 from moe_edge.refactor.refactor_settings import Settings
-from moe_edge.refactor.write import Refactoring
+from moe_edge.refactor.write import Refactoring, check_records
 
 
 def build_refactoring(
@@ -110,6 +110,7 @@ def down_norms(reader, layer: int) -> np.ndarray:
     for first in range(0, E, step):
         records = buffer[: min(step, E - first)]
         reader.read_experts(layer, first, records)
+        check_records(reader, layer, first, records)
         down_EDF = layout.part(records, "down").astype(np.float32)
         norms.append(np.linalg.norm(down_EDF, axis=1))
         reader.release()
@@ -121,7 +122,7 @@ class _Found(NamedTuple):
 
     labels_F: np.ndarray
     judges: Judges | None = None
-    norm_U: np.ndarray | None = None  # mean norm of its sub-experts
+    level_U: np.ndarray | None = None  # mean level of its sub-experts
 
 
 def _finish(
@@ -149,20 +150,24 @@ def _finish(
     judges = choose_judges(
         fit_TF, norms_TU, labels_F, settings.gate_neurons, settings.gate_choice
     )
+    levels_TU = judges.levels(fit_TF)
     shares.add(
         profile.ranks(layer, expert)[fit],
         weights_T,
-        judges.levels(fit_TF),
+        levels_TU,
         norms_TU,
         profile.tokens_of(layer, expert) / kept,
     )
-    return _Found(labels_F, judges, norms_TU.mean(axis=0))
+    return _Found(labels_F, judges, levels_TU.mean(axis=0))
 
 
 def _stack(found: list[_Found], settings: Settings) -> Judges:
-    """A layer's gate neurons; experts of few tokens get the mean norm as a prior."""
+    """A layer's gate neurons; experts of few tokens get the mean level as a prior.
+
+    Levels, since what gate neurons say of a norm has the norm's unit only if fitted.
+    """
     U, r = settings.sub_experts, settings.gate_neurons
-    known = [each.norm_U for each in found if each.judges is not None]
+    known = [each.level_U for each in found if each.judges is not None]
     prior_U = np.mean(known, axis=0) if known else np.zeros(U)
     members = [
         np.argsort(each.labels_F, kind="stable").reshape(U, -1) for each in found

@@ -16,10 +16,10 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, build_known
-from moe_edge.core.files import check_out_dir
+from moe_edge.core.files import check_apart, check_out_dir, locked_folder
 from moe_edge.core.heap import keep_heap
 from moe_edge.refactor.finetune_data import read_windows
-from moe_edge.refactor.finetune_run import Run
+from moe_edge.refactor.finetune_run import Run, forget
 from moe_edge.refactor.finetune_settings import FineTuning
 from moe_edge.refactor.finetune_step import check_trainable, parameter_counts
 from moe_edge.refactor.finetune_write import stored_router, write_fine_tuned
@@ -47,7 +47,8 @@ def finetune_router(
       checkpoint: refactored with a linear gate, or any ordinary model; of either
         format, or "default".
       train_text: UTF-8 files, separated by commas.
-      out_dir: the new checkpoint, in our format.
+      out_dir: the new checkpoint, in our format; its experts are hard links to those
+        of a `checkpoint` of ours (see `write_fine_tuned`).
       held_out_text: a file to report the loss on; None: the training text's end,
         which is then not trained on.
       resume: False starts anew.
@@ -60,13 +61,15 @@ def finetune_router(
     Raises:
       ConfigError: unknown or bad options, K out of range, a gate without rows of its
         own, or a state of other settings; CapacityError: a window beyond the context;
-      RequestError: too little text.
+      RequestError: too little text; OutputError: a folder that cannot be written, or
+        into which another run trains.
     """
     settings = build_known(
         "settings", {"fine_tuning": FineTuning}, "fine_tuning", options
     )
     out = check_out_dir(out_dir, overwrite)
     reader = open_checkpoint(checkpoint)
+    check_apart(out, reader.path)
     check_trainable(reader.config)
     stages, limit = settings.stages(reader.config), reader.config.max_positions
     if settings.window > limit:
@@ -82,8 +85,6 @@ def finetune_router(
     )
     keep_heap()
     state_dir = out.with_name(f"{out.name}.training")
-    if not resume:
-        shutil.rmtree(state_dir, ignore_errors=True)
     trained, total = parameter_counts(reader.config)
     say(f"trains {trained} of {total} parameters ({trained / total:.3%}), K {stages}")
     facts = dataclasses.asdict(settings) | {
@@ -91,34 +92,37 @@ def finetune_router(
         "text_sha256": text.sha256,
         "held_out_sha256": hashlib.sha256(text.held_out.tobytes()).hexdigest(),
     }
-    run = Run(reader, settings, text, state_dir)
-    done = run.train(facts, max_minutes, checkpoint_minutes)
-    summary = {
-        "finished": done,
-        "step": run.progress.step,
-        "steps": settings.steps,
-        "tokens": run.progress.tokens,
-        "seconds": run.progress.seconds,
-        "trained_parameters": trained,
-        "parameters": total,
-        "trained_share": trained / total,
-        "k_values": stages,
-        "text_sha256": text.sha256,
-        "held_out_before": run.before,
-    }
-    if not done:
-        return summary
-    stored = stored_router(reader, run.state.params)
-    after = run.held_out({name: a.astype(np.float32) for name, a in stored.items()})
-    say(f"held-out perplexity by K after: {short(after)}")
-    fine_tuned = {
-        "tokens": run.progress.tokens,
-        "steps": run.progress.step,
-        "learning_rate": settings.learning_rate,
-        "k_start": stages[0],
-        "k_end": stages[-1],
-        "text_sha256": text.sha256,
-    }
-    write_fine_tuned(reader, stored, out, fine_tuned, overwrite)
-    shutil.rmtree(state_dir)
-    return summary | {"out_dir": str(out), "held_out_after": after}
+    with locked_folder(state_dir, str(out)):
+        if not resume:
+            forget(state_dir)
+        run = Run(reader, settings, text, state_dir)
+        done = run.train(facts, max_minutes, checkpoint_minutes)
+        summary = {
+            "finished": done,
+            "step": run.progress.step,
+            "steps": settings.steps,
+            "tokens": run.progress.tokens,
+            "seconds": run.progress.seconds,
+            "trained_parameters": trained,
+            "parameters": total,
+            "trained_share": trained / total,
+            "k_values": stages,
+            "text_sha256": text.sha256,
+            "held_out_before": run.before,
+        }
+        if not done:
+            return summary
+        stored = stored_router(reader, run.state.params)
+        after = run.held_out({name: a.astype(np.float32) for name, a in stored.items()})
+        say(f"held-out perplexity by K after: {short(after)}")
+        fine_tuned = {
+            "tokens": run.progress.tokens,
+            "steps": run.progress.step,
+            "learning_rate": settings.learning_rate,
+            "k_start": stages[0],
+            "k_end": stages[-1],
+            "text_sha256": text.sha256,
+        }
+        write_fine_tuned(reader, stored, out, fine_tuned, overwrite)
+        shutil.rmtree(state_dir)
+        return summary | {"out_dir": str(out), "held_out_after": after}

@@ -1,6 +1,7 @@
 """One fine-tuning run: its programs, its state, and where it stands."""
 
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import write_text
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k
 from moe_edge.refactor import finetune_step as programs
@@ -19,6 +21,20 @@ from moe_edge.training.control import Clock, StopOnSignal, append_record, say, s
 from moe_edge.training.step import TrainState
 
 LOG_MINUTES = 0.25
+STATES, RECORDS = "checkpoints", "metrics.jsonl"
+
+
+def forget(state_dir: Path) -> None:
+    """Removes what a run left, but not the folder: its lock may be held."""
+    shutil.rmtree(state_dir / STATES, ignore_errors=True)
+    (state_dir / RECORDS).unlink(missing_ok=True)
+
+
+def keep_records(path: Path, steps: int) -> None:
+    """Drops the records after `steps`: those steps run again. A step writes a line."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_text(path, "".join(lines[:steps]))
 
 
 class Run:
@@ -87,10 +103,11 @@ class Run:
         """
         clock, steps = Clock(max_minutes), self._settings.steps
         with (
-            checkpoints.open_checkpoints(self._dir / "checkpoints") as manager,
+            checkpoints.open_checkpoints(self._dir / STATES) as manager,
             StopOnSignal() as signals,
         ):
             self._begin(manager, facts)
+            keep_records(self._dir / RECORDS, self.progress.step)
 
             def save():
                 about = {"facts": facts, "before": self.before}
@@ -101,7 +118,7 @@ class Run:
                 if (left := clock.left) is not None and left <= 0:
                     break
                 record = self._step()
-                append_record(self._dir / "metrics.jsonl", record)
+                append_record(self._dir / RECORDS, record)
                 is_last = self.progress.step in (1, steps)
                 if clock.due("log", LOG_MINUTES) or is_last:
                     say(short(record))
@@ -125,7 +142,7 @@ class Run:
         if differing:
             raise ConfigError(
                 f"{self._dir} holds a run of other settings: {'; '.join(differing)}; "
-                "name them again, or another out_dir, or start anew (resume=False)"
+                f"name them again, or another out_dir, or remove {self._dir}"
             )
         self.state = checkpoints.restore_state(manager, self.state)
         self.progress = checkpoints.Progress(**about["progress"])
@@ -149,7 +166,7 @@ class Run:
         if not np.isfinite(float(loss)):
             raise ConfigError(
                 f"the loss is {float(loss)} at step {progress.step}; lower the "
-                "learning rate and start anew (resume=False)"
+                f"learning rate and remove {self._dir}"
             )
         progress.step += 1
         progress.tokens += settings.step_tokens

@@ -20,7 +20,8 @@ class FineTuning:
       learning_rate: the paper's is 1e-5, for models of billions of parameters.
       k_start, k_end: (sub-)experts a token; None: a quarter of the model's own K, and
         its own K (the paper's 8 and 32 of OLMoE).
-      k_stages: how many K are trained, evenly from `k_start` to `k_end`.
+      k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
+        many as there are steps, and a single one is `k_end`.
       window: tokens of a sequence.
       decay: share of the steps at the end over which the learning rate falls to 0.
       held_out_rows: windows on which the loss is reported.
@@ -91,7 +92,8 @@ class FineTuning:
             at_k(config, k)
         if start > end:
             raise ConfigError(f"k_start {start} exceeds k_end {end}; K grows")
-        spread = np.linspace(start, end, self.k_stages)
+        count = min(self.k_stages, self.steps)  # a stage without a step is not trained
+        spread = np.linspace(start, end, count) if count > 1 else [end]
         return sorted({round(float(k)) for k in spread})
 
     def k_of(self, step: int, stages: list[int]) -> int:

@@ -43,6 +43,9 @@ def write_fine_tuned(
 ) -> None:
     """Writes a checkpoint of ours, all or nothing; unchanged files are hard links.
 
+    Records are never copied on one file system: to write into such a file in place
+    changes both models. Removing either folder leaves the other whole.
+
     Args:
       reader: the model that was trained, of either format.
       stored: see `stored_router`.
@@ -77,7 +80,7 @@ def _ours(reader, folder: Path) -> Iterator[CheckpointReader]:
     if isinstance(reader, CheckpointReader):
         yield reader
         return
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".convert.") as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".convert.") as name:
         convert_checkpoint(reader.path, Path(name) / "ours", progress=False)
         yield open_checkpoint(Path(name) / "ours")
 

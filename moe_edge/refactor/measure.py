@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.evaluate.perplexity import measure_perplexity
@@ -117,9 +117,18 @@ def measure_model(
 
 
 def read_ids(reader, text, data_dir, limit: int) -> tuple[list[int], dict]:
-    """Tokens of the held-out text, and its name and hash."""
+    """Tokens of the held-out text, and its name and hash.
+
+    Raises:
+      RequestError: a text without a token that has one before it.
+    """
     path = str(HELD_OUT) if text is None else find_path(text, data_dir)
     content = read_text(path)
     # A token has at least one character; most have three.
     ids = load_tokenizer(reader).encode(content[: 16 * limit])[:limit]
+    if len(ids) < 2:
+        raise RequestError(
+            f"{path} has {len(ids)} tokens read, expected at least 2, since the first "
+            "is never scored; give a longer --text or --max_text_tokens"
+        )
     return ids, {"path": path, "sha256": sha256_of(path), "tokens": len(ids)}

@@ -84,16 +84,18 @@ class ModelPartition:
     seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """Sums over experts: objective, objective_heldout, shares by method, rules."""
+        """Sums over experts: objective, objective_heldout, shares by method, rules.
+
+        Shares are of solved experts only: baselines have no others.
+        """
         rules: dict[str, int] = {}
         for row in self.experts:
             rules[row["rule"]] = rules.get(row["rule"], 0) + 1
+        solved = [row for row in self.experts if row["rule"] == "solved"]
         shares = {
             part: {
-                name: _ratio_of_sums(
-                    [r[part][name] for r in self.experts if name in r[part]]
-                )
-                for name in dict.fromkeys(n for r in self.experts for n in r[part])
+                name: _ratio_of_sums([r[part][name] for r in solved if r[part]])
+                for name in dict.fromkeys(n for r in solved for n in r[part])
             }
             for part in ("fitted", "heldout")
         }

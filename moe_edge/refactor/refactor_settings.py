@@ -6,7 +6,6 @@ from moe_edge.core.checks import (
     ConfigError,
     check_count,
     check_known,
-    check_positive,
 )
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.sub_experts import split_config
@@ -66,7 +65,7 @@ class Settings:
         check_count("sub_experts", self.sub_experts)
         if self.gate_neurons is not None:
             check_count("gate_neurons", self.gate_neurons)
-        check_positive("min_tokens", self.min_tokens)
+        check_count("min_tokens", self.min_tokens)
         check_known("gate", self.gate, GATES)
         check_known("importance rule", self.importance, RULES)
         check_known("proxy_rule", self.proxy_rule, PROXY_RULES)

@@ -1,25 +1,29 @@
 """The root of launch/refactor.py: experts into sub-experts that K can choose among."""
 
 import json
-import math
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.files import check_out_dir, locked_folder, write_text
+from moe_edge.core.checks import check_count
+from moe_edge.core.files import (
+    check_apart,
+    check_out_dir,
+    locked_folder,
+    write_text,
+)
 from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
 from moe_edge.refactor.build import build_refactoring
+from moe_edge.refactor.check_flags import check_fine_tuning, check_mode, find_texts
 from moe_edge.refactor.finetune import finetune_router
 from moe_edge.refactor.measure import measure_model, parse_ks, read_ids
 from moe_edge.refactor.partition_model import MIN_TOKENS
 from moe_edge.refactor.partition_report import HELDOUT_RATIO
+from moe_edge.refactor.refactor_report import print_report, summary_of
 from moe_edge.refactor.refactor_settings import Settings
 from moe_edge.refactor.run_matrix import run_matrix
 from moe_edge.refactor.solve import DEFAULT
@@ -87,7 +91,7 @@ def run_refactor(
     Raises:
       MoeEdgeError: bad input; OSError: a file that cannot be read.
     """
-    started = time.monotonic()
+    given, started = dict(locals()), time.monotonic()
     settings = Settings(
         sub_experts=sub_experts,
         gate=gate,
@@ -105,11 +109,13 @@ def run_refactor(
         min_tokens=min_tokens,
         seed=seed,
     )
-    _check_mode(checkpoint, profile, activations, gate, train_text)
+    check_mode(given, run_refactor.__kwdefaults__)
     if activations is not None:
+        activations = find_path(activations, data_dir)
+        check_apart(out_dir, activations)
         return run_matrix(
             out_dir=out_dir,
-            activations=find_path(activations, data_dir),
+            activations=activations,
             sub_experts=sub_experts,
             inactive=settings.num_inactive,
             solver=solver or DEFAULT,
@@ -124,50 +130,63 @@ def run_refactor(
     check_count("max_text_tokens", max_text_tokens)
     out = check_out_dir(out_dir, overwrite)
     reader = open_checkpoint(checkpoint)
+    check_apart(out, reader.path, profile)
     child = settings.check(reader.config)
     ks = parse_ks(ppl_k, child.moe)
     ids, source = (
         read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
     )
+    if gate == "lg_ft":
+        train_texts = find_texts(train_text, data_dir)
+        check_apart(out, *train_texts)
+        tuning = check_fine_tuning(reader, child, train_texts, fine_tuning, seed)
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
-    train_texts = ",".join(
-        find_path(path, data_dir) for path in (train_text or "").split(",") if path
-    )
+    factor = down_factor(reader.config.moe, sub_experts, settings.model_gate)
+    exact = is_exact(factor, sub_experts, reader.layout.has_bias)
+    if not exact and reader.dtype.itemsize < 4:
+        scaled = "down biases" if factor == 1 else "down weights"
+        print(
+            f"{sub_experts} sub-experts are no power of two: {scaled} are rounded to "
+            f"{reader.dtype.name} once more, so all of them together are the parent "
+            "only nearly (bfloat16: logits within 1e-2 standard deviations)",
+            file=sys.stderr,
+        )
     if dry_run:
         return {"dry_run": True, "out_dir": out_dir}
     # Beside the output, so that a run that was killed goes on after its last layer.
     work_dir = out.with_name(f"{out.name}.partition")
     with locked_folder(work_dir, str(out)):
         refactoring, partition = build_refactoring(reader, opened, settings, work_dir)
-        factor = down_factor(reader.config.moe, sub_experts, refactoring.gate)
         report = partition.summary() | {
             "down_factor": factor,
-            "down_factor_exact": is_exact(factor),
+            "down_factor_exact": exact,
             "gate": refactoring.manifest() | {"rank_shares": refactoring.rank_shares},
             "text": source,
         }
         files = {"config.gin": config_text()}
         if gate == "lg_ft":
-            with tempfile.TemporaryDirectory(
-                dir=_parent(out), prefix=".refactor."
-            ) as lg:
-                folder = Path(lg) / "lg"
+            # In the work folder, where what a killed run left is found again.
+            folder = work_dir / "lg"
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
                 write_refactored(reader, refactoring, folder)
                 tuned = finetune_router(
                     folder,
-                    train_texts,
+                    ",".join(train_texts),
                     out,
                     overwrite=overwrite,
                     max_minutes=max_minutes,
-                    **{"seed": seed} | (fine_tuning or {}),
+                    **tuning,
                 )
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
             report["fine_tuning"] = tuned
             if not tuned["finished"]:
                 print(
                     "stopped; the same command goes on with training", file=sys.stderr
                 )
-                return _summary(report, started) | {
+                return summary_of(report, started) | {
                     "finished": False,
                     "out_dir": out_dir,
                 }
@@ -179,65 +198,8 @@ def run_refactor(
         shutil.rmtree(work_dir)
     # The checkpoint is complete: a run killed from here on leaves a usable one.
     report |= measure_model(checkpoint, out, ids, ks, seed)
-    summary = _summary(report, started)
+    summary = summary_of(report, started)
     stored = json.dumps(report | summary, indent=1, allow_nan=False, default=str)
     write_text(out / REPORT_NAME, stored + "\n")
     print_report(report)
     return summary | {"out_dir": out_dir}
-
-
-def _check_mode(checkpoint, profile, activations, gate, train_text) -> None:
-    """Raises ConfigError unless the inputs are those of one mode."""
-    given = {"checkpoint": checkpoint, "profile": profile, "train_text": train_text}
-    if activations is not None:
-        extra = [name for name, value in given.items() if value is not None]
-        if extra:
-            raise ConfigError(
-                f"--{extra[0]} means nothing beside --activations, which partitions "
-                "one matrix; leave one of them out"
-            )
-        return
-    needed = ["checkpoint", "profile"] + ["train_text"] * (gate == "lg_ft")
-    missing = [f"--{name}" for name in needed if not given[name]]
-    if missing:
-        raise ConfigError(
-            f"no {', '.join(missing)}; a model with --gate {gate} needs "
-            f"{', '.join('--' + name for name in needed)}, one matrix --activations"
-        )
-    if train_text and gate != "lg_ft":
-        raise ConfigError(f"--train_text is for --gate lg_ft, got --gate {gate}")
-
-
-def _parent(out: Path) -> Path:
-    """The folder that `out` will stand in, made if need be."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out.parent
-
-
-def _summary(report: dict[str, Any], started: float) -> dict[str, Any]:
-    """The last line of stdout; JSON has no infinity."""
-    ppl = report.get("ppl_by_k", {})
-    return {
-        "objective": report["objective"],
-        "objective_heldout": report["objective_heldout"],
-        "seconds": round(time.monotonic() - started, 3),
-        "ppl_by_k": {k: v if math.isfinite(v) else None for k, v in ppl.items()},
-        "identity_error": report.get("identity_error"),
-    }
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """The report for people."""
-    print(f"{'share of |M| left out':24}{'fitted':>9}{'held out':>10}")
-    fitted, heldout = (report["shares"][part] for part in ("fitted", "heldout"))
-    for name, share in fitted.items():
-        held = f"{100 * heldout[name]:8.2f} %" if name in heldout else f"{'-':>10}"
-        print(f"{name:24}{100 * share:7.2f} %{held}")
-    few = sum(n for rule, n in report["rules"].items() if rule != "solved")
-    print(f"experts with too few tokens to be solved: {few}")
-    error = report["identity_error"]
-    print(f"all sub-experts on: logits differ from the parent's by {error:.2g} std")
-    parents = report["parent_ppl_by_k"]
-    for k, value in report["ppl_by_k"].items():
-        beside = f"   parent {parents[k]:.3f}" if k in parents else ""
-        print(f"K {k:3}   perplexity {value:.3f}{beside}")

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import ContentHash, chunk_rows, dense_pieces
+from moe_edge.convert.convert import check_finite
+from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder
@@ -25,6 +28,8 @@ from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.linear_gate import repeat_router
 from moe_edge.refactor.proxy_gate import Judges, gate_tensors
 from moe_edge.refactor.split import down_factor, split_records
+
+BAD_WEIGHTS = "a model with them cannot be split; get an undamaged checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,8 @@ def write_refactored(
     Returns:
       the content hash.
     Raises:
-      CheckpointError: scaled weights overflow; OutputError: the folder.
+      CheckpointError: weights that are not finite, or overflow once scaled;
+      OutputError: the folder.
     """
     child = refactoring.config(reader.config)
     content = ContentHash(rules.hf_shapes(child))
@@ -98,11 +104,15 @@ def write_refactored(
         "dropped": reader.dropped,
     }
     hf_files = getattr(reader, "hf_files", reader.path)
+    parent = reader.config
+    if reader.quantized is not None:  # read, and now stored, unquantised
+        raw = converted_config(parent.hf_config, reader.dtype.name, changed=True)
+        parent = dataclasses.replace(parent, hf_config=raw)
     try:
         with atomic_folder(out_dir, overwrite) as folder:
             sink = OursSink(
                 folder,
-                reader.config,
+                parent,
                 reader.dtype,
                 hf_files,
                 source,
@@ -122,6 +132,7 @@ def write_refactored(
                             arrays = repeat_router(arrays, refactoring.subs)
                         arrays = arrays | gate
                     for piece in dense_pieces(child, item, arrays):
+                        check_finite(piece, BAD_WEIGHTS)
                         content.add(piece)
                     sink.dense(item, arrays)
                     reader.release()
@@ -134,6 +145,13 @@ def write_refactored(
     except OSError as error:
         raise OutputError(f"writing {out_dir} failed: {error}") from error
     return digest
+
+
+def check_records(reader, layer: int, first: int, records_NR: np.ndarray) -> None:
+    """Raises CheckpointError if expert records that were read are not finite."""
+    if not all_finite(records_NR):
+        for piece in rules.records_to_hf(reader.config, layer, first, records_NR):
+            check_finite(piece, BAD_WEIGHTS)
 
 
 def _write_experts(
@@ -150,6 +168,7 @@ def _write_experts(
         part = slice(first, min(first + step, E))
         records = buffer[: part.stop - first]
         reader.read_experts(layer, first, records)
+        check_records(reader, layer, first, records)
         blocks = split_records(records, labels_EF[part], layout, U, factor)
         for piece in rules.records_to_hf(child, layer, first * U, blocks):
             content.add(piece)

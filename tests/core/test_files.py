@@ -3,7 +3,13 @@ import os
 import pytest
 
 from moe_edge.core.checks import OutputError
-from moe_edge.core.files import atomic_folder, check_out_dir, locked_folder, write_text
+from moe_edge.core.files import (
+    atomic_folder,
+    check_apart,
+    check_out_dir,
+    locked_folder,
+    write_text,
+)
 
 
 def test_atomic_folder_success_renames(tmp_path):
@@ -86,6 +92,19 @@ def test_check_out_dir_rejects_file(tmp_path):
         check_out_dir(path, overwrite=True)
     with pytest.raises(OutputError, match="cannot be written"):
         check_out_dir(path / "below", overwrite=True)
+
+
+def test_check_apart_refuses_the_input_itself_above_and_below(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (tmp_path / "link").symlink_to("source")
+    check_apart(tmp_path / "source2", source)
+    for out in (source, tmp_path / "link", source / "out", tmp_path):
+        with pytest.raises(OutputError, match="overlaps the source .*/source"):
+            check_apart(out, tmp_path.parent / "other", source)
+    (source / "x.npy").touch()
+    with pytest.raises(OutputError, match="overlaps the source .*/x.npy"):
+        check_apart(source, source / "x.npy")
 
 
 def test_check_out_dir_rejects_unwritable(tmp_path, monkeypatch):

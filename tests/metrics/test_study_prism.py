@@ -9,19 +9,11 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.metrics.study_prism import run_prism_study
-from moe_edge.metrics.study_prism_local import (
-    alone,
-    layer_seconds,
-    over_time,
-    split_placement,
-)
+from moe_edge.metrics.study_prism_layer import alone, layer_seconds, split_placement
+from moe_edge.metrics.study_prism_local import over_time
 from moe_edge.metrics.study_prism_migration import after_change
 from moe_edge.metrics.study_prism_runs import (
-    EPLB,
-    OPTIMUM,
-    OURS,
-    PRISM,
-    PrismSettings,
+    cells,
     losses,
     median_row,
     on_cluster,
@@ -33,7 +25,15 @@ from moe_edge.metrics.study_prism_runs import (
 )
 from moe_edge.metrics.study_prism_scale import change
 from moe_edge.metrics.study_prism_sensitivity import copies
-from moe_edge.metrics.study_prism_tables import TABLE_1, TABLE_2, cells, targets
+from moe_edge.metrics.study_prism_settings import (
+    EPLB,
+    OPTIMUM,
+    OURS,
+    PRISM,
+    PrismSettings,
+)
+from moe_edge.metrics.study_prism_table1 import TABLE_1
+from moe_edge.metrics.study_prism_table2 import TABLE_2, targets
 from moe_edge.simulate.cluster_build import build_case
 
 

@@ -1,6 +1,7 @@
 """Router fine-tuning end to end on a tiny checkpoint."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,41 +13,13 @@ from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.refactor import finetune, finetune_run
 from moe_edge.refactor.finetune import finetune_router
-from moe_edge.training import checkpoints
 from tests.support.refactored import write_random
-from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
-
-OPTIONS = {
-    "tokens": 384,
-    "batch_tokens": 32,
-    "accumulate": 2,
-    "learning_rate": 0.03,
-    "k_start": 1,
-    "k_end": 2,
-    "k_stages": 2,
-    "window": 16,
-    "held_out_rows": 2,
-    "checkpoint_minutes": 0.0,
-}
+from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source")
-    (folder / "train.txt").write_text(TEXT * 12)
-    (folder / "held_out.txt").write_text(TEXT * 2)
-    write_tiny_checkpoint(folder / "model")
-    return folder
-
-
-def _finetune(source, out, **options):
-    return finetune_router(
-        source / "model",
-        str(source / "train.txt"),
-        out,
-        held_out_text=str(source / "held_out.txt"),
-        **OPTIONS | options,
-    )
+    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +34,7 @@ def result(source):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetune, "Run", Watched)
-        summary = _finetune(source, source / "tuned")
+        summary = finetune_tiny(source, source / "tuned")
     return summary, source / "tuned", runs[0]
 
 
@@ -73,6 +46,20 @@ def test_finetune_router_lowers_loss_and_reports(result):
         assert summary["held_out_after"][k] < 0.97 * summary["held_out_before"][k]
     assert summary["trained_parameters"] == 2 * 8 * 24
     assert not out.with_name("tuned.training").exists()
+
+
+def test_finetune_router_does_not_replace_its_source(source, tmp_path):
+    shutil.copytree(source / "model", tmp_path / "model")
+    for out in (tmp_path / "model", tmp_path / "model" / "out"):
+        with pytest.raises(OutputError, match="overlaps the source .*/model"):
+            finetune_router(
+                tmp_path / "model",
+                str(source / "train.txt"),
+                out,
+                overwrite=True,
+                **OPTIONS,
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_finetune_router_compiles_each_k_once(result):
@@ -116,50 +103,6 @@ def test_finetune_router_reported_perplexity_is_the_written_model(source, result
     np.testing.assert_allclose(result[0]["held_out_after"][2], value, rtol=1e-4)
 
 
-def test_finetune_router_resumed_equals_uninterrupted(source, result, tmp_path):
-    out = tmp_path / "resumed"
-    first = _finetune(source, out, max_minutes=1e-9)
-    assert not first["finished"] and first["step"] == 0 and not out.exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_run.Clock, "left", property(_stops_after(4)))
-        second = _finetune(source, out)
-    assert not second["finished"] and second["step"] == 4
-    third = _finetune(source, out)
-    assert third["finished"] and third["held_out_before"] == first["held_out_before"]
-    assert third["held_out_after"] == result[0]["held_out_after"]
-    for layer in range(2):
-        got = open_checkpoint(out).dense(layer)["router.weight"]
-        want = open_checkpoint(result[1]).dense(layer)["router.weight"]
-        np.testing.assert_array_equal(got, want)
-
-
-def _stops_after(steps):
-    asked = []
-
-    def left(self):
-        asked.append(1)
-        return steps - len(asked) + 1
-
-    return left
-
-
-def test_finetune_router_other_settings_do_not_resume(source, tmp_path):
-    out = tmp_path / "out"
-    _finetune(source, out, max_minutes=1e-9)
-    with pytest.raises(ConfigError, match=r"learning_rate is 0.5, it was 0.03"):
-        _finetune(source, out, learning_rate=0.5)
-    (tmp_path / "other.txt").write_text(TEXT * 13)
-    with pytest.raises(ConfigError, match="text_sha256"):
-        finetune_router(source / "model", str(tmp_path / "other.txt"), out, **OPTIONS)
-    done = _finetune(source, out, learning_rate=0.5, resume=False, max_minutes=1e-9)
-    assert done["step"] == 0
-    with checkpoints.open_checkpoints(
-        tmp_path / "out.training" / "checkpoints"
-    ) as manager:
-        about = checkpoints.read_about(manager)
-    assert about["facts"]["learning_rate"] == 0.5
-
-
 def test_finetune_router_of_refactored_model(source, result, tmp_path):
     split = write_random(source / "model", tmp_path / "split", subs=2)
     out = tmp_path / "tuned"
@@ -186,6 +129,15 @@ def test_finetune_router_of_refactored_model(source, result, tmp_path):
     assert (out / records).samefile(split / records)  # not copied
 
 
+def test_finetune_router_few_steps_train_k_end(source, tmp_path):
+    # One step, although the settings ask for two K.
+    summary = finetune_tiny(source, tmp_path / "out", tokens=64)
+    assert (summary["steps"], summary["k_values"]) == (1, [2])
+    assert [*summary["held_out_after"]] == [2]
+    fine_tuned = open_checkpoint(tmp_path / "out").manifest["fine_tuned"]
+    assert (fine_tuned["k_start"], fine_tuned["k_end"]) == (2, 2)
+
+
 def test_finetune_router_proxy_gate_is_refused(source, tmp_path):
     split = write_random(source / "model", tmp_path / "split", "proxy_global", subs=2)
     with pytest.raises(ConfigError, match="gate is proxy_global"):
@@ -207,7 +159,7 @@ def test_finetune_router_proxy_gate_is_refused(source, tmp_path):
 )
 def test_finetune_router_bad_settings_are_refused(source, tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
-        _finetune(source, tmp_path / "out", **change)
+        finetune_tiny(source, tmp_path / "out", **change)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -225,7 +177,7 @@ def test_finetune_router_bad_text_is_refused(source, tmp_path):
                 **OPTIONS,
             )
     with pytest.raises(CapacityError, match="256 tokens exceeds .* context of 128"):
-        _finetune(source, tmp_path / "out", window=256, batch_tokens=512)
+        finetune_tiny(source, tmp_path / "out", window=256, batch_tokens=512)
     (tmp_path / "out").write_text("")
     with pytest.raises(OutputError, match="is a file"):
-        _finetune(source, tmp_path / "out")
+        finetune_tiny(source, tmp_path / "out")

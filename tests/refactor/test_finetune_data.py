@@ -65,6 +65,17 @@ def test_stages_grow_linearly_over_the_steps():
     assert ks == [3, 3, 6, 6, 9, 9, 12, 12]
 
 
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_every_stage_has_a_step_and_the_last_trains_k_end(steps):
+    settings = FineTuning(
+        tokens=steps, batch_tokens=1, window=1, accumulate=1, k_start=3, k_end=12
+    )
+    stages = settings.stages(GQA)
+    ks = [settings.k_of(step, stages) for step in range(settings.steps)]
+    assert (settings.steps, sorted(set(ks)), ks[-1]) == (steps, stages, 12)
+    assert steps == 1 or ks[0] == 3
+
+
 def test_rate_falls_to_zero_over_the_decay():
     settings = FineTuning(
         tokens=10, batch_tokens=1, window=1, accumulate=1, learning_rate=1.0, decay=0.4

@@ -53,6 +53,21 @@ def test_partition_model_covers_all_experts_and_counts_rules(tmp_path):
     assert lines[1].startswith("partition: layer 5 (2/2)")
 
 
+def test_shares_compare_the_same_experts(tmp_path):
+    found = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    shares = found.summary()["shares"]
+    solved = [row for row in found.experts if row["rule"] == "solved"]
+    few = [row for row in found.experts if row["rule"] != "solved" and row["fitted"]]
+    assert few  # expert 2 of layer 1 has tokens, and no baselines
+    for part in ("fitted", "heldout"):
+        for name in ("partition", "random"):
+            scores = [row[part][name] for row in solved]
+            left_out, total = (
+                sum(score[key] for score in scores) for key in ("objective", "total")
+            )
+            assert shares[part][name] == pytest.approx(left_out / total, rel=1e-12)
+
+
 def test_partition_model_few_tokens_fall_back_on_neuron_weights(tmp_path):
     found = partition_model(
         FakeSource(), tmp_path, OPTIONS, neuron_weights=weights_of, report=None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -13,35 +14,15 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.profile.reader import open_profile
-from moe_edge.profile.run_profile import run_profile
+from moe_edge.refactor import run_refactor as run_module
 from moe_edge.refactor.build import build_refactoring
 from moe_edge.refactor.importance import sub_norms
+from moe_edge.refactor.partition_report import split_rows
 from moe_edge.refactor.refactor_settings import Settings
 from moe_edge.refactor.run_refactor import REPORT_NAME, run_refactor
-from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import score_all
 
 U, TOP_K = 4, 2
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    words = np.random.default_rng(0).permutation((12 * TEXT).split())
-    path.write_text(" ".join(words))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def profile(tiny, text, tmp_path_factory):
-    out = tmp_path_factory.mktemp("profile") / "p"
-    run_profile(out_dir=str(out), text=text, checkpoint=str(tiny), window=64)
-    return str(out)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +127,27 @@ def test_blocks_are_ordered_by_importance(tiny, profile, tmp_path):
     np.testing.assert_allclose(judges.levels(rows), norms_TU, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("choice", ["fitted", "central"])
+def test_priors_are_in_the_unit_of_levels(choice, tiny, profile, tmp_path):
+    opened = open_profile(profile)
+    kept = [len(opened.activations(0, expert)) for expert in range(8)]
+    limit = sorted(int(0.8 * n) for n in kept)[4]
+    settings = Settings(gate="cg", gate_choice=choice, min_tokens=limit)
+    reader = open_checkpoint(tiny)
+    found, _ = build_refactoring(reader, opened, settings, tmp_path / "work")
+    judges = found.judges[0]
+    poor = ~judges.scale_Ur.any(axis=(1, 2))
+    assert 0 < poor.sum() < 8
+    means = []
+    for expert in np.flatnonzero(~poor):
+        rows = opened.activations(0, expert)
+        fit, _ = split_rows(len(rows), settings.heldout_ratio, settings.seed)
+        one = type(judges)(*(array[expert] for array in judges))
+        means.append(one.levels(rows[fit]).mean(axis=0))
+    expected = np.mean(means, axis=0)
+    np.testing.assert_allclose(judges.prior_U[poor][0], expected, rtol=1e-4)
+
+
 def test_few_tokens_are_counted_and_get_a_prior(tiny, profile, tmp_path):
     opened = open_profile(profile)
     kept = [len(opened.activations(0, expert)) for expert in range(8)]
@@ -181,6 +183,26 @@ def test_lg_ft_changes_router_rows_only(tiny, profile, text, tmp_path):
     assert tuned.manifest["refactor"]["fine_tuned"]
     assert "fine_tuning" in json.loads((tmp_path / "ft" / REPORT_NAME).read_text())
     assert {path.name for path in tmp_path.iterdir()} == {"ft", "lg"}
+
+
+def test_a_killed_lg_ft_leaves_nothing_that_the_next_does_not_take(
+    tiny, profile, text, tmp_path, monkeypatch
+):
+    """Killed while it trains: nothing is cleaned up then."""
+    options = {"gate": "lg_ft", "train_text": text}
+    options["fine_tuning"] = {"tokens": 64, "batch_tokens": 64, "window": 64}
+
+    def killed(folder, *args, **kwargs):
+        shutil.copytree(folder, tmp_path / "copy")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module, "finetune_router", killed)
+        refactor(tiny, profile, tmp_path / "ft", **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "ft.partition"}
+    (tmp_path / "copy").rename(tmp_path / "ft.partition" / "lg")
+    refactor(tiny, profile, tmp_path / "ft", **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"ft"}
 
 
 def test_default_gate_neurons_follow_the_width(tiny):

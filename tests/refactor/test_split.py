@@ -71,8 +71,21 @@ def test_powers_of_two_are_exact_and_others_round_once():
         got = sub_layout(LAYOUT, subs).part(blocks[:subs], "down").astype(np.float64)
         got = np.concatenate(list(got), axis=1)
         error = np.abs(got / (factor * down) - 1).max()
-        assert is_exact(factor) == (error == 0)
+        assert is_exact(factor, subs, has_bias=False) == (error == 0)
         assert error <= 2**-8  # half a step of bfloat16
+
+
+def test_down_biases_round_unless_the_parts_are_a_power_of_two():
+    records = experts(ml_dtypes.bfloat16)
+    bias = LAYOUT.part(records, "down_bias").astype(np.float64)
+    for subs, factor in ((4, 1), (3, 1), (3, 3), (4, 4)):
+        labels_EF = np.tile(np.arange(12) // (12 // subs), (E, 1))
+        blocks = split_records(records, labels_EF, LAYOUT, subs, factor)
+        got = sub_layout(LAYOUT, subs).part(blocks, "down_bias").astype(np.float64)
+        same = (got.reshape(E, subs, -1).sum(axis=1) == factor * bias).all()
+        assert same or not is_exact(factor, subs, has_bias=True)
+    assert is_exact(1, 4, has_bias=True) and is_exact(1, 3, has_bias=False)
+    assert not is_exact(1, 3, has_bias=True)
 
 
 def test_float16_overflow_is_refused():

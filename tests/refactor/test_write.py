@@ -11,9 +11,13 @@ from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.model.sub_experts import at_k
+from moe_edge.refactor.build import down_norms
 from moe_edge.refactor.write import write_refactored
+from tests.support.conversion import convert
+from tests.support.quantised import fp8_folder
 from tests.support.refactored import (
     SUBS,
+    UNGROUPED,
     hidden_states,
     layer_output,
     parent_folder,
@@ -126,6 +130,47 @@ def test_bfloat16_blocks_are_exact_multiples(tmp_path):
     got = child.layout.part(np.asarray(child.experts(0)), "down")
     assert got.dtype == ml_dtypes.bfloat16
     np.testing.assert_allclose(got.astype(np.float64).sum(), 4 * down.sum(), rtol=1e-12)
+
+
+def test_a_quantised_parent_is_unquantised_once_split(tmp_path):
+    raw = {"moe_intermediate_size": 32} | UNGROUPED["deepseek_v3"]
+    hf, _ = fp8_folder(tmp_path / "hf", **raw)
+    write_random(hf, tmp_path / "r")
+    config = read_manifest(tmp_path / "r")["hf_config"]
+    assert "quantization_config" not in config and config["torch_dtype"] == "bfloat16"
+    stored = json.loads((tmp_path / "r" / "hf" / "config.json").read_text())
+    assert stored == config
+    convert(tmp_path / "r", tmp_path / "out", to="hf")
+    exported = open_checkpoint(tmp_path / "out")
+    assert "quantization_config" not in exported.config.hf_config
+    child = open_checkpoint(tmp_path / "r")
+    layer = child.config.moe_layers[-1]
+    np.testing.assert_array_equal(exported.experts(layer), child.experts(layer))
+
+
+@pytest.mark.parametrize("name", ["gate", "down"])
+def test_weights_that_are_not_finite_are_refused(name, tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", "mixtral"))
+    records = np.array(parent.experts(0))
+    parent.layout.part(records, name)[1, 0, 0] = np.nan
+    parent.read_experts = lambda layer, first, out: np.copyto(
+        out, records[first : first + len(out)]
+    )
+    with pytest.raises(CheckpointError, match=r"experts\.1\.w\d\S* has NaN"):
+        write_refactored(parent, random_refactoring(parent), tmp_path / "r")
+    with pytest.raises(CheckpointError, match="has NaN or infinite values"):
+        down_norms(parent, 0)
+
+
+def test_dense_weights_that_are_not_finite_are_refused(tmp_path):
+    parent = open_checkpoint(parent_folder(tmp_path / "hf", "mixtral"))
+    dense = parent.dense
+    parent.dense = lambda item: {
+        name: np.full_like(a, np.inf) if name == "router.weight" else a
+        for name, a in dense(item).items()
+    }
+    with pytest.raises(CheckpointError, match="gate.weight has NaN or infinite values"):
+        write_refactored(parent, random_refactoring(parent), tmp_path / "r")
 
 
 def test_overflow_is_refused(tmp_path):
