@@ -18,7 +18,9 @@ from moe_edge.engine.prompts import TextStream
 from moe_edge.evaluate.likelihood import rows_per_batch
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default
-_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens")
+_LENGTH_NAMES = (
+    *("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"),
+)
 _IGNORED = ("do_sample", "temperature", "top_p", "top_k")  # of greedy decoding
 
 
@@ -127,17 +129,26 @@ class Ending:
 def parse_ending(options: dict[str, Any], max_positions: int) -> Ending:
     """Reads a request's generation options.
 
+    As in the harness `do_sample: false` is greedy at any temperature.
+
     Raises:
-      RequestError: sampling, an unknown option, or a bad value.
+      RequestError: sampling, an unknown option, two lengths, or a bad value.
     """
     options = dict(options)
     until = options.pop("until", None) or []
     until = [until] if isinstance(until, str) else list(until)
     if any(not isinstance(stop, str) for stop in until):
         raise RequestError(f"until is {until!r}, expected texts")
-    lengths = [options.pop(name, None) for name in _LENGTH_NAMES]
-    lengths = [length for length in lengths if length is not None]
-    if options.get("do_sample") or options.get("temperature"):
+    default = min(DEFAULT_NEW_TOKENS, max_positions // 2)
+    lengths = {name: options.pop(name, None) for name in _LENGTH_NAMES}
+    lengths = {name: value for name, value in lengths.items() if value is not None}
+    count = next(iter(lengths.values()), default)
+    if any(value != count for value in lengths.values()):
+        raise RequestError(f"{lengths} name more than one length; keep one of them")
+    samples = options.get("do_sample")
+    if samples is None:
+        samples = options.get("temperature")
+    if samples:
         raise RequestError(
             f"generation options {options} ask for sampling; only greedy decoding is "
             "offered: set do_sample to false and temperature to 0"
@@ -146,7 +157,6 @@ def parse_ending(options: dict[str, Any], max_positions: int) -> Ending:
     if unknown:
         known = ", ".join(("until", *_LENGTH_NAMES, *_IGNORED))
         raise RequestError(f"unknown generation option {unknown[0]!r}; known: {known}")
-    count = lengths[0] if lengths else min(DEFAULT_NEW_TOKENS, max_positions // 2)
     check_count("max_gen_toks", count)
     if count >= max_positions:
         raise CapacityError(

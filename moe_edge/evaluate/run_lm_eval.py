@@ -6,7 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.core.checks import (
+    ConfigError,
+    MoeEdgeError,
+    RequestError,
+    check_count,
+)
 from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -52,11 +57,14 @@ def run_lm_eval(
       out_dir.
     Raises:
       ConfigError: lm-eval is not installed, or there is no such task.
-      RequestError: a task whose data cannot be read.
+      RequestError: a task whose data cannot be read, or that cannot be run, such as
+        with more few-shot examples than it has.
     """
     for name, value in (("limit", limit), ("batch_size", batch_size)):
         if value is not None:
             check_count(name, value)
+    if num_fewshot is not None and num_fewshot < 0:
+        raise ConfigError(f"num_fewshot must be 0 or more, got {num_fewshot}")
     offload = resolve_offload(device_memory, offload)
     out = check_out_dir(out_dir, overwrite)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -64,28 +72,20 @@ def run_lm_eval(
     if dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"dry_run": True, "tasks": names, "out_dir": out_dir}
-    from lm_eval.evaluator import simple_evaluate
-
-    from moe_edge.evaluate.lm_eval_adapter import EngineLM
-
     loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
-    model = EngineLM(
-        loaded.engine,
-        loaded.tokenizer,
-        batch_size=batch_size,
-        scorer=Stepwise(loaded.engine) if lossy else None,
-    )
-    found = simple_evaluate(
-        model,
-        tasks=loaded_tasks,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        log_samples=False,
-        random_seed=seed,
-        numpy_random_seed=seed,
-        fewshot_random_seed=seed,
-    )
+    with contextlib.closing(loaded.engine):
+        found = _evaluate(
+            loaded,
+            names,
+            loaded_tasks,
+            lossy=lossy,
+            batch_size=batch_size,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            seed=seed,
+        )
+        movement = loaded.engine.movement() if lossy else {}
     summary = {
         # Keys such as "acc,none": the metric and the harness's filter.
         "tasks": {name: _metrics(row) for name, row in found["results"].items()},
@@ -96,14 +96,54 @@ def run_lm_eval(
         "k": loaded.engine.config.moe.top_k,
     }
     if lossy:
-        summary |= {"lossless": False, **loaded.engine.movement()}
-    loaded.engine.close()
+        summary |= {"lossless": False, **movement}
     with atomic_folder(out, overwrite) as folder:
         stored = summary | {"versions": found["versions"], "seed": seed}
         report = json.dumps(stored, indent=1, default=str)
         (folder / "evaluation.json").write_text(report + "\n", encoding="utf-8")
         (folder / "config.gin").write_text(config_text(), encoding="utf-8")
     return summary | {"out_dir": out_dir}
+
+
+def _evaluate(
+    loaded, names, tasks, *, lossy, batch_size, num_fewshot, limit, seed
+) -> dict[str, Any]:
+    """What the harness finds; its own errors become RequestErrors."""
+    from lm_eval.evaluator import simple_evaluate
+
+    from moe_edge.evaluate.lm_eval_adapter import EngineLM
+
+    model = EngineLM(
+        loaded.engine,
+        loaded.tokenizer,
+        batch_size=batch_size,
+        scorer=Stepwise(loaded.engine) if lossy else None,
+    )
+    with _request_errors(names, "run"):
+        return simple_evaluate(
+            model,
+            tasks=tasks,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            log_samples=False,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+
+
+@contextlib.contextmanager
+def _request_errors(names: list[str], verb: str):
+    """Names the tasks in what lm-eval, datasets, yaml or jinja raise."""
+    try:
+        yield
+    except MoeEdgeError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"tasks {', '.join(names)} cannot be {verb}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
@@ -119,8 +159,10 @@ def _load_tasks(names: list[str], include_path: str | None) -> list:
         raise ConfigError(
             f"lm-eval is not installed ({error}); pip install -e '.[eval]'"
         ) from error
-    if include_path is not None and not Path(include_path).is_dir():
-        raise ConfigError(f"include_path {include_path} is not a folder; check it")
+    if include_path is not None:
+        if not Path(include_path).is_dir():
+            raise ConfigError(f"include_path {include_path} is not a folder; check it")
+        include_path = str(Path(include_path).resolve())  # outlives the chdir below
     manager = TaskManager(
         include_path=include_path, include_defaults=include_path is None
     )
@@ -131,11 +173,5 @@ def _load_tasks(names: list[str], include_path: str | None) -> list:
             raise ConfigError(f"unknown task {name!r}; known: {some or 'none'}")
     if not names:
         raise ConfigError("no task named; give --tasks NAME[,NAME]")
-    with contextlib.chdir(include_path or "."):
-        try:
-            return list(manager.load(names)["tasks"].values())
-        except Exception as error:  # of datasets, yaml or jinja, by what is wrong
-            raise RequestError(
-                f"tasks {', '.join(names)} cannot be loaded: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+    with contextlib.chdir(include_path or "."), _request_errors(names, "loaded"):
+        return list(manager.load(names)["tasks"].values())

@@ -68,6 +68,11 @@ def test_parse_ending_reads_the_harness_options():
     assert ending == Ending(("\n",), 7)
     assert parse_ending({"until": "\n", "temperature": 0.0}, 64).max_new_tokens == 32
     assert parse_ending({}, 4096) == Ending((), 256)
+    # Greedy in the harness, whatever the temperature.
+    greedy = {"do_sample": False, "temperature": 0.7, "top_p": 0.9}
+    assert parse_ending(greedy, 64) == Ending((), 32)
+    twice = {"max_new_tokens": 7, "max_completion_tokens": 7}
+    assert parse_ending(twice, 64) == Ending((), 7)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,11 @@ def test_parse_ending_reads_the_harness_options():
     [
         ({"do_sample": True}, RequestError, "only greedy"),
         ({"temperature": 0.7}, RequestError, "only greedy"),
+        (
+            {"max_tokens": 9, "max_gen_toks": 7},
+            RequestError,
+            "{'max_gen_toks': 7, 'max_tokens': 9} name more than one length",
+        ),
         ({"num_beams": 4}, RequestError, "option 'num_beams'; known: until, max_gen"),
         ({"until": [3]}, RequestError, r"until is \[3\], expected texts"),
         ({"max_gen_toks": 0}, ConfigError, "max_gen_toks must be .*got 0"),
@@ -144,3 +154,5 @@ def test_run_lm_eval_without_the_extra_says_what_to_install(tmp_path, monkeypatc
         run_lm_eval(out_dir=str(tmp_path / "out"), tasks="any")
     with pytest.raises(ConfigError, match="batch_size must be .* got 0"):
         run_lm_eval(out_dir=str(tmp_path / "out"), tasks="any", batch_size=0)
+    with pytest.raises(ConfigError, match="num_fewshot must be 0 or more, got -1"):
+        run_lm_eval(out_dir=str(tmp_path / "out"), tasks="any", num_fewshot=-1)

@@ -3,68 +3,21 @@
 Without the extra these tests fail; the marker alone keeps them out of a plain run.
 """
 
-import json
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import decode_after
-from moe_edge.evaluate.multiple_choice import Question, answer_questions
+from moe_edge.evaluate.multiple_choice import answer_questions
 from moe_edge.evaluate.perplexity import measure_perplexity
-from moe_edge.evaluate.run_lm_eval import run_lm_eval
+from tests.support.lm_eval_tasks import QUESTIONS
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
-ROOT = Path(__file__).parents[2]
-QUESTIONS = [
-    Question("a", "The river runs past the", ("old mill", "dog", "12 sacks"), 0),
-    Question("b", "There are 12", ("sacks", "cats of flour"), 0),
-    Question("c", "How many", ("miller", "sacks are there?"), 1),
-]
-TASK = """
-task: tiny_{kind}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: questions.jsonl
-test_split: test
-output_type: {output}
-doc_to_text: "{{{{prompt}}}}"
-doc_to_target: {target}
-{more}
-"""
-CHOICE = """
-doc_to_choice: "{{choices}}"
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-  - metric: acc_norm
-    aggregation: mean
-    higher_is_better: true
-"""
-UNTIL = """
-generation_kwargs:
-  until: ["."]
-  max_gen_toks: 6
-metric_list:
-  - metric: exact_match
-    aggregation: mean
-    higher_is_better: true
-"""
-ROLLING = """
-metric_list:
-  - metric: byte_perplexity
-"""
 
 
 @pytest.fixture(scope="module")
@@ -151,68 +104,3 @@ def test_generate_until_equals_generate(loaded):
         prompt = loaded.tokenizer.encode(text)
         run = generate(loaded.engine, [prompt], option["max_gen_toks"])
         assert got == decode_after(loaded.tokenizer, prompt, run.tokens[0])
-
-
-def _write_tasks(folder: Path) -> Path:
-    folder.mkdir()
-    rows = [
-        {"prompt": q.prompt, "choices": q.choices, "answer": q.answer}
-        for q in QUESTIONS
-    ]
-    lines = [json.dumps(row) for row in rows]
-    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
-    for kind, output, target, more in (
-        ("choice", "multiple_choice", "answer", CHOICE),
-        ("until", "generate_until", '"any"', UNTIL),
-        ("rolling", "loglikelihood_rolling", '"{{prompt}}"', ROLLING),
-    ):
-        text = TASK.format(kind=kind, output=output, target=target, more=more)
-        (folder / f"{kind}.yaml").write_text(text)
-    return folder
-
-
-def test_local_tasks_end_to_end_by_script(tmp_path, checkpoint, loaded):
-    folder, out = _write_tasks(tmp_path / "tasks"), tmp_path / "out"
-    command = [sys.executable, "launch/lm_eval.py", f"--checkpoint={checkpoint}"]
-    command += ["--tasks=tiny_choice,tiny_until,tiny_rolling"]
-    command += [f"--include_path={folder}", f"--out_dir={out}", "--batch_size=4"]
-    environment = os.environ | {
-        "HF_HOME": str(tmp_path / "hub"),
-        "HF_HUB_OFFLINE": "1",  # nothing is asked of the hub
-    }
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    ours, _ = answer_questions(loaded.engine, loaded.tokenizer, QUESTIONS)
-    choice = summary["tasks"]["tiny_choice"]
-    assert choice["acc_norm,none"] == pytest.approx(ours["accuracy"])
-    assert summary["n"] == dict.fromkeys(summary["tasks"], 3)
-    assert summary["tasks"]["tiny_until"]["exact_match,none"] == 0.0
-    rolling = summary["tasks"]["tiny_rolling"]["byte_perplexity,none"]
-    prompts = [q.prompt for q in QUESTIONS]
-    nats = -sum(
-        _model(loaded).loglikelihood_rolling(_requests(*((p,) for p in prompts)))
-    )
-    size = sum(len(prompt.encode()) for prompt in prompts)
-    assert rolling == pytest.approx(np.exp(nats / size), rel=1e-5)
-    stored = json.loads((out / "evaluation.json").read_text())
-    assert stored["tasks"] == summary["tasks"]
-
-
-def test_run_lm_eval_bad_tasks_are_refused(tmp_path, checkpoint):
-    folder = _write_tasks(tmp_path / "tasks")
-    options = {"out_dir": str(tmp_path / "out"), "checkpoint": str(checkpoint)}
-    with pytest.raises(ConfigError, match="unknown task 'arc'; known: tiny_choice, "):
-        run_lm_eval(tasks="tiny_choice,arc", include_path=str(folder), **options)
-    with pytest.raises(ConfigError, match="include_path nowhere is not a folder"):
-        run_lm_eval(tasks="arc", include_path="nowhere", **options)
-    with pytest.raises(ConfigError, match="no task named"):
-        run_lm_eval(tasks=" ,", include_path=str(folder), **options)
-    (folder / "questions.jsonl").unlink()
-    with pytest.raises(
-        RequestError, match="tiny_choice cannot be loaded: FileNotFound"
-    ):
-        run_lm_eval(tasks="tiny_choice", include_path=str(folder), **options)
-    assert not (tmp_path / "out").exists()
