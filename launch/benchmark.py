@@ -50,8 +50,9 @@ WEIGHTS = (
 SYNTHETIC = {
     "refactor": "Synthetic activations: planted clusters of neurons with log-normal "
     "scales. They show the solver's speed and objective, no model's quality.",
-    "placement": "Made-up statistics: Zipf-1 over a layer's blocks, half of it in an "
-    "order that all servers share. Gaps are of eq. 2, not of latency.",
+    "placement": "Seconds and gaps: made-up statistics, Zipf-1 over a layer's blocks, "
+    "half of it in an order that all servers share; gaps are of eq. 2. Latencies: "
+    "simulated, routing from a fitted generator; ratios only.",
 }
 SUITE = flags.DEFINE_string("suite", None, f"one of {', '.join(SUITES)}")
 REPEATS = flags.DEFINE_integer("repeats", None, "measured rounds of every case")

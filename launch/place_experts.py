@@ -20,6 +20,10 @@ FLAGS = (
     flags.DEFINE_string(
         "slots", None, "blocks that fit on each server, by commas; 80+80: two GPUs"
     ),
+    flags.DEFINE_integer(
+        "d_model", None, "of the statistics' model, if it is not a known one"
+    ),
+    flags.DEFINE_integer("expert_dim", None, "likewise, neurons of an expert"),
     flags.DEFINE_string("cluster", None, "preset of machines, instead of --slots"),
     flags.DEFINE_string("methods", None, "placers, by commas, or all (default)"),
 )

@@ -19,8 +19,8 @@ from moe_edge.metrics.quickstart import run_quickstart
 from moe_edge.metrics.study_accuracy import run_accuracy
 from moe_edge.metrics.study_activations import run_activations
 from moe_edge.metrics.study_elastic import run_elastic
-from moe_edge.metrics.study_prism import run_prism_study
 from moe_edge.metrics.study_offload import run_study
+from moe_edge.metrics.study_prism import run_prism_study
 from moe_edge.metrics.study_tpot import run_tpot
 from moe_edge.place.run_place import run_place
 from moe_edge.profile.run_profile import run_profile

@@ -1,4 +1,4 @@
-"""Suite `placement`: seconds of the placers, and gaps of heuristics to the optimum.
+"""Suite `placement`: seconds of the placers, gaps of heuristics, simulated latency.
 
 Statistics are Zipf-1 over a layer's blocks, half of it in an order that all servers
 share. Shapes: 26 layers of 64 blocks (DeepSeek-V2-Lite), like the placements studied.
@@ -14,6 +14,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from launch.bench.placement_simulate import SimulateSizes, simulate_rows
 from launch.bench.timing import interleave, round_ratios
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.clusters import servers_of
@@ -59,8 +60,14 @@ def placement_models(work_dir) -> list:
     return []
 
 
-def placement_suite(repeats: int, work_dir, sizes: Sizes | None = None) -> list[dict]:
-    """Times of the optimum and of our placer, then gaps of every heuristic in %."""
+def placement_suite(
+    repeats: int,
+    work_dir,
+    sizes: Sizes | None = None,
+    simulated: SimulateSizes | None = None,
+) -> list[dict]:
+    """Times of the optimum and of our placer, gaps of every heuristic in %, then the
+    simulator's speed and our placer's latency in it."""
     del work_dir
     sizes = sizes or Sizes()
     rows = []
@@ -70,7 +77,7 @@ def placement_suite(repeats: int, work_dir, sizes: Sizes | None = None) -> list[
         for ratio in sizes.ratios:
             for unequal in (False, True):
                 rows += gap_rows(servers, ratio, unequal, sizes)
-    return rows
+    return rows + simulate_rows(repeats, simulated)
 
 
 def zipf(servers: int, sizes: Sizes, seed: int) -> np.ndarray:

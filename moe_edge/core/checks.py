@@ -5,6 +5,7 @@ do about it. All are ValueErrors, so a caller may catch them without importing u
 """
 
 import dataclasses
+import math
 
 
 class MoeEdgeError(ValueError):
@@ -45,6 +46,12 @@ def check_positive(name: str, value: float) -> None:
     """Raises ConfigError unless value > 0."""
     if not value > 0:
         raise ConfigError(f"{name} must be positive, got {value}")
+
+
+def check_from_zero(name: str, value: float) -> None:
+    """Raises ConfigError unless value is a finite number, 0 or more."""
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{name} must be 0 or more and finite, got {value}")
 
 
 def check_count(name: str, value: int) -> None:

@@ -1,6 +1,7 @@
 """Clusters by name: Prism's test bed, larger copies of it, and unequal machines."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.presets import gpu, lan
@@ -96,3 +97,21 @@ def build_cluster(name: str, **options) -> Cluster:
         return CLUSTERS[name](**options)
     except TypeError as error:
         raise ConfigError(f"cluster preset {name}: {error}") from error
+
+
+def cluster_for(
+    model: str, name: str, options: Mapping[str, Any] | None = None
+) -> Cluster:
+    """A cluster for a model: on Prism's, the share of memory that Prism gives it.
+
+    Args:
+      model: preset of the model.
+      name: preset of the cluster.
+      options: of the cluster's function; they come before Prism's share.
+    Raises:
+      ConfigError: as `build_cluster`.
+    """
+    options = dict(options or {})
+    if name == "prism" and model in PRISM_MEMORY_SHARE:
+        options = {"expert_memory_share": PRISM_MEMORY_SHARE[model]} | options
+    return build_cluster(name, **options)

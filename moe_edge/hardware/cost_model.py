@@ -118,19 +118,6 @@ class CostModel:
         network_s = self.cluster.link(n, m).seconds(self.block.num_bytes)
         return network_s + self.load_s(m, gpu)
 
-    def remote_s(self, n: int, m: int, gpu: int, tokens, resident: bool = True):
-        """A call from server n of a block on a GPU of server m, nothing in its way.
-
-        Args:
-          resident: whether the block is on that GPU; else it is loaded first.
-        """
-        return (
-            self.send_s(n, m, tokens)
-            + (0.0 if resident else self.load_s(m, gpu))
-            + self.compute_s(m, gpu, tokens)
-            + self.send_s(m, n, tokens)
-        )
-
 
 def roofline_s(device: Device, flops, num_bytes):
     """One call: the slower of arithmetic and reading weights, plus the fixed time.

@@ -34,8 +34,8 @@ _DEVICES = {
                  f"716.8 GB/s public lists; {_TWICE}, not checked"),
     "rtx_4090": (24, 165.2, 1008.0, "pcie4_x16", True, "MoE-Prism fig. 8 (24 GB); "
                  "waredb.com: 1008 GB/s, 165.15 TFLOP/s"),
-    "rtx_3090": (24, 71.2, 936.2, "pcie4_x16", True, f"OD-MoE section 4.1; public "
-                 f"lists: 936.2 GB/s, 35.58 TFLOP/s FP32; {_TWICE}"),
+    "rtx_3090": (24, 71.2, 936.2, "pcie4_x16", False, f"OD-MoE section 4.1; public "
+                 f"lists: 936.2 GB/s, 35.58 TFLOP/s FP32; {_TWICE}, not checked"),
     "a6000": (48, 154.8, 768.0, "pcie4_x16", False, "SMoE table III (48 GB); 768 GB/s "
               "public lists; 154.8 TFLOP/s (4x FP32) not checked"),
     "a100_40g": (40, 312.0, 1555.0, "pcie4_x16", True, "Prism section IV-A; NVIDIA "

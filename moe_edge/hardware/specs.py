@@ -112,11 +112,10 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-    """A host: GPUs behind host links, and perhaps a processor that computes."""
+    """A host: GPUs behind host links."""
 
     name: str
     gpus: tuple[Gpu, ...]
-    cpu: Device | None = None
 
     def __post_init__(self):
         if not self.gpus:

@@ -9,21 +9,23 @@ from moe_edge.core.checks import check_known
 from moe_edge.core.files import check_out_dir
 from moe_edge.hardware.models import model_shape
 from moe_edge.metrics import (
+    study_prism_layer,
     study_prism_local,
     study_prism_migration,
     study_prism_scale,
     study_prism_sensitivity,
-    study_prism_tables,
+    study_prism_table1,
+    study_prism_table2,
 )
 from moe_edge.metrics.results import Entry, write_entry
-from moe_edge.metrics.study_prism_runs import PrismSettings
+from moe_edge.metrics.study_prism_settings import PrismSettings
 from moe_edge.simulate.cluster_build import WORKLOADS
 
 STUDIES = {
-    "prism_table1": study_prism_tables.run_table1,
-    "prism_table2": study_prism_tables.run_table2,
-    "prism_fig5": study_prism_local.run_fig5,
-    "prism_fig6": study_prism_local.run_fig6,
+    "prism_table1": study_prism_table1.run,
+    "prism_table2": study_prism_table2.run,
+    "prism_fig5": study_prism_layer.run,
+    "prism_fig6": study_prism_local.run,
     "prism_fig7": study_prism_migration.run,
     "prism_fig8": study_prism_scale.run,
     "prism_sensitivity": study_prism_sensitivity.run,

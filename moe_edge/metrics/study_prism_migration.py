@@ -13,11 +13,6 @@ from moe_edge.metrics.plots_offload import Panel, bar_panels, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.study_prism_local import over_time, ratio_panel
 from moe_edge.metrics.study_prism_runs import (
-    LIMITS,
-    OURS,
-    PRISM,
-    PrismFindings,
-    PrismSettings,
     cases_of,
     median_row,
     percent,
@@ -26,6 +21,13 @@ from moe_edge.metrics.study_prism_runs import (
     shape_entry,
     slower,
     workload_entry,
+)
+from moe_edge.metrics.study_prism_settings import (
+    LIMITS,
+    OURS,
+    PRISM,
+    PrismFindings,
+    PrismSettings,
 )
 from moe_edge.simulate.cluster_build import WORKLOADS
 from moe_edge.simulate.cluster_report import ClusterResult

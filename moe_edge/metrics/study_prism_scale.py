@@ -7,13 +7,8 @@ import numpy as np
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
 from moe_edge.metrics.plots_offload import Panel, bar_panels
 from moe_edge.metrics.study_prism_runs import (
-    LIMITS,
     LOCAL,
     MEAN,
-    OURS,
-    PRISM,
-    PrismFindings,
-    PrismSettings,
     Rows,
     cases_of,
     median_row,
@@ -24,10 +19,17 @@ from moe_edge.metrics.study_prism_runs import (
     serve,
     shape_entry,
     slower,
+    stored,
     values,
     workload_entry,
 )
-from moe_edge.metrics.study_prism_tables import stored
+from moe_edge.metrics.study_prism_settings import (
+    LIMITS,
+    OURS,
+    PRISM,
+    PrismFindings,
+    PrismSettings,
+)
 
 MBPS = 500.0  # of figure 8a, as in the test bed
 OURS_UP_TO = 64  # GPUs: beyond, our placer would take most of the study's time

@@ -7,14 +7,7 @@ import numpy as np
 
 from moe_edge.metrics.plots_offload import Panel, bar_panels
 from moe_edge.metrics.study_prism_runs import (
-    EPLB,
-    LIMITS,
     LOCAL,
-    OPTIMUM,
-    OURS,
-    PRISM,
-    PrismFindings,
-    PrismSettings,
     Rows,
     cases_of,
     median_row,
@@ -24,11 +17,20 @@ from moe_edge.metrics.study_prism_runs import (
     ratio,
     serve_all,
     shape_entry,
+    stored,
     values,
     workload_entry,
     worse_than,
 )
-from moe_edge.metrics.study_prism_tables import stored
+from moe_edge.metrics.study_prism_settings import (
+    EPLB,
+    LIMITS,
+    OPTIMUM,
+    OURS,
+    PRISM,
+    PrismFindings,
+    PrismSettings,
+)
 from moe_edge.simulate.cluster_case import Case
 
 CLUSTERS = ("prism", "mixed")

@@ -102,7 +102,8 @@ class SmartMoe(Placer):
     """One copy a block, equal slots a GPU, the busiest blocks to the idlest GPUs.
 
     A tie keeps the block where it is if that GPU is among the least loaded, else takes
-    the first. A layer changes only if its largest load becomes lower.
+    the first. A layer changes only if its largest load becomes lower; then each GPU
+    holds as many of it as now.
     """
 
     name: ClassVar[str] = "smartmoe"
@@ -114,7 +115,9 @@ class SmartMoe(Placer):
         number = {pair: d for d, pair in enumerate(zip(server_D, gpu_D, strict=True))}
         load_LE = problem.frequency_NLE.sum(axis=0)
         slots_LD = single_copy_slots(problem)
-        now_LE = self._current(problem, number, slots_LD)
+        now_LE = self._current(problem, number, slots_LD, server_D)
+        if now_LE is not None:
+            slots_LD = _used(now_LE, len(server_D))
         gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
         for layer in range(L):
             now_E = None if now_LE is None else now_LE[layer]
@@ -123,8 +126,14 @@ class SmartMoe(Placer):
         return Placement(gpu_NLE)
 
     @staticmethod
-    def _current(problem: Problem, number: dict, slots_LD) -> np.ndarray | None:
-        """int64 [L, E], the GPU of each block now, if there is one copy of each."""
+    def _current(
+        problem: Problem, number: dict, slots_LD, server_D
+    ) -> np.ndarray | None:
+        """int64 [L, E], the GPU of each block now, if there is one copy of each.
+
+        Every server must hold its share of every layer; which GPU of it holds how many
+        may differ (`migrate.settle`), and stays as it is.
+        """
         if problem.current is None:
             return None
         gpu_NLE = problem.current.gpu_NLE
@@ -134,8 +143,16 @@ class SmartMoe(Placer):
         gpu_LE = np.take_along_axis(gpu_NLE, server_LE[None], axis=0)[0]
         pairs = zip(server_LE.flat, gpu_LE.flat, strict=True)
         now_LE = np.array([number[pair] for pair in pairs]).reshape(gpu_LE.shape)
-        used_LD = np.stack([np.bincount(e, minlength=len(number)) for e in now_LE])
-        return now_LE if (used_LD == slots_LD).all() else None
+        server_DN = server_D[:, None] == np.arange(len(problem.slots))
+        used_LD = _used(now_LE, len(number))
+        same = (used_LD @ server_DN == slots_LD @ server_DN).all()
+        held_D = np.concatenate(problem.slots)
+        return now_LE if same and (used_LD.sum(axis=0) <= held_D).all() else None
+
+
+def _used(now_LE: np.ndarray, gpus: int) -> np.ndarray:
+    """int64 [L, D]: blocks of each layer on each of so many GPUs."""
+    return np.stack([np.bincount(now_E, minlength=gpus) for now_E in now_LE])
 
 
 def balance(

@@ -70,7 +70,7 @@ class LatencyAware(Placer):
         """The prediction for a problem.
 
         Raises:
-          ConfigError: no cost model.
+          ConfigError: no cost model, or numbers for another count of servers.
         """
         if problem.cost_model is None:
             raise ConfigError(
@@ -78,7 +78,13 @@ class LatencyAware(Placer):
             )
         rate_N = self.requests_per_s
         if rate_N is not None:
-            rate_N = np.broadcast_to(np.asarray(rate_N, np.float64), len(problem.slots))
+            N, rate_N = len(problem.slots), np.atleast_1d(np.asarray(rate_N, float))
+            if rate_N.shape not in ((1,), (N,)):
+                raise ConfigError(
+                    f"requests_per_s has {rate_N.size} numbers for {N} servers; give "
+                    "one or each"
+                )
+            rate_N = np.broadcast_to(rate_N, N)
         return LatencyModel(
             problem.frequency_NLE,
             CallCosts.of(problem.cost_model),

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.plan import ABSENT, Placement
+
+SOURCES = ("host", "network")  # of blocks that arrive, see `transfers`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +43,33 @@ def arrivals(current: Placement, candidate: Placement) -> np.ndarray:
     return np.stack([server_X, new_NLE[index_3X], layer_X, block_X], axis=1)
 
 
-def migration_seconds(moves_X4: np.ndarray, cost_model: CostModel) -> float:
-    """Eq. 3: every arriving block at the rate of its GPU's link to host memory."""
-    pairs, counts = np.unique(moves_X4[:, :2], axis=0, return_counts=True)
-    each = [cost_model.load_s(int(n), int(g)) for n, g in pairs]
-    return float(np.dot(counts, each)) if len(pairs) else 0.0
+def migration_seconds(
+    moves_X4: np.ndarray,
+    cost_model: CostModel,
+    current: Placement,
+    source: str = "host",
+) -> float:
+    """Eq. 3: every arriving block on its own, none beside another.
+
+    From "host" at the rate of its GPU's link to host memory; from "network" first from
+    the server that holds it now and sends fastest.
+
+    Raises:
+      ConfigError: unknown source.
+    """
+    check_known("source of blocks", source, SOURCES)
+    total_s = 0.0
+    for n, g in np.unique(moves_X4[:, :2], axis=0).tolist():
+        mine = (moves_X4[:, :2] == (n, g)).all(axis=1)
+        if source == "host":
+            total_s += int(mine.sum()) * cost_model.load_s(n, g)
+            continue
+        layer_X, block_X = moves_X4[mine, 2:].T
+        holds_MX = current.on_NLE[:, layer_X, block_X]
+        from_M = [cost_model.move_s(m, n, g) for m in range(len(holds_MX))]
+        seconds_MX = np.where(holds_MX, np.array(from_M)[:, None], np.inf)
+        total_s += float(seconds_MX.min(axis=0).sum())
+    return total_s
 
 
 def remote_seconds(
@@ -93,6 +116,7 @@ def decide(
     cost_s: Callable[[Placement], float],
     cost_model: CostModel,
     hysteresis: float = 0.05,
+    source: str = "host",
 ) -> Decision:
     """Eq. 4 in seconds: adopt iff C(P') + T_mig < (1 - hysteresis) C(P).
 
@@ -103,48 +127,17 @@ def decide(
       cost_model: what transfers cost.
       hysteresis: share of C(P) that must be won on top, 0 to 1, so that noise in the
         statistics moves nothing; 0 is the paper's rule.
+      source: where arriving blocks come from, one of SOURCES.
     Raises:
-      ConfigError: hysteresis out of range.
+      ConfigError: hysteresis out of range, or unknown source.
     """
     if not 0 <= hysteresis < 1:
         raise ConfigError(f"hysteresis is {hysteresis}, expected 0 or more, below 1")
     moves_X4 = arrivals(current, candidate)
     current_s, candidate_s = cost_s(current), cost_s(candidate)
-    migration_s = migration_seconds(moves_X4, cost_model)
+    migration_s = migration_seconds(moves_X4, cost_model, current, source)
     adopt = candidate_s + migration_s < (1 - hysteresis) * current_s
     return Decision(adopt, current_s, candidate_s, migration_s, len(moves_X4))
-
-
-def relabel(
-    current: Placement,
-    candidate: Placement,
-    slots: Sequence[np.ndarray],
-    speeds: Sequence[np.ndarray] | None = None,
-) -> Placement:
-    """The candidate with each server's GPUs renumbered so that fewest blocks move.
-
-    Only GPUs of equal speed change places, and only where the blocks fit.
-
-    Args:
-      current, candidate: placements.
-      slots, speeds: of every server's GPUs; all equally fast if None.
-    """
-    gpu_NLE = candidate.gpu_NLE.copy()
-    for server, slots_G in enumerate(slots):
-        G = len(slots_G)
-        new_LE, old_LE = candidate.gpu_NLE[server], current.gpu_NLE[server]
-        new_GX = (new_LE.ravel() == np.arange(G)[:, None]).astype(np.int64)
-        old_GX = (old_LE.ravel() == np.arange(G)[:, None]).astype(np.int64)
-        stay_GG = new_GX @ old_GX.T
-        speed_G = np.ones(G) if speeds is None else np.asarray(speeds[server])
-        fits_GG = new_GX.sum(axis=1)[:, None] <= slots_G
-        fits_GG &= np.isclose(speed_G[:, None], speed_G)
-        # A misfit costs more than all blocks: the identity always fits.
-        worth_GG = np.where(fits_GG, stay_GG, -(new_LE.size + 1) * G)
-        _, number_G = linear_sum_assignment(worth_GG, maximize=True)
-        held_LE = new_LE >= 0
-        gpu_NLE[server][held_LE] = number_G[new_LE[held_LE]]
-    return Placement(gpu_NLE)
 
 
 def settle(
@@ -152,18 +145,25 @@ def settle(
 ) -> Placement:
     """The candidate's choice per server, moving only blocks new to their server.
 
-    Blocks stay on their GPU; a new one takes its candidate's GPU, or the one with most
-    room. No placement with this choice moves fewer.
+    Blocks stay on their GPU; a new one takes the GPU with room that holds fewest of its
+    layer for its size, as `packing.quotas` shares layers, so that layers stay spread
+    over the GPUs. A tie takes the candidate's. No placement with this choice moves
+    fewer.
     """
     held_NLE = candidate.on_NLE
     gpu_NLE = np.where(held_NLE, current.gpu_NLE, ABSENT).astype(np.int8)
     new_NLE = held_NLE & (gpu_NLE == ABSENT)
     for server, slots_G in enumerate(slots):
-        flat = gpu_NLE[server].ravel()  # a view
-        free_G = slots_G - np.bincount(flat[flat >= 0], minlength=len(slots_G))
-        wanted = candidate.gpu_NLE[server].ravel()
-        for block in np.flatnonzero(new_NLE[server]):
-            gpu = wanted[block] if free_G[wanted[block]] > 0 else free_G.argmax()
-            flat[block] = gpu
+        gpu_LE, G = gpu_NLE[server], len(slots_G)  # a view
+        used_LG = np.stack([(gpu_LE == g).sum(axis=1) for g in range(G)], axis=1)
+        free_G = slots_G - used_LG.sum(axis=0)
+        for layer, block in np.argwhere(new_NLE[server]):
+            full_G = (used_LG[layer] + 1) / np.maximum(slots_G, 1)
+            full_G = np.where(free_G > 0, full_G, np.inf)
+            gpu, wanted = full_G.argmin(), candidate.gpu_NLE[server, layer, block]
+            if full_G[wanted] == full_G[gpu]:
+                gpu = wanted
+            gpu_LE[layer, block] = gpu
+            used_LG[layer, gpu] += 1
             free_G[gpu] -= 1
     return Placement(gpu_NLE)

@@ -144,14 +144,16 @@ def check_slots(
 ) -> tuple[np.ndarray, ...]:
     """Slots of a problem that has a solution, as int64 arrays.
 
+    A server may have room for no block: its requests call those of others.
+
     Args:
       slots: of every server, blocks that fit on each of its GPUs.
       num_servers: how many servers there are.
       num_blocks: of one copy of the model.
       block_bytes: size of a block, for the message.
     Raises:
-      ConfigError: slots of another number of servers, not whole or below 0, a server
-        without GPUs or without room for a single block.
+      ConfigError: slots of another number of servers, not whole or below 0, or a
+        server without GPUs.
       CapacityError: in all less than one copy of the model.
     """
     if len(slots) != num_servers:
@@ -171,11 +173,6 @@ def check_slots(
             raise ConfigError(
                 f"slots of server {server} are {slots_G.tolist()}, expected whole "
                 "numbers from 0"
-            )
-        if not slots_G.sum():
-            raise ConfigError(
-                f"server {server} has no slots; leave it out or give it memory for "
-                "at least one block"
             )
         checked.append(slots_G.astype(np.int64))
     total = int(sum(slots_G.sum() for slots_G in checked))

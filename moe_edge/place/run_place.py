@@ -1,53 +1,21 @@
 """The root of launch/place_experts.py: placements of all methods, side by side."""
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import atomic_folder, check_out_dir
-from moe_edge.evaluate.texts import find_path, sha256_of
-from moe_edge.hardware.clusters import build_cluster, servers_of
-from moe_edge.hardware.cost_model import BlockShape, CostModel
-from moe_edge.hardware.models import model_shape
-from moe_edge.hardware.presets import lan
-from moe_edge.hardware.specs import Cluster
+from moe_edge.evaluate.texts import find_path
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.objective import objective
+from moe_edge.place.place_cases import Case, preset_case, statistics_case
 from moe_edge.place.placer import Problem
-from moe_edge.place.plan import Placement, check_slots
+from moe_edge.place.plan import Placement
 from moe_edge.place.policy import PLACERS, get_placer
-from moe_edge.place.statistics import read_statistics
-from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
-# Statistics say nothing of machines: these are assumed for whoever looks at time.
-ASSUMED_GPU, ASSUMED_MBPS = "a100_40g", 500.0
-BLOCKS = {"Mixtral-8x7B-v0.1": BlockShape(4096, 14336, 2)}
-OTHER_BLOCK = BlockShape(2048, 1024, 2)  # OLMoE's
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is to be placed where.
-
-    Attributes:
-      frequency_NLE: calls of blocks, rows sum to 1.
-      slots: of every server's GPUs.
-      cost_model: seconds.
-      top_k: blocks a token calls.
-      facts: for the report.
-    """
-
-    frequency_NLE: np.ndarray
-    slots: tuple[np.ndarray, ...]
-    cost_model: CostModel
-    top_k: int
-    facts: Mapping[str, Any]
+PICKY = ("eplb",)  # placers that refuse machines on which a placement exists
 
 
 def run_place(
@@ -58,6 +26,8 @@ def run_place(
     top_k: int | None = None,
     server_domains: str | None = None,
     slots: str | None = None,
+    d_model: int | None = None,
+    expert_dim: int | None = None,
     cluster: str | None = None,
     cluster_options: Mapping[str, Any] | None = None,
     methods: str = "all",
@@ -83,6 +53,8 @@ def run_place(
       server_domains: one domain a server, separated by commas.
       slots: with `statistics`, blocks that fit on each server over all layers of the
         file, separated by commas; `80+80` is a server of two GPUs.
+      d_model, expert_dim: with `statistics`, the block that predictions and messages
+        are about; None: of a model that is known here, else OLMoE's (in `assumed`).
       cluster, cluster_options: preset and its options.
       methods: placers separated by commas, or `all` that fit the machines.
       prompt_tokens, output_tokens: of a mean request, for the predicted latency.
@@ -102,11 +74,16 @@ def run_place(
         if cluster is not None:
             raise ConfigError("--statistics needs --slots, not --cluster; give one")
         case = statistics_case(
-            find_path(statistics, data_dir), model, top_k, server_domains, slots
+            find_path(statistics, data_dir),
+            *(model, top_k, server_domains, slots, d_model, expert_dim),
         )
     else:
         if slots is not None or top_k is not None:
             raise ConfigError("--slots and --top_k belong to --statistics; give it too")
+        if d_model is not None or expert_dim is not None:
+            raise ConfigError(
+                "--d_model and --expert_dim belong to --statistics; presets have theirs"
+            )
         case = preset_case(
             model or "deepseek_v2_lite",
             cluster or "prism",
@@ -142,102 +119,13 @@ def chosen_methods(methods: str) -> list[str] | None:
     return names
 
 
-def statistics_case(
-    path: str | Path,
-    model: str | None,
-    top_k: int | None,
-    server_domains: str | None,
-    slots: str | None,
-) -> Case:
-    """A case from measured counts."""
-    if server_domains is None or slots is None:
-        raise ConfigError(
-            "--statistics needs --server_domains (one a server) and --slots, such as "
-            "--server_domains c4,github,book --slots 80,80,160"
-        )
-    stats = read_statistics(path, server_domains.split(","), model, top_k)
-    N, L, E = stats.frequency_NLE.shape
-    block = BLOCKS.get(stats.model, OTHER_BLOCK)
-    checked = check_slots(parse_slots(slots), N, L * E, block.num_bytes)
-    machines = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in checked])
-    cost_model = CostModel(Cluster(servers=machines, network=lan(ASSUMED_MBPS)), block)
-    facts = {
-        "statistics": str(path),
-        "statistics_sha256": sha256_of(path),
-        "model": stats.model,
-        "layers": list(stats.layers),
-        "server_domains": list(stats.domains),
-        "slots": [slots_G.tolist() for slots_G in checked],
-        "assumed": f"{ASSUMED_GPU} GPUs, {ASSUMED_MBPS:.0f} Mbps between servers",
-    }
-    return Case(stats.frequency_NLE, checked, cost_model, stats.top_k, facts)
-
-
-def preset_case(
-    model: str,
-    cluster: str,
-    cluster_options: Mapping[str, Any],
-    server_domains: str | None,
-) -> Case:
-    """A case from presets; routing from the committed generator."""
-    shape = model_shape(model)
-    machines = build_cluster(cluster, **cluster_options)
-    N = machines.num_servers
-    domains = list(BIGBENCH) if server_domains is None else server_domains.split(",")
-    if server_domains is None:
-        domains = [domains[n % len(domains)] for n in range(N)]
-    if len(domains) != N:
-        raise ConfigError(
-            f"--server_domains names {len(domains)} domains, cluster {cluster} has {N} "
-            "servers; name one a server"
-        )
-    source = "mixtral" if shape.name.startswith("mixtral") else "olmoe"
-    routing = RoutingModel.load(
-        source,
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-    )
-    by_domain = {domain: routing.frequencies(domain) for domain in set(domains)}
-    fits = check_slots(
-        machines.slots(shape.block.num_bytes),
-        N,
-        shape.num_blocks,
-        shape.block.num_bytes,
-    )
-    facts = {
-        "model": shape.name,
-        "cluster": cluster,
-        "cluster_options": dict(cluster_options),
-        "routing": f"generator fitted to {source}",
-        "server_domains": domains,
-        "slots": [slots_G.tolist() for slots_G in fits],
-    }
-    frequency_NLE = np.stack([by_domain[domain] for domain in domains])
-    return Case(frequency_NLE, fits, shape.costs(machines), shape.top_k, facts)
-
-
-def parse_slots(text: str) -> list[np.ndarray]:
-    """`80,80,80+80` -> one int array a server, one number a GPU."""
-    servers = []
-    for part in str(text).split(","):
-        numbers = [number.strip() for number in part.split("+")]
-        if not all(n.isascii() and n.isdigit() for n in numbers):
-            raise ConfigError(
-                f"--slots is {str(text)!r}, expected whole numbers separated by commas"
-                ", such as 80,80,160 (80+80: a server of two GPUs)"
-            )
-        servers.append(np.array([int(n) for n in numbers], np.int64))
-    return servers
-
-
 def place_all(
     names: Sequence[str], latency: LatencyAware, case: Case, seed: int, skip: bool
 ) -> tuple[dict[str, tuple[Placement, float]], dict[str, str]]:
     """Placement and seconds of every method, and why others are left out.
 
     Args:
-      skip: whether methods that refuse these machines are left out.
+      skip: whether those of PICKY that refuse these machines are left out.
     """
     placed, left_out = {}, {}
     for name in names:
@@ -248,7 +136,7 @@ def place_all(
                 case.frequency_NLE, case.slots, case.cost_model, seed=seed
             )
         except ConfigError as error:
-            if not skip:
+            if not skip or name not in PICKY:
                 raise
             left_out[name] = str(error)
             continue

@@ -11,10 +11,8 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.cost_model import CostModel
-from moe_edge.place.migrate import arrivals
+from moe_edge.place.migrate import SOURCES, arrivals
 from moe_edge.place.plan import Placement
-
-SOURCES = ("host", "network")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+)
 from moe_edge.evaluate.texts import find_path
-from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE, build_cluster
+from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.models import ModelShape, model_shape
 from moe_edge.simulate.cluster_case import Case
+from moe_edge.simulate.cluster_options import check_arrivals, refuse_idle
 from moe_edge.simulate.cluster_pools import RoutingPools
 from moe_edge.workload.arrivals import poisson_servers, trace_path, trace_requests
 from moe_edge.workload.requests import (
@@ -62,7 +68,7 @@ def build_case(
     then_workload: str | None = None,
     placed_for: str | None = None,
     arrivals: str = "poisson",
-    interval_s: float | Sequence[float] = 10.0,
+    interval_s: float | Sequence[float] | None = None,
     requests_per_server: int = 100,
     input_tokens: int | None = None,
     output_tokens: int | None = None,
@@ -85,24 +91,41 @@ def build_case(
       placed_for: the workload whose frequencies placers are told before anything was
         served; None: `workload`.
       arrivals: "poisson", or the name of a trace (its lengths too).
-      interval_s: mean gap at each server.
+      interval_s: mean gap at each server, one or one each; None: 10 s (Poisson only).
       requests_per_server: how many; of a trace, times the servers in all.
-      input_tokens, output_tokens: same for all requests instead of the domain's.
-      trace_speed, most_tokens: see `trace_requests`.
+      input_tokens, output_tokens: same for all requests instead of the domain's
+        (Poisson only).
+      trace_speed, most_tokens: see `trace_requests` (traces only).
       skew: of the domains, see `RoutingModel`.
       correlated: tokens and layers, see `RoutingModel`.
       routing_trace: route trace that all requests follow, instead of the generator;
         its layers, experts and top k must be the model's.
       data_dir: holds traces.
       seed: of arrivals, lengths and routing.
+    Raises:
+      ConfigError: bad input, or an option that would have no effect.
     """
     check_count("requests_per_server", requests_per_server)
+    interval_s = check_arrivals(
+        arrivals,
+        interval_s=interval_s,
+        for_traces={
+            "trace_speed": (trace_speed, 1),
+            "most_tokens": (most_tokens, None),
+        },
+        for_poisson={
+            "then_workload": (then_workload, None),
+            "input_tokens": (input_tokens, None),
+            "output_tokens": (output_tokens, None),
+        },
+    )
+    check_from_zero("skew", skew)
+    if routing_trace is not None:
+        generated = {"skew": (skew, 1), "correlated": (correlated, True)}
+        generated = {"placed_for": (placed_for, None)} | generated
+        refuse_idle(generated, "a routing_trace", "the generator")
     shape = model_shape(model)
-    options = dict(cluster_options or {})
-    if cluster == "prism":
-        share = PRISM_MEMORY_SHARE.get(model)
-        options = ({} if share is None else {"expert_memory_share": share}) | options
-    machines = build_cluster(cluster, **options)
+    machines = cluster_for(model, cluster, cluster_options)
     N = machines.num_servers
     domains = server_domains(workload, N)
     if arrivals == "poisson":
@@ -117,8 +140,6 @@ def build_case(
             )
             requests = followed(requests, later, N)
     else:
-        if then_workload is not None:
-            raise ConfigError("then_workload needs Poisson arrivals; drop one of them")
         requests = trace_requests(
             trace_path(arrivals, data_dir),
             domains,

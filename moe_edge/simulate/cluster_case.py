@@ -13,8 +13,9 @@ from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
 from moe_edge.place.policy import PLACERS, get_placer
 from moe_edge.simulate.cluster_loop import ClusterLoop
-from moe_edge.simulate.cluster_migration import MigratingLoop, MigrationPolicy
+from moe_edge.simulate.cluster_migration import MigratingLoop
 from moe_edge.simulate.cluster_offload import OffloadLoop, OffloadPolicy
+from moe_edge.simulate.cluster_policy import MigrationPolicy
 from moe_edge.simulate.cluster_pools import RoutingPools
 from moe_edge.simulate.cluster_state import LoopOptions
 from moe_edge.workload.requests import Request

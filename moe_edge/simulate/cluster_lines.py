@@ -74,7 +74,6 @@ class Lines:
         link = self.host_links[gpu]
         start_s = max(ready_s, self.host_free[gpu])
         seconds = link.busy_s(num_bytes)
-        self.host_free[gpu] = start_s + seconds
         self.loaded(gpu, start_s, seconds, num_bytes, cause)
         return start_s + seconds + link.latency_s
 
@@ -82,10 +81,16 @@ class Lines:
         self, gpu: int, start_s: float, seconds: float, num_bytes: int, cause: str
     ) -> None:
         """Takes note of a copy from host memory that somebody else queued."""
+        self.host_free[gpu] = start_s + seconds
         self.host_busy[gpu] += seconds
         self.host_bytes[gpu] += num_bytes
         if start_s < self._spans.until_s:
             self._spans.add("host", gpu, cause, start_s, seconds)
+
+    @property
+    def end_s(self) -> float:
+        """When the last job ended."""
+        return max(*self.gpu_free, *self.line_free, *self.host_free)
 
     def bytes_NN(self, cause: str) -> np.ndarray:
         """int64 [N, N]: bytes that went from server to server."""

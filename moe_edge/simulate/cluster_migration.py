@@ -2,16 +2,19 @@
 
 Blocks travel through the same queues as calls: one copy at a time on each host link,
 and over the network in chunks, so that calls get between them. A block serves from its
-arrival on; what a server gives up stays until the last block of the migration is in
-place (so it needs spare memory for what moves, and no call ever finds nobody).
+arrival on.
+
+What a server gives up stays until its memory is needed: on a full GPU a block is copied
+in only once one that leaves is dropped, which another server must hold by then, so that
+no call ever finds nobody. Where every copy waits for another one (two servers exchange
+blocks that nobody else holds), one goes ahead in spare memory: `peak_memory` says how
+much. A step that had begun calls what was dropped once more.
 """
 
-import dataclasses
 from collections import deque
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.place.migrate import (
     Decision,
     decide,
@@ -19,53 +22,14 @@ from moe_edge.place.migrate import (
     remote_seconds,
     settle,
 )
-from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
-from moe_edge.place.transfers import SOURCES, Transfer, schedule
+from moe_edge.place.transfers import Transfer, schedule
 from moe_edge.simulate.cluster_calls import StepCalls
 from moe_edge.simulate.cluster_lines import MIGRATE
 from moe_edge.simulate.cluster_loop import EXTRA, ClusterLoop
+from moe_edge.simulate.cluster_policy import Migration, MigrationPolicy
 
 PERIOD, LANDED, SENDING = 1, 2, 3
-
-
-@dataclasses.dataclass(frozen=True)
-class MigrationPolicy:
-    """When and how placements change.
-
-    Attributes:
-      placer: finds candidates.
-      period_s: between two decisions; Prism's is 5 minutes.
-      keep: share of the statistics that stays after each period; 1 keeps all since
-        the start, as Prism does (section IV-B), which reacts late to new data.
-      hysteresis: see `place.migrate.decide`.
-      source: where blocks come from (`place.transfers.SOURCES`); Prism's eq. 3 counts
-        host links, so its servers have every block in host memory.
-      chunk_bytes: of a block on the network, so that calls need not wait for all of it.
-    """
-
-    placer: Placer
-    period_s: float = 300.0
-    keep: float = 1.0
-    hysteresis: float = 0.05
-    source: str = "host"
-    chunk_bytes: int = 2**20
-
-    def __post_init__(self):
-        check_positive("migration period_s", self.period_s)
-        check_positive("chunk_bytes", self.chunk_bytes)
-        check_known("source of blocks", self.source, SOURCES)
-        if not 0 <= self.keep <= 1:
-            raise ConfigError(f"keep must lie in [0, 1], got {self.keep}")
-
-
-@dataclasses.dataclass
-class Migration:
-    """One decision and what became of it; `done_s` is None if nothing moved."""
-
-    time_s: float
-    decision: Decision
-    done_s: float | None = None
 
 
 class MigratingLoop(ClusterLoop):
@@ -74,6 +38,8 @@ class MigratingLoop(ClusterLoop):
     Attributes:
       placement: in force, or about to be once all has arrived.
       migrations: every decision.
+      peak_memory: of the GPUs, the largest share of the memory for experts that was
+        ever taken, blocks on their way over its host link included.
     """
 
     def __init__(self, *args, policy: MigrationPolicy, **kwargs):
@@ -86,6 +52,9 @@ class MigratingLoop(ClusterLoop):
         self._pairs_NX = np.zeros(self.counts_NX.shape)
         self._calls_NX = np.zeros(self.counts_NX.shape)
         self._seen_s = 0.0
+        self._slots_G = np.concatenate(self._slots)
+        self._used_G = self._held()
+        self.peak_memory = self._memory()
         self._on_way = 0
         self._loads: dict[int, deque[Transfer]] = {}
         self._loading: dict[int, Transfer] = {}
@@ -114,9 +83,14 @@ class MigratingLoop(ClusterLoop):
         """A period is over: would another placement pay?"""
         if self.unfinished:
             self.heap.push(time_s + self.policy.period_s, EXTRA, 0, PERIOD)
-        self._seen_s = self._seen_s * self.policy.keep + self.policy.period_s
-        if self._on_way or not self.unfinished or not self._calls_NX.any():
-            return
+        self._seen_s += self.policy.period_s
+        if self.unfinished and not self._on_way and self._calls_NX.any():
+            self._decide(time_s)
+        self._seen_s *= self.policy.keep
+        self._pairs_NX *= self.policy.keep
+        self._calls_NX *= self.policy.keep
+
+    def _decide(self, time_s: float) -> None:
         candidate, decision, calls_NLE = self.propose()
         record = Migration(time_s, decision)
         self.migrations.append(record)
@@ -130,8 +104,6 @@ class MigratingLoop(ClusterLoop):
             )
             self.placement = candidate
             self._begin(time_s, moves)
-        self._pairs_NX *= self.policy.keep
-        self._calls_NX *= self.policy.keep
 
     def propose(self) -> tuple[Placement, Decision, np.ndarray]:
         """The candidate, whether to take it, and the calls of a period to come.
@@ -159,6 +131,7 @@ class MigratingLoop(ClusterLoop):
             lambda placement: remote_seconds(placement, calls_NLE, seconds_NM),
             self.cost_model,
             self.policy.hysteresis,
+            self.policy.source,
         )
         return candidate, decision, calls_NLE
 
@@ -180,19 +153,55 @@ class MigratingLoop(ClusterLoop):
                 self._queues.append(deque())
                 self._left.append(self.cost_model.block.num_bytes)
             self._queues[self._routes.index(route)].append(move)
-        for gpu in list(self._loads):
-            self._load(time_s, gpu)
         for route in range(len(self._routes)):
             self._send(time_s, route)
+        self._load_all(time_s)
 
     def _gpu(self, move: Transfer) -> int:
         return self.first_gpu[move.server] + move.gpu
 
+    def _load_all(self, time_s: float) -> None:
+        """Copies that wait begin on idle host links with room behind them."""
+        waiting = [gpu for gpu, queue in self._loads.items() if queue]
+        for gpu in waiting:
+            if gpu not in self._loading and self._make_room(gpu):
+                self._load(time_s, gpu)
+        if waiting and not self._loading and not any(self._queues):
+            self._load(time_s, waiting[0])  # each waits for another: into spare memory
+
+    def _make_room(self, gpu: int) -> bool:
+        """Drops what leaves the GPU and others hold, least asked first, if it must."""
+        server, held_NX = self.server_of[gpu], self.table.gpu_NX
+        if self._used_G[gpu] < self._slots_G[gpu]:
+            return True
+        stays_X = self.placement.on_NLE[server].reshape(-1)
+        leaves = np.flatnonzero((held_NX[server] == gpu) & ~stays_X)
+        leaves = leaves[(held_NX[:, leaves] >= 0).sum(axis=0) > 1]
+        excess = self._used_G[gpu] - self._slots_G[gpu] + 1
+        asked = self._calls_NX[server, leaves]
+        gone = leaves[asked.argsort(kind="stable")[:excess]]
+        if len(gone):
+            held_NX[server, gone] = -1
+            self.table.update(gone)
+            self.version += 1
+            self._used_G[gpu] -= len(gone)
+        return self._used_G[gpu] < self._slots_G[gpu]
+
+    def _held(self) -> np.ndarray:
+        """int64 [G]: blocks on each GPU of the cluster."""
+        gpu_NX = self.table.gpu_NX
+        return np.bincount(gpu_NX[gpu_NX >= 0], minlength=len(self._slots_G))
+
+    def _memory(self) -> float:
+        """The largest share of a GPU's slots that is taken now."""
+        some = self._slots_G > 0
+        return float((self._used_G[some] / self._slots_G[some]).max())
+
     def _load(self, time_s: float, gpu: int) -> None:
-        """The next block waiting for this GPU's host link, if it is idle."""
-        if gpu in self._loading or not self._loads.get(gpu):
-            return
+        """The next block waiting for this GPU's host link is copied."""
         self._loading[gpu] = self._loads[gpu].popleft()
+        self._used_G[gpu] += 1
+        self.peak_memory = max(self.peak_memory, self._memory())
         num_bytes = self.cost_model.block.num_bytes
         there_s = self.lines.load(gpu, time_s, num_bytes, MIGRATE)
         self.heap.push(there_s, EXTRA, gpu, LANDED)
@@ -205,8 +214,8 @@ class MigratingLoop(ClusterLoop):
             move = queue.popleft()
             gpu = self._gpu(move)
             self._loads.setdefault(gpu, deque()).append(move)
-            self._load(time_s, gpu)
             self._left[route] = block_bytes
+            self._load_all(time_s)
         if not queue:
             return
         chunk = min(self.policy.chunk_bytes, self._left[route])
@@ -219,11 +228,14 @@ class MigratingLoop(ClusterLoop):
     def _landed(self, time_s: float, gpu: int) -> None:
         move = self._loading.pop(gpu)
         block = move.layer * self.pools.num_experts + move.block
+        before = self.table.gpu_NX[move.server, block]
+        if before >= 0:  # from one GPU of the server to another
+            self._used_G[before] -= 1
         self.table.gpu_NX[move.server, block] = gpu
         self.table.update(np.array([block]))
         self.version += 1
-        self._load(time_s, gpu)
         self._on_way -= 1
+        self._load_all(time_s)
         if not self._on_way:
             self._finish(time_s)
 
@@ -231,4 +243,5 @@ class MigratingLoop(ClusterLoop):
         """All is in place: what is no longer wanted goes."""
         self.migrations[-1].done_s = time_s
         self.table = self._table_of(self.placement)
+        self._used_G = self._held()
         self.version += 1

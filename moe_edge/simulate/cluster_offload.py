@@ -76,10 +76,11 @@ class OffloadLoop(ClusterLoop):
         block_bytes = self.cost_model.block.num_bytes
         self.managers: list[list[OffloadManager]] = []
         for server, slots_G in enumerate(self.cost_model.cluster.slots(block_bytes)):
-            if slots_G.min() < self.pools.num_experts:
+            layer = -(-self.pools.num_experts // len(slots_G))  # a GPU's share of it
+            if slots_G.min() < layer:
                 raise CapacityError(
                     f"a GPU of server {server} holds {slots_G.min()} blocks; serving "
-                    f"alone needs room for one layer, {self.pools.num_experts}"
+                    f"alone needs room for its share of a layer, {layer}"
                 )
             first = self.first_gpu[server]
             self.managers.append(

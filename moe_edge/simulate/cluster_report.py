@@ -33,9 +33,9 @@ class ClusterResult:
       host_bytes_G: int64 [G], copied from host memory to each GPU.
       gpu_use_G, line_use, host_use_G: share of the run in which each was busy.
       counts_NX: int64 [N, L * E], pairs asked for.
-      end_s: of the last event.
+      end_s: of the last token or job of a GPU, line or host link.
       events, steps: how many.
-      facts: what only some runs have (migrations, hits, redirected).
+      facts: what only some runs have (migrations, peak_memory, hits, redirected).
     """
 
     latency_R: np.ndarray
@@ -114,7 +114,7 @@ def report(loop: ClusterLoop) -> ClusterResult:
     requests, lines = loop.requests, loop.lines
     arrival_R = np.array([request.arrival_s for request in requests])
     pairs_WN2 = np.array(loop.windows, np.int64)
-    end_s = max(loop.heap.now_s, float(loop.finish_R.max()))
+    end_s = max(float(loop.finish_R.max()), lines.end_s)
     span_s = max(end_s, 1e-12)
     return ClusterResult(
         latency_R=loop.finish_R - arrival_R,
@@ -159,6 +159,7 @@ def _facts(loop: ClusterLoop) -> dict[str, Any]:
             "migrations": rows,
             "migrated": len(moved),
             "moved_blocks": sum(row["moves"] for row in moved),
+            "peak_memory": loop.peak_memory,
         }
     if isinstance(loop, OffloadLoop):
         return {

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import check_count, check_positive
+from moe_edge.core.checks import check_count, check_from_zero, check_positive
 from moe_edge.simulate.cluster_calls import StepCalls
 from moe_edge.workload.requests import Request
 
@@ -29,6 +29,8 @@ class LoopOptions:
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
         check_positive("window_s", self.window_s)
+        check_from_zero("window_s", self.window_s)
+        check_from_zero("timeline_s", self.timeline_s)
 
 
 class Running:

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from moe_edge.core.files import atomic_folder, check_out_dir
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster_build import build_case
 from moe_edge.simulate.cluster_case import METHODS, Case
+from moe_edge.simulate.cluster_output import print_table, progress, write_requests
+from moe_edge.simulate.cluster_policy import check_rule
 from moe_edge.simulate.cluster_report import ClusterResult, report
 from moe_edge.simulate.cluster_state import LoopOptions
 from moe_edge.simulate.cluster_timeline import write_timeline
@@ -31,7 +32,7 @@ def run_simulate(
     then_workload: str | None = None,
     placed_for: str | None = None,
     arrivals: str = "poisson",
-    interval_s: float | Sequence[float] = 10.0,
+    interval_s: float | Sequence[float] | None = None,
     requests_per_server: int = 100,
     input_tokens: int | None = None,
     output_tokens: int | None = None,
@@ -88,6 +89,7 @@ def run_simulate(
     check_count("seeds", seeds)
     names = chosen_methods(methods)
     options = LoopOptions(max_batch, window_s, timeline_s)
+    check_rule(period_s, keep, hysteresis, source)
     wanted = {
         "model": model,
         "cluster": cluster,
@@ -216,41 +218,3 @@ def sources(case: Case) -> list[dict[str, Any]]:
     for line in lines:
         found.setdefault(f"network: {line.source}", {"checked": line.checked})
     return [{"name": name, **facts} for name, facts in found.items()]
-
-
-def write_requests(path: Path, result: ClusterResult) -> None:
-    """A line a request, for pictures of latency over time."""
-    lines = ["server,domain,arrival_s,first_token_s,latency_s"]
-    columns = zip(
-        *(result.server_R, result.domain_R, result.arrival_R),
-        *(result.first_R, result.latency_R),
-        strict=True,
-    )
-    lines += [f"{n},{d},{a:.6f},{f:.6f},{s:.6f}" for n, d, a, f, s in columns]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def progress(name: str, seed: int, result: ClusterResult, took_s: float) -> str:
-    """One line while people wait."""
-    return (
-        f"{name}, seed {seed}: {result.mean_latency_s:.3f} s a request, "
-        f"{result.events} events in {took_s:.1f} s"
-    )
-
-
-def print_table(rows: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, str]):
-    """The comparison for people; many servers are summed up."""
-    shown = min(len(next(iter(rows.values()))["latency_s_N"]), 4)
-    heads = "".join(f"{f'server {n + 1} s':>12}" for n in range(shown))
-    print(f"{'method':20}{heads}{'mean s':>10}{'local %':>9}{'remote calls':>14}")
-    for name, row in rows.items():
-        cells = "".join(
-            f"{'-' if s is None else format(s, '.3f'):>12}"
-            for s in row["latency_s_N"][:shown]
-        )
-        print(
-            f"{name:20}{cells}{row['mean_latency_s']:10.3f}"
-            f"{100 * row['local_ratio']:9.1f}{row['remote_calls']:14.0f}"
-        )
-    for name, reason in left_out.items():
-        print(f"{name:20}left out: {reason}")

@@ -26,6 +26,13 @@ def test_check_positive_rejects_zero_negative_nan(value):
         checks.check_positive("rate", value)
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+def test_check_from_zero_rejects_negative_nan_infinite(value):
+    checks.check_from_zero("rate", 0)
+    with pytest.raises(checks.ConfigError, match=f"rate must be 0 or more.*{value}"):
+        checks.check_from_zero("rate", value)
+
+
 def test_check_known_lists_alternatives():
     with pytest.raises(checks.ConfigError, match="unknown policy 'x'; known: lfu, lru"):
         checks.check_known("policy", "x", ("lru", "lfu"))

@@ -29,8 +29,22 @@ def logits(engine, steps=4):
     return np.asarray(forced_logits(engine, random_prompts(engine.config, NINE), steps))
 
 
-@pytest.mark.parametrize("name", SPLITS)
-@pytest.mark.parametrize("mode", ["resident", "layered"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("linear", "resident"),
+        ("proxy", "layered"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("proxy", "resident"),
+                ("whole", "resident"),
+                ("linear", "layered"),
+                ("whole", "layered"),
+            )
+        ),
+    ],
+)
 def test_point_equals_an_engine_loaded_for_that_k(name, mode):
     config = SPLITS[name]
     if mode == "resident":

@@ -52,11 +52,6 @@ def test_copies_and_messages():
     assert COSTS.move_s(1, 1, 0) == 2.0
 
 
-def test_remote_call_is_the_sum_of_its_stages():
-    assert COSTS.remote_s(0, 1, 0, 2) == 1.25 + 3.5 + 2.0
-    assert COSTS.remote_s(0, 1, 0, 2, resident=False) == 1.25 + 2.0 + 3.5 + 2.0
-
-
 def test_bad_numbers_are_refused():
     with pytest.raises(ConfigError, match="token counts must be 0 or more, got -192"):
         COSTS.compute_s(0, 0, -1)

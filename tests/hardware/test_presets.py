@@ -5,6 +5,7 @@ from moe_edge.hardware.clusters import (
     CLUSTERS,
     PRISM_MEMORY_SHARE,
     build_cluster,
+    cluster_for,
     mixed_cluster,
     prism_cluster,
     servers_of,
@@ -33,6 +34,8 @@ def test_achievable_rates_are_below_the_data_sheet():
 def test_numbers_that_were_not_checked_say_so():
     assert not device("apple_m2").checked
     assert device("rtx_4090").checked
+    for name in DEVICES:
+        assert device(name).checked == ("not checked" not in device(name).source)
 
 
 def test_prism_cluster_holds_what_the_paper_says():
@@ -46,6 +49,16 @@ def test_prism_cluster_holds_what_the_paper_says():
     ]
     assert prism_cluster(256).num_gpus == 256
     assert prism_cluster(256).num_servers == 192
+
+
+def test_cluster_for_gives_a_model_its_share_of_prisms_memory():
+    shape = model_shape("mixtral_8x7b")
+    cluster_for(shape.name, "prism").check_holds(shape.num_blocks, 352_321_536)
+    told = cluster_for(shape.name, "prism", {"expert_memory_share": 0.5, "mbps": 100})
+    assert told.servers[0].gpus[0].expert_memory_bytes == 20 * 10**9
+    assert told.network.bytes_per_s == 12.5e6
+    assert cluster_for("qwen3_30b_a3b", "prism") == build_cluster("prism")
+    assert cluster_for(shape.name, "mixed") == build_cluster("mixed")
 
 
 def test_mixed_cluster_has_slow_lines_both_ways():

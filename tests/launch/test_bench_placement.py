@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from launch.bench import placement_simulate
 from launch.bench.placement import Sizes, linear_program, memory, placement_suite, zipf
 from moe_edge.place.optimal import best_cover
 
@@ -17,8 +18,14 @@ SMALL = Sizes(
 )
 
 
-def test_placement_suite_times_and_gaps():
-    rows = {row["case"]: row for row in placement_suite(2, None, SMALL)}
+def test_placement_suite_times_gaps_and_simulated_rows(monkeypatch):
+    run = placement_simulate.SimulateSizes(
+        gpus=4, tokens=1, speed=(), requests_per_server=1, seeds=1
+    )
+    kept = {"mixed": placement_simulate.SETTINGS["mixed bigbench"]}
+    monkeypatch.setattr(placement_simulate, "SETTINGS", kept)
+    rows = {row["case"]: row for row in placement_suite(2, None, SMALL, run)}
+    assert rows["latency/latency mixed against optimal"]["bar"] == 0.9
     timed = rows["seconds/optimal 2 x 3 x 8"]
     assert timed["limit_fraction"] == timed["ours"] / 1.0
     assert timed["ratio"] == pytest.approx(np.median(timed["round_ratios"]))

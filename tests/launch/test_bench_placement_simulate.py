@@ -44,3 +44,17 @@ def test_medians_of_ratios_round_by_round():
     found = row("x", [1.0, 2.0, 9.0], "s", [2.0, 2.0, 10.0], "p", bar=0.5)
     assert (found["ours"], found["peer"], found["ratio"]) == (2.0, 2.0, 0.9)
     assert found["limit_fraction"] == pytest.approx(1.8)
+
+
+def test_held_out_seeds_and_machines_are_not_those_of_the_other_rows(monkeypatch):
+    seen = []
+
+    def spy(**options):
+        seen.append((options["seed"], options["cluster_options"].get("gpus")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "build_case", spy)
+    for name in ("mixed bigbench", "held-out bigbench"):
+        with pytest.raises(KeyboardInterrupt):
+            module.latency_rows(name, SETTINGS[name], SimulateSizes())
+    assert seen == [(0, None), (100, module.HELD_OUT_GPUS)]

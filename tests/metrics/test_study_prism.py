@@ -33,7 +33,7 @@ from moe_edge.metrics.study_prism_settings import (
     PrismSettings,
 )
 from moe_edge.metrics.study_prism_table1 import TABLE_1
-from moe_edge.metrics.study_prism_table2 import TABLE_2, targets
+from moe_edge.metrics.study_prism_table2 import TABLE_2, overloaded, targets
 from moe_edge.simulate.cluster_build import build_case
 
 
@@ -91,6 +91,12 @@ def test_targets_are_told_whether_reached_or_not(ours, optimum, expected):
     got = targets({label: found, f"{label}, unequal": found})
     assert list(got.values()) == expected
     assert f"on {label}, unequal" in list(got)[1]
+
+
+def test_overloaded_servers_are_named():
+    found = rows(**{EPLB: [11.0, 9.0, 12.0], OURS: [9.0, 9.0, 11.0]})
+    assert overloaded({"bigbench, x": found}) == f"bigbench, x: {EPLB}"
+    assert overloaded({"multidata, x": found}) == "nowhere"
 
 
 def test_the_paper_s_tables_have_every_cell_and_its_headline():

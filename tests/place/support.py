@@ -3,8 +3,6 @@
 import itertools
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog
 
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
@@ -37,23 +35,6 @@ def unequal_slots(servers, blocks, ratio, seed=0, gpus=(1,)):
         cuts = np.sort(rng.integers(0, total + 1, count - 1))
         slots.append(np.diff(np.concatenate([[0], cuts, [total]])))
     return slots
-
-
-def linear_program(value_NM, capacity_N):
-    """The largest value of a cover with these capacities, by SciPy's HiGHS."""
-    N, M = value_NM.shape
-    rows = [
-        sparse.kron(sparse.eye_array(N), np.ones((1, M))),
-        -sparse.kron(np.ones((1, N)), sparse.eye_array(M)),
-    ]
-    result = linprog(
-        -value_NM.ravel(),
-        A_ub=sparse.vstack(rows).tocsr(),
-        b_ub=np.concatenate([capacity_N, -np.ones(M)]),
-        bounds=(0, 1),
-        method="highs",
-    )
-    return -result.fun
 
 
 def all_choices(capacity_N, items):

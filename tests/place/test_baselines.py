@@ -86,6 +86,24 @@ def test_smartmoe_stays_with_a_balanced_current_placement():
     assert (again.gpu_NLE == first.gpu_NLE).all()
 
 
+def test_smartmoe_still_knows_where_blocks_are_after_a_settle():
+    """Settling shares a server's blocks over its GPUs otherwise than equally."""
+    frequency_NLE = frequencies(3, 4, 16)
+    gpu_NLE = SmartMoe().place(frequency_NLE, SLOTS).gpu_NLE.copy()
+    block = np.flatnonzero(gpu_NLE[2, 1] == 1)[0]
+    gpu_NLE[2, 1, block] = 0
+    settled = Placement(gpu_NLE)
+    settled.check(SLOTS)
+    same = SmartMoe().place(frequency_NLE, SLOTS, current=settled).gpu_NLE
+    assert (same[:, [0, 2, 3]] == gpu_NLE[:, [0, 2, 3]]).all()
+    others = frequencies(3, 4, 16, seed=1)
+    anew = SmartMoe().place(others, SLOTS, current=settled).gpu_NLE
+    assert (anew != gpu_NLE).any()
+    for layer in range(4):
+        now, then = ((gpu[2, layer] == 0).sum() for gpu in (gpu_NLE, anew))
+        assert now == then
+
+
 def test_smartmoe_balances_anew_after_a_placement_with_copies():
     frequency_NLE = frequencies(3, 4, 16)
     copied = Redundance().place(frequency_NLE, SLOTS)

@@ -132,3 +132,10 @@ def test_latency_tokens_of_other_servers_are_refused():
     case = problem()
     with pytest.raises(ConfigError, match="tokens has 2 numbers for 3 servers"):
         LatencyAware(prompt_tokens=(5.0, 6.0)).model(case)
+
+
+def test_latency_rates_of_another_number_of_servers_are_refused():
+    case = problem()
+    placer = LatencyAware(top_k=4, requests_per_s=[0.1, 0.2])
+    with pytest.raises(ConfigError, match="requests_per_s has 2 numbers for 3 servers"):
+        placer.place(case.frequency_NLE, case.slots, case.cost_model)

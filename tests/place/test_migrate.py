@@ -1,16 +1,14 @@
-"""Whether to migrate, in seconds; relabelling and settling."""
-
-import itertools
+"""Whether to migrate, in seconds; settling."""
 
 import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.hardware.specs import Link
 from moe_edge.place.migrate import (
     arrivals,
     decide,
     migration_seconds,
-    relabel,
     remote_call_seconds,
     remote_seconds,
     settle,
@@ -46,8 +44,22 @@ def test_arrivals_between_gpus_of_a_server_counts():
 def test_migration_seconds_is_bytes_over_the_gpu_link():
     model = cost_model(**TWO)  # blocks of 3 * 8 * 4 * 2 = 192 bytes, 1e9 bytes/s
     moves_X4 = np.array([[0, 0, 0, 2], [1, 0, 3, 1], [1, 0, 3, 2]])
-    assert migration_seconds(moves_X4, model) == pytest.approx(3 * 192e-9)
-    assert migration_seconds(moves_X4[:0], model) == 0.0
+    assert migration_seconds(moves_X4, model, BEFORE) == pytest.approx(3 * 192e-9)
+    assert migration_seconds(moves_X4[:0], model, BEFORE) == 0.0
+
+
+def test_migration_seconds_over_the_network_count_the_line_of_the_fastest_holder():
+    slow = Link(bytes_per_s=1e3, latency_s=1e-3, source="test")
+    model = cost_model(links={(0, 2): slow})  # others 1e6 bytes/s, 1e-3 s
+    current = Placement(np.array([[[0, 0, 0]], [[-1, 0, -1]], [[-1, -1, 0]]]))
+    moves_X4 = np.array([[2, 0, 0, 0], [2, 0, 0, 1]])  # from 0 alone; from 0 or 1
+    over_s = (1e-3 + 192e-3) + (1e-3 + 192e-6) + 2 * 192e-9
+    found = migration_seconds(moves_X4, model, current, "network")
+    assert found == pytest.approx(over_s)
+    here = np.array([[2, 0, 0, 2]])  # from another GPU of the server: host memory
+    assert migration_seconds(here, model, current, "network") == pytest.approx(192e-9)
+    with pytest.raises(ConfigError, match="unknown source of blocks 'disk'"):
+        migration_seconds(moves_X4, model, current, "disk")
 
 
 def test_remote_seconds_each_call_goes_to_the_nearest_copy():
@@ -97,35 +109,6 @@ def test_decide_same_placement_is_never_adopted():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_relabel_moves_fewest_of_all_numberings(seed):
-    slots = [np.array([6, 6, 6])]
-    current = random_placement(seed, slots)
-    candidate = random_placement(seed + 100, slots)
-    found = relabel(current, candidate, slots)
-    fewest = min(
-        len(arrivals(current, Placement(np.array([*order, -1])[candidate.gpu_NLE])))
-        for order in itertools.permutations(range(3))
-    )
-    assert len(arrivals(current, found)) == fewest
-    assert (found.on_NLE == candidate.on_NLE).all()
-    found_again = relabel(candidate, found, slots)
-    assert (found_again.gpu_NLE == candidate.gpu_NLE).all()
-
-
-def test_relabel_respects_slots_and_speeds():
-    slots = [np.array([8, 4])]
-    candidate = random_placement(0, slots)
-    swapped = Placement(np.array([1, 0, -1])[candidate.gpu_NLE])
-    assert (relabel(swapped, candidate, slots).gpu_NLE == candidate.gpu_NLE).all()
-    equal = [np.array([6, 6])]
-    candidate = random_placement(0, equal)
-    swapped = Placement(np.array([1, 0, -1])[candidate.gpu_NLE])
-    assert (relabel(swapped, candidate, equal).gpu_NLE == swapped.gpu_NLE).all()
-    unlike = relabel(swapped, candidate, equal, [np.array([1.0, 2.0])])
-    assert (unlike.gpu_NLE == candidate.gpu_NLE).all()
-
-
-@pytest.mark.parametrize("seed", range(4))
 def test_settle_moves_only_blocks_new_to_their_server(seed):
     slots = [np.array([6, 9, 3]), np.array([20])]
     current = random_placement(seed, slots, (2, 4, 10))
@@ -136,3 +119,21 @@ def test_settle_moves_only_blocks_new_to_their_server(seed):
     assert len(arrivals(current, settled)) == new
     used_NG = settled.used(3)
     assert (used_NG[0] <= slots[0]).all()
+
+
+def test_settle_keeps_a_layer_spread_over_the_gpus():
+    """Blocks 0 and 2 leave GPU 0; wherever the candidate put 4 and 5, they go there."""
+    slots = [np.array([4, 4])]
+    current = Placement(np.array([[[0, 1, 0, 1, -1, -1]]]))
+    candidate = Placement(np.array([[[-1, 0, -1, 0, 1, 1]]]))
+    settled = settle(current, candidate, slots)
+    assert settled.gpu_NLE.tolist() == [[[-1, 1, -1, 1, 0, 0]]]
+
+
+def test_settle_tie_takes_the_candidates_gpu_and_a_full_one_never():
+    current = Placement(np.array([[[0, 1, -1], [0, -1, -1]]]))
+    candidate = Placement(np.array([[[0, 1, 1], [0, -1, -1]]]))
+    settled = settle(current, candidate, [np.array([3, 3])])
+    assert settled.gpu_NLE[0, 0].tolist() == [0, 1, 1]
+    settled = settle(current, candidate, [np.array([3, 1])])
+    assert settled.gpu_NLE[0, 0].tolist() == [0, 1, 0]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from launch.bench.placement import linear_program
 from moe_edge.place.greedy import Greedy, cover_greedily, favourites
 from moe_edge.place.objective import objective
 from moe_edge.place.optimal import Optimal, best_cover
@@ -11,7 +12,6 @@ from tests.place.support import (
     all_choices,
     cost_model,
     frequencies,
-    linear_program,
     unequal_slots,
 )
 

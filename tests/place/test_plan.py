@@ -83,12 +83,18 @@ def test_check_slots_less_than_one_copy_says_what_is_missing():
     assert [s.tolist() for s in check_slots(slots, 2, 6)] == [[3], [2, 1]]
 
 
+def test_check_slots_server_without_room_is_allowed_where_the_others_hold_all():
+    slots = [np.array([9]), np.array([0, 0])]
+    assert [s.tolist() for s in check_slots(slots, 2, 8)] == [[9], [0, 0]]
+    with pytest.raises(CapacityError, match="hold 9 blocks"):
+        check_slots(slots, 2, 10)
+
+
 @pytest.mark.parametrize(
     "slots, message",
     [
         ([np.array([9])], "given for 1 servers, there are 2"),
         ([np.array([9]), np.array([], int)], "server 1 has slots for 0 GPUs"),
-        ([np.array([9]), np.array([0, 0])], "server 1 has no slots"),
         ([np.array([9]), np.array([9, -1])], r"server 1 are \[9, -1\]"),
         ([np.array([9]), np.array([1.5])], r"server 1 are \[1.5\]"),
         ([np.array([9]), np.ones(128, int)], "128 GPUs, expected 1 to 127"),

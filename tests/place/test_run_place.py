@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.place import run_place as module
+from moe_edge.place.place_cases import parse_slots
 from moe_edge.place.plan import Placement
 from moe_edge.place.policy import PLACERS
-from moe_edge.place.run_place import parse_slots, run_place
+from moe_edge.place.run_place import run_place
 
 ROWS = [("a", [10, 6, 3, 1]), ("b", [1, 2, 7, 10])]
 
@@ -66,6 +68,33 @@ def test_run_place_named_methods_only_and_several_gpus(tmp_path, counts):
     placement.check([np.array([3, 2]), np.array([6])])
 
 
+def test_run_place_server_without_memory_calls_the_others(tmp_path, counts):
+    methods = placed(tmp_path, counts, slots="9,0")["methods"]
+    assert set(methods) == set(PLACERS) - {"eplb"}
+    for name, row in methods.items():
+        assert row["coverage"] == 1.0
+        on_NLE = np.load(tmp_path / "o" / f"placement_{name}.npy")
+        assert on_NLE[0].all() and not on_NLE[1].any()
+
+
+def test_run_place_block_is_told_or_assumed_in_words(tmp_path, counts):
+    guessed = placed(tmp_path, counts, dry_run=True)
+    assert guessed["block"] == [2048, 1024]
+    assert "2048 x 1024 as OLMoE-1B-7B-0924's" in guessed["assumed"]
+    told = placed(tmp_path, counts, d_model=8, expert_dim=4, dry_run=True)
+    assert told["block"] == [8, 4]
+    assert "blocks" not in told["assumed"]
+
+
+def test_run_place_all_leaves_out_nothing_but_the_picky(tmp_path, counts, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ConfigError("broken statistics")
+
+    monkeypatch.setattr(module.get_placer("greedy").__class__, "place", refuse)
+    with pytest.raises(ConfigError, match="broken statistics"):
+        placed(tmp_path, counts)
+
+
 def test_run_place_everything_everywhere_has_no_gap(tmp_path, counts):
     methods = placed(tmp_path, counts, slots="8,8")["methods"]
     assert methods["optimal"]["objective"] == 0.0
@@ -77,8 +106,6 @@ def test_run_place_preset_cluster_needs_no_data(tmp_path):
     summary = run_place(
         out_dir=str(tmp_path / "o"),
         model="mixtral_8x7b",
-        cluster="prism",
-        cluster_options={"expert_memory_share": 0.7},
         methods="prism,optimal,latency",
     )
     rows = summary["methods"]
@@ -99,13 +126,18 @@ def test_run_place_dry_run_writes_nothing(tmp_path, counts):
     [
         ({"slots": "3,4"}, CapacityError, "hold 7 blocks, .* needs 8: 1 blocks"),
         ({"slots": "5,6,7"}, ConfigError, "given for 3 servers, there are 2"),
-        ({"slots": "5,0"}, ConfigError, "server 1 has no slots"),
         ({"slots": "5,-6"}, ConfigError, "--slots is '5,-6', expected whole"),
         ({"slots": None}, ConfigError, "--statistics needs --server_domains"),
         ({"server_domains": "a,c"}, ConfigError, "unknown domain 'c'; known: a, b"),
         ({"methods": "best"}, ConfigError, "unknown placer 'best'; known: eplb"),
         ({"methods": "eplb"}, ConfigError, "eplb needs equal servers"),
         ({"cluster": "prism"}, ConfigError, "needs --slots, not --cluster"),
+        ({"d_model": 8}, ConfigError, "expert_dim is None; give both"),
+        (
+            {"statistics": None, "slots": None, "d_model": 8},
+            ConfigError,
+            "expert_dim belong to --statistics; presets",
+        ),
         ({"statistics": None}, ConfigError, "--slots and --top_k belong to"),
         (
             {"statistics": None, "slots": None},

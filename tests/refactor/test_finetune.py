@@ -16,6 +16,8 @@ from moe_edge.refactor.finetune import finetune_router
 from tests.support.refactored import write_random
 from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
 
+pytestmark = pytest.mark.slow  # whole runs: minutes of compilation
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -14,6 +14,8 @@ from moe_edge.training import checkpoints
 from tests.support.tiny_checkpoint import TEXT
 from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
 
+pytestmark = pytest.mark.slow  # whole runs: minutes of compilation
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

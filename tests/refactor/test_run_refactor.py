@@ -22,6 +22,8 @@ from moe_edge.refactor.refactor_settings import Settings
 from moe_edge.refactor.run_refactor import REPORT_NAME, run_refactor
 from tests.support.tiny_models import score_all
 
+pytestmark = pytest.mark.slow  # whole runs: minutes of compilation
+
 U, TOP_K = 4, 2
 
 

@@ -140,7 +140,7 @@ def test_requests_can_follow_a_recorded_route(request):
     data_dir = request.config.rootpath.parent / "shared" / "data"
     if not (data_dir / name).exists():
         pytest.skip(f"no data folder: {data_dir} is not there")
-    traced = {"routing_trace": name, "data_dir": str(data_dir)}
+    traced = {"routing_trace": name, "data_dir": str(data_dir), "correlated": True}
     built = case(model="qwen3_30b_a3b", cluster_options={"num_gpus": 8}, **traced)
     loop = built.loop("optimal")
     loop.run()
@@ -164,8 +164,8 @@ def test_what_cannot_run_is_refused():
         LoopOptions(max_batch=0)
     with pytest.raises(ConfigError, match="unknown method 'best'; known: eplb, "):
         case().loop("best")
-    with pytest.raises(ConfigError, match="then_workload needs Poisson arrivals"):
-        case(arrivals="azure_conv", then_workload="multidata")
+    with pytest.raises(ConfigError, match="then_workload would have no effect"):
+        case(arrivals="azure_conv", interval_s=None, then_workload="multidata")
     with pytest.raises(ConfigError, match="give both input_tokens and output_tokens"):
         case(input_tokens=4)
     with pytest.raises(ConfigError, match="4 domains for 3 servers"):

@@ -52,9 +52,11 @@ def test_busy_server_passes_requests_on_to_an_idle_one():
     assert serve(requests, (1, 1))[0].finish_R.tolist() == [3.75, 5.25, 6.75]
 
 
-def test_a_gpu_without_room_for_a_layer_is_refused():
-    with pytest.raises(CapacityError, match="holds 1 blocks.*one layer, 2"):
+def test_a_gpu_without_room_for_its_share_of_a_layer_is_refused():
+    with pytest.raises(CapacityError, match="holds 1 blocks.*share of a layer, 2"):
         serve(asked((0, 0.0, 1, 1, "a")), slots=1)
+    loop, _ = serve(asked((0, 0.0, 1, 1, "a")), gpus=(2,), slots=1)
+    assert loop.finish_R.tolist() == [3.75]
 
 
 def test_a_block_that_was_foreseen_is_loaded_while_its_layer_waits():

@@ -5,6 +5,7 @@ import pytest
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError
 from moe_edge.simulate.run_simulate import run_simulate
 
+INF = float("inf")
 FEW = {"requests_per_server": 3, "interval_s": 1.0, "correlated": False}
 
 
@@ -60,11 +61,41 @@ def test_dry_run_writes_nothing(tmp_path):
         ({"model": "gpt"}, "unknown model preset 'gpt'"),
         ({"cluster": "moon"}, "unknown cluster preset 'moon'"),
         ({"workload": "poetry"}, "unknown workload or routing domain 'poetry'"),
-        ({"arrivals": "bus"}, "unknown request trace 'bus'"),
-        ({"interval_s": -1.0}, "arrival interval_s must be positive, got -1"),
+        ({"arrivals": "bus", "interval_s": None}, "unknown request trace 'bus'"),
+        (
+            {"interval_s": -1.0},
+            "arrival interval_s must be 0 or more and finite, got -1",
+        ),
         ({"seeds": 0}, "seeds must be a positive whole number, got 0"),
         ({"window_s": 0.0}, "window_s must be positive"),
-        ({"source": "disk", "methods": "prism"}, "unknown source of blocks 'disk'"),
+        ({"source": "disk"}, "unknown source of blocks 'disk'"),
+        ({"hysteresis": -1.0, "methods": "uniform"}, "hysteresis is -1.0, expected 0"),
+        ({"period_s": -3.0, "methods": "uniform"}, "period_s must be 0 or more and"),
+        ({"period_s": INF}, "period_s must be 0 or more and finite, got inf"),
+        ({"keep": 2.0, "methods": "uniform"}, "keep must lie in"),
+        ({"timeline_s": -3.0}, "timeline_s must be 0 or more and finite, got -3"),
+        ({"timeline_s": float("nan")}, "timeline_s must be 0 or more and finite"),
+        ({"window_s": INF}, "window_s must be 0 or more and finite"),
+        ({"skew": INF}, "skew must be 0 or more and finite, got inf"),
+        ({"interval_s": 0.0}, "arrival interval_s must be positive, got 0"),
+        ({"interval_s": [1.0, 2.0]}, "2 arrival intervals for 3 servers"),
+        (
+            {"interval_s": [-1.0, 1.0, 3.0]},
+            "interval_s must be 0 or more and finite, got -1",
+        ),
+        ({"interval_s": INF}, "arrival interval_s must be 0 or more and finite"),
+        ({"most_tokens": 0}, "most_tokens must be a positive whole number"),
+        ({"trace_speed": 2.0}, "trace_speed would have no effect with Poisson"),
+        ({"most_tokens": 9}, "most_tokens would have no effect with Poisson"),
+        ({"arrivals": "mooncake"}, "interval_s would have no effect with arrivals of"),
+        (
+            {"arrivals": "mooncake", "interval_s": None, "input_tokens": 4},
+            "input_tokens would have no effect with arrivals of mooncake",
+        ),
+        (
+            {"routing_trace": "x.csv", "placed_for": "c4", "skew": 2.0},
+            "placed_for, skew, correlated would have no effect with a routing_trace",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path, change, message):
