@@ -97,7 +97,7 @@ def test_sub_experts_are_blocks(plain, tmp_path):
     folder = shutil.copytree(plain[1], tmp_path / "ours")
     manifest = json.loads((folder / "manifest.json").read_text())
     # Two sub-experts an expert: F = 20 becomes 10, records half as long.
-    manifest["U"] = 2
+    manifest["U"], manifest["refactor"] = 2, {"gate": "linear"}
     record = manifest["record"]
     record["shapes"] = {"gate": [10, 48], "up": [10, 48], "down": [48, 10]}
     record["bytes"] //= 2
