@@ -152,4 +152,6 @@ def provenance(settings: ElasticSettings) -> dict:
                 for key in ("gate", "objective", "objective_heldout", "fine_tuning")
                 if key in known
             }
+            # A path of one machine.
+            found[gate].get("fine_tuning", {}).pop("out_dir", None)
     return found

@@ -16,7 +16,8 @@ from moe_edge.metrics import (
 )
 from moe_edge.metrics.elastic_models import check_models, make_models, provenance
 from moe_edge.metrics.elastic_settings import ElasticSettings
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.results import Entry
+from moe_edge.metrics.study_settings import write_study
 
 STUDIES = {
     "moe_prism_table2": study_elastic_quality.run,
@@ -92,18 +93,11 @@ def run_elastic(
     parts = found.entry | {"workload": found.entry["workload"] | made}
     entry = Entry(model=model, started_s=started, **parts)
     print(f"{entry.question}\n{entry.answer}")
-    write_entry(
+    return write_study(
+        name,
         out_dir,
         entry,
-        plot=found.plot,
-        config_text=config_text(),
+        found,
+        config_text=config_text,
         overwrite=overwrite,
-        files=found.files,
     )
-    return {
-        "study": name,
-        **found.summary,
-        "checks": dict(entry.checks),
-        "seconds": time.time() - started,
-        "out_dir": out_dir,
-    }

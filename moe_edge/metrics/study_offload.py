@@ -14,9 +14,9 @@ from moe_edge.metrics import (
     study_traces,
     study_ttft,
 )
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.results import Entry
 from moe_edge.metrics.study_prompts import prompt_files
-from moe_edge.metrics.study_settings import Settings, check_name
+from moe_edge.metrics.study_settings import Settings, check_name, write_study
 
 TRACES = "replay_public_traces"
 STUDIES = {
@@ -85,18 +85,11 @@ def run_study(
     print(f"{entry.question}\n{entry.answer}")
     for check, passed in entry.checks.items():
         print(f"{check}: {'yes' if passed else 'NO'}")
-    write_entry(
+    return write_study(
+        name,
         out_dir,
         entry,
-        plot=found.plot,
-        config_text=config_text(),
+        found,
+        config_text=config_text,
         overwrite=overwrite,
-        files=found.files,
     )
-    return {
-        "study": name,
-        **found.summary,
-        "checks": dict(entry.checks),
-        "seconds": time.time() - started,
-        "out_dir": out_dir,
-    }

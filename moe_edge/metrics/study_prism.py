@@ -17,8 +17,9 @@ from moe_edge.metrics import (
     study_prism_table1,
     study_prism_table2,
 )
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.results import Entry
 from moe_edge.metrics.study_prism_settings import PrismSettings
+from moe_edge.metrics.study_settings import write_study
 from moe_edge.simulate.cluster_build import WORKLOADS
 
 STUDIES = {
@@ -93,19 +94,12 @@ def run_prism_study(
         **found.entry,
     )
     print(f"{entry.question}\n{entry.answer}")
-    write_entry(
+    return write_study(
+        name,
         out_dir,
         entry,
-        plot=found.plot,
-        config_text=config_text(),
+        found,
+        config_text=config_text,
         overwrite=overwrite,
-        files=found.files,
         pictures=found.pictures,
     )
-    return {
-        "study": name,
-        **found.summary,
-        "checks": dict(entry.checks),
-        "seconds": time.time() - started_s,
-        "out_dir": out_dir,
-    }

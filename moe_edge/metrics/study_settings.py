@@ -1,6 +1,7 @@
 """What every study of offloading takes and gives: settings, findings, small sums."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known, check_positive
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.results import Entry, write_entry
 
 LIMITS = (
     "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
@@ -137,3 +139,32 @@ def mean_change(pairs: Sequence[tuple[float, float]]) -> float:
 def check_name(name: str, known) -> None:
     """Raises ConfigError for a study that does not exist."""
     check_known("study", name, known)
+
+
+def write_study(
+    name: str,
+    out_dir: str,
+    entry: Entry,
+    found: Findings,
+    *,
+    config_text: Callable[[], str],
+    overwrite: bool,
+    pictures: Mapping[str, Callable[[Path], None]] | None = None,
+) -> dict[str, Any]:
+    """Writes a study's entry; returns what its script prints last."""
+    write_entry(
+        out_dir,
+        entry,
+        plot=found.plot,
+        config_text=config_text(),
+        overwrite=overwrite,
+        files=found.files,
+        pictures=pictures,
+    )
+    return {
+        "study": name,
+        **found.summary,
+        "checks": dict(entry.checks),
+        "seconds": time.time() - entry.started_s,
+        "out_dir": out_dir,
+    }

@@ -7,9 +7,7 @@ starts again at the layer it was in, from the very bytes that the killed run had
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import OutputError
-from moe_edge.core.files import atomic_folder, check_out_dir, write_text
+from moe_edge.core.files import (
+    atomic_folder,
+    check_out_dir,
+    locked_folder,
+    write_text,
+)
 from moe_edge.profile.space import allocate
 
 PROGRESS_NAME = "progress.json"
@@ -170,18 +173,5 @@ def open_writer(
         unfinished work there has other facts.
     """
     out_dir = check_out_dir(out_dir, overwrite)
-    folder = work_folder(out_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise OutputError(f"work folder {folder} cannot be made: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked_folder(work_folder(out_dir), str(out_dir)):
         yield ProfileWriter(out_dir, facts, resume)
-    except BlockingIOError as error:
-        raise OutputError(
-            f"another run is writing {out_dir}; wait for it or name another --out_dir"
-        ) from error
-    finally:
-        os.close(lock)
