@@ -6,6 +6,9 @@ do about it. All are ValueErrors, so a caller may catch them without importing u
 
 import dataclasses
 import math
+import typing
+
+import numpy as np
 
 
 class MoeEdgeError(ValueError):
@@ -88,12 +91,28 @@ def build_known(kind: str, classes, name: str, options):
       kind: what it is, for the message.
       classes: name -> dataclass.
     Raises:
-      ConfigError: unknown name or option, listing what is; or what the class refuses.
+      ConfigError: unknown name or option, listing what is; an option of another type;
+        or what the class refuses.
     """
     check_known(kind, name, classes)
-    fields = [field.name for field in dataclasses.fields(classes[name])]
-    for option in options:
-        if option not in fields:
-            known = ", ".join(fields) or "none"
+    kinds = {field.name: field.type for field in dataclasses.fields(classes[name])}
+    for option, value in options.items():
+        if option not in kinds:
+            known = ", ".join(kinds) or "none"
             raise ConfigError(f"{name} has no option {option!r}; known: {known}")
+        if not _is_of(value, kinds[option]):
+            kind = getattr(kinds[option], "__name__", kinds[option])
+            raise ConfigError(f"{name}: {option} is {value!r}, expected {kind}")
     return classes[name](**options)
+
+
+def _is_of(value, kind) -> bool:
+    """Whether a value is of an annotated type; True where that cannot be told."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) and bool not in (kind, *typing.get_args(kind)):
+        return kind in (object, typing.Any)
+    try:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, kind) or (is_whole and isinstance(1.0, kind))
+    except TypeError:  # a type with parameters, or the name of one
+        return True

@@ -109,9 +109,12 @@ def _row(line: str, where: str) -> dict[str, Any]:
     missing = [f for f in FIELDS if not isinstance(row, dict) or f not in row]
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
-    for field in ("layer", "num_experts", "top_k"):
-        if isinstance(row[field], bool) or not isinstance(row[field], int):
-            raise ConfigError(f"{where}: {field} is {row[field]!r}, expected a number")
+    for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1)):
+        value = row[field]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"{where}: {field} is {value!r}, expected a whole number from {least}"
+            )
     counts = row["counts"]
     if not isinstance(counts, list) or len(counts) != row["num_experts"]:
         size = len(counts) if isinstance(counts, list) else type(counts).__name__

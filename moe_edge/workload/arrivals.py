@@ -112,11 +112,18 @@ def trace_requests(
       count: how many; None: all.
       speed: above 1 they come so much faster.
       most_tokens: longer prompts and answers are cut.
+    Raises:
+      RequestError: a bad trace (`read_arrivals`), or one shorter than `count`.
     """
     check_positive("trace speed", speed)
     table = read_arrivals(path)
     if count is not None:
         check_count("count", count)
+        if count > len(table):
+            raise RequestError(
+                f"request trace {path} has {len(table)} requests, {count} were asked "
+                "for; ask for fewer"
+            )
         table = table[:count]
     rng = np.random.default_rng(seed)
     servers = rng.integers(len(domains), size=len(table))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,44 @@ def test_check_known_lists_alternatives():
 
 def test_errors_are_value_errors():
     assert issubclass(checks.CapacityError, ValueError)
+
+
+@dataclasses.dataclass
+class Options:
+    rate: float = 1.0
+    rows: int = 2
+    limit: float | None = None
+    is_on: bool = False
+    shape: tuple[int, ...] = ()
+    free: object = None
+
+
+GOOD = [
+    *({"rate": 2}, {"rate": np.float32(0.5)}, {"rows": np.int64(3)}, {"limit": None}),
+    *({"limit": 3}, {"limit": 0.5}, {"is_on": True}, {"shape": (1, 2)}),
+    *({"free": True}, {"free": "x"}),
+]
+
+
+@pytest.mark.parametrize("options", GOOD)
+def test_build_known_takes_options_of_their_type(options):
+    built = checks.build_known("thing", {"x": Options}, "x", options)
+    assert built == Options(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": "fast"}, "x: rate is 'fast', expected float"),
+        ({"rows": 2.5}, "x: rows is 2.5, expected int"),
+        ({"rows": True}, "x: rows is True, expected int"),
+        ({"rows": None}, "x: rows is None, expected int"),
+        ({"limit": "1"}, r"x: limit is '1', expected float \| None"),
+        ({"limit": False}, "x: limit is False"),
+        ({"is_on": 1}, "x: is_on is 1, expected bool"),
+        ({"colour": 1}, "x has no option 'colour'; known: rate, rows"),
+    ],
+)
+def test_build_known_refuses_other_types_and_names(options, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        checks.build_known("thing", {"x": Options}, "x", options)

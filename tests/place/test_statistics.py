@@ -75,6 +75,8 @@ def test_read_statistics_several_top_k_need_a_choice(tmp_path):
         ({"counts": "many"}, ":1 has counts of str"),
         ({"counts": [1, 2, "3"]}, "count of expert 2 is 3"),
         ({"layer": "first"}, ":1: layer is 'first'"),
+        ({"layer": -1}, ":1: layer is -1, expected a whole number from 0"),
+        ({"top_k": 0}, ":1: top_k is 0, expected a whole number from 1"),
     ],
 )
 def test_read_statistics_bad_row_is_named(tmp_path, change, message):

@@ -45,6 +45,8 @@ def test_trace_requests_keep_times_and_lengths(tmp_path):
     ]
     assert all(r.domain == "ab"[r.server] for r in rows)
     assert len(trace_requests(path, ["a"], count=2)) == 2
+    with pytest.raises(RequestError, match="has [0-9]+ requests, 99 were asked for"):
+        trace_requests(path, ["a"], count=99)
 
 
 @pytest.mark.parametrize(
