@@ -29,7 +29,9 @@ SAMPLE_RATIO = {FIRST: 16, WIDE: 4}  # one token in so many is in the sample, ..
 MIN_SAMPLE = 128  # ... but at least so many
 EXHAUSTIVE = 2**25  # partitions x tokens that are all looked at
 MAX_ROUNDS = 100  # a descent takes 3 to 40
-TOLERANCE = 1e-6  # relative; sums are in float32
+# Relative: a descent ends when a round gains less. Sums are in float32; on a sample,
+# whose best go on anyway, the last rounds cost more than they bring.
+TOLERANCE, ROUGH = 1e-6, 3e-3
 
 
 def alternate(
@@ -79,7 +81,7 @@ def search(
             kept = KEPT[size]
             if R > kept:
                 sample = sampled(problem, rng, SAMPLE_RATIO[size])
-                cost_R, starts_RF = descend(sample, starts_RF)
+                cost_R, starts_RF = descend(sample, starts_RF, tolerance=ROUGH)
                 starts_RF = starts_RF[np.argsort(cost_R, kind="stable")[:kept]]
             cost_R, labels_RF = descend(problem, starts_RF)
             if cost_R.min() < best_cost:
@@ -107,7 +109,10 @@ def sampled(problem: Problem, rng, ratio: int) -> Problem:
 
 
 def descend(
-    problem: Problem, labels_RF: np.ndarray, max_rounds: int = MAX_ROUNDS
+    problem: Problem,
+    labels_RF: np.ndarray,
+    max_rounds: int = MAX_ROUNDS,
+    tolerance: float = TOLERANCE,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Descends from each partition until its objective stands still.
 
@@ -120,11 +125,13 @@ def descend(
         norms_URT = grouped_sums(problem.A_TF, labels_RF, problem.subs)
         low_URT = smallest(norms_URT, problem.inactive).astype(np.float32)
         cost_R = np.einsum("urt,urt->r", low_URT, norms_URT, dtype=np.float64)
-        better = cost_R < best_R[live] * (1 - TOLERANCE)
+        lower = cost_R < best_R[live]
+        better = cost_R < best_R[live] * (1 - tolerance)
+        best_R[live[lower]] = cost_R[lower]
+        best_RF[live[lower]] = labels_RF[lower]
         if not better.any():
             break
         live, labels_RF = live[better], labels_RF[better]
-        best_R[live], best_RF[live] = cost_R[better], labels_RF
         scores_URF = low_URT[:, better] @ problem.A_TF
         labels_RF = reassign(scores_URF, labels_RF)
     return best_R, best_RF
