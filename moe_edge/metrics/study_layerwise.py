@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore
 
@@ -62,7 +62,8 @@ class LayerwiseEngine(ResidentEngine):
         for i, (layer,) in enumerate(self._groups):
             experts = None
             if layer in moe_layers:
-                coming.result()
+                _, arrival_s, _ = coming.result()
+                wait_until(arrival_s)
                 # The layer before has run: its room is free for the layer after.
                 x.block_until_ready()
                 experts = self._rooms[number % 2].array

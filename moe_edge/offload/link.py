@@ -12,14 +12,17 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError
 
-# time.sleep overshoots by about 75 us: the last stretch is waited for awake.
-_AWAKE_S = 100e-6
+# time.sleep overshoots by about 75 us.
+_OVERSHOOT_S = 100e-6
 
 
 class Link:
     """A real link: a transfer takes as long as its copy. One thread uses it."""
 
     emulated = False
+
+    def rest(self) -> None:
+        """Returns when the link may take the next transfer."""
 
     def transfer(
         self, num_bytes: int, ready_s: float, copy: Callable, *args
@@ -30,7 +33,8 @@ class Link:
           num_bytes: payload.
           ready_s: when the transfer was asked for, by `time.perf_counter`.
         Returns:
-          Start and end by `time.perf_counter`, and what `copy` returned.
+          Start and end by `time.perf_counter`, and what `copy` returned. The end may
+          lie ahead: until then the block has not arrived (`wait_until`).
         """
         start_s = time.perf_counter()
         result = copy(*args)
@@ -46,8 +50,12 @@ class EmulatedLink(Link):
 
     Transfers follow one another on a deadline clock: one begins when it was asked for
     or when the link becomes free, whichever is later, not when the thread happens to
-    wake up, so that delays of waking do not add up. The copy runs inside the
-    transfer's time; only a copy that is slower than the link makes it longer.
+    wake up, so that delays of waking do not add up. The copy runs at the beginning of
+    the transfer's time; only a copy that is slower than the link makes it longer.
+
+    Nobody stays awake for the rest of that time but an engine that has nothing else
+    to do: on a machine with few cores a thread that spins takes them from the model,
+    which a real link does not.
     """
 
     emulated = True
@@ -83,8 +91,13 @@ class EmulatedLink(Link):
         result = copy(*args)
         copy_s = time.perf_counter() - begun_s
         self._free_s = start_s + max(self.seconds(num_bytes), copy_s)
-        _wait_until(self._free_s)
-        return start_s, time.perf_counter(), result
+        return start_s, max(self._free_s, time.perf_counter()), result
+
+    def rest(self) -> None:
+        # Rather early than late: a start before the link is free is dated later.
+        left_s = self._free_s - time.perf_counter() - _OVERSHOOT_S
+        if left_s > 0:
+            time.sleep(left_s)
 
     def describe(self) -> dict:
         return {
@@ -94,9 +107,10 @@ class EmulatedLink(Link):
         }
 
 
-def _wait_until(end_s: float) -> None:
+def wait_until(end_s: float) -> None:
+    """Returns at `end_s` by `time.perf_counter`, awake for the last stretch."""
     left_s = end_s - time.perf_counter()
-    if left_s > _AWAKE_S:
-        time.sleep(left_s - _AWAKE_S)
+    if left_s > _OVERSHOOT_S:
+        time.sleep(left_s - _OVERSHOOT_S)
     while time.perf_counter() < end_s:
         time.sleep(0)  # lets other Python threads run

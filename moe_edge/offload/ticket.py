@@ -1,6 +1,7 @@
 """One requested transfer, and what all of them came to."""
 
 import dataclasses
+import time
 
 from moe_edge.core.events import Total
 
@@ -17,9 +18,11 @@ class Ticket:
       cause: "demand" or "prefetch".
       step: as the caller counts, for the event; or None.
       requested_s: when, by `time.perf_counter`.
-      state: "queued", "running", "done" or "cancelled".
-      seconds: on the link, once it is done.
-      done: the slot holds the block.
+      state: "queued", "running", "done" (copied) or "cancelled".
+      seconds: on the link, once it is copied.
+      arrival_s: when the link has delivered it, by `time.perf_counter`; known once it
+        is copied, and after the copy's end on an emulated link.
+      done: the slot holds the block and the link has delivered it.
     """
 
     layer: int
@@ -31,10 +34,11 @@ class Ticket:
     requested_s: float
     state: str = "queued"
     seconds: float = 0.0
+    arrival_s: float = 0.0
 
     @property
     def done(self) -> bool:
-        return self.state == "done"
+        return self.state == "done" and time.perf_counter() >= self.arrival_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.events import Recorder, Total
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.slots import Slots
 from moe_edge.offload.store import HostStore
 from moe_edge.offload.ticket import CAUSES, MoverStats, Ticket
@@ -95,6 +95,7 @@ class Mover:
             source_R = self._source(layer, expert)
             self._carry(ticket, self.slots.write, slot, source_R)
             ticket.state = "done"
+            wait_until(ticket.arrival_s)
             self._wait_s += time.perf_counter() - now_s
         return ticket
 
@@ -107,7 +108,7 @@ class Mover:
         """
         tickets = list(tickets)
         start_s = time.perf_counter()
-        while not all(ticket.done for ticket in tickets):
+        while not all(ticket.state == "done" for ticket in tickets):
             for ticket in tickets:
                 if ticket.state == "cancelled":
                     raise RuntimeError(
@@ -117,13 +118,15 @@ class Mover:
             with self._finished:
                 self._check()
                 while not self._staged:
-                    open_tickets = [t for t in tickets if not t.done]
+                    open_tickets = [t for t in tickets if t.state != "done"]
                     if not open_tickets:
                         break
                     self._awaited = open_tickets[-1]
                     self._finished.wait()
                     self._check()
             self._commit()
+        if tickets:
+            wait_until(max(ticket.arrival_s for ticket in tickets))
         waited_s = time.perf_counter() - start_s
         self._wait_s += waited_s
         return waited_s
@@ -241,7 +244,7 @@ class Mover:
         total.count += 1
         total.bytes += num_bytes
         total.seconds += end_s - start_s
-        ticket.seconds = end_s - start_s
+        ticket.seconds, ticket.arrival_s = end_s - start_s, end_s
         recorder = self.recorder
         if recorder.enabled:
             expert, sub = divmod(ticket.expert, self.store.subs)
@@ -281,6 +284,7 @@ class Mover:
 
     def _next(self) -> Ticket | None:
         """The next ticket, now running; None when the mover closes."""
+        self.link.rest()  # chosen late, so that a demand may still overtake
         with self._work:
             while not self._closed:
                 queue = self._queues["demand"] or self._queues["prefetch"]

@@ -1,10 +1,11 @@
 import math
 import time
 
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.link import EmulatedLink, Link, wait_until
 
 
 class FakeTime:
@@ -45,7 +46,8 @@ def test_emulated_rate_holds_within_ten_percent_in_real_time(
     took = []
     for _ in range(100):  # the best one counts, for a busy machine delays
         begun_s = time.perf_counter()
-        link.transfer(num_bytes, begun_s, lambda: None)
+        _, end_s, _ = link.transfer(num_bytes, begun_s, lambda: None)
+        wait_until(end_s)
         took.append(time.perf_counter() - begun_s)
         if took[-1] <= expected_s * 1.1:
             break
@@ -53,12 +55,24 @@ def test_emulated_rate_holds_within_ten_percent_in_real_time(
 
 
 def test_queued_transfers_follow_the_deadline_clock(clock):
-    link = EmulatedLink(1e6)
-    spans = [link.transfer(2000, 100.0, lambda: None)[:2] for _ in range(10)]
+    link, spans, begun = EmulatedLink(1e6), [], []
+    for _ in range(10):
+        link.rest()
+        begun.append(clock.now_s)
+        spans.append(link.transfer(2000, 100.0, lambda: clock.sleep(1e-4))[:2])
     starts, ends = zip(*spans, strict=True)
     assert starts == pytest.approx([100 + 2e-3 * i for i in range(10)], abs=1e-9)
-    # What waking costs does not add up.
-    assert ends == pytest.approx([100.002 + 2e-3 * i for i in range(10)], abs=2e-6)
+    assert ends == pytest.approx([100.002 + 2e-3 * i for i in range(10)], abs=1e-9)
+    # A thread that rests comes back before the link is free, but not long before.
+    early = np.subtract(starts, begun)[1:]
+    assert (early >= 0).all() and (early <= 100e-6).all()
+
+
+def test_wait_until_lasts_until_then(clock):
+    wait_until(100.002)
+    assert clock.now_s == pytest.approx(100.002, abs=2e-6)
+    wait_until(99.0)
+    assert clock.now_s == pytest.approx(100.002, abs=2e-6)
 
 
 def test_idle_time_is_not_saved_up(clock):

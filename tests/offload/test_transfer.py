@@ -132,6 +132,22 @@ def test_demand_overtakes_on_an_emulated_link():
         assert 9e-3 < waited_s
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_copied_block_is_not_there_before_the_link_has_delivered_it(kind):
+    with make(kind, link=EmulatedLink(BLOCK / 0.2)) as mover:
+        begun_s = time.perf_counter()
+        ticket = mover.request(2, 1, 3, "prefetch")
+        while ticket.state != "done" and time.perf_counter() < begun_s + 30:
+            mover.poll()
+            time.sleep(1e-3)
+        copied_s = time.perf_counter()
+        assert ticket.state == "done"
+        assert ticket.done == (copied_s >= ticket.arrival_s)
+        mover.wait([ticket])
+        assert ticket.done and time.perf_counter() - begun_s >= 0.2
+        assert contents(mover)[3] == 201
+
+
 @pytest.mark.parametrize("keep", [{1, 4}, lambda key: key in (1, 4)])
 def test_cancel_takes_back_only_queued_prefetches(keep):
     link = GateLink()
