@@ -5,6 +5,7 @@ in perplexity. The original has one candidate for each number of whole experts.
 """
 
 import dataclasses
+import time
 
 import numpy as np
 
@@ -69,8 +70,9 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
     for number, prompts in enumerate(rounds):
         keys = list(step_s) if number % 2 == 0 else list(step_s)[::-1]
         for name, k, batch in keys:
-            done = generate(engines[name, k], prompts[:batch], settings.new_tokens)
-            step_s[name, k, batch].append(done.decode_s / done.steps)
+            step_s[name, k, batch].append(
+                median_step(engines[name, k], prompts[:batch], settings.new_tokens)
+            )
     late = sum(engine.num_compiled() for engine in engines.values()) - compiled
     measured = Measured(refactored, subs, step_s, perplexity, late)
     workload = {
@@ -86,6 +88,18 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
     return model_of(parent), findings(measured, workload, settings)
 
 
+def median_step(engine, prompts, new_tokens: int) -> float:
+    """Seconds of the median decode step of a batch: one late step changes nothing."""
+    stamps: list[float] = []
+
+    def stamp(row: int, token: int) -> None:
+        if row == 0:
+            stamps.append(time.perf_counter())
+
+    generate(engine, prompts, new_tokens, on_token=stamp)
+    return float(np.median(np.diff(stamps)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """Seconds of a step by (name, K, batch), one a round, and perplexities."""
@@ -98,9 +112,16 @@ class Measured:
 
     @property
     def noise(self) -> float:
-        """Half the range of rounds over the median, median over all cases."""
-        found = [np.ptp(times) / 2 / np.median(times) for times in self.step_s.values()]
-        return float(np.median(found))
+        """Standard error of a difference between two cases, relative, median over all.
+
+        From the spread of rounds, as of a difference of two means.
+        """
+        found = [
+            np.std(times, ddof=1) / np.median(times) * np.sqrt(2 / len(times))
+            for times in self.step_s.values()
+            if len(times) > 1
+        ]
+        return float(np.median(found)) if found else 1.0
 
     def curve(self, name: str, batch: int) -> dict[int, tuple[float, float]]:
         """K -> (median seconds of a step, perplexity), by rising K."""
