@@ -147,6 +147,11 @@ def findings(settings: PrismSettings, found, case) -> PrismFindings:
             f"rule (our placer {percent(ratios[start, OURS, PAPER_RULE])}), "
             f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid"
         )
+    against = [
+        f"{start}: {beside(found, start, None)} without migration, "
+        f"{beside(found, start, PAPER_RULE)} with"
+        for start in STARTS
+    ]
     curves = {
         start: {
             f"{method}, {'no migration' if rule is None else rule_name(*rule)}": (
@@ -161,7 +166,8 @@ def findings(settings: PrismSettings, found, case) -> PrismFindings:
         "question": "What does migration gain when the data changes (Prism, figure 7)?",
         "answer": "Mean latency with migration against without (paper -10 %): "
         + "; ".join(sentences)
-        + f". Slower with migration: {'; '.join(worse) or 'nowhere'}.",
+        + f". Slower with migration: {'; '.join(worse) or 'nowhere'}. Our placer "
+        f"against Prism's: {'; '.join(against)}.",
         "workload": workload_entry(
             settings,
             case,
@@ -203,6 +209,15 @@ def findings(settings: PrismSettings, found, case) -> PrismFindings:
         },
         pictures={"grid.png": lambda path: plot_grid(path, ratios)},
     )
+
+
+def beside(found, start: str, rule) -> str:
+    """Our placer's mean latency over Prism's, as a change."""
+    ours_S, prism_S = (
+        np.array([result.mean_latency_s for result in found[start, method, rule]])
+        for method in (OURS, PRISM)
+    )
+    return percent(ours_S / prism_S)
 
 
 def plot_curves(path, curves, settings: PrismSettings) -> None:
