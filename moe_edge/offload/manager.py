@@ -16,6 +16,7 @@ import numpy as np
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.counters import Counters
+from moe_edge.offload.guard import Guard
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.ticket import Ticket
 from moe_edge.offload.transfer import Mover
@@ -59,12 +60,9 @@ class OffloadManager:
         self._room_L = [
             int(cache.slots_of(layer).sum()) for layer in range(spec.num_layers)
         ]
-        # Transfers not yet known to be done, by slot; blocks prefetched and not yet
-        # looked up, by key.
-        self._moving: dict[int, Ticket] = {}
+        self._guard = Guard(spec)
         self.late = np.zeros(0, np.int32)  # hits of the last lookup not yet arrived
         self.demanded = 0  # blocks asked for on demand so far
-        self._expected: dict[int, int] = {}
 
     def reset_counters(self) -> None:
         """Counts from here on, as after a warm-up; blocks and policies stay."""
@@ -111,24 +109,27 @@ class OffloadManager:
           (hits, misses): distinct experts; a hit may still be on its way.
         """
         found = self.cache.look_up(layer, ids_TK, scores_TE, step)
-        counters = self.counters[is_decode]
-        if not (self._expected or self._moving or self._is_watching):
+        counters, guard = self.counters[is_decode], self._guard
+        if not (guard.expected or guard.moving or self._is_watching):
             self.late = found.hits[:0]
             counters.hits += len(found.hits)
             counters.misses += len(found.misses)
             return found.hits, found.misses
-        base = layer * self.spec.num_experts
-        chosen = {base + int(e) for e in (*found.hits, *found.misses)}
+        base, hits = layer * self.spec.num_experts, found.hits.tolist()
+        chosen = {base + expert for expert in (*hits, *found.misses.tolist())}
         self._take_back(layer, chosen)
-        self._settle()
+        guard.settle()
         for key in chosen:
-            self._expected.pop(key, None)
-        for expert in found.hits:
-            self.mover.used(base + int(expert))
-        moving = [self._moving_ticket(layer, int(e)) is not None for e in found.hits]
-        self.late = found.hits[np.array(moving, bool)]
+            guard.forget(key)
+        for expert in hits:
+            self.mover.used(base + expert)
+        self.late = found.hits[:0]
+        if guard.moving:
+            row = self.cache.rows[layer]
+            moving = [guard.underway(row[expert]) is not None for expert in hits]
+            self.late = found.hits[np.array(moving, bool)]
         late = len(self.late)
-        counters.hits += len(found.hits) - late
+        counters.hits += len(hits) - late
         counters.misses += len(found.misses) + late
         counters.late += late
         if self.recorder.enabled:
@@ -144,33 +145,17 @@ class OffloadManager:
 
     def _take_back(self, layer: int, chosen: set[int]) -> None:
         """Cancels queued prefetches of this layer that it did not choose."""
-        E = self.spec.num_experts
-        wrong = [k for k in self._expected if k // E == layer and k not in chosen]
+        E, guard = self.spec.num_experts, self._guard
+        wrong = [k for k in guard.expected if k // E == layer and k not in chosen]
         if not wrong:
             return
         for _, expert, slot in self.mover.cancel_prefetches(
             lambda key: key // E != layer or key in chosen
         ):
             self.cache.drop(layer, expert)
-            self._moving.pop(slot, None)
+            guard.end(slot)
         for key in wrong:
-            del self._expected[key]
-
-    def _settle(self) -> None:
-        for slot in [s for s, ticket in self._moving.items() if ticket.done]:
-            del self._moving[slot]
-
-    def _moving_ticket(self, layer: int, expert: int) -> Ticket | None:
-        ticket = self._moving.get(int(self.cache.slot_LE[layer, expert]))
-        return None if ticket is None or ticket.done else ticket
-
-    def _protected(self, *, expected: bool, busy=()) -> np.ndarray:
-        protected_S = np.zeros(self.spec.num_slots, bool)
-        protected_S[list(self._moving)] = True
-        protected_S[list(busy)] = True
-        if expected:
-            protected_S[list(self._expected.values())] = True
-        return protected_S
+            guard.forget(key)
 
     def fetch(self, layer: int, experts, step: int, busy=()) -> list[Ticket]:
         """Asks for experts that are needed now, in order.
@@ -181,39 +166,38 @@ class OffloadManager:
           tickets, one for each expert that got a slot: those of the head of the list.
         """
         tickets = []
-        for expert in experts:
-            ticket = self._admit(layer, int(expert), step, "demand", busy)
+        for expert in np.asarray(experts, np.int32).tolist():
+            ticket = self._admit(layer, expert, step, "demand", busy)
             if ticket is None:
                 break
             tickets.append(ticket)
         return tickets
 
     def _admit(self, layer, expert, step, cause, busy=()) -> Ticket | None:
-        protected_S = self._protected(expected=True, busy=busy)
-        slot = self.cache.admit(layer, expert, protected_S)
-        if slot is None and cause == "demand" and self._expected:
+        guard = self._guard
+        slot = self.cache.admit(layer, expert, guard.protected(busy))
+        if slot is None and cause == "demand" and guard.expected:
             # Better to lose a prefetch than not to run.
-            protected_S = self._protected(expected=False, busy=busy)
+            protected_S = guard.protected(busy, expected=False)
             slot = self.cache.admit(layer, expert, protected_S)
         if slot is None:
             return None
-        gone = [key for key, taken in self._expected.items() if taken == slot]
-        for key in gone:
-            del self._expected[key]
+        guard.give_up(slot)
         try:
             ticket = self.mover.request(layer, expert, slot, cause, step)
         except BaseException:
             self.cache.drop(layer, expert)  # it never came
             raise
         self.demanded += cause == "demand"
-        self._moving[slot] = ticket
+        guard.begin(slot, ticket)
         return ticket
 
     def arriving(self, layer: int, hits) -> list[Ticket]:
         """Tickets of hits that are still on their way, now as urgent as misses."""
-        if not self._moving:
+        if not self._guard.moving:
             return []
-        tickets = [self._moving_ticket(layer, int(expert)) for expert in hits]
+        row = self.cache.rows[layer]
+        tickets = [self._guard.underway(row[expert]) for expert in np.asarray(hits)]
         tickets = [ticket for ticket in tickets if ticket is not None]
         for ticket in tickets:
             self.mover.promote(ticket)
@@ -225,7 +209,7 @@ class OffloadManager:
             return 0.0
         start_s = self.recorder.clock.now() if self.recorder.enabled else 0.0
         waited_s = self.mover.wait(tickets)
-        self._settle()
+        self._guard.settle()
         self.counters[is_decode].wait_s += waited_s
         if self.recorder.enabled:
             self.recorder.add("wait", start_s, waited_s, layer=layer, step=step)
@@ -236,25 +220,26 @@ class OffloadManager:
 
         Also None for padding rows and for policies whose lookup may empty slots.
         """
-        if self.cache.policy.forgets or ids_TK.max() >= self.spec.num_experts:
+        if self.cache.policy.forgets:
             return None
-        slot_TK = self.cache.slot_LE[layer][ids_TK]
-        if slot_TK.min() < 0:
+        row = self.cache.rows[layer]
+        slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
+        if min(slots) < 0:
             return None
-        if self._moving:
-            self._settle()
-            if not self._moving.keys().isdisjoint(slot_TK.reshape(-1).tolist()):
+        guard = self._guard
+        if guard.moving:
+            guard.settle()
+            if not guard.moving.keys().isdisjoint(slots):
                 return None
-        return slot_TK
+        return np.array(slots, np.int32).reshape(ids_TK.shape)
 
     def slots_TK(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
         """int32 slot of every chosen expert; S where there is none (or none yet)."""
-        S = self.spec.num_slots
-        slot_E = np.append(self.cache.slot_LE[layer], np.int32(-1))
-        if arrived_only and self._moving:
-            slot_E[np.isin(slot_E, list(self._moving))] = -1
-        slot_TK = slot_E[ids_TK]
-        slot_TK[slot_TK < 0] = S
+        slot_TK = self.cache.slots(layer, ids_TK)
+        absent_TK = slot_TK < 0
+        if arrived_only and self._guard.moving:
+            absent_TK |= np.isin(slot_TK, list(self._guard.moving))
+        slot_TK[absent_TK] = self.spec.num_slots
         return slot_TK
 
     # Ahead of need.
@@ -281,39 +266,37 @@ class OffloadManager:
         self.accuracy.expect(layer, ids_NM)
         if not ids_NM.size:
             return
-        E, L = self.spec.num_experts, self.spec.num_layers
+        E, L, guard = self.spec.num_experts, self.spec.num_layers, self._guard
         left = self.prefetch_limit
-        for ahead, ids_M in enumerate(ids_NM):
+        for ahead, ids in enumerate(ids_NM.tolist()):
             target = (layer + 1 + ahead) % L
             # Half of the room at most: the layer's own misses need the rest.
-            mine_S = self.cache.slots_of(target)
-            spare = self._room_L[target] // 2
-            spare -= sum(bool(mine_S[slot]) for slot in self._expected.values())
-            for expert in ids_M[ids_M >= 0].tolist():
+            spare = self._room_L[target] // 2 - guard.count_expected(target)
+            row = self.cache.rows[target]
+            for expert in ids:
                 if left <= 0:
                     return
                 if spare <= 0:
                     break
-                if self.cache.slot_LE[target, expert] >= 0:
-                    # Here already: keep it until its layer has run.
-                    self._expected.setdefault(
-                        target * E + expert, int(self.cache.slot_LE[target, expert])
-                    )
+                if expert < 0:
                     continue
-                ticket = self._admit(target, expert, step, "prefetch")
-                if ticket is None:
-                    break
-                self._expected[target * E + expert] = ticket.slot
-                left, spare = left - 1, spare - 1
+                slot = row[expert]
+                if slot < 0:
+                    ticket = self._admit(target, expert, step, "prefetch")
+                    if ticket is None:
+                        break
+                    slot, left, spare = ticket.slot, left - 1, spare - 1
+                # One that is here already stays until its layer has run.
+                guard.expect(target * E + expert, slot)
 
     def calm(self) -> None:
         """Takes back all queued prefetches and waits for the transfer under way."""
         for layer, expert, slot in self.mover.cancel_prefetches():
             self.cache.drop(layer, expert)
-            self._moving.pop(slot, None)
-        self._expected.clear()
-        self.mover.wait(list(self._moving.values()))
-        self._settle()
+            self._guard.end(slot)
+        self._guard.forget_all()
+        self.mover.wait(list(self._guard.moving.values()))
+        self._guard.settle()
 
     def finish_sequence(self) -> None:
         """A new session begins: blocks stay, the records of the sequence go."""

@@ -24,6 +24,9 @@ class SlotCache:
     """One cache over the slots of `spec`, evicting by `policy`.
 
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
+    rows: the same as lists by layer, with a last -1 for the padding id: for the few
+      experts of a lookup several times faster than an array, and Python keeps its lock
+      meanwhile, for which the mover's thread may be waiting.
     """
 
     def __init__(self, spec: CacheSpec, policy: EvictionPolicy):
@@ -31,13 +34,14 @@ class SlotCache:
         self.policy = policy
         self.state = policy.init(spec)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
+        self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
         self._layer_S = np.asarray(spec.layer_S, np.int32)
         self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
         self._running_S = np.zeros(spec.num_slots, bool)
         self._running_layer = -1
         # Steps of a policy that forgets with a sequence count from its first lookup.
         self._first_step: int | None = None if policy.per_sequence else 0
-        self._running_E = np.zeros(spec.num_experts, bool)
+        self._running: set[int] = set()
 
     def _part(self, layer: int):
         """The layer's slots as an index: a slice where they lie together."""
@@ -49,6 +53,12 @@ class SlotCache:
     def slots_of(self, layer: int) -> np.ndarray:
         """bool [S]: the slots that may hold blocks of this layer."""
         return (self._layer_S == layer) | (self._layer_S == -1)
+
+    def slots(self, layer: int, ids: np.ndarray) -> np.ndarray:
+        """int32, the slots of these experts; -1 where one is in none, or is padding."""
+        row = self.rows[layer]
+        slots = [row[expert] for expert in ids.reshape(-1).tolist()]
+        return np.array(slots, np.int32).reshape(ids.shape)
 
     def resident(self, layer: int) -> np.ndarray:
         """bool [E]: the experts of the layer that are in slots."""
@@ -71,14 +81,14 @@ class SlotCache:
         )
         if self.policy.forgets:
             self._read_back()
-        slots = self.slot_LE[layer, chosen]
-        is_hit = slots >= 0
-        hits = chosen[is_hit]
+        row = self.rows[layer]
+        hits = [expert for expert in chosen if row[expert] >= 0]
+        misses = [expert for expert in chosen if row[expert] < 0]
         self.release()
-        self._running_S[slots[is_hit]] = True
-        self._running_layer = layer
-        self._running_E[chosen] = True
-        return Lookup(hits, chosen[~is_hit])
+        for expert in hits:
+            self._running_S[row[expert]] = True
+        self._running_layer, self._running = layer, set(chosen)
+        return Lookup(np.array(hits, np.int32), np.array(misses, np.int32))
 
     def release(self) -> None:
         """The experts of the running lookup are computed: they may be victims again.
@@ -87,8 +97,7 @@ class SlotCache:
         layer that has more chosen experts than slots.
         """
         self._running_S[:] = False
-        self._running_E[:] = False
-        self._running_layer = -1
+        self._running_layer, self._running = -1, set()
 
     def admit(self, layer: int, expert: int, protected_S=None) -> int | None:
         """Gives a block a slot, evicting if none is empty.
@@ -100,7 +109,8 @@ class SlotCache:
           The slot (the block's own if it is resident), or None if every slot that
           may hold the layer is protected.
         """
-        slot = int(self.slot_LE[layer, expert])
+        expert = int(expert)
+        slot = self.rows[layer][expert]
         if slot >= 0:
             return slot
         part = self._slots_L[layer]
@@ -114,19 +124,19 @@ class SlotCache:
         local, state = self.policy.victim(seen, barred_S)
         slot = part.start + int(local) if isinstance(part, slice) else int(part[local])
         self._forget(int(key_S[slot]))
-        key = layer * self.spec.num_experts + int(expert)
+        key = layer * self.spec.num_experts + expert
         self.state = put({**state, "key_S": key_S}, slot, key)
-        self.slot_LE[layer, expert] = slot
-        if layer == self._running_layer and self._running_E[expert]:
+        self._note(layer, expert, slot)
+        if layer == self._running_layer and expert in self._running:
             self._running_S[slot] = True
         return slot
 
     def drop(self, layer: int, expert: int) -> None:
         """The block is not in its slot after all (a cancelled transfer)."""
-        slot = int(self.slot_LE[layer, expert])
+        slot = self.rows[layer][expert]
         if slot < 0:
             raise ConfigError(f"layer {layer} expert {expert} is in no slot: no drop")
-        self.slot_LE[layer, expert] = -1
+        self._note(layer, expert, -1)
         self._running_S[slot] = False
         self.state = put(self.state, slot, -1)
 
@@ -140,7 +150,11 @@ class SlotCache:
 
     def _forget(self, key: int) -> None:
         if key >= 0:
-            self.slot_LE[divmod(key, self.spec.num_experts)] = -1
+            self._note(*divmod(key, self.spec.num_experts), -1)
+
+    def _note(self, layer: int, expert: int, slot: int) -> None:
+        self.slot_LE[layer, expert] = slot
+        self.rows[layer][expert] = slot
 
     def _read_back(self) -> None:
         """slot_LE from key_S, after a policy that empties slots itself."""
@@ -148,13 +162,13 @@ class SlotCache:
         slots = np.flatnonzero(key_S >= 0)
         self.slot_LE[:] = -1
         self.slot_LE.reshape(-1)[key_S[slots]] = slots
+        self.rows = [[*row, -1] for row in self.slot_LE.tolist()]
 
 
-def _distinct(ids_TK, scores_TE, num_experts: int) -> np.ndarray:
+def _distinct(ids_TK, scores_TE, num_experts: int) -> list[int]:
     """The experts of a lookup, each once, best score (else best rank) first."""
     if ids_TK.shape[0] == 1:
-        ids = ids_TK[0]
-        return ids[ids < num_experts]
+        return [expert for expert in ids_TK[0].tolist() if expert < num_experts]
     ranked = ids_TK.T.reshape(-1)  # rank 0 of every token, then rank 1, ...
     first_E = np.full(num_experts + 1, ranked.size, np.int64)
     first_E[ranked[::-1]] = np.arange(ranked.size)[::-1]
@@ -168,4 +182,4 @@ def _distinct(ids_TK, scores_TE, num_experts: int) -> np.ndarray:
         best_E = np.full(num_experts, -np.inf, np.float32)
         np.maximum.at(best_E, ids, scores_TE[token, ids])
         order = np.argsort(-best_E[chosen], kind="stable")
-    return chosen[order].astype(np.int32)
+    return chosen[order].tolist()

@@ -3,7 +3,6 @@
 import numpy as np
 
 from moe_edge.core.checks import check_count
-from moe_edge.predict.base import target_layers
 
 
 class PredictionLog:
@@ -25,9 +24,11 @@ class PredictionLog:
         self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = (
             np.zeros(shape, np.int64) for _ in range(4)
         )
-        # Waiting for the layer to choose; the last column takes padding.
-        self._wanted_LAE = np.zeros((*shape, num_experts + 1), bool)
-        self._is_waiting_LA = np.zeros(shape, bool)
+        self._num_experts = num_experts
+        # Waiting for the layer to choose. Sets: for a few ids they are several times
+        # faster than arrays, and this runs at every lookup.
+        self._wanted_LA: list[list[set[int] | None]]
+        self.forget_waiting()
 
     def expect(self, layer: int, ids_NM: np.ndarray) -> None:
         """Takes a prediction made after `layer`, as `Predictor.predict` returns it.
@@ -36,30 +37,32 @@ class PredictionLog:
         waiting for the same layer and look-ahead is replaced.
         """
         num_layers, look_ahead = self.rounds_LA.shape
-        ids_NM = ids_NM[:look_ahead]
-        ahead_N = np.arange(len(ids_NM))
-        target_N = target_layers(layer, len(ids_NM), num_layers)
-        self._wanted_LAE[target_N, ahead_N] = False
-        # Id -1 is the last column.
-        self._wanted_LAE[target_N[:, None], ahead_N[:, None], ids_NM] = True
-        self._is_waiting_LA[target_N, ahead_N] = True
+        for ahead, ids in enumerate(ids_NM[:look_ahead].tolist()):
+            wanted = set(ids)
+            wanted.discard(-1)
+            self._wanted_LA[(layer + 1 + ahead) % num_layers][ahead] = wanted
 
     def chosen(self, layer: int, ids_TK: np.ndarray) -> None:
         """Compares what waits for `layer` with the ids it chose (E is padding)."""
-        waiting_A = self._is_waiting_LA[layer]
-        chosen_E = np.zeros(self._wanted_LAE.shape[-1], bool)
-        chosen_E[ids_TK] = True
-        chosen_E = chosen_E[:-1]
-        wanted_AE = self._wanted_LAE[layer, :, :-1] & waiting_A[:, None]
-        self.hits_LA[layer] += (wanted_AE & chosen_E[None]).sum(axis=1)
-        self.predicted_LA[layer] += wanted_AE.sum(axis=1)
-        self.chosen_LA[layer] += waiting_A * chosen_E.sum()
-        self.rounds_LA[layer] += waiting_A
-        waiting_A[:] = False
+        waiting = self._wanted_LA[layer]
+        found = None
+        for ahead, wanted in enumerate(waiting):
+            if wanted is None:
+                continue
+            if found is None:
+                found = set(ids_TK.reshape(-1).tolist())
+                found.discard(self._num_experts)
+            at = layer, ahead
+            self.hits_LA[at] += len(wanted & found)
+            self.predicted_LA[at] += len(wanted)
+            self.chosen_LA[at] += len(found)
+            self.rounds_LA[at] += 1
+            waiting[ahead] = None
 
     def forget_waiting(self) -> None:
         """Predictions not yet compared are dropped: their sequence has ended."""
-        self._is_waiting_LA[:] = False
+        L, A = self.rounds_LA.shape
+        self._wanted_LA = [[None] * A for _ in range(L)]
 
     @property
     def recall_LA(self) -> np.ndarray:

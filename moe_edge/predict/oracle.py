@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.predict.base import Predictor, best_first, no_prediction, rank_scores
+from moe_edge.predict.base import NOT_WANTED, Predictor, no_prediction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Oracle(Predictor):
 
     Attributes:
       chosen_SLK: int (steps, layers, most experts of a step), what each step will
-        choose, best first; padded with -1.
+        choose, best first and each once; padded with -1 at the end.
     """
 
     chosen_SLK: np.ndarray
@@ -37,7 +37,7 @@ class Oracle(Predictor):
                 f"model {spec.num_layers} layers and {spec.num_experts} experts: was "
                 "it recorded with this model?"
             )
-        return {"step": 0, "layer": -1, "num_experts": spec.num_experts}
+        return {"step": 0, "layer": -1}
 
     def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
         wrapped = layer <= state["layer"]
@@ -51,8 +51,8 @@ class Oracle(Predictor):
         if not known_N.any():
             return no_prediction(horizon)
         ids_NK = self.chosen_SLK[np.minimum(step_N, steps - 1), layer_N]
-        ids_NK = np.where(known_N[:, None] & (ids_NK >= 0), ids_NK, -1)
-        # Padding becomes id E, which `rank_scores` drops.
-        E = state["num_experts"]
-        rows = [rank_scores(row[None], E) for row in np.where(ids_NK < 0, E, ids_NK)]
-        return best_first(np.stack(rows))
+        ids_NK = np.where(known_N[:, None], ids_NK, -1)
+        width = int((ids_NK >= 0).sum(axis=1).max())
+        ids_NM = ids_NK[:, :width].astype(np.int32)
+        by_rank_M = 1.0 - np.arange(width, dtype=np.float32) / ids_NK.shape[1]
+        return ids_NM, np.where(ids_NM < 0, np.float32(NOT_WANTED), by_rank_M)
