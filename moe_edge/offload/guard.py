@@ -49,7 +49,9 @@ class Guard:
 
     def expect(self, key: int, slot: int) -> None:
         """A coming layer is expected to choose the block, which has this slot."""
-        if key not in self.expected:
+        if self.expected.get(key) != slot:
+            self.forget(key)
+            self.give_up(slot)
             self.expected[key] = slot
             self._key_at[slot] = key
             self._expected_S[slot] = True

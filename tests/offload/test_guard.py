@@ -49,6 +49,9 @@ def test_guard_loses_an_expectation_with_its_slot():
     assert guard.expected == {1: 0}
     guard.expect(5, 3)
     assert guard.expected == {1: 0, 5: 3}
+    guard.expect(1, 3)  # the block stands elsewhere by now
+    assert guard.expected == {1: 3}
+    assert guard.protected().tolist() == [False, False, False, True]
     guard.forget_all()
     assert not guard.expected and not guard.protected().any()
 
