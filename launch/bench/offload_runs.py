@@ -201,6 +201,33 @@ def check_same_tokens(name: str, run: Run, resident: Run) -> None:
         )
 
 
+def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
+    """Mean seconds of a resident engine's step that rests after every layer, less that.
+
+    What the same computation costs a processor that has been idle for so long: other
+    programs, and on a virtual machine other machines, have had its caches meanwhile.
+    """
+    rested_s = [0.0]
+
+    def rest(layer, routing):
+        routing.ids_TK.block_until_ready()
+        if wait_s > 0:
+            started = time.perf_counter()
+            time.sleep(wait_s)
+            rested_s[0] += time.perf_counter() - started
+
+    B, S = np.shape(prompts)
+    session = engine.new_session(B, S + steps + 1)
+    next_B = argmax(engine.prefill(session, prompts))
+    active_B = jax.device_put(np.ones(B, bool))
+    np.asarray(next_B)
+    started = time.perf_counter()
+    for _ in range(steps):
+        next_B = argmax(engine.decode(session, next_B, active_B, rest))
+        np.asarray(next_B)
+    return (time.perf_counter() - started - rested_s[0]) / steps
+
+
 def layer_share(engine, prompts, steps: int) -> float:
     """Share of a resident engine's step that its layers take, from layer borders."""
     stamps: list[float] = []

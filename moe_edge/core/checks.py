@@ -7,6 +7,8 @@ do about it. All are ValueErrors, so a caller may catch them without importing u
 import dataclasses
 import math
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +97,17 @@ def build_known(kind: str, classes, name: str, options):
         or what the class refuses.
     """
     check_known(kind, name, classes)
-    kinds = {field.name: field.type for field in dataclasses.fields(classes[name])}
+    check_options(name, classes[name], options)
+    return classes[name](**options)
+
+
+def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options that a dataclass lacks, or of another type.
+
+    Args:
+      name: of the thing, for the message.
+    """
+    kinds = {field.name: field.type for field in dataclasses.fields(kind) if field.init}
     for option, value in options.items():
         if option not in kinds:
             known = ", ".join(kinds) or "none"
@@ -103,16 +115,17 @@ def build_known(kind: str, classes, name: str, options):
         if not _is_of(value, kinds[option]):
             kind = getattr(kinds[option], "__name__", kinds[option])
             raise ConfigError(f"{name}: {option} is {value!r}, expected {kind}")
-    return classes[name](**options)
 
 
 def _is_of(value, kind) -> bool:
     """Whether a value is of an annotated type; True where that cannot be told."""
     value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(kind, str):
+        return True
     if isinstance(value, bool) and bool not in (kind, *typing.get_args(kind)):
-        return kind in (object, typing.Any)
+        return kind in (object, Any)
     try:
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return isinstance(value, kind) or (is_whole and isinstance(1.0, kind))
-    except TypeError:  # a type with parameters, or the name of one
+    except TypeError:  # a type with parameters
         return True

@@ -1,6 +1,7 @@
 """Belady's rule: the bound no online policy passes. For replay: it knows the trace."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Belady(EvictionPolicy):
     lookups use the block.
     """
 
-    future: list | None = None
+    future: Sequence | None = None
 
     name = "belady"
     SOURCE = "Belady 1966, A study of replacement algorithms: MIN"

@@ -8,6 +8,7 @@ to go when that one comes back.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -61,7 +62,9 @@ class StaticPrompt(Lfu):
 class StaticOracle(EvictionPolicy):
     """Keeps the most frequent blocks of a given profile: a bound for static caches."""
 
-    profile: np.ndarray | None = None  # counts [L, E] of the very run, or of another
+    profile: Sequence | np.ndarray | None = (
+        None  # counts [L, E] of the very run, or of another
+    )
 
     name = "static_oracle"
     SOURCE = "static cache from known counts; algorithms.md, section 6"

@@ -77,7 +77,7 @@ class EmulatedLink(Link):
             )
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
-        self._free_s = 0.0
+        self._free_s = self._last_s = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         """How long a transfer occupies the link."""
@@ -90,12 +90,15 @@ class EmulatedLink(Link):
         begun_s = time.perf_counter()
         result = copy(*args)
         copy_s = time.perf_counter() - begun_s
-        self._free_s = start_s + max(self.seconds(num_bytes), copy_s)
+        self._last_s = max(self.seconds(num_bytes), copy_s)
+        self._free_s = start_s + self._last_s
         return start_s, max(self._free_s, time.perf_counter()), result
 
     def rest(self) -> None:
-        # Rather early than late: a start before the link is free is dated later.
-        left_s = self._free_s - time.perf_counter() - _OVERSHOOT_S
+        # Rather early than late: a start before the link is free is dated later. Not
+        # by whole transfers, though: who has begun cannot be overtaken.
+        early_s = min(_OVERSHOOT_S, self._last_s / 2)
+        left_s = self._free_s - time.perf_counter() - early_s
         if left_s > 0:
             time.sleep(left_s)
 

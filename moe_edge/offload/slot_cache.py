@@ -76,11 +76,12 @@ class SlotCache:
         chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
         if self._first_step is None:
             self._first_step = step
+        before_S = self.state["key_S"].copy() if self.policy.forgets else None
         self.state = self.policy.touch(
             self.state, layer, ids_TK, scores_TE, step - self._first_step
         )
-        if self.policy.forgets:
-            self._read_back()
+        if before_S is not None:
+            self._let_go(before_S)
         row = self.rows[layer]
         hits = [expert for expert in chosen if row[expert] >= 0]
         misses = [expert for expert in chosen if row[expert] < 0]
@@ -156,13 +157,10 @@ class SlotCache:
         self.slot_LE[layer, expert] = slot
         self.rows[layer][expert] = slot
 
-    def _read_back(self) -> None:
-        """slot_LE from key_S, after a policy that empties slots itself."""
-        key_S = self.state["key_S"]
-        slots = np.flatnonzero(key_S >= 0)
-        self.slot_LE[:] = -1
-        self.slot_LE.reshape(-1)[key_S[slots]] = slots
-        self.rows = [[*row, -1] for row in self.slot_LE.tolist()]
+    def _let_go(self, before_S: np.ndarray) -> None:
+        """Follows a policy that has emptied slots itself."""
+        for slot in np.flatnonzero(self.state["key_S"] != before_S).tolist():
+            self._forget(int(before_S[slot]))
 
 
 def _distinct(ids_TK, scores_TE, num_experts: int) -> list[int]:

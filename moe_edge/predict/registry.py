@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError, check_known, check_options
 from moe_edge.predict.activation_matrix import ActivationMatrix
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.history import Frequency, PreviousToken
@@ -32,13 +32,12 @@ def get_predictor(name: str, **options) -> Predictor:
       name: a key of `PREDICTORS`.
       **options: fields of its class.
     Raises:
-      ConfigError: an unknown name or option, or a missing one.
+      ConfigError: an unknown name or option, one of another type, or a missing one.
     """
     check_known("predictor", name, PREDICTORS)
     kind = PREDICTORS[name]
+    check_options(f"predictor {name}", kind, options)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    for option in options:
-        check_known(f"option of predictor {name}", option, fields)
     needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
     missing = [n for n in needed if n not in options]
     if missing:

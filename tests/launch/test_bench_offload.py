@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import time
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from launch.bench import (
 )
 from launch.bench.offload_rows import Sizes, make_row, random_prompts
 from moe_edge.core.checks import CheckpointError
+from moe_edge.engine.load import load_engine
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay_time import replay_time
@@ -143,11 +145,26 @@ def test_link_for_loads_a_block_in_the_stated_time():
 def test_link_rows_oracle_never_beats_its_bound(folder):
     rows = offload_links.link_rows("tiny", folder, SIZES, 1, ("none", "previous"), True)
     names = [row["case"].rsplit(", ", 1)[1] for row in rows]
-    assert names == ["oracle", "none", "previous"]
+    assert names == ["oracle", "none", "previous", "compute after waits"]
+    rested, plain = rows[3], rows[1]
+    lost_ms = rested["lost_by_waiting_ms_per_token"]
+    assert lost_ms >= 0 and rested["ours"] == plain["ours"]
+    assert rested["peer"] == pytest.approx(plain["peer"] + lost_ms)
     assert all("emulated" in row["case"] and row["emulated"] for row in rows)
     assert rows[0]["ratio"] > 0.99
     assert rows[0]["needed_blocks_per_token"] <= rows[1]["needed_blocks_per_token"]
     assert all(row["ratio"] > 0.5 for row in rows)
+
+
+def test_step_after_waits_leaves_the_waiting_out(folder):
+    engine = load_engine(folder, with_tokenizer=False).engine
+    prompts, step = random_prompts(engine, 1), offload_runs.step_after_waits
+    step(engine, prompts, 2, 0.0)  # compiles
+    begun_s = time.perf_counter()
+    step_s = step(engine, prompts, 2, 0.2)
+    passed_s = time.perf_counter() - begun_s
+    rested_s = 2 * engine.config.num_layers * 0.2
+    assert rested_s < passed_s and 0 < 2 * step_s <= passed_s - rested_s
 
 
 def test_host_rows_allow_a_copy_for_each_miss(folder):

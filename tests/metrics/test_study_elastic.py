@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.metrics import study_elastic_speed
 from moe_edge.metrics.elastic_models import check_models, make_models
 from moe_edge.metrics.elastic_settings import (
     CG,
@@ -20,7 +21,6 @@ from moe_edge.metrics.quickstart_texts import BOOKS
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.metrics.study_elastic import run_elastic
 from moe_edge.metrics.study_elastic_quality import Point, findings, ratios
-from moe_edge.metrics.study_elastic_speed import operating_points
 from moe_edge.model.sub_experts import at_k, split_config
 from tests.support.tiny_models import GQA
 
@@ -36,21 +36,6 @@ def test_log_interpolate_is_geometric_and_refuses_to_extrapolate():
     known = {10.0: 4.0, 20.0: 16.0}
     assert log_interpolate(15.0, known) == pytest.approx(8.0)
     assert log_interpolate(9.0, known) is None and log_interpolate(21.0, known) is None
-
-
-@pytest.mark.parametrize(
-    ("curve", "points"),
-    [
-        ({1: (1.0, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [1, 2, 3]),
-        ({1: (1.0, 9.0), 2: (2.0, 9.5), 3: (3.0, 7.0)}, [1, 3]),  # 2 is worse than 1
-        ({1: (2.5, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # 1 is slower than 2
-        ({1: (1.0, 9.0), 2: (1.004, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # not distinct
-        ({1: (1.0, 7.0), 2: (2.0, 7.0)}, [1]),
-        ({}, []),
-    ],
-)
-def test_operating_points_are_those_that_buy_something(curve, points):
-    assert operating_points(curve) == points
 
 
 def point(k, neurons, perplexity):
@@ -127,6 +112,13 @@ def made(tmp_path_factory) -> dict:
     }
     make_models(ElasticSettings(**given))
     return given
+
+
+@pytest.mark.parametrize("given", [{"rounds": 1}, {"new_tokens": 2}])
+def test_fig10_refuses_too_little_to_compare(given):
+    (name,) = given
+    with pytest.raises(ConfigError, match=f"{name} is [12], expected [23] or more"):
+        study_elastic_speed.run(ElasticSettings(**given))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The manager's decisions by hand, over a mover that moves only when told to."""
 
 import dataclasses
+import time
 
 import numpy as np
 
@@ -153,6 +154,26 @@ def test_late_prefetch_becomes_urgent_and_is_no_hit():
     manager.wait(tickets, 1, 0)
     assert manager.slots_TK(1, np.array([[3]]), arrived_only=True) != 6
     assert counts(manager) == (0, 4, 1, 4.0)
+
+
+def test_copied_block_that_the_link_has_not_delivered_is_late():
+    manager = make(script={0: [[2, 3]]})
+    bring(manager, 0, 0, 1)
+    manager.prefetch(0, 0)
+    for ticket in manager.mover.queue:
+        ticket.arrival_s = time.perf_counter() + 1000.0
+    manager.mover.carry()
+    hits, misses = look_up(manager, 1, 2, 3)
+    ids_TK = np.array([[2, 3]], np.int32)
+    assert (hits, misses) == ([2, 3], []) and manager.late.tolist() == [2, 3]
+    assert manager.ready_slots(1, ids_TK) is None
+    assert manager.slots_TK(1, ids_TK, arrived_only=True).tolist() == [[6, 6]]
+    tickets = manager.arriving(1, hits)
+    assert [ticket.expert for ticket in tickets] == [2, 3]
+    for ticket in tickets:
+        ticket.arrival_s = 0.0
+    slots = manager.slots_TK(1, ids_TK).tolist()
+    assert manager.ready_slots(1, ids_TK).tolist() == slots and max(slots[0]) < 6
 
 
 def test_stale_prefetch_under_way_is_finished_and_one_of_another_layer_stays():

@@ -121,6 +121,8 @@ def test_cache_holds_its_laws_under_random_use(name, layer_S):
                     assert cache.slot_LE[divmod(int(key), E)] == slot
                     assert layer_S[slot] in (-1, key // E)
             assert (cache.slot_LE >= 0).sum() == (key_S >= 0).sum()
+            # The lists say the same, and that padding is nowhere.
+            assert cache.rows == [[*row, -1] for row in cache.slot_LE.tolist()]
 
 
 def test_look_up_orders_misses_by_best_score_then_rank():

@@ -126,9 +126,11 @@ def test_registry_lists_every_predictor():
 def test_get_predictor_rejects_names_and_options():
     with pytest.raises(ConfigError, match="unknown predictor 'lru'; known: frequency"):
         get_predictor("lru")
-    with pytest.raises(ConfigError, match="option of predictor previous 'decay'"):
+    with pytest.raises(ConfigError, match="predictor previous has no option 'decay'"):
         get_predictor("previous", decay=0.5)
-    with pytest.raises(ConfigError, match="stale_gate 'look_ahead'; known: config"):
+    with pytest.raises(ConfigError, match="frequency: decay is 'x', expected float"):
+        get_predictor("frequency", decay="x")
+    with pytest.raises(ConfigError, match="stale_gate has no option 'look_ahead'; kn"):
         get_predictor("stale_gate", look_ahead=2)
     with pytest.raises(ConfigError, match="n_layer_gate got no layers, expected con"):
         get_predictor("n_layer_gate", config=ALL["gqa"])

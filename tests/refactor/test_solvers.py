@@ -42,6 +42,19 @@ def test_solver_holds_balance_and_seed(planted, solver):
     assert first.history[-1][1] == pytest.approx(first.solved, rel=1e-5)
 
 
+@pytest.mark.parametrize("tolerance", [alternate.TOLERANCE, alternate.ROUGH, 0.5])
+def test_descent_ends_below_its_start_with_labels_of_its_cost(planted, tolerance):
+    M_TF, _ = planted
+    problem, rng = build_problem(M_TF, 4, 2), np.random.default_rng(0)
+    starts_RF = alternate.random_partitions(rng, 6, M_TF.shape[1], 4)
+    cost_R, labels_RF = alternate.descend(problem, starts_RF, tolerance=tolerance)
+    for start_F, cost, labels_F in zip(starts_RF, cost_R, labels_RF, strict=True):
+        assert cost * problem.unit == pytest.approx(problem.cost(labels_F), rel=1e-5)
+        assert problem.cost(labels_F) < problem.cost(start_F)
+    exact_R, _ = alternate.descend(problem, starts_RF)
+    assert (cost_R >= exact_R * (1 - 1e-6)).all()
+
+
 @pytest.mark.parametrize("shape", [(8, 2, 1), (9, 3, 1), (9, 3, 2), (12, 4, 3)])
 def test_alternate_small_case_matches_brute_force(shape):
     neurons, subs, inactive = shape
