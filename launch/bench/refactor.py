@@ -161,7 +161,7 @@ def _time_to(
         reached = [s for s, cost in history if cost * problem.unit <= target]
         if reached or batches >= max_batches:
             spent = history[-1][0]
-            return (reached or [spent])[0], spent / len(history), bool(reached)
+            return (reached or [spent])[0], spent / batches, bool(reached)
         batches *= 2
 
 

@@ -29,8 +29,8 @@ SAMPLE_RATIO = {FIRST: 16, WIDE: 4}  # one token in so many is in the sample, ..
 MIN_SAMPLE = 128  # ... but at least so many
 EXHAUSTIVE = 2**25  # partitions x tokens that are all looked at
 MAX_ROUNDS = 100  # a descent takes 3 to 40
-# Relative: a descent ends when a round gains less. Sums are in float32; on a sample,
-# whose best go on anyway, the last rounds cost more than they bring.
+# Relative: a descent ends when a round gains less. Sums are in float32; on a sample, whose
+# best go on anyway, and in the first batch the last rounds cost more than they bring.
 TOLERANCE, ROUGH = 1e-6, 3e-3
 
 
@@ -50,7 +50,8 @@ def alternate(
       seed: of the starts; the same seed gives the same labels.
       restarts: starts in all.
     Returns:
-      labels int64 [F]; after each batch (seconds so far, problem's objective).
+      labels int64 [F]; (seconds so far, problem's objective) after each batch, and
+      after a last descent of the best.
     Source: own; MoE-Prism (section 4.2.2) anneals, see anneal.py.
     """
     check_count("restarts", restarts)
@@ -83,10 +84,14 @@ def search(
                 sample = sampled(problem, rng, SAMPLE_RATIO[size])
                 cost_R, starts_RF = descend(sample, starts_RF, tolerance=ROUGH)
                 starts_RF = starts_RF[np.argsort(cost_R, kind="stable")[:kept]]
-            cost_R, labels_RF = descend(problem, starts_RF)
+            tolerance = ROUGH if best_F is None else TOLERANCE
+            cost_R, labels_RF = descend(problem, starts_RF, tolerance=tolerance)
             if cost_R.min() < best_cost:
                 best_cost, best_F = cost_R.min(), labels_RF[cost_R.argmin()]
             history.append((time.perf_counter() - started, float(best_cost)))
+        # The best may be of the first batch, which soon was content.
+        (best_cost,), (best_F,) = descend(problem, best_F[None])
+        history.append((time.perf_counter() - started, float(best_cost)))
     return best_F, history
 
 

@@ -24,7 +24,8 @@ class Partition:
       total: sum of |M|; objective / total is the share that is lost.
       solved: the objective that was minimised; the same unless weighted or normalised.
       seconds: of the solver, without checks and preparation.
-      history: (seconds, `solved`) after each batch of restarts; one entry for others.
+      history: (seconds, `solved`) after each batch of restarts and at the end; one
+        entry for other solvers.
       solver, seed: as given.
     """
 
