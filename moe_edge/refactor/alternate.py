@@ -29,8 +29,9 @@ SAMPLE_RATIO = {FIRST: 16, WIDE: 4}  # one token in so many is in the sample, ..
 MIN_SAMPLE = 128  # ... but at least so many
 EXHAUSTIVE = 2**25  # partitions x tokens that are all looked at
 MAX_ROUNDS = 100  # a descent takes 3 to 40
-# Relative: a descent ends when a round gains less. Sums are in float32; on a sample, whose
-# best go on anyway, and in the first batch the last rounds cost more than they bring.
+# Relative: a descent ends when a round gains less. Sums are in float32; on a sample,
+# whose best go on anyway, and in the first batch the last rounds cost more than they
+# bring.
 TOLERANCE, ROUGH = 1e-6, 3e-3
 
 
