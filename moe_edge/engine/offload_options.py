@@ -105,9 +105,10 @@ class OffloadOptions:
                     f"eviction {self.eviction} needs a profile; set profile_trace to a "
                     "trace (launch/generate.py --trace writes one)"
                 )
-            return
+            if self.eviction_options.get("profile") is None:
+                return  # it will come from the trace
         policy = get_policy(self.eviction, **self.eviction_options)
-        check_needs(policy, AVAILABLE)
+        check_needs(policy, AVAILABLE | {"profile"})
         if policy.forgets and self.predictor != "none":
             raise ConfigError(
                 f"eviction {self.eviction} keeps nothing, so predictor "

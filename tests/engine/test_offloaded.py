@@ -167,6 +167,10 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"eviction_options": {"size": 3}}, "lru has no option 'size'"),
         ({"eviction": "belady"}, "belady .*future"),
         ({"eviction": "static_oracle"}, "static_oracle needs a profile"),
+        (
+            {"eviction": "static_oracle", "eviction_options": {"profile": 3}},
+            "static_oracle: profile is 3, expected",
+        ),
         ({"route": "magic"}, "route policy 'magic'; known: drop, substitute, topk"),
         (
             {"route": "substitute", "route_options": {"a": 1.0}},

@@ -116,3 +116,13 @@ def test_cache_spec_rejects_layer_out_of_range_and_no_slots():
         CacheSpec(L, E, K, (0, 3))
     with pytest.raises(ConfigError, match="0 slots"):
         CacheSpec(L, E, K, ())
+
+
+def test_profiles_and_futures_may_be_any_sequence():
+    """gin can give lists only."""
+    listed = get_policy("static_oracle", profile=[[1, 2], [3, 4]])
+    state = listed.init(CacheSpec(2, 2, 1, (-1,)))
+    assert state["count_B"].tolist() == [1, 2, 3, 4, 0]
+    assert get_policy("belady", future=(((0,), (1,)),)).future == (((0,), (1,)),)
+    with pytest.raises(ConfigError, match="static_oracle: profile is 3, expected"):
+        get_policy("static_oracle", profile=3)
