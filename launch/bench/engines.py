@@ -17,20 +17,20 @@ def decode(engine: ResidentEngine, prompts, steps: int) -> float:
       prompts: int array [B, S].
       steps: decode steps; the host reads every token, as a user does.
     """
-    seconds = _greedy_steps(engine, prompts, steps)
+    seconds = greedy_steps(engine, prompts, steps)
     return steps * len(prompts) / seconds
 
 
-def _greedy_steps(engine, prompts, steps: int, on_routing=None) -> float:
+def greedy_steps(engine, prompts, steps: int, on_routing=None) -> float:
     """Runs decode steps after the prompts; returns the seconds of the steps."""
     B, S = np.shape(prompts)
     session = engine.new_session(B, S + steps + 1)
-    tokens = _argmax(engine.prefill(session, prompts))
+    tokens = argmax(engine.prefill(session, prompts))
     active = jax.device_put(np.ones(B, bool))
     np.asarray(tokens)
     started = time.perf_counter()
     for _ in range(steps):
-        tokens = _argmax(engine.decode(session, tokens, active, on_routing))
+        tokens = argmax(engine.decode(session, tokens, active, on_routing))
         np.asarray(tokens)
     return time.perf_counter() - started
 
@@ -39,12 +39,12 @@ def prefill(engine: ResidentEngine, prompts) -> float:
     """Prompt tokens per second up to the logits after the last token."""
     session = engine.new_session(*np.shape(prompts))
     started = time.perf_counter()
-    np.asarray(_argmax(engine.prefill(session, prompts)))
+    np.asarray(argmax(engine.prefill(session, prompts)))
     return np.size(prompts) / (time.perf_counter() - started)
 
 
 @jax.jit
-def _argmax(logits_BV):
+def argmax(logits_BV):
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
@@ -64,6 +64,6 @@ def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
     def count(layer, routing):
         distinct.append(len(np.unique(np.asarray(routing.ids_TK))))
 
-    _greedy_steps(engine, prompts, steps, count)
+    greedy_steps(engine, prompts, steps, count)
     experts = sum(distinct) / steps * record.nbytes / config.moe.num_experts
     return dense + head + experts

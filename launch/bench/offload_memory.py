@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from launch.bench.engines import _argmax as argmax
+from launch.bench.engines import argmax
 from launch.bench.models import write_random
 from launch.bench.offload_rows import SHARE, Sizes, make_row, random_prompts
 from launch.bench.offload_runs import load_offloaded

@@ -11,7 +11,7 @@ import time
 import jax
 import numpy as np
 
-from launch.bench.engines import _argmax as argmax
+from launch.bench.engines import argmax, greedy_steps
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
@@ -216,16 +216,7 @@ def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
             time.sleep(wait_s)
             rested_s[0] += time.perf_counter() - started
 
-    B, S = np.shape(prompts)
-    session = engine.new_session(B, S + steps + 1)
-    next_B = argmax(engine.prefill(session, prompts))
-    active_B = jax.device_put(np.ones(B, bool))
-    np.asarray(next_B)
-    started = time.perf_counter()
-    for _ in range(steps):
-        next_B = argmax(engine.decode(session, next_B, active_B, rest))
-        np.asarray(next_B)
-    return (time.perf_counter() - started - rested_s[0]) / steps
+    return (greedy_steps(engine, prompts, steps, rest) - rested_s[0]) / steps
 
 
 def layer_share(engine, prompts, steps: int) -> float:

@@ -3,8 +3,6 @@
 Without the extra these tests fail; the marker alone keeps them out of a plain run.
 """
 
-import types
-
 import numpy as np
 import pytest
 
@@ -14,30 +12,10 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import decode_after
 from moe_edge.evaluate.multiple_choice import answer_questions
 from moe_edge.evaluate.perplexity import measure_perplexity
-from tests.support.lm_eval_tasks import QUESTIONS
-from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
+from tests.support.lm_eval_tasks import QUESTIONS, as_requests, engine_lm
+from tests.support.tiny_checkpoint import TEXT
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model")
-
-
-@pytest.fixture(scope="module")
-def loaded(checkpoint):
-    return load_engine(checkpoint)
-
-
-def _model(loaded, **options):
-    from moe_edge.evaluate.lm_eval_adapter import EngineLM
-
-    return EngineLM(loaded.engine, loaded.tokenizer, **options)
-
-
-def _requests(*arguments):
-    return [types.SimpleNamespace(args=args) for args in arguments]
 
 
 @pytest.mark.parametrize("mode", [None, "layered", "fused"])
@@ -46,7 +24,7 @@ def test_loglikelihood_equals_multiple_choice(checkpoint, loaded, mode):
         offload = OffloadOptions(device_memory="60%", mode=mode)
         loaded = load_engine(checkpoint, offload=offload)
     arguments = [(q.prompt, f" {choice}") for q in QUESTIONS for choice in q.choices]
-    found = _model(loaded, batch_size=3).loglikelihood(_requests(*arguments))
+    found = engine_lm(loaded, batch_size=3).loglikelihood(as_requests(*arguments))
     _, lines = answer_questions(loaded.engine, loaded.tokenizer, QUESTIONS)
     want = [
         score * len(choice.encode())
@@ -62,10 +40,10 @@ def test_loglikelihood_of_what_the_model_generates_is_greedy(loaded):
     prompt = loaded.tokenizer.encode("The river")
     ids = generate(loaded.engine, [prompt], 3).tokens[0]
     row = (None, prompt, ids)
-    ((_, is_greedy),) = _model(loaded)._loglikelihood_tokens([row])
+    ((_, is_greedy),) = engine_lm(loaded)._loglikelihood_tokens([row])
     assert is_greedy
     ids[1] = (ids[1] + 1) % 300
-    ((_, is_greedy),) = _model(loaded)._loglikelihood_tokens([row])
+    ((_, is_greedy),) = engine_lm(loaded)._loglikelihood_tokens([row])
     assert not is_greedy
 
 
@@ -74,9 +52,9 @@ def test_loglikelihood_rolling_equals_perplexity(loaded, tokens):
     ids = loaded.tokenizer.encode(TEXT * 20)[:tokens]
     text = loaded.tokenizer.decode(ids)
     assert loaded.tokenizer.encode(text) == ids
-    model = _model(loaded, batch_size=2)
+    model = engine_lm(loaded, batch_size=2)
     model.max_length = 64
-    found = model.loglikelihood_rolling(_requests((text,), ("The",)))
+    found = model.loglikelihood_rolling(as_requests((text,), ("The",)))
     # The harness puts a token before the text and scores every token once, in windows
     # of 64 inputs: ours of 65 tokens, targets included, that advance by 64.
     ours = measure_perplexity(loaded.engine, [0, *ids], window=65, stride=64)
@@ -87,11 +65,11 @@ def test_loglikelihood_rolling_equals_perplexity(loaded, tokens):
 
 def test_loglikelihood_long_context_loses_its_left_end(loaded):
     long = "The river runs past the old mill. " * 20
-    model = _model(loaded)
+    model = engine_lm(loaded)
     ids = model.tok_encode(long + " dog")
     assert len(ids) > 129
     wanted = ids[len(model.tok_encode(long.rstrip())) :]
-    ((got, _),) = model.loglikelihood(_requests((long.rstrip(), "  dog")))
+    ((got, _),) = model.loglikelihood(as_requests((long.rstrip(), "  dog")))
     row = (None, ids[-129 : -len(wanted)], wanted)
     assert got == model._loglikelihood_tokens([row])[0][0]
 
@@ -99,7 +77,9 @@ def test_loglikelihood_long_context_loses_its_left_end(loaded):
 def test_generate_until_equals_generate(loaded):
     texts = ["The river runs", "How many sacks"]
     options = [{"max_gen_toks": 6, "until": []}, {"max_gen_toks": 4, "until": "\x07"}]
-    found = _model(loaded).generate_until(_requests(*zip(texts, options, strict=True)))
+    found = engine_lm(loaded).generate_until(
+        as_requests(*zip(texts, options, strict=True))
+    )
     for text, option, got in zip(texts, options, found, strict=True):
         prompt = loaded.tokenizer.encode(text)
         run = generate(loaded.engine, [prompt], option["max_gen_toks"])

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -16,35 +15,15 @@ from moe_edge.engine.load import load_engine
 from moe_edge.evaluate import run_lm_eval as module
 from moe_edge.evaluate.multiple_choice import answer_questions
 from moe_edge.evaluate.run_lm_eval import run_lm_eval
-from tests.support.lm_eval_tasks import QUESTIONS, write_tasks
-from tests.support.tiny_checkpoint import write_tiny_checkpoint
+from tests.support.lm_eval_tasks import (
+    QUESTIONS,
+    as_requests,
+    engine_lm,
+    write_tasks,
+)
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model")
-
-
-@pytest.fixture(scope="module")
-def loaded(checkpoint):
-    return load_engine(checkpoint)
-
-
-def _model(loaded, **options):
-    from moe_edge.evaluate.lm_eval_adapter import EngineLM
-
-    return EngineLM(loaded.engine, loaded.tokenizer, **options)
-
-
-def _requests(*arguments):
-    return [types.SimpleNamespace(args=args) for args in arguments]
-
-
-def _requests(*arguments):
-    return [types.SimpleNamespace(args=args) for args in arguments]
 
 
 def test_local_tasks_end_to_end_by_script(tmp_path, checkpoint, loaded):
@@ -69,7 +48,7 @@ def test_local_tasks_end_to_end_by_script(tmp_path, checkpoint, loaded):
     rolling = summary["tasks"]["tiny_rolling"]["byte_perplexity,none"]
     prompts = [q.prompt for q in QUESTIONS]
     nats = -sum(
-        _model(loaded).loglikelihood_rolling(_requests(*((p,) for p in prompts)))
+        engine_lm(loaded).loglikelihood_rolling(as_requests(*((p,) for p in prompts)))
     )
     size = sum(len(prompt.encode()) for prompt in prompts)
     assert rolling == pytest.approx(np.exp(nats / size), rel=1e-5)

@@ -1,6 +1,7 @@
 """Tasks of the lm-evaluation-harness in files, with three questions."""
 
 import json
+import types
 from pathlib import Path
 
 from moe_edge.evaluate.multiple_choice import Question
@@ -64,3 +65,15 @@ def write_tasks(folder: Path) -> Path:
         text = TASK.format(kind=kind, output=output, target=target, more=more)
         (folder / f"{kind}.yaml").write_text(text)
     return folder
+
+
+def engine_lm(loaded, **options):
+    """The adapter on a loaded engine; imported late, for it needs the extra `eval`."""
+    from moe_edge.evaluate.lm_eval_adapter import EngineLM
+
+    return EngineLM(loaded.engine, loaded.tokenizer, **options)
+
+
+def as_requests(*arguments):
+    """What the harness hands over, as far as the adapter reads it."""
+    return [types.SimpleNamespace(args=args) for args in arguments]
