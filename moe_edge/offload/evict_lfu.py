@@ -62,9 +62,8 @@ class StaticPrompt(Lfu):
 class StaticOracle(EvictionPolicy):
     """Keeps the most frequent blocks of a given profile: a bound for static caches."""
 
-    profile: Sequence | np.ndarray | None = (
-        None  # counts [L, E] of the very run, or of another
-    )
+    # Counts [L, E] of the very run, or of another.
+    profile: Sequence | np.ndarray | None = None
 
     name = "static_oracle"
     SOURCE = "static cache from known counts; algorithms.md, section 6"
