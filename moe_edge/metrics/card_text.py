@@ -10,6 +10,12 @@ from moe_edge.training.checkpoints import Progress
 from moe_edge.training.generators import FAMILIES
 from moe_edge.training.text import HELD_OUT, SOURCES
 
+# What the card says of how the model was trained, by their names in settings.json.
+CARD_SETTINGS = frozenset(
+    ("length", "long_length", "peak", "balance")
+    + ("expert_rate", "embedding_std", "expert_scale")
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CardFacts:
@@ -86,6 +92,7 @@ def card_text(facts: CardFacts) -> str:
     config, settings = facts.config, facts.settings
     moe, attention = config.moe, config.attention
     uniform = np.log2(moe.num_experts)
+    weights = " (their weights add up to 1)" if moe.norm_topk else ""
     layers = _table(
         ["layer", *(str(layer) for layer in config.moe_layers)],
         [
@@ -108,7 +115,7 @@ facts or advice.
 - {facts.parameters / 1e6:.1f} M parameters, bfloat16: {config.num_layers} layers, width
   {config.d_model}, {attention.num_heads} heads ({attention.num_kv_heads} for keys and
   values), {moe.num_experts} experts of width {moe.expert_dim} a layer, {moe.top_k} a
-  token, one shared expert of width {moe.shared_dim}.
+  token{weights}, one shared expert of width {moe.shared_dim}.
 - Byte-level BPE of {config.vocab_size} tokens, digits apart. `<|endoftext|>` separates
   documents and ends generation; there is no BOS. Context {config.max_positions};
   trained on sequences of {settings["length"]}, then (decay) {settings["long_length"]}.
@@ -116,7 +123,9 @@ facts or advice.
   {facts.progress.tokens // facts.progress.step} tokens on average,
   {facts.progress.seconds / 60:.0f} minutes of two shared CPU cores. AdamW; learning
   rate {settings["peak"]:g} after warm-up, a plateau, a linear decay; load-balancing
-  weight {settings["balance"]:g}.
+  weight {settings["balance"]:g}; the experts learn at {settings["expert_rate"]:g} times
+  that rate. Start: embeddings of standard deviation {settings["embedding_std"]:g}, experts
+  {settings["expert_scale"]:g} times the usual.
 {facts.notes}
 ![training and held-out loss](loss.png)
 

@@ -18,7 +18,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.evaluate.routing_stats import usage_entropy
 from moe_edge.evaluate.specialisation import usage_distances
 from moe_edge.metrics import plots
-from moe_edge.metrics.card_text import CardFacts, card_text
+from moe_edge.metrics.card_text import CARD_SETTINGS, CardFacts, card_text
 from moe_edge.training.evaluation import assess, text_counts
 from moe_edge.training.export import export_hf, read_newest
 from moe_edge.training.resume import CORPUS_FILE, saved_config
@@ -53,6 +53,12 @@ def check_run(run: Path) -> list[dict]:
     for name in (CORPUS_FILE, SETTINGS_FILE, TOKENIZER_FILE):
         if not (run / name).is_file():
             raise ConfigError(f"{run / name} is missing; is the run complete?")
+    settings = json.loads((run / SETTINGS_FILE).read_text("utf-8"))
+    if missing := sorted(CARD_SETTINGS - set(settings)):
+        raise ConfigError(
+            f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; go on with "
+            "launch/pretrain.py in that folder and it is written again"
+        )
     if saved_config(run) is None:
         raise ConfigError(f"no training checkpoint in {run}; the run saved none yet")
     return metrics

@@ -9,7 +9,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
-from moe_edge.training.step import Hyper, TrainState, init_params, make_optimizer
+from moe_edge.training.start import init_params
+from moe_edge.training.step import Hyper, TrainState, make_optimizer
 
 KEEP = 2
 

@@ -14,7 +14,8 @@ def default_config(
     num_experts: int = 64,
     top_k: int = 8,
     expert_dim: int = 64,
-    shared_dim: int = 192,
+    shared_dim: int = 32,
+    norm_topk: bool = True,
     max_positions: int = 1024,
 ) -> ModelConfig:
     """A Qwen2-MoE model; the defaults have 16.3 M parameters, 3.9 M of them active."""
@@ -38,9 +39,10 @@ def default_config(
             expert_dim=expert_dim,
             shared_dim=shared_dim,
             shared_gate=True,
+            norm_topk=norm_topk,
         ),
         max_positions=max_positions,
-        tie_embeddings=True,
+        tie_embeddings=False,
         eos_ids=(0,),
     )
 

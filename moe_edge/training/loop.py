@@ -22,10 +22,10 @@ from moe_edge.training.control import (
 from moe_edge.training.evaluation import evaluate_held_out
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
+from moe_edge.training.start import Start, init_params
 from moe_edge.training.step import (
     Hyper,
     TrainState,
-    init_params,
     make_eval_step,
     make_optimizer,
     make_train_step,
@@ -78,6 +78,7 @@ def train(
     schedule: Schedule,
     hyper: Hyper,
     options: RunOptions,
+    start: Start | None = None,
 ) -> checkpoints.Progress:
     """Trains from the newest checkpoint in `out_dir`, or from the start.
 
@@ -94,7 +95,7 @@ def train(
     ):
         restored = checkpoints.restore(manager, hyper)
         if restored is None:
-            params = init_params(config, options.seed)
+            params = init_params(config, options.seed, start)
             state = TrainState(params, make_optimizer(hyper).init(params))
             progress = checkpoints.Progress()
         else:

@@ -23,6 +23,7 @@ from moe_edge.training.resume import (
     corpus_facts,
 )
 from moe_edge.training.schedule import Schedule
+from moe_edge.training.start import Start
 from moe_edge.training.step import Hyper
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -39,10 +40,13 @@ def run_pretrain(
     decay_minutes: float = 25.0,
     warmup_tokens: int = 300_000,
     max_minutes: float | None = None,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 2e-3,
     balance: float = 0.01,
-    flatness: float = 0.5,
-    batch_tokens: int = 4096,
+    flatness: float = 0.0,
+    expert_rate: float = 3.0,
+    embedding_std: float = 1.0,
+    expert_scale: float = 1.5,
+    batch_tokens: int = 1024,
     checkpoint_minutes: float = 5.0,
     evaluate_minutes: float = 10.0,
     task_characters: int = 3_000_000,
@@ -52,7 +56,8 @@ def run_pretrain(
     num_experts: int = 64,
     top_k: int = 8,
     expert_dim: int = 64,
-    shared_dim: int = 192,
+    shared_dim: int = 32,
+    norm_topk: bool = True,
     pause_file: str | None = None,
     seed: int = 0,
     dry_run: bool = False,
@@ -76,6 +81,7 @@ def run_pretrain(
       ConfigError: settings that do not fit each other, the checkpoint or the corpus.
     """
     check_positive("learning_rate", learning_rate)
+    check_positive("expert_rate", expert_rate)
     config = default_config(
         vocab_size,
         d_model=d_model,
@@ -84,6 +90,7 @@ def run_pretrain(
         top_k=top_k,
         expert_dim=expert_dim,
         shared_dim=shared_dim,
+        norm_topk=norm_topk,
     )
     schedule = Schedule(
         peak=learning_rate,
@@ -92,7 +99,8 @@ def run_pretrain(
         decay_tokens=decay_tokens,
         decay_minutes=decay_minutes,
     )
-    hyper = Hyper(balance=balance, flatness=flatness)
+    hyper = Hyper(balance=balance, flatness=flatness, expert_rate=expert_rate)
+    start = Start(embedding_std=embedding_std, expert_scale=expert_scale)
     options = RunOptions(
         batch_tokens=batch_tokens,
         max_minutes=max_minutes,
@@ -112,7 +120,8 @@ def run_pretrain(
     keep_heap()
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
-    settings |= dataclasses.asdict(hyper) | {"pause_file": pause_file}
+    settings |= dataclasses.asdict(hyper) | dataclasses.asdict(start)
+    settings |= {"pause_file": pause_file}
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
     if config_text is not None:
         write_text(folder / "config.gin", config_text())
@@ -124,6 +133,7 @@ def run_pretrain(
         schedule=schedule,
         hyper=hyper,
         options=options,
+        start=start,
     )
     return {
         "step": progress.step,

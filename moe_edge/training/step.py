@@ -16,12 +16,9 @@ from flax import nnx
 
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import Transformer, init_experts
+from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
-
-Params = dict[str, jax.Array]
-# Experts see weights of about 1/E on their outputs, hence the larger start.
-_EXPERT_INIT_SCALE = 3.0
+from moe_edge.training.start import Params
 
 
 class TrainState(NamedTuple):
@@ -38,31 +35,20 @@ class Hyper:
     Attributes:
       balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
       flatness: weight of the mean information of the router's choice, log(E) minus its
-        entropy, in nats. It keeps a single expert of the chosen from taking over.
-      down_rate: factor on the learning rate of the experts' down matrices.
+        entropy, in nats.
+      expert_rate: factor on the learning rate of the experts. An expert sees the few
+        tokens that chose it, through a small weight; at the common rate the dense
+        weights learn the text first and the chosen experts come to repeat each other.
       clip_norm: bound of the gradient's global norm.
     """
 
     balance: float = 0.01
-    flatness: float = 0.5
-    down_rate: float = 5.0
+    flatness: float = 0.0
+    expert_rate: float = 3.0
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
-
-
-def init_params(config: ModelConfig, seed: int) -> Params:
-    """Fresh float32 parameters."""
-    model_key, expert_key = jax.random.split(jax.random.key(seed))
-    _, state = nnx.split(Transformer(config, nnx.Rngs(model_key)))
-    params = {
-        ".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)
-    }
-    for layer, records in enumerate(init_experts(config, expert_key)):
-        if records is not None:
-            params[f"experts.{layer}"] = _EXPERT_INIT_SCALE * records
-    return params
 
 
 def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
@@ -129,20 +115,6 @@ def make_optimizer(hyper: Hyper) -> optax.GradientTransformation:
     )
 
 
-def _rates(config: ModelConfig, hyper: Hyper) -> dict[str, jax.Array]:
-    """Factors on the learning rate of parameters that need one.
-
-    Without normalised top-k weights an expert's output is multiplied by a few
-    hundredths, so at one common rate Adam would leave the experts far behind the
-    shared expert. Not in the first layer: with small tied embeddings its output would
-    grow until it drowns all later layers (measured: rms 11 against about 1).
-    """
-    layout = RecordLayout.of(config)
-    start = layout.offsets["down"]
-    rate_R = jnp.ones(layout.size, jnp.float32).at[start:].set(hyper.down_rate)
-    return {f"experts.{layer}": rate_R[None] for layer in config.moe_layers[1:]}
-
-
 def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
     """`step(state, rows, learning_rate) -> (state, metrics)`; the state is donated.
 
@@ -152,7 +124,9 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
     forward = forward_fn(config)
     optimizer = make_optimizer(hyper)
     experts = config.moe.num_experts
-    rates = _rates(config, hyper)
+
+    def rate_of(name: str) -> float:
+        return hyper.expert_rate if name.startswith("experts.") else 1.0
 
     def loss_fn(params, rows):
         logits, routings = forward(params, rows[:, :-1])
@@ -176,7 +150,7 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
                 grads, state.optimizer, state.params
             )
         params = {
-            name: value - learning_rate * rates.get(name, 1.0) * updates[name]
+            name: value - learning_rate * rate_of(name) * updates[name]
             for name, value in state.params.items()
         }
         metrics = {

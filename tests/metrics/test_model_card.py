@@ -51,6 +51,11 @@ def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=rf"{name} is missing|no training check"):
             run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
         (tmp_path / name).rename(tmp_path / "run" / name)
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    del settings["expert_rate"]
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"lacks \['expert_rate'\], which the card"):
+        run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
 
 
 def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):

@@ -5,6 +5,7 @@ import numpy as np
 
 from moe_edge.training import checkpoints, step
 from moe_edge.training.default_config import default_config
+from moe_edge.training.start import init_params
 
 CONFIG = default_config(
     50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8, shared_dim=16
@@ -13,7 +14,7 @@ CONFIG = default_config(
 
 def test_restore_gives_back_parameters_optimizer_progress_and_config(tmp_path):
     hyper = step.Hyper()
-    params = step.init_params(CONFIG, 0)
+    params = init_params(CONFIG, 0)
     state = step.TrainState(params, step.make_optimizer(hyper).init(params))
     rows = np.random.default_rng(0).integers(0, 50, (2, 9)).astype(np.int32)
     state, _ = step.make_train_step(CONFIG, hyper)(state, rows, np.float32(1e-2))

@@ -13,6 +13,7 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.training import export, run, step
 from moe_edge.training import text as text_module
 from moe_edge.training.default_config import default_config
+from moe_edge.training.start import init_params
 
 TINY = {
     "data_dir": "no-such-folder",
@@ -123,6 +124,14 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
         export.read_newest(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "expert_rate", "embedding_std"])
+def test_run_pretrain_rejects_settings_that_are_not_positive(tmp_path, name):
+    options = TINY | {name: -1.0}
+    with pytest.raises(ConfigError, match=f"{name}"):
+        run.run_pretrain(str(tmp_path / "new"), **options)
+    assert not (tmp_path / "new").exists()
+
+
 def test_train_step_learns_one_batch():
     config = default_config(
         50,
@@ -133,7 +142,7 @@ def test_train_step_learns_one_batch():
         expert_dim=8,
         shared_dim=16,
     )
-    params = step.init_params(config, 0)
+    params = init_params(config, 0)
     hyper = step.Hyper()
     state = step.TrainState(params, step.make_optimizer(hyper).init(params))
     run_step = step.make_train_step(config, hyper)
@@ -144,6 +153,25 @@ def test_train_step_learns_one_batch():
         losses.append(float(metrics["loss"]))
     assert losses[-1] < 0.6 * losses[0]
     assert int(metrics["counts_LE"].sum()) == 2 * 16 * 2
+
+
+def test_train_step_moves_experts_by_their_own_rate():
+    config = default_config(
+        50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8
+    )
+    rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
+    moved = {}
+    for rate in (1.0, 4.0):
+        hyper = step.Hyper(expert_rate=rate)
+        start = init_params(config, 0)
+        before = {name: np.asarray(value) for name, value in start.items()}
+        state = step.TrainState(start, step.make_optimizer(hyper).init(start))
+        state, _ = step.make_train_step(config, hyper)(state, rows, np.float32(1e-2))
+        moved[rate] = {n: np.asarray(state.params[n]) - before[n] for n in before}
+    for name, change in moved[1.0].items():
+        factor = 4.0 if name == "experts.0" else 1.0
+        assert np.abs(change).max() > 0, name
+        np.testing.assert_allclose(moved[4.0][name], factor * change, atol=1e-6)
 
 
 def test_balance_loss_of_even_routing_is_one_and_of_one_expert_is_num_experts():
