@@ -18,6 +18,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.assisted import Assist
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_choice import Chooser
+from moe_edge.engine.layer_plan import LayerPlan, Place
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.session import Session
@@ -83,7 +84,7 @@ class LayeredEngine(Engine):
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
-        self._chooser = Chooser(
+        chooser = Chooser(
             config.moe,
             manager,
             self.route,
@@ -91,12 +92,8 @@ class LayeredEngine(Engine):
             trace_scores=trace_scores,
             needs_weights=assist is not None,
         )
+        self._plan = LayerPlan(manager, chooser, prefetches=not self._is_partial)
         self._turn, self._trace_step = _Turn(), 0
-        self._dispatched_s = 0.0
-
-    @property
-    def _step(self) -> int:
-        return self._turn.step
 
     @property
     def lossless(self) -> bool:
@@ -177,67 +174,56 @@ class LayeredEngine(Engine):
             self._is_moe[layer], params, gates, x, chunk, window, cache
         )
         session.caches[layer] = (cache,)
-        self._note_dispatch()
+        self._plan.note_dispatch()
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
-        shape_BS = chunk.valid_BS.shape
+        plan, manager = self._plan, self.manager
+        place = Place(layer, self._turn.step, chunk.valid_BS.shape, self._trace_step)
         if not self._slots.safe_in_thread:
-            self.manager.mover.poll()  # what has arrived goes into its slots
-        reading = self._chooser.read(layer, routed, shape_BS)
-        self._note_compute(layer)
+            manager.mover.poll()  # what has arrived goes into its slots
+        reading = plan.chooser.read(place.layer, routed, place.shape_BS)
+        plan.note_compute(place)
         if on_routing is not None:
             on_routing(layer, routed.routing)
-        manager, is_last = self.manager, layer + 1 == self.config.num_layers
-        is_decode = shape_BS[1] == 1
-        if is_decode and self._runs_ahead:
+        pairs = self._run.is_pairs(len(reading.ids_TK))
+        if place.is_decode and pairs and self._runs_ahead:
             slot_TK = manager.ready_slots(layer, reading.ids_TK)
-            if slot_TK is not None and self._run.is_pairs(len(slot_TK)):
+            if slot_TK is not None:
                 # Nothing to wait for: the device first, the books meanwhile.
                 state = self._dispatch(session, layer, routed, slot_TK, reading, chunk)
-                choice = self._chooser.look_up(layer, reading, shape_BS, self._step)
-                manager.prefetch(layer, self._step)
-                self._record(layer, choice, shape_BS, manager.demanded, 0.0)
+                plan.note_ready(place, reading)
                 return state
-        choice = self._chooser.look_up(layer, reading, shape_BS, self._step)
-        distinct = len(choice.hits) + len(choice.misses)
-        pairs = self._run.is_pairs(len(choice.ids_TK))
-        fits = distinct <= manager.room(layer)
-        host_TD, demanded = None, manager.demanded
-        if pairs and fits:
-            tickets = manager.arriving(layer, choice.hits)
-            absent, helped = choice.misses, []
-            if self.assist is not None and is_decode:
-                absent, helped = self.assist.split(absent)
-            fetched = manager.fetch(layer, absent, self._step)
-            fits = len(fetched) == len(absent)
-            tickets += fetched
-        if not (pairs and fits):
-            x, waited_s = self._waves.run(layer, routed, choice, self._step, is_decode)
-            self._record(layer, choice, shape_BS, demanded, waited_s)
+        choice = plan.look_up(place, reading)
+        if not (pairs and plan.fits(place, choice)):
+            demanded = manager.demanded
+            x, waited_s = self._waves.run(
+                layer, routed, choice, place.step, place.is_decode
+            )
+            plan.record(place, choice, demanded, waited_s)
+            is_last = layer + 1 == self.config.num_layers
             return x if is_last else self._attend(session, layer + 1, x, chunk)
-        # While demands travel there is time to think ahead; if all is here there is
-        # none before the dispatch.
-        must_wait = not all(ticket.done for ticket in tickets)
-        prefetches = is_decode and not self._is_partial
-        if prefetches and must_wait:
-            manager.prefetch(layer, self._step)
-        if is_decode and self._is_partial and not is_last and self._is_moe[layer + 1]:
-            self._peek(session, layer, routed, choice, chunk)
-        if self.assist is not None:
-            host_TD = self.assist.run(layer, helped, routed, choice)
-        waited_s = manager.wait(tickets, layer, self._step, is_decode)
+        absent, helped, host_TD = choice.misses, [], None
+        if self.assist is not None and place.is_decode:
+            absent, helped = self.assist.split(absent)
+
+        def meanwhile():
+            nonlocal host_TD
+            if self._is_partial and place.is_decode:
+                self._peek(session, place, routed, choice, chunk)
+            if self.assist is not None:
+                host_TD = self.assist.run(layer, helped, routed, choice)
+
+        slot_TK, fetched, prefetched = plan.bring(place, choice, absent, meanwhile)
         if self.assist is not None:
             self.assist.note(fetched)
-        self._record(layer, choice, shape_BS, demanded, waited_s)
-        slot_TK = manager.slots_TK(layer, choice.ids_TK)
         if helped:
             # One may be on its way for the next token already: not for this one.
             slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
         state = self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
-        if prefetches and not must_wait:
-            manager.prefetch(layer, self._step)
+        if not prefetched:
+            plan.prefetch(place)
         return state
 
     def _dispatch(self, session, layer, routed, slot_TK, choice, chunk, host_TD=None):
@@ -263,31 +249,14 @@ class LayeredEngine(Engine):
             host_TD,
         )
         session.caches[layer + 1] = (cache,)
-        self._note_dispatch()
+        self._plan.note_dispatch()
         return state
 
-    def _record(self, layer, choice, shape_BS, demanded: int, waited_s: float) -> None:
-        moved = self.manager.demanded - demanded
-        moved *= self.manager.mover.store.block_bytes
-        first = self._trace_step
-        self._chooser.record(layer, choice, shape_BS, first, moved, waited_s)
-
-    def _note_dispatch(self) -> None:
-        if self.manager.recorder.enabled:
-            self._dispatched_s = self.manager.recorder.clock.now()
-
-    def _note_compute(self, layer: int) -> None:
-        """The time from a dispatch to its read-back: the experts of the layer before,
-        then attention and router of this one."""
-        recorder, started_s = self.manager.recorder, self._dispatched_s
-        if recorder.enabled:
-            spent_s = self._chooser.read_s - started_s
-            recorder.add("compute", started_s, spent_s, layer=layer, step=self._step)
-            recorder.add("route", self._chooser.read_s, layer=layer, step=self._step)
-
-    def _peek(self, session, layer, routed, choice, chunk) -> None:
+    def _peek(self, session, place: Place, routed, choice, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
-        manager, predictor = self.manager, self.manager.predictor
+        manager, layer = self.manager, place.layer
+        if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
+            return
         slot_TK = manager.slots_TK(layer, choice.ids_TK, arrived_only=True)
         params, _, chunk, window, cache = self._layer_arguments(
             session, layer + 1, chunk
@@ -301,7 +270,7 @@ class LayeredEngine(Engine):
             chunk,
             window,
             cache,
-            top_a=predictor.top_a,
+            top_a=manager.predictor.top_a,
         )
         manager.store_wanted(layer, np.asarray(wanted_E)[None])
-        manager.prefetch(layer, self._step)
+        manager.prefetch(layer, place.step)

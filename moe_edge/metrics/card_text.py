@@ -124,8 +124,8 @@ facts or advice.
   {facts.progress.seconds / 60:.0f} minutes of two shared CPU cores. AdamW; learning
   rate {settings["peak"]:g} after warm-up, a plateau, a linear decay; load-balancing
   weight {settings["balance"]:g}; the experts learn at {settings["expert_rate"]:g} times
-  that rate. Start: embeddings of standard deviation {settings["embedding_std"]:g}, experts
-  {settings["expert_scale"]:g} times the usual.
+  that rate. Start: embeddings of standard deviation {settings["embedding_std"]:g},
+  experts {settings["expert_scale"]:g} times the usual.
 {facts.notes}
 ![training and held-out loss](loss.png)
 

@@ -56,8 +56,8 @@ def check_run(run: Path) -> list[dict]:
     settings = json.loads((run / SETTINGS_FILE).read_text("utf-8"))
     if missing := sorted(CARD_SETTINGS - set(settings)):
         raise ConfigError(
-            f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; go on with "
-            "launch/pretrain.py in that folder and it is written again"
+            f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; go on "
+            "with launch/pretrain.py in that folder and it is written again"
         )
     if saved_config(run) is None:
         raise ConfigError(f"no training checkpoint in {run}; the run saved none yet")

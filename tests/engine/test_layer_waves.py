@@ -96,9 +96,9 @@ def same_rows_logits(engine, rows, tokens=5):
 def test_changed_routes_hold_in_every_form_of_a_layer():
     engine = layered("gqa", BF16)
     plain = same_rows_logits(engine, 1)
-    engine._chooser._route = NextExpert()
+    engine._plan.chooser._route = NextExpert()
     moved = same_rows_logits(engine, 1)
-    engine._chooser._route = NextExpert(0.5)
+    engine._plan.chooser._route = NextExpert(0.5)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()
