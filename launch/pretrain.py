@@ -12,14 +12,14 @@ from launch import common
 
 FLAGS = (
     common.define_data_dir(),
-    flags.DEFINE_integer("train_tokens", None, "where the run ends, default 12 M"),
+    flags.DEFINE_integer("train_tokens", None, "where the run ends, default 10 M"),
     flags.DEFINE_integer("decay_tokens", None, "last tokens, with a falling rate"),
     flags.DEFINE_float("decay_minutes", None, "the same before --max_minutes"),
     flags.DEFINE_integer("warmup_tokens", None, "first tokens, with a rising rate"),
     flags.DEFINE_float("max_minutes", None, "save and stop after so long"),
     flags.DEFINE_float("learning_rate", None, "peak learning rate, default 2e-3"),
     flags.DEFINE_float("balance", None, "weight of the load-balancing loss"),
-    flags.DEFINE_float("flatness", None, "weight of the loss on sharp routing"),
+    flags.DEFINE_float("evenness", None, "weight of the loss on uneven top-k weights"),
     flags.DEFINE_float("expert_rate", None, "learning rate of experts, of the others'"),
     flags.DEFINE_float("embedding_std", None, "of fresh embeddings, default 1"),
     flags.DEFINE_float("expert_scale", None, "factor on fresh experts, default 1.5"),

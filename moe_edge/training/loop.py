@@ -43,7 +43,7 @@ class RunOptions:
       pause_file: while it exists the loop sleeps between steps.
     """
 
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     length: int = 256
     long_length: int = 512
     max_minutes: float | None = None

@@ -35,14 +35,14 @@ def run_pretrain(
     out_dir: str,
     *,
     data_dir: str = "../shared/data",
-    train_tokens: int = 12_000_000,
-    decay_tokens: int = 3_000_000,
+    train_tokens: int = 10_000_000,
+    decay_tokens: int = 2_500_000,
     decay_minutes: float = 25.0,
     warmup_tokens: int = 300_000,
     max_minutes: float | None = None,
     learning_rate: float = 2e-3,
-    balance: float = 0.01,
-    flatness: float = 0.0,
+    balance: float = 0.02,
+    evenness: float = 1.5,
     expert_rate: float = 3.0,
     embedding_std: float = 1.0,
     expert_scale: float = 1.5,
@@ -99,7 +99,7 @@ def run_pretrain(
         decay_tokens=decay_tokens,
         decay_minutes=decay_minutes,
     )
-    hyper = Hyper(balance=balance, flatness=flatness, expert_rate=expert_rate)
+    hyper = Hyper(balance=balance, evenness=evenness, expert_rate=expert_rate)
     start = Start(embedding_std=embedding_std, expert_scale=expert_scale)
     options = RunOptions(
         batch_tokens=batch_tokens,

@@ -21,10 +21,10 @@ class Schedule:
       decay_minutes: length of the decay before the deadline, where there is one.
     """
 
-    peak: float = 3e-3
+    peak: float = 2e-3
     warmup_tokens: int = 300_000
-    train_tokens: int = 12_000_000
-    decay_tokens: int = 3_000_000
+    train_tokens: int = 10_000_000
+    decay_tokens: int = 2_500_000
     decay_minutes: float = 25.0
     final_ratio: float = 0.05
 

@@ -34,16 +34,18 @@ class Hyper:
 
     Attributes:
       balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
-      flatness: weight of the mean information of the router's choice, log(E) minus its
-        entropy, in nats.
+      evenness: weight of the loss on uneven weights of the chosen experts
+        (`weight_information`). Without it the lower half of the chosen gets small
+        weights and learns nothing: half the experts then cost 1.6 % of perplexity,
+        with it 6.6 %, at the same loss (2.9 M tokens).
       expert_rate: factor on the learning rate of the experts. An expert sees the few
         tokens that chose it, through a small weight; at the common rate the dense
         weights learn the text first and the chosen experts come to repeat each other.
       clip_norm: bound of the gradient's global norm.
     """
 
-    balance: float = 0.01
-    flatness: float = 0.0
+    balance: float = 0.02
+    evenness: float = 1.5
     expert_rate: float = 3.0
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -96,10 +98,11 @@ def balance_loss(counts_E, scores_TE) -> jax.Array:
     return share_E.shape[0] * (share_E * scores_TE.mean(axis=0)).sum()
 
 
-def router_information(scores_TE) -> jax.Array:
-    """Mean of log(E) minus the entropy of each token's scores: 0 when uniform."""
-    entropy_T = -(scores_TE * jnp.log(scores_TE + 1e-20)).sum(axis=-1)
-    return jnp.log(scores_TE.shape[1]) - entropy_T.mean()
+def weight_information(weights_TK) -> jax.Array:
+    """Mean of log(K) minus the entropy of a token's weights, nats: 0 when all equal."""
+    share_TK = weights_TK / weights_TK.sum(axis=1, keepdims=True)
+    entropy_T = -(share_TK * jnp.log(share_TK + 1e-20)).sum(axis=1)
+    return jnp.log(share_TK.shape[1]) - entropy_T.mean()
 
 
 def _decayed(params: Params) -> dict[str, bool]:
@@ -136,9 +139,9 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         balance = sum(
             balance_loss(c, r.scores_TE) for c, r in zip(counts, routings, strict=True)
         ) / len(routings)
-        information = sum(router_information(r.scores_TE) for r in routings)
+        information = sum(weight_information(r.weights_TK) for r in routings)
         total = loss + hyper.balance * balance
-        total += hyper.flatness * information / len(routings)
+        total += hyper.evenness * information / len(routings)
         return total, (loss, balance, jnp.stack(counts))
 
     def step(state: TrainState, rows, learning_rate):

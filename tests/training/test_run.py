@@ -181,7 +181,26 @@ def test_balance_loss_of_even_routing_is_one_and_of_one_expert_is_num_experts():
     np.testing.assert_allclose(single, 2.0)
 
 
-def test_router_information_of_even_scores_is_zero_and_of_one_expert_is_log():
-    even, single = jnp.full((3, 4), 0.25), jax.nn.one_hot(jnp.zeros(3, int), 4)
-    np.testing.assert_allclose(step.router_information(even), 0.0, atol=1e-6)
-    np.testing.assert_allclose(step.router_information(single), np.log(4), rtol=1e-6)
+def test_weight_information_of_equal_weights_is_zero_and_of_one_expert_is_log():
+    even, single = jnp.full((3, 4), 0.1), jax.nn.one_hot(jnp.zeros(3, int), 4)
+    np.testing.assert_allclose(step.weight_information(even), 0.0, atol=1e-6)
+    np.testing.assert_allclose(step.weight_information(single), np.log(4), rtol=1e-6)
+
+
+def test_evenness_makes_the_weights_of_the_chosen_even():
+    config = default_config(
+        50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8
+    )
+    rows = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
+    spread = {}
+    for evenness in (0.0, 10.0):
+        hyper = step.Hyper(evenness=evenness)
+        params = init_params(config, 0)
+        params["blocks.0.router.weight"] *= 50.0  # far from even
+        state = step.TrainState(params, step.make_optimizer(hyper).init(params))
+        run_step = step.make_train_step(config, hyper)
+        for _ in range(20):
+            state, _ = run_step(state, rows, np.float32(1e-2))
+        _, (routing,) = step.forward_fn(config)(state.params, rows)
+        spread[evenness] = float(step.weight_information(routing.weights_TK))
+    assert spread[10.0] < 0.5 * spread[0.0]
