@@ -20,7 +20,7 @@ FLAGS = (
     flags.DEFINE_float("learning_rate", None, "peak learning rate, default 2e-3"),
     flags.DEFINE_float("balance", None, "weight of the load-balancing loss"),
     flags.DEFINE_float("evenness", None, "weight of the loss on uneven top-k weights"),
-    flags.DEFINE_float("expert_rate", None, "learning rate of experts, of the others'"),
+    flags.DEFINE_float("expert_rate_factor", None, "on experts' rate, default 3"),
     flags.DEFINE_float("embedding_std", None, "of fresh embeddings, default 1"),
     flags.DEFINE_float("expert_scale", None, "factor on fresh experts, default 1.5"),
     flags.DEFINE_integer("batch_tokens", None, "tokens of a step, default 1024"),

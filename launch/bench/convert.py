@@ -40,7 +40,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
         "to_hf": lambda: _convert(ours, target, "hf"),
     }
     figures = {name: [] for name in cases}
-    peaks, total_bytes = dict.fromkeys(cases, 0), 0
+    peaks, num_bytes = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
     for place in range(repeats):
         order = [*cases][place % len(cases) :] + [*cases][: place % len(cases)]
         for name in order:
@@ -49,7 +49,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
             summary = cases[name]()
             figures[name].append(summary["seconds"])
             peaks[name] = max(peaks[name], summary.get("peak_rss_bytes", 0))
-            total_bytes = summary.get("bytes", total_bytes)
+            num_bytes[name] = summary.get("bytes", 0)
     shutil.rmtree(target)
     shutil.rmtree(ours)
     rows = []
@@ -65,7 +65,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
                 "ratio": statistics.median(ratios),
                 "round_ratios": ratios,
                 "limit_fraction": None,
-                "bytes": total_bytes,
+                "bytes": num_bytes[name],
                 "peak_rss_bytes": peaks[name],
                 "runs": {"ours": figures[name], "copy": figures["copy"]},
             }

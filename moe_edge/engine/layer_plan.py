@@ -1,8 +1,7 @@
 """What the host does between a layer's router and its experts.
 
-Two ways of running a step ask it (`layered`, `called_step`): from the reading of a
-routing to the slots in which the chosen experts stand, and the books of it: lookups,
-predictions, the trace, the timeline.
+The layered engine asks it: from the reading of a routing to the slots in which the
+chosen experts stand, and the books of it (lookups, predictions, trace, timeline).
 """
 
 from typing import NamedTuple
@@ -21,13 +20,13 @@ class Place(NamedTuple):
       layer: of the model.
       step: counts lookup rounds.
       shape_BS: of the tokens.
-      first: decode or prefill step of the trace in which the tokens begin.
+      first_step: of the trace, in which the tokens begin.
     """
 
     layer: int
     step: int
     shape_BS: tuple[int, int]
-    first: int
+    first_step: int
 
     @property
     def is_decode(self) -> bool:
@@ -40,12 +39,12 @@ class Brought(NamedTuple):
     Attributes:
       slot_TK: int32 slots of the chosen experts, S where one has none.
       fetched: tickets of what had been absent.
-      prefetched: whether the predictor has been asked already.
+      had_to_wait: in that time `LayerPlan.prefetch` was called.
     """
 
     slot_TK: np.ndarray
     fetched: list[Ticket]
-    prefetched: bool
+    had_to_wait: bool
 
 
 class LayerPlan:
@@ -86,7 +85,7 @@ class LayerPlan:
         moved = self.manager.demanded - demanded
         moved *= self.manager.mover.store.block_bytes
         self.chooser.record(
-            place.layer, choice, place.shape_BS, place.first, moved, waited_s
+            place.layer, choice, place.shape_BS, place.first_step, moved, waited_s
         )
 
     # The timeline.
@@ -108,21 +107,22 @@ class LayerPlan:
 
     # Bringing experts, where all that a layer chose fits its slots.
 
-    def bring(self, place: Place, choice: Choice, absent=None, meanwhile=None):
+    def bring(self, place: Place, choice: Choice, absent, meanwhile) -> Brought:
         """Brings what a layer chose; it must fit (`fits`).
 
         Args:
-          absent: what to bring, best first (None: all misses).
+          absent: what to bring, best first.
           meanwhile: called without arguments while transfers travel.
         Returns:
-          `Brought`; all that was asked for has arrived.
+          When all that was asked for has arrived.
         """
-        manager, demanded = self.manager, self.manager.demanded
-        absent = choice.misses if absent is None else absent
+        manager, demanded, waited_s = self.manager, self.manager.demanded, 0.0
+        at = place.layer, place.step, place.is_decode
         tickets = manager.arriving(place.layer, choice.hits)
         fetched = manager.fetch(place.layer, absent, place.step)
         if len(fetched) < len(absent):
             # Transfers under way have taken slots: when they have ended, all fits.
+            waited_s = manager.wait(tickets + fetched, *at)
             manager.calm()
             fetched += manager.fetch(place.layer, absent[len(fetched) :], place.step)
             if len(fetched) < len(absent):
@@ -136,9 +136,8 @@ class LayerPlan:
         must_wait = not all(ticket.done for ticket in tickets)
         if must_wait:
             self.prefetch(place)
-        if meanwhile is not None:
-            meanwhile()
-        waited_s = manager.wait(tickets, place.layer, place.step, place.is_decode)
+        meanwhile()
+        waited_s += manager.wait(tickets, *at)
         self.record(place, choice, demanded, waited_s)
         slot_TK = manager.slots_TK(place.layer, choice.ids_TK)
         return Brought(slot_TK, fetched, must_wait)

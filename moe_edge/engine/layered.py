@@ -215,14 +215,14 @@ class LayeredEngine(Engine):
             if self.assist is not None:
                 host_TD = self.assist.run(layer, helped, routed, choice)
 
-        slot_TK, fetched, prefetched = plan.bring(place, choice, absent, meanwhile)
+        slot_TK, fetched, had_to_wait = plan.bring(place, choice, absent, meanwhile)
         if self.assist is not None:
             self.assist.note(fetched)
         if helped:
             # One may be on its way for the next token already: not for this one.
             slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
         state = self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
-        if not prefetched:
+        if not had_to_wait:
             plan.prefetch(place)
         return state
 

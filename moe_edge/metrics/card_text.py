@@ -13,7 +13,7 @@ from moe_edge.training.text import HELD_OUT, SOURCES
 # What the card says of how the model was trained, by their names in settings.json.
 CARD_SETTINGS = frozenset(
     ("length", "long_length", "peak", "balance", "evenness")
-    + ("expert_rate", "embedding_std", "expert_scale")
+    + ("expert_rate_factor", "embedding_std", "expert_scale")
 )
 
 
@@ -124,7 +124,7 @@ facts or advice.
   {facts.progress.seconds / 60:.0f} minutes of two shared CPU cores. AdamW; learning
   rate {settings["peak"]:g} after warm-up, a plateau, a linear decay; load-balancing
   weight {settings["balance"]:g}, weight of the loss on uneven top-k weights
-  {settings["evenness"]:g}; the experts learn at {settings["expert_rate"]:g} times
+  {settings["evenness"]:g}; experts learn at {settings["expert_rate_factor"]:g} times
   that rate. Start: embeddings of standard deviation {settings["embedding_std"]:g},
   experts {settings["expert_scale"]:g} times the usual.
 {facts.notes}

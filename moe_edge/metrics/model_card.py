@@ -21,8 +21,8 @@ from moe_edge.metrics import plots
 from moe_edge.metrics.card_text import CARD_SETTINGS, CardFacts, card_text
 from moe_edge.training.evaluation import assess, text_counts
 from moe_edge.training.export import export_hf, read_newest
-from moe_edge.training.resume import CORPUS_FILE, saved_config
-from moe_edge.training.run import SETTINGS_FILE, TOKENIZER_FILE, read_corpus
+from moe_edge.training.resume import CORPUS_FILE, SETTINGS_FILE, saved_config
+from moe_edge.training.run import TOKENIZER_FILE, read_corpus
 
 NOTES_FILE = "notes.md"  # optional list items for the card
 
@@ -56,8 +56,8 @@ def check_run(run: Path) -> list[dict]:
     settings = json.loads((run / SETTINGS_FILE).read_text("utf-8"))
     if missing := sorted(CARD_SETTINGS - set(settings)):
         raise ConfigError(
-            f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; go on "
-            "with launch/pretrain.py in that folder and it is written again"
+            f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; an older "
+            "launch/pretrain.py wrote it: make the card with the commit that trained it"
         )
     if saved_config(run) is None:
         raise ConfigError(f"no training checkpoint in {run}; the run saved none yet")

@@ -8,7 +8,8 @@ import numpy as np
 
 from moe_edge.model.config import ModelConfig
 from moe_edge.training.data import CHUNK, Corpus, held_out_rows
-from moe_edge.training.step import Params, make_eval_step
+from moe_edge.training.start import Params
+from moe_edge.training.step import make_eval_step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,8 @@ from moe_edge.core.files import atomic_folder, write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
 from moe_edge.training.default_config import hf_config
-from moe_edge.training.step import Hyper, Params
+from moe_edge.training.start import Params
+from moe_edge.training.step import Hyper
 from moe_edge.training.tokenizer import save_tokenizer
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -75,7 +76,7 @@ def export_hf(
     """Writes the folder, all or nothing.
 
     Args:
-      params: float32, see `training/step.py`.
+      params: float32, see `training/start.py`.
       config: the architecture, of family qwen2_moe.
       out_dir: the new folder.
       extra_files: name -> content of files to put beside the model (card, picture).

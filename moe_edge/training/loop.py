@@ -119,7 +119,7 @@ def train(
                 break
             if paused := _wait_while_paused(options, signals):
                 window_start += paused
-            start = time.monotonic()
+            begun_s = time.monotonic()
             decaying = schedule.left(progress.tokens, clock.left) < 1
             length = options.long_length if decaying else options.length
             rows = order.next_batch(options.batch_tokens // data.CHUNK, length)
@@ -130,7 +130,7 @@ def train(
             progress.step += 1
             progress.tokens += options.batch_tokens
             progress.position = order.position
-            progress.seconds += time.monotonic() - start
+            progress.seconds += time.monotonic() - begun_s
             if progress.step % options.log_steps == 0 or progress.step == 1:
                 passed = time.monotonic() - window_start
                 speed = (progress.tokens - window_tokens) / passed

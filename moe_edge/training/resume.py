@@ -16,6 +16,7 @@ from moe_edge.training import checkpoints
 CHECKPOINTS_FOLDER = "checkpoints"
 CORPUS_FILE = "corpus.npz"
 FACTS_FILE = "corpus.json"  # what the corpus was built with
+SETTINGS_FILE = "settings.json"  # what a run was last called with
 
 
 def saved_config(run_dir: Path) -> ModelConfig | None:
@@ -70,11 +71,40 @@ def check_corpus(run_dir: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def check_resume(run_dir: Path, config: ModelConfig, facts: dict[str, Any]) -> None:
+def check_training(run_dir: Path, training: dict[str, Any]) -> None:
+    """Raises ConfigError if a run's loss, optimiser or start were set otherwise.
+
+    A model card reports them for the whole run.
+    """
+    try:
+        stored = json.loads((run_dir / SETTINGS_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        stored = {}
+    differing = [
+        f"{name} is {value!r}, it was {stored.get(name)!r}"
+        for name, value in training.items()
+        if stored.get(name) != value
+    ]
+    if differing:
+        raise ConfigError(
+            f"the run in {run_dir} was trained with other settings: "
+            f"{'; '.join(differing)}; name them again or another --out_dir"
+        )
+
+
+def check_resume(
+    run_dir: Path,
+    config: ModelConfig,
+    facts: dict[str, Any],
+    training: dict[str, Any],
+) -> None:
     """Checks that a run of `config` on the corpus of `facts` may use `run_dir`.
 
+    Args:
+      training: settings that a run keeps from its start to its end.
     Raises:
-      ConfigError: a checkpoint of another architecture, or another corpus.
+      ConfigError: a checkpoint of another architecture, another corpus, or other
+        settings.
       OutputError: `run_dir` is a file.
     """
     if run_dir.exists() and not run_dir.is_dir():
@@ -86,3 +116,5 @@ def check_resume(run_dir: Path, config: ModelConfig, facts: dict[str, Any]) -> N
             f"checkpoint in {run_dir} is of another architecture than asked for; name "
             "another --out_dir or the same model flags"
         )
+    if saved is not None:
+        check_training(run_dir, training)

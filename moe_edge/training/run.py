@@ -19,6 +19,7 @@ from moe_edge.training.loop import RunOptions, train
 from moe_edge.training.resume import (
     CORPUS_FILE,
     FACTS_FILE,
+    SETTINGS_FILE,
     check_resume,
     corpus_facts,
 )
@@ -27,7 +28,6 @@ from moe_edge.training.start import Start
 from moe_edge.training.step import Hyper
 
 TOKENIZER_FILE = "tokenizer.json"
-SETTINGS_FILE = "settings.json"
 EVAL_ROWS = 16  # held-out sequences of a domain
 
 
@@ -43,7 +43,7 @@ def run_pretrain(
     learning_rate: float = 2e-3,
     balance: float = 0.02,
     evenness: float = 1.5,
-    expert_rate: float = 3.0,
+    expert_rate_factor: float = 3.0,
     embedding_std: float = 1.0,
     expert_scale: float = 1.5,
     batch_tokens: int = 1024,
@@ -66,8 +66,9 @@ def run_pretrain(
     """Trains, or goes on training, the model in `out_dir`.
 
     A second call with the same `out_dir` resumes from its newest checkpoint. The end
-    (`train_tokens`, `decay_tokens`, `max_minutes`, `decay_minutes`) may be changed
-    then; a decay starts as soon as either end is that near.
+    (`train_tokens`, `decay_tokens`, `max_minutes`, `decay_minutes`) and the batches may
+    be changed then, the model, loss and optimiser not; a decay starts as soon as either
+    end is that near.
 
     Args:
       out_dir: receives tokenizer.json, corpus.npz, checkpoints/, metrics.jsonl.
@@ -81,7 +82,11 @@ def run_pretrain(
       ConfigError: settings that do not fit each other, the checkpoint or the corpus.
     """
     check_positive("learning_rate", learning_rate)
-    check_positive("expert_rate", expert_rate)
+    if norm_topk and top_k == 1:
+        raise ConfigError(
+            "norm_topk with top_k 1 makes every weight 1, so the router would learn "
+            "nothing; add --nonorm_topk or choose more experts"
+        )
     config = default_config(
         vocab_size,
         d_model=d_model,
@@ -99,8 +104,9 @@ def run_pretrain(
         decay_tokens=decay_tokens,
         decay_minutes=decay_minutes,
     )
-    hyper = Hyper(balance=balance, evenness=evenness, expert_rate=expert_rate)
-    start = Start(embedding_std=embedding_std, expert_scale=expert_scale)
+    hyper = Hyper(
+        balance=balance, evenness=evenness, expert_rate_factor=expert_rate_factor
+    )
     options = RunOptions(
         batch_tokens=batch_tokens,
         max_minutes=max_minutes,
@@ -112,7 +118,9 @@ def run_pretrain(
     )
     folder, texts = Path(out_dir), Path(data_dir)
     facts = corpus_facts(texts, vocab_size, task_characters, seed)
-    check_resume(folder, config, facts)
+    start = Start(embedding_std=embedding_std, expert_scale=expert_scale)
+    training = dataclasses.asdict(hyper) | dataclasses.asdict(start)
+    check_resume(folder, config, facts, training)
     if not (folder / CORPUS_FILE).is_file():
         data.check_data_dir(texts)
     if dry_run:
@@ -120,8 +128,7 @@ def run_pretrain(
     keep_heap()
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
-    settings |= dataclasses.asdict(hyper) | dataclasses.asdict(start)
-    settings |= {"pause_file": pause_file}
+    settings |= training | {"pause_file": pause_file}
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
     if config_text is not None:
         write_text(folder / "config.gin", config_text())

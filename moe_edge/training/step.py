@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from moe_edge.core.checks import check_from_zero, check_positive
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
@@ -36,21 +37,25 @@ class Hyper:
       balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
       evenness: weight of the loss on uneven weights of the chosen experts
         (`weight_information`). Without it the lower half of the chosen gets small
-        weights and learns nothing: half the experts then cost 1.6 % of perplexity,
-        with it 6.6 %, at the same loss (2.9 M tokens).
-      expert_rate: factor on the learning rate of the experts. An expert sees the few
-        tokens that chose it, through a small weight; at the common rate the dense
-        weights learn the text first and the chosen experts come to repeat each other.
+        weights and learns next to nothing (docs/gpu_todo.md, 4).
+      expert_rate_factor: on the learning rate of the experts, which see few tokens
+        each, through small weights. At the common rate the dense weights learn the
+        text first (measured at 0.39 M tokens: docs/gpu_todo.md, 4).
       clip_norm: bound of the gradient's global norm.
     """
 
     balance: float = 0.02
     evenness: float = 1.5
-    expert_rate: float = 3.0
+    expert_rate_factor: float = 3.0
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
+
+    def __post_init__(self):
+        for name in ("balance", "evenness", "weight_decay", "expert_rate_factor"):
+            check_from_zero(name, getattr(self, name))
+        check_positive("expert_rate_factor", self.expert_rate_factor)
 
 
 def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
@@ -129,7 +134,7 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
     experts = config.moe.num_experts
 
     def rate_of(name: str) -> float:
-        return hyper.expert_rate if name.startswith("experts.") else 1.0
+        return hyper.expert_rate_factor if name.startswith("experts.") else 1.0
 
     def loss_fn(params, rows):
         logits, routings = forward(params, rows[:, :-1])

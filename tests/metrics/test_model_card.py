@@ -52,9 +52,9 @@ def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
             run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
         (tmp_path / name).rename(tmp_path / "run" / name)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
-    del settings["expert_rate"]
+    del settings["evenness"]
     (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"lacks \['expert_rate'\], which the card"):
+    with pytest.raises(ConfigError, match=r"lacks \['evenness'\], which the card"):
         run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
 
 

@@ -1,5 +1,6 @@
 """A tiny run from nothing to a Hugging Face folder; resumption; bad settings."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.training import export, run, step
+from moe_edge.training import checkpoints, export, run, step
 from moe_edge.training import text as text_module
 from moe_edge.training.default_config import default_config
 from moe_edge.training.start import init_params
@@ -65,6 +66,8 @@ def test_run_pretrain_resumes_where_it_stopped(tiny_run):
         ({"seed": 1}, "--seed is 1, it was 0"),
         ({"task_characters": 5000}, "--task_characters is 5000, it was 4000"),
         ({"data_dir": "."}, "--data_dir is .*, it was None"),
+        ({"evenness": 0.5}, "evenness is 0.5, it was 1.5; name them again"),
+        ({"embedding_std": 0.5}, "embedding_std is 0.5, it was 1.0; name them again"),
     ],
 )
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -124,12 +127,41 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
         export.read_newest(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "expert_rate", "embedding_std"])
-def test_run_pretrain_rejects_settings_that_are_not_positive(tmp_path, name):
-    options = TINY | {name: -1.0}
-    with pytest.raises(ConfigError, match=f"{name}"):
-        run.run_pretrain(str(tmp_path / "new"), **options)
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"learning_rate": -1.0}, r"learning_rate must be positive, got -1\.0"),
+        ({"expert_rate_factor": 0.0}, r"expert_rate_factor must be positive, got 0\.0"),
+        ({"embedding_std": float("inf")}, "embedding_std must be .* finite, got inf"),
+        ({"expert_scale": -2.0}, r"expert_scale must be 0 or more .* got -2\.0"),
+        ({"evenness": -0.5}, r"evenness must be 0 or more .* got -0\.5"),
+        ({"balance": float("nan")}, "balance must be 0 or more .* got nan"),
+        ({"top_k": 1}, "norm_topk with top_k 1 makes every weight 1"),
+    ],
+)
+def test_run_pretrain_rejects_settings_that_cannot_train(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        run.run_pretrain(str(tmp_path / "new"), **TINY | change)
     assert not (tmp_path / "new").exists()
+
+
+def test_run_pretrain_hands_its_settings_to_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
+    given = {}
+
+    def train(config, corpus, folder, **settings):
+        given.update(settings, config=config)
+        return checkpoints.Progress()
+
+    monkeypatch.setattr(run, "train", train)
+    own = {"balance": 0.5, "evenness": 0.25, "expert_rate_factor": 7.0}
+    start = {"embedding_std": 0.5, "expert_scale": 2.5}
+    run.run_pretrain(str(tmp_path), **TINY, **own, **start, norm_topk=False)
+    assert not given["config"].moe.norm_topk
+    assert {name: getattr(given["hyper"], name) for name in own} == own
+    assert dataclasses.asdict(given["start"]) == start
+    stored = json.loads((tmp_path / "settings.json").read_text())
+    assert {name: stored[name] for name in own | start} == own | start
 
 
 def test_train_step_learns_one_batch():
@@ -162,7 +194,7 @@ def test_train_step_moves_experts_by_their_own_rate():
     rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
     moved = {}
     for rate in (1.0, 4.0):
-        hyper = step.Hyper(expert_rate=rate)
+        hyper = step.Hyper(expert_rate_factor=rate)
         start = init_params(config, 0)
         before = {name: np.asarray(value) for name, value in start.items()}
         state = step.TrainState(start, step.make_optimizer(hyper).init(start))

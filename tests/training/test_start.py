@@ -27,5 +27,5 @@ def test_init_params_scales_embeddings_and_experts_alone():
 
 @pytest.mark.parametrize("name", ["embedding_std", "expert_scale"])
 def test_start_rejects_sizes_that_are_not_positive(name):
-    with pytest.raises(ConfigError, match=f"{name}"):
+    with pytest.raises(ConfigError, match=rf"{name} must be positive, got 0\.0"):
         Start(**{name: 0.0})

@@ -1,0 +1,42 @@
+"""Bringing what a layer chose when slots are short at first."""
+
+import pytest
+
+from tests.support.layered import (
+    NINE,
+    assert_same_bits,
+    forced_logits,
+    layered,
+)
+from tests.support.tiny_models import BF16, GQA, random_prompts
+
+
+def short_fetch(engine, times):
+    """Lets the first `times` fetches of decoding have no slot; returns their count."""
+    fetch, refused = engine.manager.fetch, []
+
+    def refusing(layer, experts, step, busy=()):
+        is_decode = engine.manager.counters[True].misses > 0
+        if is_decode and len(experts) and len(refused) < times:
+            refused.append(layer)
+            return []
+        return fetch(layer, experts, step, busy)
+
+    engine.manager.fetch = refusing
+    return refused
+
+
+def test_a_layer_whose_slots_transfers_had_taken_keeps_its_bits():
+    engine = layered("gqa", BF16, 9, predictor="previous")
+    refused, calmed = short_fetch(engine, times=1), []
+    calm = engine.manager.calm
+    engine.manager.calm = lambda: calmed.append(len(refused)) or calm()
+    assert_same_bits(engine, "gqa", BF16, NINE)
+    assert len(refused) == 1 and calmed.count(1) == 1  # others were of the prompt
+
+
+def test_a_layer_that_never_gets_its_slots_is_an_error():
+    engine = layered("gqa", BF16, 9)
+    short_fetch(engine, times=2)
+    with pytest.raises(RuntimeError, match="only 0 of . absent experts got slots"):
+        forced_logits(engine, random_prompts(GQA, NINE))
