@@ -45,29 +45,39 @@ def corpus_facts(
     }
 
 
+def _stored(path: Path) -> dict[str, Any] | None:
+    """What a run wrote about itself, or None if that cannot be read."""
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stored if isinstance(stored, dict) else None
+
+
+def _differences(wanted: dict[str, Any], stored: dict[str, Any], prefix="") -> str:
+    """What is wanted otherwise than it is stored, in words; empty if nothing is."""
+    return "; ".join(
+        f"{prefix}{name} is {value!r}, it was {stored.get(name)!r}"
+        for name, value in wanted.items()
+        if stored.get(name) != value
+    )
+
+
 def check_corpus(run_dir: Path, facts: dict[str, Any]) -> None:
     """Raises ConfigError if `run_dir` has a corpus that was built with other facts."""
     path = run_dir / CORPUS_FILE
     if not path.is_file():
         return
-    try:
-        stored = json.loads((run_dir / FACTS_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        stored = None
-    if not isinstance(stored, dict):
+    stored = _stored(run_dir / FACTS_FILE)
+    if stored is None:
         raise ConfigError(
             f"{run_dir / FACTS_FILE} does not say what {path.name} was built with; "
             f"delete {path} and it is built again"
         )
-    differing = [
-        f"--{name} is {value!r}, it was {stored.get(name)!r}"
-        for name, value in facts.items()
-        if stored.get(name) != value
-    ]
-    if differing:
+    if differences := _differences(facts, stored, "--"):
         raise ConfigError(
-            f"{path} was built with other settings: {'; '.join(differing)}; name them "
-            "again or another --out_dir"
+            f"{path} was built with other settings: {differences}; name them again or "
+            "another --out_dir"
         )
 
 
@@ -76,19 +86,11 @@ def check_training(run_dir: Path, training: dict[str, Any]) -> None:
 
     A model card reports them for the whole run.
     """
-    try:
-        stored = json.loads((run_dir / SETTINGS_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        stored = {}
-    differing = [
-        f"{name} is {value!r}, it was {stored.get(name)!r}"
-        for name, value in training.items()
-        if stored.get(name) != value
-    ]
-    if differing:
+    stored = _stored(run_dir / SETTINGS_FILE) or {}
+    if differences := _differences(training, stored):
         raise ConfigError(
-            f"the run in {run_dir} was trained with other settings: "
-            f"{'; '.join(differing)}; name them again or another --out_dir"
+            f"the run in {run_dir} was trained with other settings: {differences}; "
+            "name them again or another --out_dir"
         )
 
 

@@ -164,20 +164,21 @@ def test_run_pretrain_hands_its_settings_to_the_training(tmp_path, monkeypatch):
     assert {name: stored[name] for name in own | start} == own | start
 
 
-def test_train_step_learns_one_batch():
-    config = default_config(
-        50,
-        d_model=32,
-        num_layers=1,
-        num_experts=4,
-        top_k=2,
-        expert_dim=8,
-        shared_dim=16,
-    )
-    params = init_params(config, 0)
-    hyper = step.Hyper()
+CONFIG = default_config(
+    50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8, shared_dim=16
+)
+
+
+def begin(params=None, **hyper):
+    """(state, compiled step) of CONFIG, from `params` or fresh ones."""
+    params = init_params(CONFIG, 0) if params is None else params
+    hyper = step.Hyper(**hyper)
     state = step.TrainState(params, step.make_optimizer(hyper).init(params))
-    run_step = step.make_train_step(config, hyper)
+    return state, step.make_train_step(CONFIG, hyper)
+
+
+def test_train_step_learns_one_batch():
+    state, run_step = begin()
     rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
     losses = []
     for _ in range(30):
@@ -188,17 +189,12 @@ def test_train_step_learns_one_batch():
 
 
 def test_train_step_moves_experts_by_their_own_rate():
-    config = default_config(
-        50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8
-    )
     rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
     moved = {}
     for rate in (1.0, 4.0):
-        hyper = step.Hyper(expert_rate_factor=rate)
-        start = init_params(config, 0)
-        before = {name: np.asarray(value) for name, value in start.items()}
-        state = step.TrainState(start, step.make_optimizer(hyper).init(start))
-        state, _ = step.make_train_step(config, hyper)(state, rows, np.float32(1e-2))
+        state, run_step = begin(expert_rate_factor=rate)
+        before = {name: np.array(value) for name, value in state.params.items()}
+        state, _ = run_step(state, rows, np.float32(1e-2))
         moved[rate] = {n: np.asarray(state.params[n]) - before[n] for n in before}
     for name, change in moved[1.0].items():
         factor = 4.0 if name == "experts.0" else 1.0
@@ -220,19 +216,14 @@ def test_weight_information_of_equal_weights_is_zero_and_of_one_expert_is_log():
 
 
 def test_evenness_makes_the_weights_of_the_chosen_even():
-    config = default_config(
-        50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8
-    )
     rows = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
     spread = {}
     for evenness in (0.0, 10.0):
-        hyper = step.Hyper(evenness=evenness)
-        params = init_params(config, 0)
+        params = init_params(CONFIG, 0)
         params["blocks.0.router.weight"] *= 50.0  # far from even
-        state = step.TrainState(params, step.make_optimizer(hyper).init(params))
-        run_step = step.make_train_step(config, hyper)
+        state, run_step = begin(params, evenness=evenness)
         for _ in range(20):
             state, _ = run_step(state, rows, np.float32(1e-2))
-        _, (routing,) = step.forward_fn(config)(state.params, rows)
+        _, (routing,) = step.forward_fn(CONFIG)(state.params, rows)
         spread[evenness] = float(step.weight_information(routing.weights_TK))
     assert spread[10.0] < 0.5 * spread[0.0]
