@@ -187,6 +187,6 @@ def _replay(engine, run: Run, costs: CostModel, log: RunLog | None):
         manager.spec.layer_S,
         costs,
         None if log is None else Replayed(log.predicted),
-        1 if log is None else manager.horizon,
+        1 if log is None else manager.foresight.horizon,
         manager.prefetch_limit,
     )

@@ -105,15 +105,15 @@ def decode_run(
     manager = getattr(engine, "manager", None)
     session = engine.new_session(B, S + steps + 1)
     if manager is not None:
-        manager.state = manager.predictor.init(manager.spec)
+        manager.foresight.restart()
     next_B = argmax(engine.prefill(session, prompts))
     active_B = jax.device_put(np.ones(B, bool))
     tokens, step_s, log, on_routing = [np.asarray(next_B)], [], None, None
     if manager is not None and cold:
         start_cold(manager, link)
         spec = manager.spec
-        log = RunLog(spec.num_layers, spec.num_experts, manager.horizon)
-        manager.accuracy, on_routing = log, log.lookup
+        log = RunLog(spec.num_layers, spec.num_experts, manager.foresight.horizon)
+        manager.foresight.accuracy, on_routing = log, log.lookup
     rng = np.random.default_rng(1)
     fed_NB = rng.integers(0, engine.config.vocab_size, (steps, B)).astype(np.int32)
     fed_NB = [jax.device_put(fed_B) for fed_B in fed_NB]

@@ -48,9 +48,11 @@ def check_shape(name: str, array, expected: tuple) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Raises ConfigError unless value > 0."""
+    """Raises ConfigError unless value is a finite number above 0."""
     if not value > 0:
         raise ConfigError(f"{name} must be positive, got {value}")
+    if value == math.inf:
+        raise ConfigError(f"{name} must be finite, got {value}")
 
 
 def check_from_zero(name: str, value: float) -> None:

@@ -112,13 +112,13 @@ class Chooser:
         is_decode = shape_BS[1] == 1
         scores_TE = reading.read.get("scores_TE")
         hits, misses = manager.look_up(layer, ids_TK, scores_TE, step, is_decode)
-        if is_decode or manager.predictor.whole_prompt:
-            manager.observe(layer, ids_TK, scores_TE)
+        if is_decode or manager.foresight.predictor.whole_prompt:
+            manager.foresight.observe(layer, ids_TK, scores_TE)
         else:
             last_B = last_tokens(ids_TK, shape_BS, self._moe.num_experts)
-            manager.observe(layer, ids_TK[last_B], None)
+            manager.foresight.observe(layer, ids_TK[last_B], None)
         if "wanted_NE" in reading.read:
-            manager.store_wanted(layer, reading.read["wanted_NE"])
+            manager.foresight.store(layer, reading.read["wanted_NE"])
         return Choice(*reading, hits, misses, manager.late)
 
     def record(

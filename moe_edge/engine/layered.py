@@ -76,7 +76,7 @@ class LayeredEngine(Engine):
         self._windows = [
             jnp.int32(layer_window(config, layer)) for layer in range(config.num_layers)
         ]
-        predictor = manager.predictor
+        predictor = manager.foresight.predictor
         self._is_gate = isinstance(predictor, GatePredictor)
         self._is_partial = isinstance(predictor, PartialState)
         # With assist or a partial state there is work before a layer's experts.
@@ -162,7 +162,7 @@ class LayeredEngine(Engine):
         gates = ()
         is_decode = chunk.valid_BS.shape[1] == 1
         if self._is_gate and is_decode and self._is_moe[layer]:
-            gates = self.manager.predictor.gates_after(layer)
+            gates = self.manager.foresight.predictor.gates_after(layer)
         cache = session.caches[layer][0]
         return self.weights.layers[layer], gates, chunk, self._windows[layer], cache
 
@@ -270,7 +270,7 @@ class LayeredEngine(Engine):
             chunk,
             window,
             cache,
-            top_a=manager.predictor.top_a,
+            top_a=manager.foresight.predictor.top_a,
         )
-        manager.store_wanted(layer, np.asarray(wanted_E)[None])
+        manager.foresight.store(layer, np.asarray(wanted_E)[None])
         manager.prefetch(layer, place.step)

@@ -68,7 +68,10 @@ class Link:
     checked: bool = True
 
     def __post_init__(self):
-        check_positive("link rate bytes_per_s", self.bytes_per_s)
+        if not self.bytes_per_s > 0:
+            raise ConfigError(
+                f"link rate bytes_per_s must be positive, got {self.bytes_per_s}"
+            )
         _check_delay("link latency_s", self.latency_s)
 
     def busy_s(self, num_bytes):

@@ -7,12 +7,7 @@ import numpy as np
 
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.study_engines import (
-    Bench,
-    StudyEngine,
-    learn_history,
-    record_history,
-)
+from moe_edge.metrics.study_engines import Bench, StudyEngine, record_history
 from moe_edge.metrics.study_prompts import PromptPool, make_pool
 from moe_edge.metrics.study_settings import Settings
 from moe_edge.offload.link import EmulatedLink
@@ -130,7 +125,7 @@ def prepare(
             link_latency_s=link.latency_s,
         )
         engine = bench.engine(options, case.batch)
-        learn_history(engine, history)
+        engine.manager.foresight.learn(history)
         engines.append(engine)
     for batch in batches:
         generate(bench.resident, warm[:batch], settings.new_tokens)

@@ -22,7 +22,6 @@ from moe_edge.engine.weights import load_weights
 from moe_edge.metrics.quickstart import count_params
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
-from moe_edge.predict.stale_gate import DevicePredictor
 
 # Jitted programs that are pure functions of arrays for a given model.
 PROGRAMS = ("_embed", "_next_embed", "_head", "_next_head", "_last", "_run")
@@ -116,27 +115,9 @@ class Bench:
         return EmulatedLink(self.store.block_bytes / (factor * layer_s), latency_s)
 
 
-def learn_history(engine: StudyEngine, sequences) -> None:
-    """Shows past sequences to the engine's predictor.
-
-    Args:
-      engine: between sessions.
-      sequences: per sequence {layer: int32 [T, K] chosen experts}.
-    """
-    manager = engine.manager
-    predictor, state = manager.predictor, manager.state
-    if isinstance(predictor, DevicePredictor):
-        return  # reads the running layer only
-    for ids_of in sequences:
-        for layer in sorted(ids_of):
-            state = predictor.observe(state, layer, None, ids_of[layer], None)
-        state = predictor.finish_sequence(state)
-    manager.state = state
-
-
 def record_history(resident: ResidentEngine, prompts, new_tokens: int) -> list[dict]:
-    """What every layer chose for each prompt and its continuation, as `learn_history`
-    takes it."""
+    """What every layer chose for each prompt and its continuation, as
+    `Foresight.learn` takes it."""
     sequences = []
     for prompt in prompts:
         found: dict[int, list] = {}

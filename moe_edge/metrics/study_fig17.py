@@ -134,8 +134,8 @@ def watch(bench: Bench, engine: StudyEngine, prompts, settings: Settings):
     """(log, tokens) of one generation."""
     config, manager = bench.config, engine.manager
     engine.reset_records()
-    manager.accuracy = log = TopScoreLog(
-        config.num_layers, config.moe.num_experts, manager.horizon,
+    manager.foresight.accuracy = log = TopScoreLog(
+        config.num_layers, config.moe.num_experts, manager.foresight.horizon,
         moe=config.moe, top_a=settings.a, batch=len(prompts),
     )  # fmt: skip
     run = generate(engine, prompts, settings.new_tokens, on_routing=log.note)

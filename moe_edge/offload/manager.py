@@ -1,6 +1,6 @@
 """The offload manager: brings a layer's experts into slots, and later layers' ahead.
 
-It joins the cache's bookkeeping, the mover and a predictor, and keeps what each
+It joins the cache's bookkeeping, the mover and the foresight, and keeps what each
 lookup cost. The engine says what a layer chose and dispatches programs; the manager
 says in which slots the experts stand. It touches no model code.
 
@@ -20,9 +20,8 @@ from moe_edge.offload.guard import Guard
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.ticket import Ticket
 from moe_edge.offload.transfer import Mover
-from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor
-from moe_edge.predict.stale_gate import DevicePredictor
+from moe_edge.predict.foresight import Foresight
 
 
 class OffloadManager:
@@ -49,13 +48,11 @@ class OffloadManager:
     ):
         spec = cache.spec
         self.cache, self.mover, self.spec = cache, mover, spec
-        self.predictor = predictor or Predictor()
-        self.horizon, self.prefetch_limit = horizon, prefetch_limit
+        self.foresight = Foresight(predictor or Predictor(), spec, horizon)
+        self.prefetch_limit = prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
         # Whether a lookup has more to do than to count.
         self._is_watching = self.recorder.enabled or predictor is not None
-        self._is_idle = type(self.predictor) is Predictor  # the base names nothing
-        self.state = self.predictor.init(spec)
         self.reset_counters()
         self._room_L = [
             int(cache.slots_of(layer).sum()) for layer in range(spec.num_layers)
@@ -67,8 +64,7 @@ class OffloadManager:
     def reset_counters(self) -> None:
         """Counts from here on, as after a warm-up; blocks and policies stay."""
         self.counters = {True: Counters(), False: Counters()}  # by is_decode
-        L, E = self.spec.num_layers, self.spec.num_experts
-        self.accuracy = PredictionLog(L, E, self.horizon)
+        self.foresight.reset_accuracy()
         self._moved_before = self.mover.stats()
 
     def movement(self) -> dict:
@@ -88,12 +84,12 @@ class OffloadManager:
             "slots": self.spec.num_slots,
             "block_bytes": self.mover.store.block_bytes,
             "eviction": self.cache.policy.name,
-            "predictor": self.predictor.name,
+            "predictor": self.foresight.predictor.name,
             "link": self.mover.link.describe(),
             **{name: dataclasses.asdict(c) for name, c in phases.items()},
             **self.movement(),
             "transfers": dataclasses.asdict(self.mover.stats()),
-            "prediction": self.accuracy.summary(),
+            "prediction": self.foresight.accuracy.summary(),
         }
 
     def room(self, layer: int) -> int:
@@ -244,26 +240,11 @@ class OffloadManager:
 
     # Ahead of need.
 
-    def observe(self, layer: int, ids_TK, scores_TE) -> None:
-        """Tells the predictor what a layer chose, and scores what it had said."""
-        if self._is_idle:
-            return
-        self.accuracy.chosen(layer, ids_TK)
-        if not isinstance(self.predictor, DevicePredictor):  # `store_wanted`
-            self.state = self.predictor.observe(
-                self.state, layer, None, ids_TK, scores_TE
-            )
-
-    def store_wanted(self, layer: int, wanted_NE) -> None:
-        """Gives a predictor the scores that the engine's program computed for it."""
-        self.state = self.predictor.store(self.state, layer, wanted_NE)
-
     def prefetch(self, layer: int, step: int) -> None:
         """Asks for what the predictor expects of the next layers, nearest first."""
-        if self._is_idle:
+        if self.foresight.is_idle:
             return
-        ids_NM, _ = self.predictor.predict(self.state, layer, self.horizon)
-        self.accuracy.expect(layer, ids_NM)
+        ids_NM = self.foresight.predict(layer)
         if not ids_NM.size:
             return
         E, L, guard = self.spec.num_experts, self.spec.num_layers, self._guard
@@ -301,6 +282,5 @@ class OffloadManager:
     def finish_sequence(self) -> None:
         """A new session begins: blocks stay, the records of the sequence go."""
         self.calm()
-        self.state = self.predictor.finish_sequence(self.state)
-        self.accuracy.forget_waiting()
+        self.foresight.finish_sequence()
         self.cache.new_sequence()

@@ -150,7 +150,7 @@ class OffloadLoop(ClusterLoop):
         state = self.servers[server]
         if any(one.fresh for one in state.running):
             for manager in self.managers[server]:
-                manager.state = manager.predictor.finish_sequence(manager.state)
+                manager.foresight.finish_sequence()
                 manager.cache.new_sequence()
         state.cells = cells
         size = self.pools.num_blocks
@@ -215,7 +215,7 @@ def bring(manager: OffloadManager, layer: int, ids_TK, step: int):
             waiting = []
             if not got:  # every slot awaits a prefetch
                 manager.calm()
-    manager.observe(layer, ids_TK, None)
+    manager.foresight.observe(layer, ids_TK, None)
     manager.prefetch(layer, step)
     manager.wait(waiting, layer, step)
     return here, tickets

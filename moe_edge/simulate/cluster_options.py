@@ -8,7 +8,6 @@ import numpy as np
 from moe_edge.core.checks import (
     ConfigError,
     check_count,
-    check_from_zero,
     check_positive,
 )
 
@@ -46,7 +45,6 @@ def check_arrivals(
     if interval_s is None:
         return DEFAULT_INTERVAL_S
     for each_s in np.atleast_1d(interval_s).tolist():
-        check_from_zero("arrival interval_s", each_s)
         check_positive("arrival interval_s", each_s)
     return interval_s
 

@@ -29,7 +29,6 @@ class LoopOptions:
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
         check_positive("window_s", self.window_s)
-        check_from_zero("window_s", self.window_s)
         check_from_zero("timeline_s", self.timeline_s)
 
 

@@ -68,14 +68,12 @@ def replay_time(
     for routed in lookups(trace):
         layer, ids_TK, scores_TE = routed.layer, routed.ids_TK, routed.scores_TE
         if routed.new_sequence:
-            manager.state = predictor.finish_sequence(manager.state)
+            manager.foresight.finish_sequence()
             manager.cache.new_sequence()
         if routed.phase != DECODE:
             found = manager.cache.look_up(layer, ids_TK, scores_TE, routed.step)
             admit_all(manager.cache, layer, found.misses)
-            manager.state = predictor.observe(
-                manager.state, layer, None, ids_TK, scores_TE
-            )
+            manager.foresight.observe(layer, ids_TK, scores_TE)
             continue
         if routed.step != step:
             starts.append(mover.now_s)
@@ -118,6 +116,6 @@ def _run_layer(manager: OffloadManager, routed: RoutedLayer) -> None:
             tickets = []
             if not got:  # every slot awaits a prefetch
                 manager.calm()
-    manager.observe(layer, routed.ids_TK, routed.scores_TE)
+    manager.foresight.observe(layer, routed.ids_TK, routed.scores_TE)
     manager.prefetch(layer, step)
     manager.wait(tickets, layer, step)

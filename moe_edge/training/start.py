@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.core.checks import check_from_zero, check_positive
+from moe_edge.core.checks import check_positive
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.transformer import Transformer, init_experts
 
@@ -29,7 +29,6 @@ class Start:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            check_from_zero(name, value)
             check_positive(name, value)
 
 

@@ -53,7 +53,7 @@ class Hyper:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        for name in ("balance", "evenness", "weight_decay", "expert_rate_factor"):
+        for name in ("balance", "evenness", "weight_decay"):
             check_from_zero(name, getattr(self, name))
         check_positive("expert_rate_factor", self.expert_rate_factor)
 

@@ -28,6 +28,11 @@ def test_check_positive_rejects_zero_negative_nan(value):
         checks.check_positive("rate", value)
 
 
+def test_check_positive_rejects_infinity():
+    with pytest.raises(checks.ConfigError, match="rate must be finite, got inf"):
+        checks.check_positive("rate", float("inf"))
+
+
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 def test_check_from_zero_rejects_negative_nan_infinite(value):
     checks.check_from_zero("rate", 0)

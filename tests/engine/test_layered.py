@@ -122,7 +122,7 @@ def test_logits_equal_resident_under_every_predictor(predictor, horizon, options
         engine.reset_records()
     assert_same_bits(engine, *BITS)
     assert_prefetched_and_used(engine)
-    accuracy = engine.manager.accuracy
+    accuracy = engine.manager.foresight.accuracy
     assert accuracy.rounds_LA.sum() >= STEPS - 1
     if predictor == "oracle":
         assert (accuracy.hits_LA == accuracy.predicted_LA).all()

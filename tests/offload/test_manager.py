@@ -320,9 +320,9 @@ def test_prefill_is_counted_apart():
 def test_predictions_are_scored():
     manager = make(script={0: [[2, 3]]})
     manager.prefetch(0, 0)
-    manager.observe(1, np.array([[2, 4]]), None)
-    assert manager.accuracy.recall_LA[1].tolist() == [0.5]
-    assert manager.accuracy.precision_LA[1].tolist() == [0.5]
+    manager.foresight.observe(1, np.array([[2, 4]]), None)
+    assert manager.foresight.accuracy.recall_LA[1].tolist() == [0.5]
+    assert manager.foresight.accuracy.precision_LA[1].tolist() == [0.5]
 
 
 def test_events_tell_hits_misses_and_waits():

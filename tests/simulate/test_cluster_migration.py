@@ -166,7 +166,7 @@ def test_policies_that_mean_nothing_are_refused():
         r"keep must lie in \[0, 1\], got 1.5": {"keep": 1.5},
         "period_s must be positive, got 0": {"period_s": 0},
         "period_s must be positive, got -3": {"period_s": -3},
-        "period_s must be 0 or more and finite, got inf": {"period_s": float("inf")},
+        "period_s must be finite, got inf": {"period_s": float("inf")},
         "unknown source of blocks 'disk'": {"source": "disk"},
         "hysteresis is -1, expected 0 or more": {"hysteresis": -1},
         "chunk_bytes must be a positive whole number": {"chunk_bytes": 0.5},

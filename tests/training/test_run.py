@@ -132,8 +132,8 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
     [
         ({"learning_rate": -1.0}, r"learning_rate must be positive, got -1\.0"),
         ({"expert_rate_factor": 0.0}, r"expert_rate_factor must be positive, got 0\.0"),
-        ({"embedding_std": float("inf")}, "embedding_std must be .* finite, got inf"),
-        ({"expert_scale": -2.0}, r"expert_scale must be 0 or more .* got -2\.0"),
+        ({"embedding_std": float("inf")}, "embedding_std must be finite, got inf"),
+        ({"expert_scale": -2.0}, r"expert_scale must be positive, got -2\.0"),
         ({"evenness": -0.5}, r"evenness must be 0 or more .* got -0\.5"),
         ({"balance": float("nan")}, "balance must be 0 or more .* got nan"),
         ({"top_k": 1}, "norm_topk with top_k 1 makes every weight 1"),
