@@ -1,5 +1,6 @@
 """Suite `convert`: time and memory of conversion beside copying the files."""
 
+import functools
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 from launch.bench.models import olmoe_config, write_random
-from launch.bench.timing import round_ratios
+from launch.bench.timing import interleave, round_ratios
 from moe_edge.core.checks import CheckpointError
 
 LAYERS = 18  # 2.0 GB in bfloat16
@@ -28,30 +29,24 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     Each conversion is a process of its own, so that its peak is its own; its seconds
     leave out Python's start. The peer is a plain copy of the same folder on warm
     files. `ratio` is conversion / copy: lower is better. Each begins with all earlier
-    writes on the disk, and the order goes round: who writes third would otherwise be
-    slowed by what the first two have left to write.
+    writes on the disk: who writes third would otherwise be slowed by what the first
+    two have left to write.
     """
     ((_, source),) = convert_models(work_dir)
     ours, target = work_dir / "ours", work_dir / "target"
-    _convert(source, ours, "ours")  # the source of to_hf; also warms all files
-    cases = {
-        "copy": lambda: _copy(source, target),
-        "to_ours": lambda: _convert(source, target, "ours"),
-        "to_hf": lambda: _convert(ours, target, "hf"),
+    _convert(source, ours, "ours")  # the source of to_hf
+    jobs = {
+        "copy": functools.partial(_copy, source),
+        "to_ours": functools.partial(_convert, source, to="ours"),
+        "to_hf": functools.partial(_convert, ours, to="hf"),
     }
-    figures = {name: [] for name in cases}
-    peaks, num_bytes = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
-    for place in range(repeats):
-        order = [*cases][place % len(cases) :] + [*cases][: place % len(cases)]
-        for name in order:
-            shutil.rmtree(target, ignore_errors=True)
-            os.sync()
-            summary = cases[name]()
-            figures[name].append(summary["seconds"])
-            peaks[name] = max(peaks[name], summary.get("peak_rss_bytes", 0))
-            num_bytes[name] = summary.get("bytes", 0)
+    cases = {
+        name: functools.partial(_afresh, job, target) for name, job in jobs.items()
+    }
+    runs = interleave(cases, repeats)
     shutil.rmtree(target)
     shutil.rmtree(ours)
+    figures = {name: [run["seconds"] for run in runs[name]] for name in runs}
     rows = []
     for name in ("to_ours", "to_hf"):
         ratios = round_ratios(figures[name], figures["copy"])
@@ -65,12 +60,19 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
                 "ratio": statistics.median(ratios),
                 "round_ratios": ratios,
                 "limit_fraction": None,
-                "bytes": num_bytes[name],
-                "peak_rss_bytes": peaks[name],
+                "bytes": runs[name][-1]["bytes"],
+                "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs[name]),
                 "runs": {"ours": figures[name], "copy": figures["copy"]},
             }
         )
     return rows
+
+
+def _afresh(job, target: Path) -> dict:
+    """What a job says that writes `target`, which it does not find."""
+    shutil.rmtree(target, ignore_errors=True)
+    os.sync()
+    return job(target)
 
 
 def _copy(source: Path, target: Path) -> dict:

@@ -1,34 +1,38 @@
 """Timing several things in one run, interleaved, so that machine noise hits all."""
 
+import collections
 import functools
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from moe_edge.metrics.machine import cpu_cores
 
+T = TypeVar("T")
 
-def interleave(
-    cases: dict[str, Callable[[], float]], repeats: int
-) -> dict[str, list[float]]:
-    """Calls every case `repeats` times in turn (A B C A B C ...).
+
+def interleave(cases: dict[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """Calls every case `repeats` times in turn; who begins goes round (A B C B C A).
 
     Each case is first called once unmeasured: compilation, page faults, caches.
 
     Args:
-      cases: name -> function that returns its own figure (seconds, or a rate).
+      cases: name -> function that returns its own figure (seconds, a rate, ...).
       repeats: measured calls of each.
     Returns:
-      name -> figures in the order of the calls.
+      name -> figures in the order of the rounds.
     """
     for case in cases.values():
         case()
-    figures: dict[str, list[float]] = {name: [] for name in cases}
+    figures: dict[str, list[T]] = {name: [] for name in cases}
+    order = collections.deque(cases)
     for _ in range(repeats):
-        for name, case in cases.items():
-            figures[name].append(case())
+        for name in order:
+            figures[name].append(cases[name]())
+        order.rotate(-1)
     return figures
 
 

@@ -22,11 +22,11 @@ def tiny(tmp_path):
     return models.write_random(tmp_path / "tiny", TINY)
 
 
-def test_interleave_warms_up_then_takes_turns():
+def test_interleave_warms_up_then_takes_turns_at_beginning():
     calls = []
     cases = {name: (lambda n=name: calls.append(n) or 1.0) for name in "ab"}
     figures = timing.interleave(cases, 2)
-    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert calls == ["a", "b", "a", "b", "b", "a"]
     assert figures == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
 
 
