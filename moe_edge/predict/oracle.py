@@ -1,6 +1,7 @@
 """Prediction by foreknowledge: the bound of what prefetching can reach."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import numpy as np
@@ -44,15 +45,29 @@ class Oracle(Predictor):
         return state | {"step": state["step"] + wrapped, "layer": layer}
 
     def predict(self, state, layer, horizon):
-        steps, L, _ = self.chosen_SLK.shape
-        wraps_N, layer_N = np.divmod(layer + 1 + np.arange(horizon), L)
-        step_N = state["step"] + wraps_N
-        known_N = step_N < steps
-        if not known_N.any():
+        _, L, _ = self.chosen_SLK.shape
+        # The layers ahead, over the end of a step too, are the next rows.
+        first = state["step"] * L + layer + 1
+        ids_XK, scores_XK, width_X = self._rows
+        widths = width_X[first : first + horizon]
+        if not widths:
             return no_prediction(horizon)
-        ids_NK = self.chosen_SLK[np.minimum(step_N, steps - 1), layer_N]
-        ids_NK = np.where(known_N[:, None], ids_NK, -1)
-        width = int((ids_NK >= 0).sum(axis=1).max())
-        ids_NM = ids_NK[:, :width].astype(np.int32)
-        by_rank_M = 1.0 - np.arange(width, dtype=np.float32) / ids_NK.shape[1]
-        return ids_NM, np.where(ids_NM < 0, np.float32(NOT_WANTED), by_rank_M)
+        width = max(widths)
+        if len(widths) < horizon:  # the recorded run ends
+            last = np.minimum(np.arange(first, first + horizon), len(width_X) - 1)
+            is_past = np.arange(horizon)[:, None] >= len(widths)
+            return (
+                np.where(is_past, np.int32(-1), ids_XK[last, :width]),
+                np.where(is_past, np.float32(NOT_WANTED), scores_XK[last, :width]),
+            )
+        rows = slice(first, first + horizon)
+        return ids_XK[rows, :width], scores_XK[rows, :width]
+
+    @functools.cached_property
+    def _rows(self):
+        """Ids and scores, a row a layer of every step, and how many each names."""
+        K = self.chosen_SLK.shape[2]
+        ids_XK = self.chosen_SLK.reshape(-1, K).astype(np.int32)
+        by_rank_K = 1.0 - np.arange(K, dtype=np.float32) / K
+        scores_XK = np.where(ids_XK < 0, np.float32(NOT_WANTED), by_rank_K)
+        return ids_XK, scores_XK, (ids_XK >= 0).sum(axis=1).tolist()
