@@ -17,8 +17,7 @@ from moe_edge.model.config import ModelConfig
 ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
 DEFAULT_LIMITS = (
     "One tiny model, trained here on two CPU cores: experts of 64 neurons, of which a "
-    "sub-expert has 16, and a router so flat that half of the chosen experts cost it "
-    "1 % of perplexity. Real models have 1,024 neurons an expert and more.",
+    "sub-expert has 16. Real models have 1,024 neurons an expert and more.",
 )
 
 

@@ -31,7 +31,7 @@ PAPER = {
     },
 }
 WHY = (
-    "A model of 19 M parameters answers these questions hardly better than chance, and "
+    "A model as small as ours answers these questions hardly better than chance, and "
     "the sets are samples: where intervals overlap accuracy cannot tell models apart, "
     "and table 2's perplexity is the measure. The paper prompts with 0 to 5 examples, "
     "we with none."

@@ -52,7 +52,7 @@ class OffloadManager:
         self.prefetch_limit = prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
         # Whether a lookup has more to do than to count.
-        self._is_watching = self.recorder.enabled or predictor is not None
+        self._is_watching = self.recorder.enabled or not self.foresight.is_idle
         self.reset_counters()
         self._room_L = [
             int(cache.slots_of(layer).sum()) for layer in range(spec.num_layers)
