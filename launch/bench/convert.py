@@ -27,10 +27,10 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
     """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
 
     Each conversion is a process of its own, so that its peak is its own; its seconds
-    leave out Python's start. The peer is a plain copy of the same folder on warm
-    files. `ratio` is conversion / copy: lower is better. Each begins with all earlier
-    writes on the disk: who writes third would otherwise be slowed by what the first
-    two have left to write.
+    leave out Python's start. The peer is a plain copy of the same folder; one turn of
+    each is not measured, so that files are warm. `ratio` is conversion / copy: lower
+    is better. Each begins with all earlier writes on the disk: who writes third would
+    otherwise be slowed by what the first two have left to write.
     """
     ((_, source),) = convert_models(work_dir)
     ours, target = work_dir / "ours", work_dir / "target"
@@ -69,7 +69,7 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
 
 
 def _afresh(job, target: Path) -> dict:
-    """What a job says that writes `target`, which it does not find."""
+    """Runs a job with no `target` yet and all earlier writes on the disk."""
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     return job(target)

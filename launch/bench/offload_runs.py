@@ -135,10 +135,7 @@ def decode_run(
 
 def start_cold(manager, link: EmulatedLink | None) -> None:
     """Empties the slots, starts counting and switches the link on."""
-    manager.calm()
-    for layer, expert in np.argwhere(manager.cache.slot_LE >= 0).tolist():
-        manager.cache.drop(layer, expert)
-    manager.cache.new_sequence()
+    manager.empty()
     manager.reset_counters()
     if link is not None:
         manager.mover.link = EmulatedLink(link.bytes_per_s, link.latency_s)

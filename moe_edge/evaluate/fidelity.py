@@ -99,11 +99,7 @@ class SwitchEngine:
 
     def empty(self) -> None:
         """Takes every block out of the cache and forgets all counts."""
-        manager = self.engine.manager
-        manager.calm()
-        for layer, expert in np.argwhere(manager.cache.slot_LE >= 0).tolist():
-            manager.cache.drop(layer, expert)
-        manager.cache.new_sequence()
+        self.engine.manager.empty()
         self.engine.reset_records()
 
     def start(self, route: RoutePolicy) -> None:

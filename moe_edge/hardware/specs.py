@@ -68,7 +68,7 @@ class Link:
     checked: bool = True
 
     def __post_init__(self):
-        if not self.bytes_per_s > 0:
+        if not self.bytes_per_s > 0:  # infinity too is a rate
             raise ConfigError(
                 f"link rate bytes_per_s must be positive, got {self.bytes_per_s}"
             )

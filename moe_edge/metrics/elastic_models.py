@@ -15,6 +15,7 @@ from moe_edge.core.files import write_text
 from moe_edge.metrics.elastic_settings import CG, LG_FT, ORIGINAL, ElasticSettings
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
+from moe_edge.refactor.finetune_settings import FineTuning
 from moe_edge.refactor.run_refactor import run_refactor
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
@@ -61,6 +62,8 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
                 ppl_k="",
                 **options,
             )
+        if gate == "lg_ft":
+            _check_fine_tuned(folder, settings)
         found[gate] = str(folder)
     return dataclasses.replace(settings, **found)
 
@@ -100,6 +103,20 @@ def _check_profile(folder: Path, settings: ElasticSettings) -> None:
             f"{folder} holds a profile of {tokens} tokens, {wanted} are asked for; "
             "remove the folder or name another work_dir"
         )
+
+
+def _check_fine_tuned(folder: Path, settings: ElasticSettings) -> None:
+    """Raises OutputError for a model that was fine-tuned with other settings."""
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    stored = manifest["refactor"]["fine_tuned"]
+    wanted = FineTuning(**settings.fine_tuning)
+    for name in ("steps", "learning_rate"):
+        if stored[name] != getattr(wanted, name):
+            raise OutputError(
+                f"{folder} was fine-tuned with {name} {stored[name]}, "
+                f"{getattr(wanted, name)} is asked for; remove the folder or name "
+                "another work_dir"
+            )
 
 
 def check_models(settings: ElasticSettings) -> None:

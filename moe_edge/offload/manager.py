@@ -279,8 +279,19 @@ class OffloadManager:
         self.mover.wait(list(self._guard.moving.values()))
         self._guard.settle()
 
-    def finish_sequence(self) -> None:
-        """A new session begins: blocks stay, the records of the sequence go."""
-        self.calm()
+    def new_sequence(self) -> None:
+        """The records of the sequence go; blocks stay, and transfers go on."""
         self.foresight.finish_sequence()
+        self.cache.new_sequence()
+
+    def finish_sequence(self) -> None:
+        """A new session begins: `calm`, then `new_sequence`."""
+        self.calm()
+        self.new_sequence()
+
+    def empty(self) -> None:
+        """Takes every block out of its slot; the policy begins anew."""
+        self.calm()
+        for layer, expert in np.argwhere(self.cache.slot_LE >= 0).tolist():
+            self.cache.drop(layer, expert)
         self.cache.new_sequence()

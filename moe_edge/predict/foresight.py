@@ -19,7 +19,7 @@ class Foresight:
     def __init__(self, predictor: Predictor, spec: ModelShape, horizon: int):
         self.predictor, self.horizon, self._spec = predictor, horizon, spec
         self.is_idle = type(predictor) is Predictor  # the base names nothing
-        # These compute on the device; the engine hands over what came out (`store`).
+        # Device predictors are computed by the engine's programs (`store`).
         self._observes = not self.is_idle and not isinstance(predictor, DevicePredictor)
         self.restart()
         self.reset_accuracy()
@@ -33,11 +33,16 @@ class Foresight:
         spec = self._spec
         self.accuracy = PredictionLog(spec.num_layers, spec.num_experts, self.horizon)
 
-    def observe(self, layer: int, ids_TK, scores_TE) -> None:
-        """Takes in what a layer chose, and compares what had been named for it."""
+    def observe(self, layer: int, ids_TK, scores_TE, counts: bool = True) -> None:
+        """Takes in what a layer chose.
+
+        Args:
+          counts: compare what had been named for the layer.
+        """
         if self.is_idle:
             return
-        self.accuracy.chosen(layer, ids_TK)
+        if counts:
+            self.accuracy.chosen(layer, ids_TK)
         if self._observes:
             self.state = self.predictor.observe(
                 self.state, layer, None, ids_TK, scores_TE

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.predict.base import NOT_WANTED, Predictor, no_prediction
+from moe_edge.predict.base import NOT_WANTED, Predictor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,25 +49,17 @@ class Oracle(Predictor):
         # The layers ahead, over the end of a step too, are the next rows.
         first = state["step"] * L + layer + 1
         ids_XK, scores_XK, width_X = self._rows
-        widths = width_X[first : first + horizon]
-        if not widths:
-            return no_prediction(horizon)
-        width = max(widths)
-        if len(widths) < horizon:  # the recorded run ends
-            last = np.minimum(np.arange(first, first + horizon), len(width_X) - 1)
-            is_past = np.arange(horizon)[:, None] >= len(widths)
-            return (
-                np.where(is_past, np.int32(-1), ids_XK[last, :width]),
-                np.where(is_past, np.float32(NOT_WANTED), scores_XK[last, :width]),
-            )
-        rows = slice(first, first + horizon)
+        width = max(width_X[first : first + horizon], default=0)
+        rows = np.minimum(np.arange(first, first + horizon), len(ids_XK) - 1)
         return ids_XK[rows, :width], scores_XK[rows, :width]
 
     @functools.cached_property
     def _rows(self):
-        """Ids and scores, a row a layer of every step, and how many each names."""
-        K = self.chosen_SLK.shape[2]
-        ids_XK = self.chosen_SLK.reshape(-1, K).astype(np.int32)
+        """Ids and scores, a row a layer of every step and an empty one at the end;
+        and how many each row names."""
+        steps, L, K = self.chosen_SLK.shape
+        ids_XK = np.full((steps * L + 1, K), -1, np.int32)
+        ids_XK[:-1] = self.chosen_SLK.reshape(steps * L, K)
         by_rank_K = 1.0 - np.arange(K, dtype=np.float32) / K
         scores_XK = np.where(ids_XK < 0, np.float32(NOT_WANTED), by_rank_K)
         return ids_XK, scores_XK, (ids_XK >= 0).sum(axis=1).tolist()

@@ -150,8 +150,7 @@ class OffloadLoop(ClusterLoop):
         state = self.servers[server]
         if any(one.fresh for one in state.running):
             for manager in self.managers[server]:
-                manager.foresight.finish_sequence()
-                manager.cache.new_sequence()
+                manager.new_sequence()
         state.cells = cells
         size = self.pools.num_blocks
         self.counts_NX[server] += np.bincount(cells.reshape(-1), minlength=size)

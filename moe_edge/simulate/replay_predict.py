@@ -8,8 +8,9 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.predict.accuracy import PredictionLog, ratio
+from moe_edge.predict.accuracy import ratio
 from moe_edge.predict.base import Predictor
+from moe_edge.predict.foresight import Foresight
 from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.simulate.lookups import cache_spec, check_holds, check_horizon, lookups
 from moe_edge.workload.traces import DECODE, Trace
@@ -70,18 +71,14 @@ def replay_predictor(
     """
     check_holds("predictor", predictor.name, predictor.needs, trace)
     check_horizon(horizon, trace)
-    state = predictor.init(cache_spec(trace, (-1,)))
-    log = PredictionLog(trace.num_layers, trace.num_experts, horizon)
+    foresight = Foresight(predictor, cache_spec(trace, (-1,)), horizon)
+    log = foresight.accuracy
     for routed in lookups(trace):
-        layer = routed.layer
+        layer, is_decode = routed.layer, routed.phase == DECODE
         if routed.new_sequence:
-            state = predictor.finish_sequence(state)
-            log.forget_waiting()
-        if routed.phase == DECODE:
-            log.chosen(layer, routed.ids_TK)
-        state = predictor.observe(state, layer, None, routed.ids_TK, routed.scores_TE)
-        ids_HM, _ = predictor.predict(state, layer, horizon)
-        log.expect(layer, ids_HM)
+            foresight.finish_sequence()
+        foresight.observe(layer, routed.ids_TK, routed.scores_TE, counts=is_decode)
+        foresight.predict(layer)
     counts = log.hits_LA.T, log.predicted_LA.T, log.chosen_LA.T
     return PredictorResult(predictor.name, *counts)
 

@@ -68,8 +68,7 @@ def replay_time(
     for routed in lookups(trace):
         layer, ids_TK, scores_TE = routed.layer, routed.ids_TK, routed.scores_TE
         if routed.new_sequence:
-            manager.foresight.finish_sequence()
-            manager.cache.new_sequence()
+            manager.new_sequence()
         if routed.phase != DECODE:
             found = manager.cache.look_up(layer, ids_TK, scores_TE, routed.step)
             admit_all(manager.cache, layer, found.misses)

@@ -53,9 +53,14 @@ def test_device_refuses(change, message):
         dataclasses.replace(DEVICE, **change)
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_link_rate_is_positive_and_may_be_infinite(rate):
+    assert Link(bytes_per_s=float("inf"), source="t").busy_s(10) == 0
+    with pytest.raises(ConfigError, match=f"bytes_per_s must be positive, got {rate}"):
+        Link(bytes_per_s=rate, source="t")
+
+
 def test_bad_parts_are_refused():
-    with pytest.raises(ConfigError, match="bytes_per_s must be positive, got -1"):
-        Link(bytes_per_s=-1, source="t")
     with pytest.raises(
         ConfigError, match="latency_s must be 0 or more seconds, got inf"
     ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from launch import benchmark
-from launch.bench import decode, engines, models, timing
+from launch.bench import convert, decode, engines, models, timing
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
 
@@ -69,6 +69,18 @@ def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch
     assert {row["case"].split("/")[0] for row in summary["rows"]} == {suite}
     assert all(row["ours"] > 0 and row["ratio"] is None for row in summary["rows"])
     validate_entry(out)
+
+
+def test_convert_suite_times_both_ways_beside_a_copy(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "convert_models", lambda folder: [("tiny", tiny)])
+    work = tmp_path / "work"
+    work.mkdir()
+    rows = convert.convert_suite(2, work)
+    assert [row["case"] for row in rows] == ["convert/to_ours", "convert/to_hf"]
+    for row in rows:
+        assert row["bytes"] > 0 and row["peak_rss_bytes"] > row["bytes"]
+        assert len(row["runs"]["ours"]) == len(row["runs"]["copy"]) == 2
+    assert not any(work.iterdir())
 
 
 @pytest.mark.parametrize(

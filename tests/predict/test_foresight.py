@@ -32,6 +32,18 @@ def test_foresight_learns_past_sequences_without_counting_them():
     assert foresight.accuracy.rounds_LA.sum() == 0
     foresight.observe(0, ids(0, 1), None)
     assert set(foresight.predict(0)[0].tolist()) == {2, 3}
+    foresight.restart()
+    foresight.observe(0, ids(0, 1), None)
+    assert foresight.predict(0).size == 0
+
+
+def test_foresight_counts_only_where_asked():
+    foresight = Foresight(get_predictor("previous"), SHAPE, horizon=1)
+    foresight.observe(1, ids(2, 3), None)
+    foresight.predict(0)
+    foresight.observe(1, ids(4, 5), None, counts=False)
+    assert foresight.accuracy.rounds_LA.sum() == 0
+    assert foresight.predict(0).tolist() == [[4, 5]]
 
 
 def test_foresight_compares_nothing_across_sequences():
@@ -43,8 +55,20 @@ def test_foresight_compares_nothing_across_sequences():
     assert foresight.accuracy.rounds_LA.sum() == 0
 
 
-def test_foresight_of_no_predictor_is_idle():
+def test_foresight_of_no_predictor_counts_nothing():
     foresight = Foresight(Predictor(), SHAPE, horizon=1)
+    assert foresight.is_idle
+    assert foresight.predict(0).shape == (1, 0)
+    foresight.observe(1, ids(0, 1), None)
+    assert foresight.accuracy.rounds_LA.sum() == 0
+
+
+def test_foresight_hands_a_device_predictor_only_what_programs_computed():
+    foresight = Foresight(get_predictor("smoe_partial"), SHAPE, horizon=1)
+    before = foresight.state
     foresight.observe(0, ids(0, 1), None)
     foresight.learn([{0: ids(0, 1)}])
-    assert foresight.is_idle and foresight.accuracy.rounds_LA.sum() == 0
+    assert foresight.state is before
+    wanted_NE = np.array([[-1, -1, 0.2, -1, 0.9, -1]], np.float32)
+    foresight.store(0, wanted_NE)
+    assert foresight.predict(0).tolist() == [[4, 2]]

@@ -27,6 +27,22 @@ def test_oracle_names_what_will_be_chosen_across_tokens():
     assert oracle.predict(state, 2, 2)[0].shape == (2, 0)
 
 
+def test_oracle_scores_by_rank_and_pads_what_is_past_the_end():
+    oracle = Oracle(CHOSEN)
+    state = {"step": 1, "layer": 1}
+    ids, scores = oracle.predict(state, 1, 2)
+    assert ids.dtype == np.int32 and scores.dtype == np.float32
+    assert ids.tolist() == [[2, 5], [-1, -1]]
+    np.testing.assert_allclose(scores, [[1.0, 2 / 3], [-1.0, -1.0]])
+    ids[:] = 0  # what a caller does with a prediction stays its own affair
+    assert rows_of(oracle.predict(state, 1, 1)) == [[2, 5]]
+
+
+def test_oracle_of_empty_steps_names_nothing():
+    oracle = Oracle(np.zeros((2, 3, 0), np.int32))
+    assert oracle.predict({"step": 0, "layer": 0}, 0, 2)[0].shape == (2, 0)
+
+
 def test_oracle_recall_and_precision_are_one():
     oracle, log = Oracle(CHOSEN), PredictionLog(3, 6, look_ahead=2)
     state = oracle.init(SHAPE)
