@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, build_known
 from moe_edge.core.files import write_text
 from moe_edge.metrics.elastic_settings import CG, LG_FT, ORIGINAL, ElasticSettings
 from moe_edge.profile.reader import open_profile
@@ -62,8 +62,6 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
                 ppl_k="",
                 **options,
             )
-        if gate == "lg_ft":
-            _check_fine_tuned(folder, settings)
         found[gate] = str(folder)
     return dataclasses.replace(settings, **found)
 
@@ -105,11 +103,10 @@ def _check_profile(folder: Path, settings: ElasticSettings) -> None:
         )
 
 
-def _check_fine_tuned(folder: Path, settings: ElasticSettings) -> None:
-    """Raises OutputError for a model that was fine-tuned with other settings."""
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    stored = manifest["refactor"]["fine_tuned"]
-    wanted = FineTuning(**settings.fine_tuning)
+def _check_fine_tuned(folder: str, stored: dict, options: dict) -> None:
+    """Raises OutputError for a model fine-tuned otherwise, left by an earlier run."""
+    kinds = {"fine_tuning": FineTuning}
+    wanted = build_known("settings", kinds, "fine_tuning", options)
     for name in ("steps", "learning_rate"):
         if stored[name] != getattr(wanted, name):
             raise OutputError(
@@ -125,6 +122,7 @@ def check_models(settings: ElasticSettings) -> None:
     Raises:
       CheckpointError: one that is not refactored, has another parent, another number
         of sub-experts than the others, or not the gate that its name says.
+      OutputError: one of `make` that was fine-tuned with other settings.
     """
     paths = settings.checkpoints()
     parent = open_checkpoint(paths.pop(ORIGINAL)).content_sha256()
@@ -148,6 +146,8 @@ def check_models(settings: ElasticSettings) -> None:
             raise CheckpointError(
                 f"{name} {path} has a {tuned}{moe.gate} gate; name it as what it is"
             )
+        if is_tuned and "lg_ft" in settings.make:
+            _check_fine_tuned(path, refactor["fine_tuned"], settings.fine_tuning)
         all_subs.add(moe.sub_experts)
     if len(all_subs) > 1:
         raise CheckpointError(

@@ -30,9 +30,6 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.model.sampling import Sampling
 
 QUESTION = "Does the default model write text, and do its experts specialise?"
-# What makes a model a real mixture of experts: how often more its usage differs between
-# tasks than within one, and what running half of the chosen experts costs.
-USAGE_BAR, HALF_BAR = 3.0, 0.05
 LIMITS = (
     "A model of a few million parameters trained on two CPU cores: its text shows "
     "that the machinery works, not what large models can do.",
@@ -219,13 +216,9 @@ def run_quickstart(
         limits=LIMITS,
         seeds=[seed],
         checks={
-            f"usage differs between tasks, at least {USAGE_BAR:g}x the control": (
-                found.ratio >= USAGE_BAR
-            ),
+            "usage differs between tasks, at least 3x the control": found.ratio >= 3,
             "offloaded text is the resident text": offloaded.is_same,
-            f"half the experts cost >= {100 * HALF_BAR:g} % perplexity": (
-                found.total.lost_ratio >= HALF_BAR
-            ),
+            "half the experts cost >= 5 % perplexity": found.total.lost_ratio >= 0.05,
         },
         started_s=started,
     )

@@ -1,5 +1,7 @@
 """A predictor at work: what it has seen, and how right it was."""
 
+import numpy as np
+
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import ModelShape, Predictor
 from moe_edge.predict.stale_gate import DevicePredictor
@@ -39,8 +41,6 @@ class Foresight:
         Args:
           counts: compare what had been named for the layer.
         """
-        if self.is_idle:
-            return
         if counts:
             self.accuracy.chosen(layer, ids_TK)
         if self._observes:
@@ -52,14 +52,14 @@ class Foresight:
         """Takes the scores that an engine's program computed for the predictor."""
         self.state = self.predictor.store(self.state, layer, wanted_NE)
 
-    def predict(self, layer: int):
+    def predict(self, layer: int) -> np.ndarray:
         """int32 `[horizon, M]` ids for the layers after `layer`; see `Predictor`."""
         ids_NM, _ = self.predictor.predict(self.state, layer, self.horizon)
         self.accuracy.expect(layer, ids_NM)
         return ids_NM
 
     def learn(self, sequences) -> None:
-        """Sees past sequences, which count nowhere.
+        """Sees past sequences, which count nowhere; between sequences only.
 
         Args:
           sequences: per sequence {layer: int32 [T, K] chosen experts}.
@@ -68,10 +68,8 @@ class Foresight:
             return
         for ids_of in sequences:
             for layer in sorted(ids_of):
-                self.state = self.predictor.observe(
-                    self.state, layer, None, ids_of[layer], None
-                )
-            self.state = self.predictor.finish_sequence(self.state)
+                self.observe(layer, ids_of[layer], None, counts=False)
+            self.finish_sequence()
 
     def finish_sequence(self) -> None:
         """What belongs to one sequence goes; what was named and not compared, too."""

@@ -5,11 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import (
-    ConfigError,
-    check_count,
-    check_positive,
-)
+from moe_edge.core.checks import ConfigError, check_count, check_positive
 
 DEFAULT_INTERVAL_S = 10.0  # Prism, section IV-A
 Given = Mapping[str, tuple[Any, Any]]  # option -> what it is, what it is if not given

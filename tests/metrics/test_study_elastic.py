@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,13 +154,16 @@ def test_made_models_of_other_settings_are_refused(made):
         check_models(ElasticSettings(checkpoint=cg, lg=lg))
     with pytest.raises(OutputError, match="profile of 1024 tokens, 9999 are asked"):
         make_models(ElasticSettings(**made | {"calibration_tokens": 9999}))
-    tuned = Path(made["work_dir"]) / "lg_ft"
-    tuned.mkdir()
-    stored = {"refactor": {"fine_tuned": {"steps": 50, "learning_rate": 3e-4}}}
-    (tuned / "manifest.json").write_text(json.dumps(stored), encoding="utf-8")
+    tuned = shutil.copytree(lg, Path(made["work_dir"]) / "lg_ft") / "manifest.json"
+    manifest = json.loads(tuned.read_text("utf-8"))
+    manifest["refactor"]["fine_tuned"] = {"steps": 50, "learning_rate": 3e-4}
+    tuned.write_text(json.dumps(manifest), encoding="utf-8")
     asked = {"make": ("lg_ft",), "fine_tuning": {"tokens": 1, "learning_rate": 3e-4}}
     with pytest.raises(OutputError, match="fine-tuned with steps 50, 1 is asked for"):
-        make_models(ElasticSettings(**made | asked))
+        check_models(make_models(ElasticSettings(**made | asked)))
     asked["fine_tuning"] = {"tokens": 50 * 16384}
     with pytest.raises(OutputError, match="learning_rate 0.0003, 1e-05 is asked for"):
-        make_models(ElasticSettings(**made | asked))
+        check_models(make_models(ElasticSettings(**made | asked)))
+    asked["fine_tuning"] = {"rate": 1.0}
+    with pytest.raises(ConfigError, match="fine_tuning has no option 'rate'"):
+        check_models(make_models(ElasticSettings(**made | asked)))

@@ -55,12 +55,14 @@ def test_foresight_compares_nothing_across_sequences():
     assert foresight.accuracy.rounds_LA.sum() == 0
 
 
-def test_foresight_of_no_predictor_counts_nothing():
+def test_foresight_of_no_predictor_counts_only_where_it_is_asked():
     foresight = Foresight(Predictor(), SHAPE, horizon=1)
     assert foresight.is_idle
-    assert foresight.predict(0).shape == (1, 0)
     foresight.observe(1, ids(0, 1), None)
     assert foresight.accuracy.rounds_LA.sum() == 0
+    assert foresight.predict(0).shape == (1, 0)
+    foresight.observe(1, ids(0, 1), None)
+    assert foresight.accuracy.recall_LA[1].tolist() == [0.0]
 
 
 def test_foresight_hands_a_device_predictor_only_what_programs_computed():

@@ -77,3 +77,9 @@ def test_previous_token_recall_on_qwen3_golden():
     trace = read_trace(path, 128)
     result = replay_predictor(trace, predictor_of("previous", trace))
     assert abs(result.recall_H[0] - 0.380) < 0.005  # algorithms.md, section 6
+
+
+def test_predicting_nothing_has_a_recall_of_zero():
+    result = replay_predictor(TRACE, predictor_of("none", TRACE))
+    assert result.chosen_HL.sum() > 0
+    assert result.recall_H.tolist() == [0.0]
