@@ -2,9 +2,12 @@
 
 A cache is a plain dict of arrays with a fixed capacity M, so that a step keeps
 one shape while the sequence grows. Grouped-query attention holds `k` and `v`
-`[B, G, M, P]`; latent attention holds `latent` `[B, 1, M, R_kv + rope]`. Row b's
-tokens stand at positions 0, 1, ...; what lies beyond a row's length is garbage
-that the causal mask hides until it is overwritten.
+`[B * G, M, P]`; latent attention holds `latent` `[B, M, R_kv + rope]`; a first axis
+of 1 is left out. Row b's tokens stand at positions 0, 1, ...; what lies beyond a
+row's length is garbage that the causal mask hides until it is overwritten.
+
+These are the shapes of the products over a cache. XLA:CPU copies a cache that it has
+to reshape four times a step (12 heads of 64, 512 tokens: 0.8 ms instead of 0.16).
 """
 
 import jax
@@ -19,10 +22,13 @@ def cache_shapes(config: ModelConfig, batch: int, capacity: int) -> dict[str, tu
     """Array name -> shape of one layer's cache."""
     attention = config.attention
     if attention.kind == "mla":
+        names, rows = ("latent",), batch
         width = attention.kv_lora_rank + attention.rope.dim
-        return {"latent": (batch, 1, capacity, width)}
-    shape = (batch, attention.num_kv_heads, capacity, attention.head_dim)
-    return {"k": shape, "v": shape}
+    else:
+        names, rows = ("k", "v"), batch * attention.num_kv_heads
+        width = attention.head_dim
+    shape = (capacity, width) if rows == 1 else (rows, capacity, width)
+    return {name: shape for name in names}
 
 
 def empty_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
@@ -31,17 +37,32 @@ def empty_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     return {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
 
 
-def write(cache_BGMP: jax.Array, new_BGSP: jax.Array, start_B: jax.Array) -> jax.Array:
-    """Puts `new` at positions start_B[b] .. start_B[b] + S - 1 of each row.
+def write(cache: jax.Array, new_RSP: jax.Array, start_B: jax.Array):
+    """Puts `new` at positions start_B[b] .. start_B[b] + S - 1 of the heads of row b.
 
     The caller sees to it that start + S <= M (XLA would shift the write silently).
+
+    Args:
+      cache: of a shape of `cache_shapes`.
+      new_RSP: R = rows of the batch * heads.
+      start_B: int32, position of the first token of each row of the batch.
+    Returns:
+      (the cache, the same as `[R, M, P]`).
     """
-    if cache_BGMP.shape[0] == 1:
-        at = (0, 0, start_B[0], 0)
-        return jax.lax.dynamic_update_slice(cache_BGMP, new_BGSP, at)
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, at))
-    zeros = jnp.zeros_like(start_B)
-    return put(cache_BGMP, new_BGSP, (zeros, start_B, zeros))
+    B, R = start_B.shape[0], new_RSP.shape[0]
+    if R == 1:
+        at = (start_B[0], 0)
+        cache = jax.lax.dynamic_update_slice(cache, new_RSP[0], at)
+    elif B == 1:
+        at = (0, start_B[0], 0)
+        cache = jax.lax.dynamic_update_slice(cache, new_RSP, at)
+    else:
+        rows, new = (x.reshape(B, R // B, *x.shape[1:]) for x in (cache, new_RSP))
+        put = jax.vmap(
+            lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, at, 0))
+        )
+        cache = put(rows, new, start_B).reshape(cache.shape)
+    return cache, cache.reshape(R, -1, new_RSP.shape[2])
 
 
 def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:

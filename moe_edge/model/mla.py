@@ -54,7 +54,7 @@ class LatentAttention(nnx.Module):
         return nope, rotate(turned, tables, attention.rope.interleaved)
 
     def _latents(self, x_BSD, tables):
-        """What is cached: normed latent and rotated shared key `[B, 1, S, R+rope]`."""
+        """What is cached: normed latent and rotated shared key `[B, S, R+rope]`."""
         attention = self.config
         low = linear(x_BSD, self.kv_a[...])
         latent, key = (
@@ -63,7 +63,7 @@ class LatentAttention(nnx.Module):
         )
         latent = rms_norm(latent, self.kv_a_norm[...], self.eps)
         key = rotate(key[:, :, None, :], tables, attention.rope.interleaved)
-        return jnp.concatenate([latent, key[:, :, 0]], -1)[:, None]
+        return jnp.concatenate([latent, key[:, :, 0]], -1)
 
     def __call__(self, x_BSD, tables, start_B, window, cache=None):
         """As `Attention.__call__`."""
@@ -74,18 +74,21 @@ class LatentAttention(nnx.Module):
         latents = self._latents(x_BSD, tables)
         first_query = start_B
         if cache is not None:
-            latents = kv_cache.write(cache["latent"], latents, start_B)
-            cache = {"latent": latents}
+            written, latents = kv_cache.write(cache["latent"], latents, start_B)
+            cache = {"latent": written}
         else:
             first_query = jnp.zeros_like(start_B)
-        latent_BMR, key_BMP = latents[:, 0, :, :rank], latents[:, 0, :, rank:]
         kv_b = to_float32(self.kv_b[...]).reshape(attention.num_heads, -1, rank)
         up_key, up_value = kv_b[:, : attention.nope_dim], kv_b[:, attention.nope_dim :]
         q_latent = einsum("BSHP,HPR->BHSR", q_nope, up_key)
-        scores = einsum("BHSR,BMR->BHSM", q_latent, latent_BMR)
-        scores = scores + einsum("BSHP,BMP->BHSM", q_rope, key_BMP)
-        mask = kv_cache.visible(first_query, S, latent_BMR.shape[1], window)[:, None]
-        weights = masked_softmax(scores * attention.scale, mask)
-        context = einsum("BHSM,BMR->BHSR", weights, latent_BMR)
+        # Whole rows of the cache in both products: a part of them would be copied.
+        q = jnp.concatenate([q_latent, q_rope.transpose(0, 2, 1, 3)], -1)
+        H, M = attention.num_heads, latents.shape[1]
+        scores = einsum("BQR,BMR->BQM", q.reshape(B, H * S, -1), latents)
+        mask = kv_cache.visible(first_query, S, M, window)[:, None]
+        scores = scores.reshape(B, H, S, M) * attention.scale
+        weights = masked_softmax(scores, mask).reshape(B, H * S, M)
+        context = einsum("BQM,BMR->BQR", weights, latents)
+        context = context.reshape(B, H, S, -1)[..., :rank]
         y = einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
         return linear(y, self.o[...]), cache

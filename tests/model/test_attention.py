@@ -1,3 +1,8 @@
+import dataclasses
+import math
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +15,9 @@ from moe_edge.model.transformer import make_chunk
 from tests.support.tiny_models import GPT_OSS, GQA, MLA
 
 S = 11
+ONE_HEAD = dataclasses.replace(
+    GQA, attention=dataclasses.replace(GQA.attention, num_kv_heads=1)
+)
 
 
 def inputs(config, batch=2):
@@ -131,6 +139,28 @@ def test_cache_of_unequal_starts_matches_no_cache(kind, config):
     got, _ = module(picked, one.tables, start, window, cache)
     np.testing.assert_allclose(got[0, 0], whole[0, 4], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got[1, 0], whole[1, 9], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads XLA:CPU's program")
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [(Attention, GQA), (Attention, ONE_HEAD), (LatentAttention, MLA)],
+)
+def test_decoding_copies_no_cache(kind, config):
+    module, capacity = fill(kind(config, nnx.Rngs(0))), 512
+    start = jnp.asarray([9], jnp.int32)
+    chunk = make_chunk(config, start, jnp.ones((1, 1), bool))
+    cache = kv_cache.empty_cache(config, 1, capacity)
+
+    def step(x, cache):
+        return module(x, chunk.tables, start, jnp.int32(NO_WINDOW), cache)
+
+    x = jnp.zeros((1, 1, config.d_model))
+    compiled = jax.jit(step, donate_argnums=1).lower(x, cache).compile().as_text()
+    least = min(array.size for array in cache.values())
+    copies = re.findall(r"%(\S*copy\S*) = f32\[([\d,]+)\]", compiled)
+    sizes = {name: math.prod(map(int, shape.split(","))) for name, shape in copies}
+    assert not {name for name, size in sizes.items() if size >= least}
 
 
 def test_masked_softmax_fully_masked_row_is_finite():
