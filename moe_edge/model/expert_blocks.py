@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.matvec import PRECISION, to_float32
+from moe_edge.model.matvec import PRECISION, dot, to_float32
 from moe_edge.model.record import RecordLayout
 
 MAX_SIZES = 6  # of a block; each is a branch to compile
+MANY_TOKENS = 64  # of a block that is multiplied as `x @ weight.T`
 
 
 def load_expert(experts_ER: jax.Array, expert, layout: RecordLayout):
@@ -34,21 +35,30 @@ def load_expert(experts_ER: jax.Array, expert, layout: RecordLayout):
 
 def ffn(x_TD: jax.Array, parts, act) -> jax.Array:
     """FFN of one expert on all given tokens; `parts` from `load_expert`."""
-    # Weights stand on the left of each product and the tokens' axis is last: XLA:CPU
-    # multiplies a few tokens up to twice as fast this way as by `x @ weight.T`.
-    # Without the barriers XLA turns the products around again.
+    # Few tokens: weights stand on the left and the tokens' axis is last. XLA:CPU
+    # multiplies up to twice as fast this way as by `x @ weight.T`, which is up to
+    # a tenth faster for many. Without the barriers XLA turns the products around.
     gate_up_GD, down_DF, biases = parts
     F = down_DF.shape[1]
-    both_GT = _dot(gate_up_GD, lax.optimization_barrier(x_TD.T))
+    if x_TD.shape[0] >= MANY_TOKENS:
+        both_TG = dot(_apart(x_TD), gate_up_GD)
+        if biases is not None:
+            both_TG = both_TG + biases[: 2 * F]
+        y_TD = _apart(dot(_apart(act(both_TG[:, :F], both_TG[:, F:])), down_DF))
+        return y_TD if biases is None else y_TD + biases[2 * F :]
+    both_GT = _matmul(gate_up_GD, _apart(x_TD.T))
     if biases is not None:
         both_GT = both_GT + biases[: 2 * F, None]
-    y_DT = _dot(down_DF, act(both_GT[:F], both_GT[F:]))
+    y_DT = _matmul(down_DF, act(both_GT[:F], both_GT[F:]))
     if biases is not None:
         y_DT = y_DT + biases[2 * F :, None]
-    return lax.optimization_barrier(y_DT).T
+    return _apart(y_DT).T
 
 
-def _dot(a, b):
+_apart = lax.optimization_barrier
+
+
+def _matmul(a, b):
     return jnp.matmul(a, b, precision=PRECISION)
 
 
