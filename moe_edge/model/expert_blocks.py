@@ -43,9 +43,9 @@ def ffn(x_TD: jax.Array, parts, act) -> jax.Array:
     if x_TD.shape[0] >= MANY_TOKENS:
         both_TG = dot(_apart(x_TD), gate_up_GD)
         if biases is not None:
-            both_TG = both_TG + biases[: 2 * F]
+            both_TG = both_TG + biases[None, : 2 * F]
         y_TD = _apart(dot(_apart(act(both_TG[:, :F], both_TG[:, F:])), down_DF))
-        return y_TD if biases is None else y_TD + biases[2 * F :]
+        return y_TD if biases is None else y_TD + biases[None, 2 * F :]
     both_GT = _matmul(gate_up_GD, _apart(x_TD.T))
     if biases is not None:
         both_GT = both_GT + biases[: 2 * F, None]
