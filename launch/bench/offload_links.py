@@ -12,6 +12,7 @@ import statistics
 
 import numpy as np
 
+from launch.bench.offload_controls import step_after_waits, step_beside_transfers
 from launch.bench.offload_rows import MS, SHARE, Sizes, make_row, random_prompts
 from launch.bench.offload_runs import (
     Replayed,
@@ -22,7 +23,6 @@ from launch.bench.offload_runs import (
     foreseen,
     layer_share,
     load_offloaded,
-    step_after_waits,
     trace_of,
 )
 from launch.bench.timing import interleave
@@ -86,6 +86,12 @@ def link_rows(
             for predictor, engine in engines.items()
         }
         rows += found.values()
+        beside = functools.partial(
+            step_beside_transfers, resident, oracle.manager, prompts, steps, link
+        )
+        rows.append(
+            _beside_row(found["oracle"], functools.partial(beside, forced=forced))
+        )
         rows.append(_rested_row(found["none"], resident, prompts, steps))
     for engine in engines.values():
         engine.close()
@@ -133,6 +139,28 @@ def _row(case: str, predictor: str, engine, runs, link: EmulatedLink, share) -> 
         resident_ms_per_token=MS
         * statistics.median(float(run.step_s.mean()) for run in runs["resident"]),
         link=link.describe(),
+    )
+
+
+def _beside_row(row: dict, step_beside) -> dict:
+    """The oracle beside what no engine whose host plans every layer can be rid of.
+
+    The bound is a model's step that nothing disturbs. Here the model has the same
+    number of blocks copied beside it, and every layer's routing is read back.
+    """
+    bounds = [
+        max(bound, MS * step_beside(row["needed_blocks_per_token"]))
+        for bound in row["runs"]["bound"]
+    ]
+    return make_row(
+        f"{row['case']}, read-backs and copies",
+        row["runs"]["ours"],
+        bounds,
+        "a resident step that reads each routing while as many blocks travel",
+        "ms/token",
+        BAR,
+        emulated=True,
+        link=row["link"],
     )
 
 

@@ -11,7 +11,7 @@ import time
 import jax
 import numpy as np
 
-from launch.bench.engines import argmax, greedy_steps
+from launch.bench.engines import argmax
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
@@ -88,6 +88,7 @@ def decode_run(
     link: EmulatedLink | None = None,
     cold: bool = True,
     forced: bool = False,
+    on_routing=None,
 ) -> Run:
     """Greedy steps after the (untimed) prompts; see the top of this file.
 
@@ -100,6 +101,7 @@ def decode_run(
       cold: False keeps a layered engine's slots as they are, and no log.
       forced: feeds random tokens, the same in every run, instead of the model's own:
         random weights repeat one token for ever, so that nothing would miss.
+      on_routing: see `Engine.decode`; of a resident engine.
     """
     B, S = np.shape(prompts)
     manager = getattr(engine, "manager", None)
@@ -108,7 +110,7 @@ def decode_run(
         manager.foresight.restart()
     next_B = argmax(engine.prefill(session, prompts))
     active_B = jax.device_put(np.ones(B, bool))
-    tokens, step_s, log, on_routing = [np.asarray(next_B)], [], None, None
+    tokens, step_s, log = [np.asarray(next_B)], [], None
     if manager is not None and cold:
         start_cold(manager, link)
         spec = manager.spec
@@ -196,24 +198,6 @@ def check_same_tokens(name: str, run: Run, resident: Run) -> None:
             f"{name} is no lossless run: token {first} differs from the resident "
             "engine's, so its time would compare different work"
         )
-
-
-def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
-    """Mean seconds of a resident engine's step that rests after every layer, less that.
-
-    What the same computation costs a processor that has been idle for so long: other
-    programs, and on a virtual machine other machines, have had its caches meanwhile.
-    """
-    rested_s = [0.0]
-
-    def rest(layer, routing):
-        routing.ids_TK.block_until_ready()
-        if wait_s > 0:
-            started = time.perf_counter()
-            time.sleep(wait_s)
-            rested_s[0] += time.perf_counter() - started
-
-    return (greedy_steps(engine, prompts, steps, rest) - rested_s[0]) / steps
 
 
 def layer_share(engine, prompts, steps: int) -> float:

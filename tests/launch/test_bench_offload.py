@@ -14,6 +14,7 @@ from launch.bench import (
     models,
     offload,
     offload_child,
+    offload_controls,
     offload_host,
     offload_links,
     offload_memory,
@@ -145,8 +146,10 @@ def test_link_for_loads_a_block_in_the_stated_time():
 def test_link_rows_oracle_never_beats_its_bound(folder):
     rows = offload_links.link_rows("tiny", folder, SIZES, 1, ("none", "previous"), True)
     names = [row["case"].rsplit(", ", 1)[1] for row in rows]
-    assert names == ["oracle", "none", "previous", "compute after waits"]
-    rested, plain = rows[3], rows[1]
+    controls = ["read-backs and copies", "compute after waits"]
+    assert names == ["oracle", "none", "previous", *controls]
+    beside, rested, plain = rows[3], rows[4], rows[1]
+    assert beside["ours"] == rows[0]["ours"] and beside["peer"] >= rows[0]["peer"]
     lost_ms = rested["lost_by_waiting_ms_per_token"]
     assert lost_ms >= 0 and rested["ours"] == plain["ours"]
     assert rested["peer"] == pytest.approx(plain["peer"] + lost_ms)
@@ -158,13 +161,26 @@ def test_link_rows_oracle_never_beats_its_bound(folder):
 
 def test_step_after_waits_leaves_the_waiting_out(folder):
     engine = load_engine(folder, with_tokenizer=False).engine
-    prompts, step = random_prompts(engine, 1), offload_runs.step_after_waits
+    prompts, step = random_prompts(engine, 1), offload_controls.step_after_waits
     step(engine, prompts, 2, 0.0)  # compiles
     begun_s = time.perf_counter()
     step_s = step(engine, prompts, 2, 0.2)
     passed_s = time.perf_counter() - begun_s
     rested_s = 2 * engine.config.num_layers * 0.2
     assert rested_s < passed_s and 0 < 2 * step_s <= passed_s - rested_s
+
+
+def test_step_beside_transfers_waits_for_its_blocks(folder):
+    engine = load_engine(folder, with_tokenizer=False).engine
+    manager = offload_runs.load_offloaded(folder, device_memory="25%").manager
+    link, moved = EmulatedLink(1e12, 0.02), manager.mover.stats().demand.count
+    step_s = offload_controls.step_beside_transfers(
+        engine, manager, random_prompts(engine, 1), 4, link, 5.0
+    )
+    assert manager.mover.stats().demand.count - moved == 20
+    assert step_s >= 5 * 0.02 * 0.9
+    assert (manager.cache.slot_LE < 0).all()
+    manager.mover.close()
 
 
 def test_host_rows_allow_a_copy_for_each_miss(folder):
