@@ -12,7 +12,7 @@ import numpy as np
 
 from launch.bench.engines import greedy_steps
 from launch.bench.offload_runs import decode_run
-from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.link import EmulatedLink, Link
 
 
 def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
@@ -44,35 +44,39 @@ def step_beside_transfers(
 ) -> float:
     """Mean seconds of a resident step that reads every routing while blocks travel.
 
-    Steps wait for no block but those that would fill more than half of the slots.
+    A layer waits for no block of its own; at most half the slots are on their way. The
+    blocks still travelling after the last step are waited for, and counted.
 
     Args:
-      engine: resident.
+      engine: resident; all its layers have experts.
       manager: of an offloaded engine, whose slots are emptied.
       link: of the transfers.
       blocks_per_step: how many, spread evenly over the layers.
       forced: see `decode_run`.
     """
     mover, spec = manager.mover, manager.spec
-    manager.empty()
-    mover.link = EmulatedLink(link.bytes_per_s, link.latency_s)
-    underway, asked, due = deque(), 0, 0.0
     blocks = spec.num_layers * spec.num_experts
     stride = spec.num_experts + 1  # another layer and another expert each time
+    underway, asked, calls = deque(), 0, 0
 
     def read_and_ask(layer, routing):
-        nonlocal asked, due
+        nonlocal asked, calls
         np.asarray(routing.ids_TK)
-        due += blocks_per_step / spec.num_layers
-        while asked + 1 <= due:
-            if len(underway) > spec.num_slots // 2:
+        mover.poll()
+        calls += 1
+        while asked + 1 <= blocks_per_step * calls / spec.num_layers:
+            if len(underway) >= spec.num_slots // 2:
                 mover.wait([underway.popleft()])
             block = divmod(asked * stride % blocks, spec.num_experts)
             slot = asked % spec.num_slots
             underway.append(mover.request(*block, slot, "demand"))
             asked += 1
 
-    run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
-    waited_s = mover.wait(underway)
-    manager.empty()
+    manager.empty()  # the cache knows nothing of what is written below
+    mover.link = EmulatedLink(link.bytes_per_s, link.latency_s)
+    try:
+        run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
+        waited_s = mover.wait(underway)
+    finally:
+        mover.link = Link()
     return float(run.step_s.mean()) + waited_s / steps

@@ -4,7 +4,8 @@ A standard link loads one expert in 0.5, 2 or 8 times a layer's resident compute
 which 50 us are latency. The bound of the oracle row is max(resident compute, needed
 bytes / rate + transfers x latency); that of a real predictor is what
 `simulate.replay_time` says of the lookups and predictions of that very run, with the
-same link and the resident engine's compute.
+same link and the resident engine's compute. Two more rows a link say how much of the
+distance is this machine's (`offload_controls`).
 """
 
 import functools
@@ -48,7 +49,7 @@ def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
 def link_rows(
     name: str, folder, sizes: Sizes, repeats: int, predictors, forced: bool = False
 ) -> list[dict]:
-    """Rows of one model at the three links: the oracle, then these predictors.
+    """Rows of one model at the three links: the oracle, these predictors, controls.
 
     Args:
       name, folder: of the model.
@@ -86,27 +87,34 @@ def link_rows(
             for predictor, engine in engines.items()
         }
         rows += found.values()
-        beside = functools.partial(
-            step_beside_transfers, resident, oracle.manager, prompts, steps, link
-        )
-        rows.append(
-            _beside_row(found["oracle"], functools.partial(beside, forced=forced))
-        )
+        rows.append(_beside_row(found["oracle"], runs["beside"]))
         rows.append(_rested_row(found["none"], resident, prompts, steps))
     for engine in engines.values():
         engine.close()
     return rows
 
 
-def _rounds(decode, resident, engines, repeats: int, share: float, ratio: float):
-    """Runs of the resident engine and all others in turn, and their link."""
+def _rounds(decode, resident, engines, repeats: int, share, ratio: float):
+    """Runs of the resident engine and all others in turn, and their link.
+
+    Case `beside` holds seconds a step, of the oracle's number of transfers.
+    """
     compute = decode(resident)
     layer_s = share * float(np.median(compute.step_s)) / resident.config.num_layers
-    block_bytes = engines["oracle"].manager.mover.store.block_bytes
-    link = link_for(ratio * layer_s, block_bytes)
+    manager = engines["oracle"].manager
+    link = link_for(ratio * layer_s, manager.mover.store.block_bytes)
     cases = {"resident": functools.partial(decode, resident)}
     for name, engine in engines.items():
         cases[name] = functools.partial(decode, engine, link=link)
+    first = cases["oracle"]()
+    cases["beside"] = functools.partial(
+        step_beside_transfers,
+        resident,
+        manager,
+        link=link,
+        blocks_per_step=first.used_blocks / len(first.step_s),
+        **decode.keywords,
+    )
     runs = interleave(cases, repeats)
     for name in engines:
         check_same_tokens(name, runs[name][-1], compute)
@@ -142,23 +150,20 @@ def _row(case: str, predictor: str, engine, runs, link: EmulatedLink, share) -> 
     )
 
 
-def _beside_row(row: dict, step_beside) -> dict:
-    """The oracle beside what no engine whose host plans every layer can be rid of.
+def _beside_row(row: dict, beside_s: list[float]) -> dict:
+    """The oracle's runs beside what this machine makes of its bound.
 
-    The bound is a model's step that nothing disturbs. Here the model has the same
-    number of blocks copied beside it, and every layer's routing is read back.
+    The oracle row's bound is a step that nothing disturbs, or the link alone. Here the
+    resident engine reads every layer's routing back, as a host that plans does, while
+    as many blocks are copied over the link by the same cores. It explains that row and
+    has no bar of its own.
     """
-    bounds = [
-        max(bound, MS * step_beside(row["needed_blocks_per_token"]))
-        for bound in row["runs"]["bound"]
-    ]
     return make_row(
         f"{row['case']}, read-backs and copies",
         row["runs"]["ours"],
-        bounds,
+        [MS * value for value in beside_s],
         "a resident step that reads each routing while as many blocks travel",
         "ms/token",
-        BAR,
         emulated=True,
         link=row["link"],
     )

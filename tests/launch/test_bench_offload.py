@@ -149,7 +149,7 @@ def test_link_rows_oracle_never_beats_its_bound(folder):
     controls = ["read-backs and copies", "compute after waits"]
     assert names == ["oracle", "none", "previous", *controls]
     beside, rested, plain = rows[3], rows[4], rows[1]
-    assert beside["ours"] == rows[0]["ours"] and beside["peer"] >= rows[0]["peer"]
+    assert beside["ours"] == rows[0]["ours"] and beside["limit_fraction"] is None
     lost_ms = rested["lost_by_waiting_ms_per_token"]
     assert lost_ms >= 0 and rested["ours"] == plain["ours"]
     assert rested["peer"] == pytest.approx(plain["peer"] + lost_ms)
@@ -172,15 +172,23 @@ def test_step_after_waits_leaves_the_waiting_out(folder):
 
 def test_step_beside_transfers_waits_for_its_blocks(folder):
     engine = load_engine(folder, with_tokenizer=False).engine
-    manager = offload_runs.load_offloaded(folder, device_memory="25%").manager
-    link, moved = EmulatedLink(1e12, 0.02), manager.mover.stats().demand.count
-    step_s = offload_controls.step_beside_transfers(
-        engine, manager, random_prompts(engine, 1), 4, link, 5.0
-    )
+    prompts = random_prompts(engine, 1)
+    offloaded = offload_runs.load_offloaded(folder, device_memory="25%")
+    offload_runs.decode_run(offloaded, prompts, 2)  # fills slots
+    manager, link = offloaded.manager, EmulatedLink(1e12, 0.02)
+    assert (manager.cache.slot_LE >= 0).any()
+
+    def step(blocks_per_step):
+        return offload_controls.step_beside_transfers(
+            engine, manager, prompts, 4, link, blocks_per_step
+        )
+
+    step(0)  # compiles
+    free_s, moved = step(0), manager.mover.stats().demand.count
+    assert step(5) >= 5 * 0.02 * 0.9 > free_s
     assert manager.mover.stats().demand.count - moved == 20
-    assert step_s >= 5 * 0.02 * 0.9
-    assert (manager.cache.slot_LE < 0).all()
-    manager.mover.close()
+    assert (manager.cache.slot_LE < 0).all() and not manager.mover.link.emulated
+    offloaded.close()
 
 
 def test_host_rows_allow_a_copy_for_each_miss(folder):
