@@ -6,8 +6,9 @@ one shape while the sequence grows. Grouped-query attention holds `k` and `v`
 of 1 is left out. Row b's tokens stand at positions 0, 1, ...; what lies beyond a
 row's length is garbage that the causal mask hides until it is overwritten.
 
-These are the shapes of the products over a cache. XLA:CPU copies a cache that it has
-to reshape four times a step (12 heads of 64, 512 tokens: 0.8 ms instead of 0.16).
+These are the shapes of the products over a cache. Where XLA:CPU has to reshape the
+cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tokens:
+0.8 ms instead of 0.16).
 """
 
 import jax
@@ -57,11 +58,10 @@ def write(cache: jax.Array, new_RSP: jax.Array, start_B: jax.Array):
         at = (0, start_B[0], 0)
         cache = jax.lax.dynamic_update_slice(cache, new_RSP, at)
     else:
-        rows, new = (x.reshape(B, R // B, *x.shape[1:]) for x in (cache, new_RSP))
         put = jax.vmap(
-            lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, at, 0))
+            lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0))
         )
-        cache = put(rows, new, start_B).reshape(cache.shape)
+        cache = put(cache, new_RSP, jnp.repeat(start_B, R // B))
     return cache, cache.reshape(R, -1, new_RSP.shape[2])
 
 

@@ -8,25 +8,32 @@ from moe_edge.engine.base import jit_step
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from tests.support.tiny_models import GQA, RandomReader
+from tests.support.tiny_models import GQA
 
 E, K = GQA.moe.num_experts, GQA.moe.top_k
-LAYOUT = RecordLayout.of(GQA)
 
 
-@pytest.mark.parametrize("method, tokens", [("pairs", 5), ("blocks", 40)])
+@pytest.mark.parametrize(
+    "method, tokens, has_bias",
+    # Of 300 tokens some blocks have MANY_TOKENS, some few.
+    [("pairs", 5, False), ("blocks", 40, False)]
+    + [("blocks", 300, False), ("blocks", 300, True)],
+)
 @pytest.mark.parametrize("room", [2, 5])
-def test_waves_equal_all_experts_at_once(method, tokens, room):
+def test_waves_equal_all_experts_at_once(method, tokens, has_bias, room):
     rng = np.random.default_rng(0)
-    records_ER = RandomReader(GQA).experts(1)
+    layout = RecordLayout(GQA.d_model, GQA.moe.expert_dim, has_bias)
+    records_ER = rng.standard_normal((E, layout.size), np.float32)
     x_TD = rng.standard_normal((tokens, GQA.d_model), np.float32)
     weights_TK = rng.random((tokens, K), np.float32)
-    ids_TK = np.argsort(rng.random((tokens, E)), axis=1)[:, :K].astype(np.int32)
+    scores_TE = rng.random((tokens, E))
+    scores_TE[:, 7] -= 0.5  # chosen more than the others
+    ids_TK = np.argsort(scores_TE, axis=1)[:, :K].astype(np.int32)
     ids_TK[-2:] = E  # padding
-    whole = jit_step(lambda *a: run_experts(*a, LAYOUT, method=method))
+    whole = jit_step(lambda *a: run_experts(*a, layout, method=method))
     expected = whole(x_TD, ids_TK, weights_TK, records_ER)
 
-    waves = ExpertWaves(LAYOUT, E, method)
+    waves = ExpertWaves(layout, E, method)
     run = jit_step(waves.run)
     carry = jax.jit(waves.start)(x_TD, ids_TK)
     ids_P = ids_TK.reshape(-1)
@@ -43,7 +50,7 @@ def test_waves_equal_all_experts_at_once(method, tokens, room):
         else:
             held, slot_of = part, np.full(E, room, np.int32)
             slot_of[part] = np.arange(len(part))
-        slots_SR = np.full((room, LAYOUT.size), np.nan, np.float32)
+        slots_SR = np.full((room, layout.size), np.nan, np.float32)
         slots_SR[: len(held)] = records_ER[np.minimum(held, E - 1)]
         carry = run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
     got = jax.jit(waves.finish)(carry, ids_TK, weights_TK)

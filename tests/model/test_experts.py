@@ -40,12 +40,16 @@ def run(case, layout, method, **options):
     return function(*case)
 
 
-@pytest.mark.parametrize("method", ["dense", *FORMS])
+@pytest.mark.parametrize(
+    "method, tokens",
+    # 70 and more: a block of MANY_TOKENS.
+    [*((method, 3) for method in ("dense", *FORMS)), ("dense", 70), ("blocks", 150)],
+)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_experts_silu_matches_numpy(method, layout):
-    x, ids, weights, experts = case = make_case(layout, 3)
+def test_experts_silu_matches_numpy(method, tokens, layout):
+    x, ids, weights, experts = case = make_case(layout, tokens)
     want = np.zeros(x.shape)
-    for t in range(3):
+    for t in range(tokens):
         for k in range(K):
             part = {
                 name: np.asarray(layout.part(experts[ids[t, k]], name), np.float64)
