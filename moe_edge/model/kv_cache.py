@@ -38,7 +38,9 @@ def empty_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     return {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
 
 
-def write(cache: jax.Array, new_RSP: jax.Array, start_B: jax.Array):
+def write(
+    cache: jax.Array, new_RSP: jax.Array, start_B: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Puts `new` at positions start_B[b] .. start_B[b] + S - 1 of the heads of row b.
 
     The caller sees to it that start + S <= M (XLA would shift the write silently).
