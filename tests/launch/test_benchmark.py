@@ -60,6 +60,7 @@ def test_describe_models_counts_one_and_lists_several(tiny):
     assert (two["name"], two["params"]) == (listed, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["decode", "prefill"])
 def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
@@ -71,6 +72,7 @@ def test_suites_write_an_entry_and_print_json(suite, tiny, tmp_path, monkeypatch
     validate_entry(out)
 
 
+@pytest.mark.slow
 def test_convert_suite_times_both_ways_beside_a_copy(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "convert_models", lambda folder: [("tiny", tiny)])
     work = tmp_path / "work"

@@ -215,6 +215,7 @@ def test_weight_information_of_equal_weights_is_zero_and_of_one_expert_is_log():
     np.testing.assert_allclose(step.weight_information(single), np.log(4), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_evenness_makes_the_weights_of_the_chosen_even():
     rows = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
     spread = {}
