@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, OutputError, RequestError
+from moe_edge.core.npy import load_npy
 from moe_edge.evaluate.likelihood import LOGITS_BYTES
 
 
@@ -19,7 +20,7 @@ def read_tokens(path: str | Path) -> np.ndarray:
     try:
         # Mapped, so that a header that claims more than the file holds is refused
         # before memory is asked for.
-        tokens = np.load(path, allow_pickle=False, mmap_mode="r")
+        tokens = load_npy(path, mmap_mode="r")
     except (ValueError, EOFError, OverflowError) as error:
         raise RequestError(f"{path} is no .npy file of integers: {error}") from error
     if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu":

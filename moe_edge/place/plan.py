@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.files import write_text
+from moe_edge.core.npy import load_npy
 
 FORMAT_VERSION = 1
 ABSENT = -1
@@ -115,7 +116,7 @@ class Placement:
           OSError: a file is missing.
         """
         stem = Path(stem)
-        on_NLE = np.load(stem.with_name(f"{stem.name}.npy"), allow_pickle=False)
+        on_NLE = load_npy(stem.with_name(f"{stem.name}.npy"))
         path = stem.with_name(f"{stem.name}.json")
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored.get("format_version") != FORMAT_VERSION:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.npy import load_npy
 from moe_edge.profile.writer import (
     COUNTS_NAME,
     PROFILE_NAME,
@@ -219,7 +220,7 @@ def _read_counts(path: Path) -> list[dict]:
 def _load(path: Path, shape: tuple[int, ...], dtype) -> np.ndarray:
     """Memory-maps an array of one shape and dtype."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = load_npy(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}; run launch/profile_model.py again"

@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.core.checks import OutputError, check_shape
 from moe_edge.core.files import write_text
+from moe_edge.core.npy import load_npy
 from moe_edge.refactor.objective import check_labels
 
 SETTINGS = "settings.json"
@@ -68,7 +69,7 @@ def read_layer(
     try:
         stored = json.loads(rows_path.read_text("utf-8"))
         rows, seconds = stored["experts"], float(stored["seconds"])
-        labels_EF = np.load(labels_path, allow_pickle=False)
+        labels_EF = load_npy(labels_path)
         check_shape("labels", labels_EF, (experts, neurons))
         for labels_F in labels_EF:
             check_labels(labels_F, neurons, subs)

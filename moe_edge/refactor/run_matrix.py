@@ -10,6 +10,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.npy import load_npy
 from moe_edge.refactor.partition_report import (
     HELDOUT_RATIO,
     heldout_report,
@@ -113,7 +114,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
       OSError: no such file.
     """
     try:
-        M_TF = np.load(path, allow_pickle=False)
+        M_TF = load_npy(path)
     except (ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.npy import HEADER_ERRORS
 from moe_edge.workload.traces import Trace, ordered_trace
 
 KEYS = ("request", "phase", "step", "layer")
@@ -221,7 +222,7 @@ def _read_scores(path: Path, ids_TK: np.ndarray, num_experts: int):
             if int(file["ids_crc32"]) != ids_crc32(ids_TK):
                 return None
             scores_TE = file["scores"]
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile, *HEADER_ERRORS) as error:
         raise ConfigError(f"scores {beside} cannot be read: {error}") from error
     expected = (len(ids_TK), num_experts)
     if scores_TE.shape != expected or scores_TE.dtype != np.float16:

@@ -1,0 +1,22 @@
+"""Reading .npy files, which may come from anywhere."""
+
+import tokenize
+from pathlib import Path
+
+import numpy as np
+
+# What NumPy lets through of a damaged header; from Python 3.12 on TokenError too.
+HEADER_ERRORS = (SyntaxError, tokenize.TokenError)
+
+
+def load_npy(path: str | Path, mmap_mode: str | None = None) -> np.ndarray:
+    """`np.load` of one file; never unpickles.
+
+    Raises:
+      ValueError: no such file format, or a damaged header.
+      EOFError, OverflowError, OSError: as `np.load`.
+    """
+    try:
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except HEADER_ERRORS as error:
+        raise ValueError(f"its header is damaged: {error}") from error
