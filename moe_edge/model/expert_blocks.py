@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.matvec import PRECISION, dot, to_float32
+from moe_edge.model.matvec import dot, einsum, to_float32
 from moe_edge.model.record import RecordLayout
 
 MAX_SIZES = 6  # of a block; each is a branch to compile
 MANY_TOKENS = 64  # of a block that is multiplied as `x @ weight.T`
+_apart = lax.optimization_barrier
 
 
 def load_expert(experts_ER: jax.Array, expert, layout: RecordLayout):
@@ -44,22 +45,17 @@ def ffn(x_TD: jax.Array, parts, act) -> jax.Array:
         both_TG = dot(_apart(x_TD), gate_up_GD)
         if biases is not None:
             both_TG = both_TG + biases[None, : 2 * F]
-        y_TD = _apart(dot(_apart(act(both_TG[:, :F], both_TG[:, F:])), down_DF))
-        return y_TD if biases is None else y_TD + biases[None, 2 * F :]
-    both_GT = _matmul(gate_up_GD, _apart(x_TD.T))
+        y_TD = dot(_apart(act(both_TG[:, :F], both_TG[:, F:])), down_DF)
+        if biases is not None:
+            y_TD = y_TD + biases[None, 2 * F :]
+        return _apart(y_TD)
+    both_GT = einsum("GD,DT->GT", gate_up_GD, _apart(x_TD.T))
     if biases is not None:
         both_GT = both_GT + biases[: 2 * F, None]
-    y_DT = _matmul(down_DF, act(both_GT[:F], both_GT[F:]))
+    y_DT = einsum("DF,FT->DT", down_DF, act(both_GT[:F], both_GT[F:]))
     if biases is not None:
         y_DT = y_DT + biases[2 * F :, None]
     return _apart(y_DT).T
-
-
-_apart = lax.optimization_barrier
-
-
-def _matmul(a, b):
-    return jnp.matmul(a, b, precision=PRECISION)
 
 
 def sort_pairs(ids_TK: jax.Array, experts: int):
