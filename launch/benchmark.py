@@ -14,7 +14,6 @@ import gin
 from absl import flags
 
 from launch import common
-from launch.bench import convert, decode, offload, placement, refactor, traced
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import check_known, check_positive
@@ -22,6 +21,7 @@ from moe_edge.core.files import check_out_dir
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import Entry, metric, write_entry
 from moe_edge.model.config import ModelConfig
+from moe_edge.studies.speed import convert, decode, offload, placement, refactor, traced
 
 SUITES = {
     "decode": decode.decode_suite,

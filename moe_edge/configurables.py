@@ -13,20 +13,20 @@ from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import run_evaluate
 from moe_edge.evaluate.run_lm_eval import run_lm_eval
 from moe_edge.hardware.run_profile_machine import run_profile_machine
-from moe_edge.metrics.fidelity_card import run_fidelity
-from moe_edge.metrics.model_card import run_model_card
-from moe_edge.metrics.quickstart import run_quickstart
-from moe_edge.metrics.study_accuracy import run_accuracy
-from moe_edge.metrics.study_activations import run_activations
-from moe_edge.metrics.study_elastic import run_elastic
-from moe_edge.metrics.study_offload import run_study
-from moe_edge.metrics.study_prism import run_prism_study
-from moe_edge.metrics.study_tpot import run_tpot
 from moe_edge.place.run_place import run_place
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.refactor.run_refactor import run_refactor
-from moe_edge.simulate.run_replay import run_replay
-from moe_edge.simulate.run_simulate import run_simulate
+from moe_edge.refactor.run import run_refactor
+from moe_edge.simulate.cluster.run import run_simulate
+from moe_edge.simulate.replay.run import run_replay
+from moe_edge.studies.fidelity.card import run_fidelity
+from moe_edge.studies.moe_prism.fig3 import run_activations
+from moe_edge.studies.moe_prism.roots import run_elastic
+from moe_edge.studies.prism.roots import run_prism_study
+from moe_edge.studies.quickstart.run import run_quickstart
+from moe_edge.studies.smoe.fig10 import run_tpot
+from moe_edge.studies.smoe.roots import run_study
+from moe_edge.studies.smoe.table4 import run_accuracy
+from moe_edge.training.model_card import run_model_card
 from moe_edge.training.run import run_pretrain
 
 gin.register("convert_checkpoint", module="convert")(convert_checkpoint)

@@ -10,17 +10,21 @@ PACKAGE = ROOT / "moe_edge"
 
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
-    "core hardware model checkpoint convert workload route predict offload schedule "
-    "engine evaluate training profile refactor place cluster coe simulate metrics"
+    "core kernels model hardware checkpoint convert workload route predict offload "
+    "schedule engine evaluate training profile refactor place cluster coe serve "
+    "simulate planner metrics studies"
 ).split()
 
 # Module -> files (relative to the root) that may import it.
 RESTRICTED = {
     "gin": ("moe_edge/configurables.py", "launch/"),
     "absl": ("launch/",),
-    "matplotlib": ("moe_edge/metrics/plots",),
-    "torch": ("launch/bench/peers.py",),
-    "transformers": ("launch/bench/peers.py",),
+    "matplotlib": (
+        "moe_edge/core/figures.py",
+        "moe_edge/metrics/plots",
+    ),
+    "torch": ("moe_edge/studies/speed/peers.py",),
+    "transformers": ("moe_edge/studies/speed/peers.py",),
     "pickle": (),
 }
 

@@ -99,11 +99,11 @@ class Assist:
         self.computed += len(experts)
         return y_TD
 
-    def note(self, tickets) -> None:
+    def note(self, transfers) -> None:
         """Measures what the transfers of a layer took."""
-        for ticket in tickets:
-            if ticket.done and ticket.seconds:
-                self.load.add(ticket.seconds)
+        for transfer in transfers:
+            if transfer.done and transfer.seconds:
+                self.load.add(transfer.seconds)
 
 
 def _timed(call) -> float:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.engine.layer_choice import Choice, Chooser, Reading
+from moe_edge.engine.routing_reader import Choice, Reading, RoutingReader
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.ticket import Ticket
+from moe_edge.offload.transfer import Transfer
 
 
-class Place(NamedTuple):
+class LayerStep(NamedTuple):
     """Where a layer and its host stand.
 
     Attributes:
@@ -38,12 +38,12 @@ class Brought(NamedTuple):
 
     Attributes:
       slot_TK: int32 slots of the chosen experts, S where one has none.
-      fetched: tickets of what had been absent.
+      fetched: transfers of what had been absent.
       had_to_wait: in that time `LayerPlan.prefetch` was called.
     """
 
     slot_TK: np.ndarray
-    fetched: list[Ticket]
+    fetched: list[Transfer]
     had_to_wait: bool
 
 
@@ -52,40 +52,46 @@ class LayerPlan:
 
     Args:
       manager: brings experts into slots.
-      chooser: reads routings and looks experts up.
+      routing_reader: reads routings and looks experts up.
       prefetches: ask the predictor here (False: the engine does, elsewhere).
     """
 
-    def __init__(self, manager: OffloadManager, chooser: Chooser, prefetches: bool):
-        self.manager, self.chooser, self._prefetches = manager, chooser, prefetches
+    def __init__(
+        self, manager: OffloadManager, routing_reader: RoutingReader, prefetches: bool
+    ):
+        self.manager, self.routing_reader, self._prefetches = (
+            manager,
+            routing_reader,
+            prefetches,
+        )
         self._dispatched_s = 0.0
 
-    def look_up(self, place: Place, reading: Reading) -> Choice:
+    def look_up(self, at: LayerStep, reading: Reading) -> Choice:
         """Looks the chosen experts up and tells the predictor."""
-        return self.chooser.look_up(place.layer, reading, place.shape_BS, place.step)
+        return self.routing_reader.look_up(at.layer, reading, at.shape_BS, at.step)
 
-    def note_ready(self, place: Place, reading: Reading) -> None:
+    def note_ready(self, at: LayerStep, reading: Reading) -> None:
         """The books of a layer whose experts were all there (`ready_slots`)."""
-        choice = self.look_up(place, reading)
-        self.prefetch(place)
-        self.record(place, choice, self.manager.demanded, 0.0)
+        choice = self.look_up(at, reading)
+        self.prefetch(at)
+        self.record(at, choice, self.manager.demanded, 0.0)
 
-    def fits(self, place: Place, choice: Choice) -> bool:
+    def fits(self, at: LayerStep, choice: Choice) -> bool:
         """Whether the layer's slots can hold all that it chose at once."""
         distinct = len(choice.hits) + len(choice.misses)
-        return distinct <= self.manager.room(place.layer)
+        return distinct <= self.manager.room(at.layer)
 
-    def prefetch(self, place: Place) -> None:
+    def prefetch(self, at: LayerStep) -> None:
         """Asks for what the predictor expects next."""
-        if self._prefetches and place.is_decode:
-            self.manager.prefetch(place.layer, place.step)
+        if self._prefetches and at.is_decode:
+            self.manager.prefetch(at.layer, at.step)
 
-    def record(self, place: Place, choice: Choice, demanded: int, waited_s: float):
+    def record(self, at: LayerStep, choice: Choice, demanded: int, waited_s: float):
         """Adds a lookup to the trace; `demanded` is the manager's count before it."""
         moved = self.manager.demanded - demanded
-        moved *= self.manager.mover.store.block_bytes
-        self.chooser.record(
-            place.layer, choice, place.shape_BS, place.first_step, moved, waited_s
+        moved *= self.manager.queue.store.block_bytes
+        self.routing_reader.record(
+            at.layer, choice, at.shape_BS, at.first_step, moved, waited_s
         )
 
     # The timeline.
@@ -95,19 +101,19 @@ class LayerPlan:
         if self.manager.recorder.enabled:
             self._dispatched_s = self.manager.recorder.clock.now()
 
-    def note_compute(self, place: Place) -> None:
+    def note_compute(self, at: LayerStep) -> None:
         """The time from a dispatch to its read-back: the experts of the layer before,
         then attention and router of this one."""
         recorder, started_s = self.manager.recorder, self._dispatched_s
         if recorder.enabled:
-            read_s = self.chooser.read_s
-            where = {"layer": place.layer, "step": place.step}
+            read_s = self.routing_reader.read_s
+            where = {"layer": at.layer, "step": at.step}
             recorder.add("compute", started_s, read_s - started_s, **where)
             recorder.add("route", read_s, **where)
 
     # Bringing experts, where all that a layer chose fits its slots.
 
-    def bring(self, place: Place, choice: Choice, absent, meanwhile) -> Brought:
+    def bring(self, at: LayerStep, choice: Choice, absent, meanwhile) -> Brought:
         """Brings what a layer chose; it must fit (`fits`).
 
         Args:
@@ -117,27 +123,27 @@ class LayerPlan:
           When all that was asked for has arrived.
         """
         manager, demanded, waited_s = self.manager, self.manager.demanded, 0.0
-        at = place.layer, place.step, place.is_decode
-        tickets = manager.arriving(place.layer, choice.hits)
-        fetched = manager.fetch(place.layer, absent, place.step)
+        where = at.layer, at.step, at.is_decode
+        transfers = manager.arriving(at.layer, choice.hits)
+        fetched = manager.fetch(at.layer, absent, at.step)
         if len(fetched) < len(absent):
             # Transfers under way have taken slots: when they have ended, all fits.
-            waited_s = manager.wait(tickets + fetched, *at)
-            manager.calm()
-            fetched += manager.fetch(place.layer, absent[len(fetched) :], place.step)
+            waited_s = manager.wait(transfers + fetched, *where)
+            manager.drain()
+            fetched += manager.fetch(at.layer, absent[len(fetched) :], at.step)
             if len(fetched) < len(absent):
                 raise RuntimeError(
-                    f"layer {place.layer}: only {len(fetched)} of {len(absent)} absent "
+                    f"layer {at.layer}: only {len(fetched)} of {len(absent)} absent "
                     "experts got slots"
                 )
-        tickets += fetched
+        transfers += fetched
         # While demands travel there is time to think ahead; if all is here there is
         # none before the dispatch.
-        must_wait = not all(ticket.done for ticket in tickets)
+        must_wait = not all(transfer.done for transfer in transfers)
         if must_wait:
-            self.prefetch(place)
+            self.prefetch(at)
         meanwhile()
-        waited_s += manager.wait(tickets, *at)
-        self.record(place, choice, demanded, waited_s)
-        slot_TK = manager.slots_TK(place.layer, choice.ids_TK)
+        waited_s += manager.wait(transfers, *where)
+        self.record(at, choice, demanded, waited_s)
+        slot_TK = manager.slots_TK(at.layer, choice.ids_TK)
         return Brought(slot_TK, fetched, must_wait)

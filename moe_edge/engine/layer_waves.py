@@ -26,7 +26,7 @@ class LayerWaves:
 
     def run(self, layer: int, routed: Routed, choice, step: int, is_decode: bool):
         """(residual stream after the experts, seconds waited for transfers)."""
-        self._manager.calm()
+        self._manager.drain()
         if isinstance(choice.weights_TK, np.ndarray):  # a route changed the choice
             routing = routed.routing._replace(ids_TK=choice.ids_TK)
             routed = routed._replace(routing=routing)
@@ -43,7 +43,7 @@ class LayerWaves:
         return self._programs.finish(routed, carry, choice.weights_TK), waited_s
 
     def _wave(self, carry, routed, choice, slot_of):
-        slots = self._manager.mover.slots
+        slots = self._manager.queue.slots
         return self._programs.wave(
             carry, routed, choice.weights_TK, slots.array, slot_of
         )
@@ -54,11 +54,11 @@ class LayerWaves:
         slot_E = manager.cache.slot_LE[layer]
         chosen = [int(expert) for expert in (*choice.hits, *choice.misses)]
         group = [expert for expert in chosen if slot_E[expert] >= 0]
-        left, tickets = [expert for expert in chosen if slot_E[expert] < 0], []
+        left, transfers = [expert for expert in chosen if slot_E[expert] < 0], []
         waited_s, busy, last = 0.0, [], None
         while group or left:
             if group:
-                waited_s += manager.wait(tickets, layer, step, is_decode)
+                waited_s += manager.wait(transfers, layer, step, is_decode)
                 slot_E = np.full(spec.num_experts, spec.num_slots, np.int32)
                 slot_E[group] = manager.cache.slot_LE[layer, group]
                 busy = slot_E[group].tolist()
@@ -69,12 +69,12 @@ class LayerWaves:
             # The lookup protects what it found; from here the waves do.
             manager.cache.release()
             size = max(1, min(MAX_GROUP, manager.room(layer) // 2))
-            tickets = manager.fetch(layer, left[:size], step, busy)
-            if not tickets and left:
+            transfers = manager.fetch(layer, left[:size], step, busy)
+            if not transfers and left:
                 last.block_until_ready()
                 busy = []
-                tickets = manager.fetch(layer, left[:size], step, busy)
-            group, left = left[: len(tickets)], left[len(tickets) :]
+                transfers = manager.fetch(layer, left[:size], step, busy)
+            group, left = left[: len(transfers)], left[len(transfers) :]
         if last is not None:
             last.block_until_ready()
         return carry, waited_s
@@ -91,10 +91,10 @@ class LayerWaves:
             here = slot_E[experts[slot_E[experts] >= 0]].tolist()
             manager.cache.release()
             absent = [int(expert) for expert in experts if slot_E[expert] < 0]
-            tickets = manager.fetch(layer, absent, step, here)
-            if len(tickets) < len(absent):
+            transfers = manager.fetch(layer, absent, step, here)
+            if len(transfers) < len(absent):
                 raise RuntimeError(f"layer {layer}: {len(absent)} experts got no slots")
-            waited_s += manager.wait(tickets, layer, step, is_decode)
+            waited_s += manager.wait(transfers, layer, step, is_decode)
             slot_P = np.full(ids_P.shape, spec.num_slots, np.int32)
             own_P = manager.slots_TK(layer, ids_P[first:end])
             slot_P[first:end] = own_P

@@ -17,10 +17,10 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.assisted import Assist
 from moe_edge.engine.base import Engine
-from moe_edge.engine.layer_choice import Chooser
-from moe_edge.engine.layer_plan import LayerPlan, Place
+from moe_edge.engine.layer_plan import LayerPlan, LayerStep
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.routing_reader import RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.transformer import layer_window
@@ -70,13 +70,13 @@ class LayeredEngine(Engine):
         super().__init__(weights, [(layer,) for layer in range(config.num_layers)])
         self.manager, self.trace, self.assist = manager, trace, assist
         self.route = route or TopK()
-        self._slots = manager.mover.slots
+        self._slots = manager.queue.slots
         self._run = LayerPrograms(config, self._slots.array.dtype)
         self._waves = LayerWaves(self._run, manager)
         self._windows = [
             jnp.int32(layer_window(config, layer)) for layer in range(config.num_layers)
         ]
-        predictor = manager.foresight.predictor
+        predictor = manager.predictor_run.predictor
         self._is_gate = isinstance(predictor, GatePredictor)
         self._is_partial = isinstance(predictor, PartialState)
         # With assist or a partial state there is work before a layer's experts.
@@ -84,7 +84,7 @@ class LayeredEngine(Engine):
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
-        chooser = Chooser(
+        routing_reader = RoutingReader(
             config.moe,
             manager,
             self.route,
@@ -92,7 +92,7 @@ class LayeredEngine(Engine):
             trace_scores=trace_scores,
             needs_weights=assist is not None,
         )
-        self._plan = LayerPlan(manager, chooser, prefetches=not self._is_partial)
+        self._plan = LayerPlan(manager, routing_reader, prefetches=not self._is_partial)
         self._turn, self._trace_step = _Turn(), 0
 
     @property
@@ -116,7 +116,7 @@ class LayeredEngine(Engine):
         return sibling
 
     def close(self) -> None:
-        self.manager.mover.close()
+        self.manager.queue.close()
 
     def reset_records(self) -> None:
         self.manager.reset_counters()
@@ -162,7 +162,7 @@ class LayeredEngine(Engine):
         gates = ()
         is_decode = chunk.valid_BS.shape[1] == 1
         if self._is_gate and is_decode and self._is_moe[layer]:
-            gates = self.manager.foresight.predictor.gates_after(layer)
+            gates = self.manager.predictor_run.predictor.gates_after(layer)
         cache = session.caches[layer][0]
         return self.weights.layers[layer], gates, chunk, self._windows[layer], cache
 
@@ -180,42 +180,40 @@ class LayeredEngine(Engine):
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         plan, manager = self._plan, self.manager
-        place = Place(layer, self._turn.step, chunk.valid_BS.shape, self._trace_step)
+        at = LayerStep(layer, self._turn.step, chunk.valid_BS.shape, self._trace_step)
         if not self._slots.safe_in_thread:
-            manager.mover.poll()  # what has arrived goes into its slots
-        reading = plan.chooser.read(place.layer, routed, place.shape_BS)
-        plan.note_compute(place)
+            manager.queue.poll()  # what has arrived goes into its slots
+        reading = plan.routing_reader.read(at.layer, routed, at.shape_BS)
+        plan.note_compute(at)
         if on_routing is not None:
             on_routing(layer, routed.routing)
         pairs = self._run.is_pairs(len(reading.ids_TK))
-        if place.is_decode and pairs and self._runs_ahead:
+        if at.is_decode and pairs and self._runs_ahead:
             slot_TK = manager.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, the books meanwhile.
                 state = self._dispatch(session, layer, routed, slot_TK, reading, chunk)
-                plan.note_ready(place, reading)
+                plan.note_ready(at, reading)
                 return state
-        choice = plan.look_up(place, reading)
-        if not (pairs and plan.fits(place, choice)):
+        choice = plan.look_up(at, reading)
+        if not (pairs and plan.fits(at, choice)):
             demanded = manager.demanded
-            x, waited_s = self._waves.run(
-                layer, routed, choice, place.step, place.is_decode
-            )
-            plan.record(place, choice, demanded, waited_s)
+            x, waited_s = self._waves.run(layer, routed, choice, at.step, at.is_decode)
+            plan.record(at, choice, demanded, waited_s)
             is_last = layer + 1 == self.config.num_layers
             return x if is_last else self._attend(session, layer + 1, x, chunk)
         absent, helped, host_TD = choice.misses, [], None
-        if self.assist is not None and place.is_decode:
+        if self.assist is not None and at.is_decode:
             absent, helped = self.assist.split(absent)
 
         def meanwhile():
             nonlocal host_TD
-            if self._is_partial and place.is_decode:
-                self._peek(session, place, routed, choice, chunk)
+            if self._is_partial and at.is_decode:
+                self._peek(session, at, routed, choice, chunk)
             if self.assist is not None:
                 host_TD = self.assist.run(layer, helped, routed, choice)
 
-        slot_TK, fetched, had_to_wait = plan.bring(place, choice, absent, meanwhile)
+        slot_TK, fetched, had_to_wait = plan.bring(at, choice, absent, meanwhile)
         if self.assist is not None:
             self.assist.note(fetched)
         if helped:
@@ -223,7 +221,7 @@ class LayeredEngine(Engine):
             slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
         state = self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
         if not had_to_wait:
-            plan.prefetch(place)
+            plan.prefetch(at)
         return state
 
     def _dispatch(self, session, layer, routed, slot_TK, choice, chunk, host_TD=None):
@@ -252,9 +250,9 @@ class LayeredEngine(Engine):
         self._plan.note_dispatch()
         return state
 
-    def _peek(self, session, place: Place, routed, choice, chunk) -> None:
+    def _peek(self, session, at: LayerStep, routed, choice, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
-        manager, layer = self.manager, place.layer
+        manager, layer = self.manager, at.layer
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
         slot_TK = manager.slots_TK(layer, choice.ids_TK, arrived_only=True)
@@ -270,7 +268,7 @@ class LayeredEngine(Engine):
             chunk,
             window,
             cache,
-            top_a=manager.foresight.predictor.top_a,
+            top_a=manager.predictor_run.predictor.top_a,
         )
-        manager.foresight.store(layer, np.asarray(wanted_E)[None])
-        manager.prefetch(layer, place.step)
+        manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
+        manager.prefetch(layer, at.step)

@@ -27,7 +27,7 @@ from moe_edge.offload.slot_plan import (
 )
 from moe_edge.offload.slots import DonatedSlots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
-from moe_edge.offload.transfer import Mover
+from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.registry import get_predictor
 from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.policy import get_route
@@ -228,7 +228,7 @@ def layered_parts(
 ) -> dict[str, Any]:
     """What a `LayeredEngine` is made of by these options: manager, route, assist.
 
-    The mover's thread starts here, after all that may be refused.
+    The queue's thread starts here, after all that may be refused.
     """
     predictor = make_predictor(options, weights)
     policy = get_policy(options.eviction, **options.eviction_options)
@@ -241,7 +241,7 @@ def layered_parts(
         assist = Assist(weights.config, store, link, options.assist)
     manager = OffloadManager(
         cache,
-        Mover(store, slots, link, recorder, asynchronous=options.asynchronous),
+        TransferQueue(store, slots, link, recorder, asynchronous=options.asynchronous),
         predictor=predictor,
         horizon=options.horizon,
         prefetch_limit=options.prefetch_limit,

@@ -113,8 +113,8 @@ class SwitchEngine:
         return score_batches(self.engine, rows, batch)
 
     def close(self) -> None:
-        """Ends the mover's thread."""
-        self.engine.manager.mover.close()
+        """Ends the queue's thread."""
+        self.engine.manager.queue.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,27 +1,14 @@
-"""Pictures of results; the only file that imports matplotlib."""
+"""Pictures of results: expert usage by task, and bars of a benchmark."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import numpy as np
+from matplotlib.colors import TwoSlopeNorm
 
-matplotlib.use("Agg")
+from moe_edge.core.figures import STYLE, plt
 
-import numpy as np  # noqa: E402
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.colors import TwoSlopeNorm  # noqa: E402
-
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.titlesize": 13,
-    "figure.titleweight": "bold",
-    "savefig.dpi": 150,
-}
 # Top of the usage colour scale, in uniform shares: with 8 of 64 experts a token, an
 # expert that every token chooses has 8.
 MAX_RELATIVE = 8.0
@@ -95,69 +82,6 @@ def expert_usage(
         bar.set_label("share of choices, in units of the uniform share")
         bar.set_ticks([0, 0.5, 1, 2, 4, 6, 8])
         figure.suptitle(title)
-        figure.savefig(path)
-        plt.close(figure)
-
-
-def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Training and held-out loss against tokens seen.
-
-    Args:
-      path: PNG file to write.
-      rows: metric rows with `tokens`; one without `loss` or `held_out_loss` is left
-        out of that curve.
-      title: of the picture.
-    """
-    series = {"loss": "training", "held_out_loss": "held out (mean)"}
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
-        for key, label in series.items():
-            points = [(row["tokens"] / 1e6, row[key]) for row in rows if key in row]
-            if not points:
-                continue
-            few = len(points) < 60
-            axis.plot(
-                *np.asarray(points, float).T,
-                label=label,
-                marker="o" if few else None,
-                markersize=3.5,
-                linewidth=1.6 if few else 0.9,
-                alpha=1.0 if few else 0.8,
-            )
-        axis.set_xlabel("tokens seen (millions)")
-        axis.set_ylabel("loss (nats per token)")
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False)
-        axis.set_title(title, loc="left")
-        figure.savefig(path)
-        plt.close(figure)
-
-
-def routing_entropy(
-    path: Path, entropy_NL: np.ndarray, tasks: Sequence[str], *, num_experts: int
-) -> None:
-    """Entropy of expert usage of every task against the layer, with the maximum.
-
-    Args:
-      path: PNG file to write.
-      entropy_NL: bits.
-      tasks: names, one a curve.
-      num_experts: its log2 is the entropy of uniform usage.
-    """
-    N, L = entropy_NL.shape
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
-        for row, task in enumerate(tasks):
-            axis.plot(range(L), entropy_NL[row], marker="o", markersize=4, label=task)
-        top = np.log2(num_experts)
-        axis.axhline(top, color="grey", linestyle="--", linewidth=1)
-        axis.annotate("uniform", (0, top), (2, 3), textcoords="offset points")
-        axis.set_xticks(range(L))
-        axis.set_xlabel("layer")
-        axis.set_ylabel("entropy of expert usage (bits)")
-        axis.set_title("Routing entropy by layer and task", loc="left")
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, ncols=2)
         figure.savefig(path)
         plt.close(figure)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moe_edge.core.events import Event
-from moe_edge.metrics.plots import STYLE, plt
+from moe_edge.core.figures import STYLE, plt
 
 # lane -> (kind, cause, colour)
 LANES = {

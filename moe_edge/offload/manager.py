@@ -1,6 +1,6 @@
 """The offload manager: brings a layer's experts into slots, and later layers' ahead.
 
-It joins the cache's bookkeeping, the mover and the foresight, and keeps what each
+It joins the cache's bookkeeping, the queue and the predictor_run, and keeps what each
 lookup cost. The engine says what a layer chose and dispatches programs; the manager
 says in which slots the experts stand. It touches no model code.
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.counters import Counters
-from moe_edge.offload.guard import Guard
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.ticket import Ticket
-from moe_edge.offload.transfer import Mover
+from moe_edge.offload.slot_pins import SlotPins
+from moe_edge.offload.transfer import Transfer
+from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.predict.foresight import Foresight
+from moe_edge.predict.predictor_run import PredictorRun
 
 
 class OffloadManager:
@@ -29,7 +29,7 @@ class OffloadManager:
 
     Args:
       cache: which block is in which slot.
-      mover: moves bytes.
+      queue: moves bytes.
       predictor: names later experts; None prefetches nothing.
       horizon: layers ahead that are prefetched.
       prefetch_limit: most prefetches asked for after one lookup.
@@ -39,7 +39,7 @@ class OffloadManager:
     def __init__(
         self,
         cache: SlotCache,
-        mover: Mover,
+        queue: TransferQueue,
         *,
         predictor: Predictor | None = None,
         horizon: int = 1,
@@ -47,29 +47,29 @@ class OffloadManager:
         recorder: Recorder | None = None,
     ):
         spec = cache.spec
-        self.cache, self.mover, self.spec = cache, mover, spec
-        self.foresight = Foresight(predictor or Predictor(), spec, horizon)
+        self.cache, self.queue, self.spec = cache, queue, spec
+        self.predictor_run = PredictorRun(predictor or Predictor(), spec, horizon)
         self.prefetch_limit = prefetch_limit
         self.recorder = recorder or Recorder(enabled=False)
         # Whether a lookup has more to do than to count.
-        self._is_watching = self.recorder.enabled or not self.foresight.is_idle
+        self._is_watching = self.recorder.enabled or not self.predictor_run.is_idle
         self.reset_counters()
         self._room_L = [
             int(cache.slots_of(layer).sum()) for layer in range(spec.num_layers)
         ]
-        self._guard = Guard(spec)
+        self._pins = SlotPins(spec)
         self.late = np.zeros(0, np.int32)  # hits of the last lookup not yet arrived
         self.demanded = 0  # blocks asked for on demand so far
 
     def reset_counters(self) -> None:
         """Counts from here on, as after a warm-up; blocks and policies stay."""
         self.counters = {True: Counters(), False: Counters()}  # by is_decode
-        self.foresight.reset_accuracy()
-        self._moved_before = self.mover.stats()
+        self.predictor_run.reset_accuracy()
+        self._moved_before = self.queue.stats()
 
     def movement(self) -> dict:
         """`hit_ratio` of decoding and `bytes_moved`, since the counters were reset."""
-        now, before = self.mover.stats(), self._moved_before
+        now, before = self.queue.stats(), self._moved_before
         moved = now.demand.bytes + now.prefetch.bytes
         moved -= before.demand.bytes + before.prefetch.bytes
         return {"hit_ratio": self.counters[True].hit_ratio, "bytes_moved": moved}
@@ -77,19 +77,19 @@ class OffloadManager:
     def report(self) -> dict:
         """Everything counted since the counters were reset, ready for JSON.
 
-        Transfers and their bytes count from the start of the mover.
+        Transfers and their bytes count from the start of the queue.
         """
         phases = {"decode": self.counters[True], "prefill": self.counters[False]}
         return {
             "slots": self.spec.num_slots,
-            "block_bytes": self.mover.store.block_bytes,
+            "block_bytes": self.queue.store.block_bytes,
             "eviction": self.cache.policy.name,
-            "predictor": self.foresight.predictor.name,
-            "link": self.mover.link.describe(),
+            "predictor": self.predictor_run.predictor.name,
+            "link": self.queue.link.describe(),
             **{name: dataclasses.asdict(c) for name, c in phases.items()},
             **self.movement(),
-            "transfers": dataclasses.asdict(self.mover.stats()),
-            "prediction": self.foresight.accuracy.summary(),
+            "transfers": dataclasses.asdict(self.queue.stats()),
+            "prediction": self.predictor_run.accuracy.summary(),
         }
 
     def room(self, layer: int) -> int:
@@ -105,8 +105,8 @@ class OffloadManager:
           (hits, misses): distinct experts; a hit may still be on its way.
         """
         found = self.cache.look_up(layer, ids_TK, scores_TE, step)
-        counters, guard = self.counters[is_decode], self._guard
-        if not (guard.expected or guard.moving or self._is_watching):
+        counters, pins = self.counters[is_decode], self._pins
+        if not (pins.expected or pins.moving or self._is_watching):
             self.late = found.hits[:0]
             counters.hits += len(found.hits)
             counters.misses += len(found.misses)
@@ -114,15 +114,15 @@ class OffloadManager:
         base, hits = layer * self.spec.num_experts, found.hits.tolist()
         chosen = {base + expert for expert in (*hits, *found.misses.tolist())}
         self._take_back(layer, chosen)
-        guard.settle()
+        pins.settle()
         for key in chosen:
-            guard.forget(key)
+            pins.forget(key)
         for expert in hits:
-            self.mover.used(base + expert)
+            self.queue.used(base + expert)
         self.late = found.hits[:0]
-        if guard.moving:
+        if pins.moving:
             row = self.cache.rows[layer]
-            moving = [guard.underway(row[expert]) is not None for expert in hits]
+            moving = [pins.underway(row[expert]) is not None for expert in hits]
             self.late = found.hits[np.array(moving, bool)]
         late = len(self.late)
         counters.hits += len(hits) - late
@@ -141,71 +141,71 @@ class OffloadManager:
 
     def _take_back(self, layer: int, chosen: set[int]) -> None:
         """Cancels queued prefetches of this layer that it did not choose."""
-        E, guard = self.spec.num_experts, self._guard
-        wrong = [k for k in guard.expected if k // E == layer and k not in chosen]
+        E, pins = self.spec.num_experts, self._pins
+        wrong = [k for k in pins.expected if k // E == layer and k not in chosen]
         if not wrong:
             return
-        for _, expert, slot in self.mover.cancel_prefetches(
+        for _, expert, slot in self.queue.cancel_prefetches(
             lambda key: key // E != layer or key in chosen
         ):
             self.cache.drop(layer, expert)
-            guard.end(slot)
+            pins.end(slot)
         for key in wrong:
-            guard.forget(key)
+            pins.forget(key)
 
-    def fetch(self, layer: int, experts, step: int, busy=()) -> list[Ticket]:
+    def fetch(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
         """Asks for experts that are needed now, in order.
 
         Args:
           busy: slots that programs in flight read.
         Returns:
-          tickets, one for each expert that got a slot: those of the head of the list.
+          transfers, one for each expert that got a slot: those of the head of the list.
         """
-        tickets = []
+        transfers = []
         for expert in np.asarray(experts, np.int32).tolist():
-            ticket = self._admit(layer, expert, step, "demand", busy)
-            if ticket is None:
+            transfer = self._admit(layer, expert, step, "demand", busy)
+            if transfer is None:
                 break
-            tickets.append(ticket)
-        return tickets
+            transfers.append(transfer)
+        return transfers
 
-    def _admit(self, layer, expert, step, cause, busy=()) -> Ticket | None:
-        guard = self._guard
-        slot = self.cache.admit(layer, expert, guard.protected(busy))
-        if slot is None and cause == "demand" and guard.expected:
+    def _admit(self, layer, expert, step, cause, busy=()) -> Transfer | None:
+        pins = self._pins
+        slot = self.cache.admit(layer, expert, pins.protected(busy))
+        if slot is None and cause == "demand" and pins.expected:
             # Better to lose a prefetch than not to run.
-            protected_S = guard.protected(busy, expected=False)
+            protected_S = pins.protected(busy, expected=False)
             slot = self.cache.admit(layer, expert, protected_S)
         if slot is None:
             return None
-        guard.give_up(slot)
+        pins.give_up(slot)
         try:
-            ticket = self.mover.request(layer, expert, slot, cause, step)
+            transfer = self.queue.request(layer, expert, slot, cause, step)
         except BaseException:
             self.cache.drop(layer, expert)  # it never came
             raise
         self.demanded += cause == "demand"
-        guard.begin(slot, ticket)
-        return ticket
+        pins.begin(slot, transfer)
+        return transfer
 
-    def arriving(self, layer: int, hits) -> list[Ticket]:
+    def arriving(self, layer: int, hits) -> list[Transfer]:
         """Tickets of hits that are still on their way, now as urgent as misses."""
-        if not self._guard.moving:
+        if not self._pins.moving:
             return []
         row = self.cache.rows[layer]
-        tickets = [self._guard.underway(row[expert]) for expert in np.asarray(hits)]
-        tickets = [ticket for ticket in tickets if ticket is not None]
-        for ticket in tickets:
-            self.mover.promote(ticket)
-        return tickets
+        transfers = [self._pins.underway(row[expert]) for expert in np.asarray(hits)]
+        transfers = [transfer for transfer in transfers if transfer is not None]
+        for transfer in transfers:
+            self.queue.promote(transfer)
+        return transfers
 
-    def wait(self, tickets, layer: int, step: int, is_decode: bool = True) -> float:
+    def wait(self, transfers, layer: int, step: int, is_decode: bool = True) -> float:
         """Returns when the blocks are in their slots: seconds waited."""
-        if not tickets:
+        if not transfers:
             return 0.0
         start_s = self.recorder.clock.now() if self.recorder.enabled else 0.0
-        waited_s = self.mover.wait(tickets)
-        self._guard.settle()
+        waited_s = self.queue.wait(transfers)
+        self._pins.settle()
         self.counters[is_decode].wait_s += waited_s
         if self.recorder.enabled:
             self.recorder.add("wait", start_s, waited_s, layer=layer, step=step)
@@ -222,10 +222,10 @@ class OffloadManager:
         slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
         if min(slots) < 0:
             return None
-        guard = self._guard
-        if guard.moving:
-            guard.settle()
-            if not guard.moving.keys().isdisjoint(slots):
+        pins = self._pins
+        if pins.moving:
+            pins.settle()
+            if not pins.moving.keys().isdisjoint(slots):
                 return None
         return np.array(slots, np.int32).reshape(ids_TK.shape)
 
@@ -233,8 +233,8 @@ class OffloadManager:
         """int32 slot of every chosen expert; S where there is none (or none yet)."""
         slot_TK = self.cache.slots(layer, ids_TK)
         absent_TK = slot_TK < 0
-        if arrived_only and self._guard.moving:
-            absent_TK |= np.isin(slot_TK, list(self._guard.moving))
+        if arrived_only and self._pins.moving:
+            absent_TK |= np.isin(slot_TK, list(self._pins.moving))
         slot_TK[absent_TK] = self.spec.num_slots
         return slot_TK
 
@@ -242,17 +242,17 @@ class OffloadManager:
 
     def prefetch(self, layer: int, step: int) -> None:
         """Asks for what the predictor expects of the next layers, nearest first."""
-        if self.foresight.is_idle:
+        if self.predictor_run.is_idle:
             return
-        ids_NM = self.foresight.predict(layer)
+        ids_NM = self.predictor_run.predict(layer)
         if not ids_NM.size:
             return
-        E, L, guard = self.spec.num_experts, self.spec.num_layers, self._guard
+        E, L, pins = self.spec.num_experts, self.spec.num_layers, self._pins
         left = self.prefetch_limit
         for ahead, ids in enumerate(ids_NM.tolist()):
             target = (layer + 1 + ahead) % L
             # Half of the room at most: the layer's own misses need the rest.
-            spare = self._room_L[target] // 2 - guard.count_expected(target)
+            spare = self._room_L[target] // 2 - pins.count_expected(target)
             row = self.cache.rows[target]
             for expert in ids:
                 if left <= 0:
@@ -263,35 +263,35 @@ class OffloadManager:
                     continue
                 slot = row[expert]
                 if slot < 0:
-                    ticket = self._admit(target, expert, step, "prefetch")
-                    if ticket is None:
+                    transfer = self._admit(target, expert, step, "prefetch")
+                    if transfer is None:
                         break
-                    slot, left, spare = ticket.slot, left - 1, spare - 1
+                    slot, left, spare = transfer.slot, left - 1, spare - 1
                 # One that is here already stays until its layer has run.
-                guard.expect(target * E + expert, slot)
+                pins.expect(target * E + expert, slot)
 
-    def calm(self) -> None:
+    def drain(self) -> None:
         """Takes back all queued prefetches and waits for the transfer under way."""
-        for layer, expert, slot in self.mover.cancel_prefetches():
+        for layer, expert, slot in self.queue.cancel_prefetches():
             self.cache.drop(layer, expert)
-            self._guard.end(slot)
-        self._guard.forget_all()
-        self.mover.wait(list(self._guard.moving.values()))
-        self._guard.settle()
+            self._pins.end(slot)
+        self._pins.forget_all()
+        self.queue.wait(list(self._pins.moving.values()))
+        self._pins.settle()
 
     def new_sequence(self) -> None:
         """The records of the sequence go; blocks stay, and transfers go on."""
-        self.foresight.finish_sequence()
+        self.predictor_run.finish_sequence()
         self.cache.new_sequence()
 
     def finish_sequence(self) -> None:
-        """A new session begins: `calm`, then `new_sequence`."""
-        self.calm()
+        """A new session begins: `drain`, then `new_sequence`."""
+        self.drain()
         self.new_sequence()
 
     def empty(self) -> None:
         """Takes every block out of its slot; the policy begins anew."""
-        self.calm()
+        self.drain()
         for layer, expert in np.argwhere(self.cache.slot_LE >= 0).tolist():
             self.cache.drop(layer, expert)
         self.cache.new_sequence()

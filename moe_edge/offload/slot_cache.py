@@ -26,7 +26,7 @@ class SlotCache:
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
     rows: the same as lists by layer, with a last -1 for the padding id: for the few
       experts of a lookup several times faster than an array, and Python keeps its lock
-      meanwhile, for which the mover's thread may be waiting.
+      meanwhile, for which the queue's thread may be waiting.
     """
 
     def __init__(self, spec: CacheSpec, policy: EvictionPolicy):

@@ -10,20 +10,20 @@ from tqdm import tqdm
 
 from moe_edge.convert.content_hash import chunk_rows
 from moe_edge.profile.reader import Profile
-from moe_edge.refactor.importance import order_subs, sub_norms
-from moe_edge.refactor.partition_model import (
-    ModelPartition,
-    PartitionOptions,
-    partition_model,
-)
-from moe_edge.refactor.partition_report import split_rows
-from moe_edge.refactor.proxy_gate import (
+from moe_edge.refactor.gates.proxy import (
     Judges,
     RankShares,
     choose_judges,
     stack_judges,
 )
-from moe_edge.refactor.refactor_settings import Settings
+from moe_edge.refactor.importance import order_subs, sub_norms
+from moe_edge.refactor.partition.model import (
+    ModelPartition,
+    PartitionOptions,
+    partition_model,
+)
+from moe_edge.refactor.partition.report import split_rows
+from moe_edge.refactor.settings import Settings
 from moe_edge.refactor.write import Refactoring, check_records
 
 

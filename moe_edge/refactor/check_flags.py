@@ -10,9 +10,9 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, ConfigError, build_known
 from moe_edge.evaluate.texts import find_path
 from moe_edge.model.config import ModelConfig
-from moe_edge.refactor.finetune_data import read_windows
-from moe_edge.refactor.finetune_settings import FineTuning
-from moe_edge.refactor.finetune_step import check_trainable
+from moe_edge.refactor.finetune.data import read_windows
+from moe_edge.refactor.finetune.settings import FineTuning
+from moe_edge.refactor.finetune.step import check_trainable
 
 # One matrix is partitioned by these alone.
 MATRIX_FLAGS = (

@@ -25,8 +25,8 @@ from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import split_config
-from moe_edge.refactor.linear_gate import repeat_router
-from moe_edge.refactor.proxy_gate import Judges, gate_tensors
+from moe_edge.refactor.gates.linear import repeat_router
+from moe_edge.refactor.gates.proxy import Judges, gate_tensors
 from moe_edge.refactor.split import down_factor, split_records
 
 BAD_WEIGHTS = "a model with them cannot be split; get an undamaged checkpoint"

@@ -75,7 +75,7 @@ def test_assisted_with_prefetching_equals_resident(horizon):
         logits = forced_logits(engine, random_prompts(GQA, NINE))
         assert_gate_b(logits, resident_logits("gqa", BF16, NINE))
     assert engine.assist.computed > 8
-    assert engine.manager.mover.stats().prefetch.count > 8
+    assert engine.manager.queue.stats().prefetch.count > 8
 
 
 def test_assisted_prefill_is_exact_and_the_host_idle():
@@ -90,10 +90,10 @@ def test_what_the_host_computes_is_not_moved():
     )
     for engine in (plain, assisted):
         forced_logits(engine, random_prompts(GQA, NINE))
-    counters, stats = assisted.manager.counters, assisted.manager.mover.stats()
+    counters, stats = assisted.manager.counters, assisted.manager.queue.stats()
     misses = counters[True].misses + counters[False].misses
     assert stats.demand.count == misses - assisted.assist.computed
-    assert stats.demand.bytes < plain.manager.mover.stats().demand.bytes
+    assert stats.demand.bytes < plain.manager.queue.stats().demand.bytes
 
 
 def test_nothing_is_compiled_while_an_assisted_sequence_grows():

@@ -126,4 +126,4 @@ def test_predictors_read_proxy_gates(predictor):
     with make_offloaded(StoreReader(config), options) as engine:
         np.testing.assert_array_equal(logits(engine), logits(resident(config)))
         assert engine.movement()["hit_ratio"] > 0
-        assert np.nanmax(engine.manager.foresight.accuracy.recall_LA) > 0
+        assert np.nanmax(engine.manager.predictor_run.accuracy.recall_LA) > 0

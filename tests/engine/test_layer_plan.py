@@ -29,8 +29,8 @@ def short_fetch(engine, times):
 def test_a_layer_whose_slots_transfers_had_taken_keeps_its_bits():
     engine = layered("gqa", BF16, 9, predictor="previous")
     refused, calmed = short_fetch(engine, times=1), []
-    calm = engine.manager.calm
-    engine.manager.calm = lambda: calmed.append(len(refused)) or calm()
+    calm = engine.manager.drain
+    engine.manager.drain = lambda: calmed.append(len(refused)) or calm()
     assert_same_bits(engine, "gqa", BF16, NINE)
     assert len(refused) == 1 and calmed.count(1) == 1  # others were of the prompt
 

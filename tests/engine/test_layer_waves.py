@@ -48,7 +48,7 @@ def test_segments_cover_all_pairs_and_fit():
 def test_batch_above_pairs_decodes_in_groups_of_experts():
     engine = layered("gqa", BF16, eviction="lfu")
     assert_same_bits(engine, "gqa", BF16, MANY, 12)
-    counters, stats = engine.manager.counters, engine.manager.mover.stats()
+    counters, stats = engine.manager.counters, engine.manager.queue.stats()
     assert counters[True].misses > 100 and counters[True].hits > 8
     # What is in a slot is computed first, so nothing is moved twice in a lookup.
     assert stats.demand.count == counters[True].misses + counters[False].misses
@@ -64,7 +64,7 @@ def test_waves_among_wrong_prefetches_keep_bits():
     run, engine._waves.run = engine._waves.run, lambda *a: waves.append(a) or run(*a)
     assert_same_bits(engine, "gqa", np.float32, THREE)
     assert 20 < len(waves) < 2 * STEPS - 20
-    stats = engine.manager.mover.stats()
+    stats = engine.manager.queue.stats()
     assert stats.prefetch.count > 20 and stats.wasted_bytes > 0
 
 
@@ -96,9 +96,9 @@ def same_rows_logits(engine, rows, tokens=5):
 def test_changed_routes_hold_in_every_form_of_a_layer():
     engine = layered("gqa", BF16)
     plain = same_rows_logits(engine, 1)
-    engine._plan.chooser._route = NextExpert()
+    engine._plan.routing_reader._route = NextExpert()
     moved = same_rows_logits(engine, 1)
-    engine._plan.chooser._route = NextExpert(0.5)
+    engine._plan.routing_reader._route = NextExpert(0.5)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()

@@ -9,8 +9,8 @@ import pytest
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.offload.link import Link
 from moe_edge.offload.policy import POLICIES
-from moe_edge.simulate.lookups import policy_of
-from moe_edge.simulate.replay import replay
+from moe_edge.simulate.replay.hits import replay
+from moe_edge.simulate.replay.lookups import policy_of
 from moe_edge.workload.traces import DECODE, PREFILL
 from tests.support.layered import (
     CAPACITY,
@@ -95,7 +95,7 @@ def chosen_SLK() -> np.ndarray:
 
 
 def assert_prefetched_and_used(engine, least=5):
-    stats, counters = engine.manager.mover.stats(), engine.manager.counters[True]
+    stats, counters = engine.manager.queue.stats(), engine.manager.counters[True]
     assert stats.prefetch.count > least
     assert stats.prefetch.bytes > stats.wasted_bytes + stats.unused_bytes
     trace = engine.trace.trace()
@@ -122,7 +122,7 @@ def test_logits_equal_resident_under_every_predictor(predictor, horizon, options
         engine.reset_records()
     assert_same_bits(engine, *BITS)
     assert_prefetched_and_used(engine)
-    accuracy = engine.manager.foresight.accuracy
+    accuracy = engine.manager.predictor_run.accuracy
     assert accuracy.rounds_LA.sum() >= STEPS - 1
     if predictor == "oracle":
         assert (accuracy.hits_LA == accuracy.predicted_LA).all()
@@ -148,7 +148,7 @@ def test_asynchronous_equals_serial(predictor):
     if predictor == "none":
         assert counters[0].misses == counters[1].misses
     assert counters[1].late == 0
-    bytes_moved = [engine.manager.mover.stats().demand.bytes for engine in engines]
+    bytes_moved = [engine.manager.queue.stats().demand.bytes for engine in engines]
     assert (bytes_moved[0] == bytes_moved[1]) or predictor != "none"
 
 
@@ -163,7 +163,7 @@ def test_slow_link_makes_true_prefetches_late_and_takes_wrong_ones_back():
             link_bytes_per_s=2e6,  # 1.9 ms a block
         )
         assert_same_bits(engine, *BITS)
-        counters, stats = engine.manager.counters[True], engine.manager.mover.stats()
+        counters, stats = engine.manager.counters[True], engine.manager.queue.stats()
         found.append((counters.late, stats.cancelled, stats.wasted_bytes))
         moved = stats.demand.bytes + stats.prefetch.bytes
         seconds = stats.demand.seconds + stats.prefetch.seconds
@@ -277,16 +277,16 @@ def test_static_policy_learns_from_the_prompt_of_every_session():
 def test_trace_counts_the_bytes_of_lookups_in_waves():
     engine = layered(*BATCH[:2], 6)
     assert_same_bits(engine, *BATCH)
-    moved = engine.manager.mover.stats().demand.bytes
+    moved = engine.manager.queue.stats().demand.bytes
     assert engine.trace.trace().bytes_TK.sum() == moved
 
 
 def test_failed_serial_transfer_leaves_no_block_behind():
     engine = engine_of(asynchronous=False)
-    link, engine.manager.mover.link = engine.manager.mover.link, BrokenLink()
+    link, engine.manager.queue.link = engine.manager.queue.link, BrokenLink()
     with pytest.raises(OSError, match="the disk is gone"):
         assert_same_bits(engine, *BITS)
-    engine.manager.mover.link = link
+    engine.manager.queue.link = link
     assert_same_bits(engine, *BITS)
 
 
@@ -332,7 +332,7 @@ class BrokenLink(Link):
 def test_dead_mover_raises_what_it_died_of():
     engine = engine_of()
     session = engine.new_session(1, CAPACITY)
-    engine.manager.mover.link = BrokenLink()
+    engine.manager.queue.link = BrokenLink()
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             engine.prefill(session, random_prompts(GQA, NINE))
@@ -344,6 +344,6 @@ def test_dead_mover_raises_what_it_died_of():
 def test_closed_mover_refuses_and_does_not_hang():
     engine = engine_of()
     session = engine.new_session(1, CAPACITY)
-    engine.manager.mover.close()
+    engine.manager.queue.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.prefill(session, random_prompts(GQA, NINE))

@@ -96,7 +96,7 @@ def test_default_model_is_bit_equal_in_a_fiftieth_of_its_experts():
         engine = load_engine("default", with_tokenizer=False, offload=offload).engine
         logits.append(forced_logits(engine, prompts, 6))
         if offload is not None:
-            assert engine.manager.mover.stats().prefetch.count > 0 or len(logits) == 2
+            assert engine.manager.queue.stats().prefetch.count > 0 or len(logits) == 2
         engine.close()
     np.testing.assert_array_equal(logits[1], logits[0])
     np.testing.assert_array_equal(logits[2], logits[0])
@@ -109,7 +109,7 @@ def test_share_counts_expert_bytes_only():
     options = OffloadOptions(device_memory="25%")
     engine = make_offloaded(StoreReader(GQA), options)
     assert engine.manager.spec.layer_S == (-1,) * 6
-    assert engine.manager.mover.slots.array.shape == (6, 1920)
+    assert engine.manager.queue.slots.array.shape == (6, 1920)
     engine.close()
 
 
@@ -263,8 +263,8 @@ def test_mode_names_the_engine_and_fused_writes_no_trace():
 
 def test_closed_engine_lets_go_of_its_records():
     engine = make_offloaded(StoreReader(GQA), OffloadOptions())
-    thread = engine.manager.mover._thread
-    assert thread.is_alive() and isinstance(engine.manager.mover.store, HostStore)
+    thread = engine.manager.queue._thread
+    assert thread.is_alive() and isinstance(engine.manager.queue.store, HostStore)
     engine.close()
     engine.close()  # twice is as good
     assert not thread.is_alive()

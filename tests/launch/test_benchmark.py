@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from launch import benchmark
-from launch.bench import convert, decode, engines, models, timing
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
+from moe_edge.studies.speed import convert, decode, engines, models, timing
 
 TINY = models.olmoe_config(2, "bfloat16", experts=9) | {
     "vocab_size": 61,

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.simulate.run_replay import run_replay
+from moe_edge.simulate.replay.run import run_replay
 from tests.support.traces import PUBLIC_HEAD
 
-# Two slots hold 0 and 1 after the prefill; then as in tests/simulate/test_replay.py.
+# Two slots hold 0 and 1 after the prefill; then as in replay/test_hits.py.
 EXPERTS = [0, 1, 0, 2, 0, 1, 2, 1]
 LINES = [f"0,{int(s > 1)},{s},0,0,{e},1\n" for s, e in enumerate(EXPERTS)]
 

@@ -1,6 +1,6 @@
 import json
 
-from moe_edge.simulate.run_simulate import run_simulate
+from moe_edge.simulate.cluster.run import run_simulate
 
 
 def test_simulate_prints_methods_last(run_script, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.record import RecordLayout
-from moe_edge.refactor.linear_gate import repeat_router
+from moe_edge.refactor.gates.linear import repeat_router
 from moe_edge.refactor.split import (
     down_factor,
     is_exact,

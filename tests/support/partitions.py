@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moe_edge.refactor.objective import smallest, subset_norms, usage_of
+from moe_edge.refactor.partition.objective import smallest, subset_norms, usage_of
 
 
 def slow_objective(M_TF, labels, subs, inactive):

@@ -9,7 +9,7 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.record import RecordLayout
-from moe_edge.refactor.proxy_gate import Judges
+from moe_edge.refactor.gates.proxy import Judges
 from moe_edge.refactor.write import Refactoring, write_refactored
 from tests.support.tiny_checkpoints import hf_folder, raw_config
 

@@ -10,10 +10,10 @@ import numpy as np
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
 from moe_edge.place.plan import Placement
-from moe_edge.simulate.cluster_loop import ClusterLoop
-from moe_edge.simulate.cluster_pools import RoutingPools
-from moe_edge.simulate.cluster_report import report
-from moe_edge.simulate.cluster_state import LoopOptions
+from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.simulate.cluster.pools import RoutingPools
+from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.workload.requests import Request
 
 BLOCK = BlockShape(d_model=8, expert_dim=16, bytes_per_value=2)  # 768 bytes, 16 a state

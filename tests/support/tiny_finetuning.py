@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moe_edge.refactor.finetune import finetune_router
+from moe_edge.refactor.finetune.finetune import finetune_router
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 OPTIONS = {

@@ -1,0 +1,128 @@
+"""Fine-tunes the rows of a linear gate: MoE-Prism, section 4.3.2.
+
+Cross-entropy of the whole model, everything but the router frozen, and K, the number
+of (sub-)experts a token computes, growing linearly from `k_start` to `k_end`. K moves
+in a few stages, since every K is a program of its own.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import CapacityError, build_known
+from moe_edge.core.files import check_apart, check_out_dir, locked_folder
+from moe_edge.core.heap import keep_heap
+from moe_edge.refactor.finetune.data import read_windows
+from moe_edge.refactor.finetune.progress import Run, forget
+from moe_edge.refactor.finetune.settings import FineTuning
+from moe_edge.refactor.finetune.step import check_trainable, parameter_counts
+from moe_edge.refactor.finetune.write import stored_router, write_fine_tuned
+from moe_edge.training.control import say, short
+
+
+def finetune_router(
+    checkpoint: str | Path,
+    train_text: str,
+    out_dir: str | Path,
+    *,
+    held_out_text: str | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    max_minutes: float | None = None,
+    checkpoint_minutes: float = 5.0,
+    **options,
+) -> dict[str, Any]:
+    """Trains the router's rows of a checkpoint and writes the model anew.
+
+    While it runs, its state is in `<out_dir>.training`, from which a second call with
+    the same arguments goes on exactly; the folder disappears with the last step.
+
+    Args:
+      checkpoint: refactored with a linear gate, or any ordinary model; of either
+        format, or "default".
+      train_text: UTF-8 files, separated by commas.
+      out_dir: the new checkpoint, in our format; its experts are hard links to those
+        of a `checkpoint` of ours (see `write_fine_tuned`).
+      held_out_text: a file to report the loss on; None: the training text's end,
+        which is then not trained on.
+      resume: False starts anew.
+      max_minutes: stop after so many minutes, to go on another time.
+      **options: of `FineTuning`.
+    Returns:
+      finished, step, steps, tokens, seconds, trained_parameters, parameters,
+      trained_share, k_values, text_sha256, held_out_before (perplexity by K); once
+      finished also out_dir and held_out_after, of the rows as they are stored.
+    Raises:
+      ConfigError: unknown or bad options, K out of range, a gate without rows of its
+        own, or a state of other settings; CapacityError: a window beyond the context;
+      RequestError: too little text; OutputError: a folder that cannot be written, or
+        into which another run trains.
+    """
+    settings = build_known(
+        "settings", {"fine_tuning": FineTuning}, "fine_tuning", options
+    )
+    out = check_out_dir(out_dir, overwrite)
+    reader = open_checkpoint(checkpoint)
+    check_apart(out, reader.path)
+    check_trainable(reader.config)
+    stages, limit = settings.stages(reader.config), reader.config.max_positions
+    if settings.window > limit:
+        raise CapacityError(
+            f"window of {settings.window} tokens exceeds the model's context of {limit}"
+        )
+    text = read_windows(
+        load_tokenizer(reader),
+        train_text,
+        held_out_text,
+        window=settings.window,
+        held_out_rows=settings.held_out_rows,
+    )
+    keep_heap()
+    state_dir = out.with_name(f"{out.name}.training")
+    trained, total = parameter_counts(reader.config)
+    say(f"trains {trained} of {total} parameters ({trained / total:.3%}), K {stages}")
+    facts = dataclasses.asdict(settings) | {
+        "model_sha256": reader.content_sha256(),
+        "text_sha256": text.sha256,
+        "held_out_sha256": hashlib.sha256(text.held_out.tobytes()).hexdigest(),
+    }
+    with locked_folder(state_dir, str(out)):
+        if not resume:
+            forget(state_dir)
+        run = Run(reader, settings, text, state_dir)
+        done = run.train(facts, max_minutes, checkpoint_minutes)
+        summary = {
+            "finished": done,
+            "step": run.progress.step,
+            "steps": settings.steps,
+            "tokens": run.progress.tokens,
+            "seconds": run.progress.seconds,
+            "trained_parameters": trained,
+            "parameters": total,
+            "trained_share": trained / total,
+            "k_values": stages,
+            "text_sha256": text.sha256,
+            "held_out_before": run.before,
+        }
+        if not done:
+            return summary
+        stored = stored_router(reader, run.state.params)
+        after = run.held_out({name: a.astype(np.float32) for name, a in stored.items()})
+        say(f"held-out perplexity by K after: {short(after)}")
+        fine_tuned = {
+            "tokens": run.progress.tokens,
+            "steps": run.progress.step,
+            "learning_rate": settings.learning_rate,
+            "k_start": stages[0],
+            "k_end": stages[-1],
+            "text_sha256": text.sha256,
+        }
+        write_fine_tuned(reader, stored, out, fine_tuned, overwrite)
+        shutil.rmtree(state_dir)
+        return summary | {"out_dir": str(out), "held_out_after": after}

@@ -1,0 +1,106 @@
+"""What is simulated: a model on a cluster, its requests, and the methods by name."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import check_known
+from moe_edge.hardware.cost_model import CostModel
+from moe_edge.hardware.models import ModelShape
+from moe_edge.place.placer import Placer
+from moe_edge.place.plan import Placement
+from moe_edge.place.policy import PLACERS, get_placer
+from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.simulate.cluster.migration import MigratingLoop
+from moe_edge.simulate.cluster.offload import OffloadLoop, OffloadPolicy
+from moe_edge.simulate.cluster.policy import MigrationPolicy
+from moe_edge.simulate.cluster.pools import RoutingPools
+from moe_edge.simulate.cluster.state import LoopOptions
+from moe_edge.workload.requests import Request
+
+# Servers that serve alone: name -> whether busy ones pass requests on (Prism, table I).
+ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
+METHODS = (*PLACERS, *ALONE)
+NEVER_MIGRATE = ("uniform", "redundance")  # Prism, section IV-B, figure 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One workload on one cluster.
+
+    Attributes:
+      shape: of the model.
+      cost_model: of the cluster.
+      requests: in order of arrival.
+      pools: their routing.
+      frequency_NLE: what placers are told: for each server its share of all tokens
+        times the frequencies of the domain it was placed for.
+      lengths_N2: mean prompt and answer tokens at each server.
+    """
+
+    shape: ModelShape
+    cost_model: CostModel
+    requests: Sequence[Request]
+    pools: RoutingPools
+    frequency_NLE: np.ndarray
+    lengths_N2: np.ndarray
+
+    @property
+    def requests_per_s(self) -> tuple[float, ...] | None:
+        """Mean rate of arrival at each server; None if all come at once."""
+        span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        if span_s <= 0:
+            return None
+        servers = [request.server for request in self.requests]
+        count_N = np.bincount(servers, minlength=len(self.lengths_N2))
+        return tuple((np.maximum(count_N, 1) / span_s).tolist())
+
+    def placer(self, name: str, **options) -> Placer:
+        """A placer by name; ours is told what the model and requests are like."""
+        if name == "latency":
+            known = {
+                "top_k": self.shape.top_k,
+                "prompt_tokens": tuple(self.lengths_N2[:, 0].tolist()),
+                "output_tokens": tuple(self.lengths_N2[:, 1].tolist()),
+                "requests_per_s": self.requests_per_s,
+            }
+            options = known | options
+        return get_placer(name, **options)
+
+    def placement(self, placer: Placer, seed: int = 0) -> Placement:
+        """Where a placer puts the blocks."""
+        slots = self.cost_model.cluster.slots(self.shape.block.num_bytes)
+        return placer.place(self.frequency_NLE, slots, self.cost_model, seed=seed)
+
+    def loop(
+        self,
+        method: str,
+        options: LoopOptions | None = None,
+        *,
+        seed: int = 0,
+        period_s: float = 0.0,
+        **migration: Any,
+    ) -> ClusterLoop:
+        """A run of one method, ready to go.
+
+        Args:
+          method: one of METHODS.
+          options: of the loop; None: its defaults.
+          seed: of placements and of where requests read their routing.
+          period_s: of migration; 0 keeps the first placement, as does NEVER_MIGRATE.
+          **migration: further options of `MigrationPolicy`.
+        """
+        check_known("method", method, METHODS)
+        options = LoopOptions() if options is None else options
+        common = (self.cost_model, self.pools, options, seed)
+        if method in ALONE:
+            policy = OffloadPolicy(redirect=ALONE[method])
+            return OffloadLoop(self.requests, None, *common, policy=policy)
+        placer = self.placer(method)
+        placement = self.placement(placer, seed)
+        if period_s and method not in NEVER_MIGRATE:
+            policy = MigrationPolicy(placer, period_s, **migration)
+            return MigratingLoop(self.requests, placement, *common, policy=policy)
+        return ClusterLoop(self.requests, placement, *common)

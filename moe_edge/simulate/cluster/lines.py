@@ -1,0 +1,98 @@
+"""What is busy until when: GPUs, network lines and host links, each one job at a time.
+
+Jobs are served in the order in which they become ready, without interruption; the
+event loop calls in that order, so a queue is one number: when its owner is free.
+"""
+
+import numpy as np
+
+from moe_edge.hardware.cost_model import CostModel
+from moe_edge.simulate.cluster.calls import GpuIndex
+from moe_edge.simulate.cluster.timeline import Spans
+
+CALL, MIGRATE, PROMPT = "call", "migrate", "prompt"
+CAUSES = (CALL, MIGRATE, PROMPT)
+
+
+class Lines:
+    """Queues of a cluster, and what went through them.
+
+    Attributes:
+      gpu_free, gpu_busy: seconds, a GPU.
+      host_links: from host memory to each GPU.
+      host_free, host_busy, host_bytes: of these.
+      line_free, line_busy: seconds, a network line.
+      line_of, byte_s, late_s: at n * N + m, the line from server n to m, its seconds a
+        byte, and its latency.
+      sent: cause -> bytes from server n to m at n * N + m.
+    """
+
+    def __init__(self, cost_model: CostModel, index: GpuIndex, spans: Spans):
+        cluster = cost_model.cluster
+        N, G = cluster.num_servers, len(index.server_G)
+        self.num_servers, self._spans = N, spans
+        self.gpu_free, self.gpu_busy = [0.0] * G, [0.0] * G
+        self.host_free, self.host_busy, self.host_bytes = [0.0] * G, [0.0] * G, [0] * G
+        links = [[cluster.link(n, m) for m in range(N)] for n in range(N)]
+        self.byte_s = [1 / link.bytes_per_s for row in links for link in row]
+        self.late_s = [link.latency_s for row in links for link in row]
+        pair = cluster.sharing == "pair"
+        self.line_of = [n * N + m if pair else n for n in range(N) for m in range(N)]
+        lines = N * N if pair else N
+        self.line_free, self.line_busy = [0.0] * lines, [0.0] * lines
+        self.sent = {cause: [0] * (N * N) for cause in CAUSES}
+        self.host_links = [
+            gpu.host_link for server in cluster.servers for gpu in server.gpus
+        ]
+
+    def compute(self, gpu: int, ready_s: float, seconds: float, name: str) -> float:
+        """Queues a job on a GPU: when it ends."""
+        free_s = self.gpu_free[gpu]
+        start_s = ready_s if ready_s > free_s else free_s
+        self.gpu_free[gpu] = end_s = start_s + seconds
+        self.gpu_busy[gpu] += seconds
+        if start_s < self._spans.until_s:
+            self._spans.add("gpu", gpu, name, start_s, seconds)
+        return end_s
+
+    def send(self, n: int, m: int, ready_s: float, num_bytes: int, cause: str) -> float:
+        """Queues a message from server n to m: when it is there."""
+        pair = n * self.num_servers + m
+        line = self.line_of[pair]
+        free_s = self.line_free[line]
+        start_s = ready_s if ready_s > free_s else free_s
+        seconds = num_bytes * self.byte_s[pair]
+        self.line_free[line] = end_s = start_s + seconds
+        self.line_busy[line] += seconds
+        self.sent[cause][pair] += num_bytes
+        if start_s < self._spans.until_s:
+            self._spans.add("line", pair, cause, start_s, seconds)
+        return end_s + self.late_s[pair]
+
+    def load(self, gpu: int, ready_s: float, num_bytes: int, cause: str) -> float:
+        """Queues a copy from host memory to a GPU: when it is there."""
+        link = self.host_links[gpu]
+        start_s = max(ready_s, self.host_free[gpu])
+        seconds = link.busy_s(num_bytes)
+        self.loaded(gpu, start_s, seconds, num_bytes, cause)
+        return start_s + seconds + link.latency_s
+
+    def loaded(
+        self, gpu: int, start_s: float, seconds: float, num_bytes: int, cause: str
+    ) -> None:
+        """Takes note of a copy from host memory that somebody else queued."""
+        self.host_free[gpu] = start_s + seconds
+        self.host_busy[gpu] += seconds
+        self.host_bytes[gpu] += num_bytes
+        if start_s < self._spans.until_s:
+            self._spans.add("host", gpu, cause, start_s, seconds)
+
+    @property
+    def end_s(self) -> float:
+        """When the last job ended."""
+        return max(*self.gpu_free, *self.line_free, *self.host_free)
+
+    def bytes_NN(self, cause: str) -> np.ndarray:
+        """int64 [N, N]: bytes that went from server to server."""
+        N = self.num_servers
+        return np.array(self.sent[cause], np.int64).reshape(N, N)

@@ -1,0 +1,247 @@
+"""Migration while serving: the placement is judged anew each period.
+
+Blocks travel through the same queues as calls: one copy at a time on each host link,
+and over the network in chunks, so that calls get between them. A block serves from its
+arrival on.
+
+What a server gives up stays until its memory is needed: on a full GPU a block is copied
+in only once one that leaves is dropped, which another server must hold by then, so that
+no call ever finds nobody. Where every copy waits for another one (two servers exchange
+blocks that nobody else holds), one goes ahead in spare memory: `peak_memory` says how
+much. A step that had begun calls what was dropped once more.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from moe_edge.place.migrate import (
+    Decision,
+    decide,
+    remote_call_seconds,
+    remote_seconds,
+    settle,
+)
+from moe_edge.place.plan import Placement
+from moe_edge.place.transfers import Transfer, schedule
+from moe_edge.simulate.cluster.calls import StepCalls
+from moe_edge.simulate.cluster.lines import MIGRATE
+from moe_edge.simulate.cluster.loop import EXTRA, ClusterLoop
+from moe_edge.simulate.cluster.policy import Migration, MigrationPolicy
+
+PERIOD, LANDED, SENDING = 1, 2, 3
+
+
+class MigratingLoop(ClusterLoop):
+    """A cluster whose placement follows what is asked.
+
+    Attributes:
+      placement: in force, or about to be once all has arrived.
+      migrations: every decision.
+      peak_memory: of the GPUs, the largest share of the memory for experts that was
+        ever taken, blocks on their way over its host link included.
+    """
+
+    def __init__(self, *args, policy: MigrationPolicy, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.policy = policy
+        self.placement: Placement = args[1]
+        self.migrations: list[Migration] = []
+        block_bytes = self.cost_model.block.num_bytes
+        self._slots = self.cost_model.cluster.slots(block_bytes)
+        self._pairs_NX = np.zeros(self.counts_NX.shape)
+        self._calls_NX = np.zeros(self.counts_NX.shape)
+        self._seen_s = 0.0
+        self._slots_G = np.concatenate(self._slots)
+        self._used_G = self._held()
+        self.peak_memory = self._memory()
+        self._on_way = 0
+        self._loads: dict[int, deque[Transfer]] = {}
+        self._loading: dict[int, Transfer] = {}
+        self._routes: list[tuple[int, int]] = []
+        self._queues: list[deque[Transfer]] = []
+        self._left: list[int] = []
+
+    def start(self) -> None:
+        super().start()
+        self.heap.push(self.policy.period_s, EXTRA, 0, PERIOD)
+
+    def count_calls(self, time_s: float, server: int, calls: StepCalls) -> None:
+        super().count_calls(time_s, server, calls)
+        self._pairs_NX[server, calls.cells] += calls.counts
+        self._calls_NX[server, calls.cells] += 1
+
+    def other(self, time_s: float, server: int, item: int) -> None:
+        if item == PERIOD:
+            self._judge(time_s)
+        elif item == LANDED:
+            self._landed(time_s, server)
+        else:
+            self._send(time_s, item - SENDING)
+
+    def _judge(self, time_s: float) -> None:
+        """A period is over: would another placement pay?"""
+        if self.unfinished:
+            self.heap.push(time_s + self.policy.period_s, EXTRA, 0, PERIOD)
+        self._seen_s += self.policy.period_s
+        if self.unfinished and not self._on_way and self._calls_NX.any():
+            self._decide(time_s)
+        self._seen_s *= self.policy.keep
+        self._pairs_NX *= self.policy.keep
+        self._calls_NX *= self.policy.keep
+
+    def _decide(self, time_s: float) -> None:
+        candidate, decision, calls_NLE = self.propose()
+        record = Migration(time_s, decision)
+        self.migrations.append(record)
+        if decision.adopt:
+            moves = schedule(
+                self.placement,
+                candidate,
+                self.cost_model,
+                calls_NLE,
+                self.policy.source,
+            )
+            self.placement = candidate
+            self._begin(time_s, moves)
+
+    def propose(self) -> tuple[Placement, Decision, np.ndarray]:
+        """The candidate, whether to take it, and the calls of a period to come.
+
+        One call of every block is added to what was counted, so that a server that
+        nobody asked yet has statistics too.
+        """
+        shape = self.placement.gpu_NLE.shape
+        pairs_NLE = (self._pairs_NX + 1).reshape(shape)
+        layers_pairs = pairs_NLE.sum(axis=(0, 2), keepdims=True)
+        candidate = self.policy.placer.place(
+            pairs_NLE / layers_pairs,
+            self._slots,
+            self.cost_model,
+            self.placement,
+        )
+        candidate = settle(self.placement, candidate, self._slots)
+        scale = self.policy.period_s / self._seen_s
+        calls_NLE = (self._calls_NX * scale).reshape(shape)
+        tokens = max(1.0, self._pairs_NX.sum() / max(self._calls_NX.sum(), 1.0))
+        seconds_NM = remote_call_seconds(self.cost_model, tokens)
+        decision = decide(
+            self.placement,
+            candidate,
+            lambda placement: remote_seconds(placement, calls_NLE, seconds_NM),
+            self.cost_model,
+            self.policy.hysteresis,
+            self.policy.source,
+        )
+        return candidate, decision, calls_NLE
+
+    # --- blocks on their way
+
+    def _begin(self, time_s: float, moves: list[Transfer]) -> None:
+        self._on_way = len(moves)
+        if not moves:
+            self._finish(time_s)
+            return
+        self._routes, self._queues, self._left = [], [], []
+        for move in moves:
+            if move.source == move.server:
+                self._loads.setdefault(self._gpu(move), deque()).append(move)
+                continue
+            route = (move.source, move.server)
+            if route not in self._routes:
+                self._routes.append(route)
+                self._queues.append(deque())
+                self._left.append(self.cost_model.block.num_bytes)
+            self._queues[self._routes.index(route)].append(move)
+        for route in range(len(self._routes)):
+            self._send(time_s, route)
+        self._load_all(time_s)
+
+    def _gpu(self, move: Transfer) -> int:
+        return self.first_gpu[move.server] + move.gpu
+
+    def _load_all(self, time_s: float) -> None:
+        """Copies that wait begin on idle host links with room behind them."""
+        waiting = [gpu for gpu, queue in self._loads.items() if queue]
+        for gpu in waiting:
+            if gpu not in self._loading and self._make_room(gpu):
+                self._load(time_s, gpu)
+        if waiting and not self._loading and not any(self._queues):
+            self._load(time_s, waiting[0])  # each waits for another: into spare memory
+
+    def _make_room(self, gpu: int) -> bool:
+        """Drops what leaves the GPU and others hold, least asked first, if it must."""
+        server, held_NX = self.server_of[gpu], self.table.gpu_NX
+        if self._used_G[gpu] < self._slots_G[gpu]:
+            return True
+        stays_X = self.placement.on_NLE[server].reshape(-1)
+        leaves = np.flatnonzero((held_NX[server] == gpu) & ~stays_X)
+        leaves = leaves[(held_NX[:, leaves] >= 0).sum(axis=0) > 1]
+        excess = self._used_G[gpu] - self._slots_G[gpu] + 1
+        asked = self._calls_NX[server, leaves]
+        gone = leaves[asked.argsort(kind="stable")[:excess]]
+        if len(gone):
+            held_NX[server, gone] = -1
+            self.table.update(gone)
+            self.version += 1
+            self._used_G[gpu] -= len(gone)
+        return self._used_G[gpu] < self._slots_G[gpu]
+
+    def _held(self) -> np.ndarray:
+        """int64 [G]: blocks on each GPU of the cluster."""
+        gpu_NX = self.table.gpu_NX
+        return np.bincount(gpu_NX[gpu_NX >= 0], minlength=len(self._slots_G))
+
+    def _memory(self) -> float:
+        """The largest share of a GPU's slots that is taken now."""
+        some = self._slots_G > 0
+        return float((self._used_G[some] / self._slots_G[some]).max())
+
+    def _load(self, time_s: float, gpu: int) -> None:
+        """The next block waiting for this GPU's host link is copied."""
+        self._loading[gpu] = self._loads[gpu].popleft()
+        self._used_G[gpu] += 1
+        self.peak_memory = max(self.peak_memory, self._memory())
+        num_bytes = self.cost_model.block.num_bytes
+        there_s = self.lines.load(gpu, time_s, num_bytes, MIGRATE)
+        self.heap.push(there_s, EXTRA, gpu, LANDED)
+
+    def _send(self, time_s: float, route: int) -> None:
+        """The next chunk of a route; or its block is there, then the next block."""
+        n, m = self._routes[route]
+        queue, block_bytes = self._queues[route], self.cost_model.block.num_bytes
+        if self._left[route] == 0:
+            move = queue.popleft()
+            gpu = self._gpu(move)
+            self._loads.setdefault(gpu, deque()).append(move)
+            self._left[route] = block_bytes
+            self._load_all(time_s)
+        if not queue:
+            return
+        chunk = min(self.policy.chunk_bytes, self._left[route])
+        self._left[route] -= chunk
+        there_s = self.lines.send(n, m, time_s, chunk, MIGRATE)
+        if self._left[route]:  # the line is free before the chunk is there
+            there_s -= self.cost_model.cluster.link(n, m).latency_s
+        self.heap.push(max(there_s, time_s), EXTRA, n, SENDING + route)
+
+    def _landed(self, time_s: float, gpu: int) -> None:
+        move = self._loading.pop(gpu)
+        block = move.layer * self.pools.num_experts + move.block
+        before = self.table.gpu_NX[move.server, block]
+        if before >= 0:  # from one GPU of the server to another
+            self._used_G[before] -= 1
+        self.table.gpu_NX[move.server, block] = gpu
+        self.table.update(np.array([block]))
+        self.version += 1
+        self._on_way -= 1
+        self._load_all(time_s)
+        if not self._on_way:
+            self._finish(time_s)
+
+    def _finish(self, time_s: float) -> None:
+        """All is in place: what is no longer wanted goes."""
+        self.migrations[-1].done_s = time_s
+        self.table = self._table_of(self.placement)
+        self._used_G = self._held()
+        self.version += 1

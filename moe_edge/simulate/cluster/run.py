@@ -1,0 +1,220 @@
+"""The root of launch/simulate.py: what placements and offloading do to latency."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.place.policy import PLACERS
+from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.case import METHODS, Case
+from moe_edge.simulate.cluster.output import print_table, progress, write_requests
+from moe_edge.simulate.cluster.policy import check_rule
+from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.simulate.cluster.state import LoopOptions
+from moe_edge.simulate.cluster.timeline import write_timeline
+
+# Refuses Prism's unequal servers: its heterogeneous variant stands for it.
+EQUAL_ONLY = "eplb"
+
+
+def run_simulate(
+    *,
+    out_dir: str,
+    model: str = "deepseek_v2_lite",
+    cluster: str = "prism",
+    cluster_options: Mapping[str, Any] | None = None,
+    workload: str = "bigbench",
+    then_workload: str | None = None,
+    placed_for: str | None = None,
+    arrivals: str = "poisson",
+    interval_s: float | Sequence[float] | None = None,
+    requests_per_server: int = 100,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    trace_speed: float = 1.0,
+    most_tokens: int | None = None,
+    skew: float = 1.0,
+    correlated: bool = True,
+    routing_trace: str | None = None,
+    methods: str = "all",
+    max_batch: int = 1,
+    period_s: float = 300.0,
+    keep: float = 1.0,
+    hysteresis: float = 0.05,
+    source: str = "host",
+    window_s: float = 60.0,
+    timeline_s: float = 0.0,
+    seeds: int = 1,
+    data_dir: str | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Serves the same requests by every method in computed time, and compares.
+
+    Args:
+      out_dir: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
+        first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto).
+      model, cluster, cluster_options, workload, then_workload, placed_for, arrivals,
+        interval_s, requests_per_server, input_tokens, output_tokens, trace_speed,
+        most_tokens, skew, correlated, routing_trace: see `cluster_build.build_case`.
+      methods: placers and servers that serve alone (`moe_infinity`, `moe_infinity_lb`)
+        separated by commas, or `all`: every placer that fits the machines.
+      max_batch: requests a server runs at a time.
+      period_s: of migration; 0 for none.
+      keep: share of statistics that stays after a period.
+      hysteresis: share of the cost that a migration must win on top.
+      source: of migrating blocks, "host" or "network".
+      window_s: of the local ratio over time.
+      timeline_s: spans that begin before this are written; 0 for none.
+      seeds: runs, from `seed` on; rows are medians over them.
+      data_dir: holds traces.
+      seed: of everything random.
+      overwrite: replace earlier results.
+      dry_run: check and stop.
+      config_text: gives the config to store.
+    Raises:
+      ConfigError: bad input; CapacityError: less memory than one copy of the model.
+      RequestError: a trace that cannot be served.
+      OutputError: `out_dir` cannot be written.
+      OSError: a trace cannot be read.
+    """
+    check_out_dir(out_dir, overwrite)
+    check_count("seeds", seeds)
+    names = chosen_methods(methods)
+    options = LoopOptions(max_batch, window_s, timeline_s)
+    check_rule(period_s, keep, hysteresis, source)
+    wanted = {
+        "model": model,
+        "cluster": cluster,
+        "cluster_options": dict(cluster_options or {}),
+        "workload": workload,
+        "then_workload": then_workload,
+        "placed_for": placed_for,
+        "arrivals": arrivals,
+        "interval_s": interval_s,
+        "requests_per_server": requests_per_server,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "trace_speed": trace_speed,
+        "most_tokens": most_tokens,
+        "skew": skew,
+        "correlated": correlated,
+        "routing_trace": routing_trace,
+    }
+    first = build_case(**wanted, data_dir=data_dir, seed=seed)
+    moving = {"period_s": period_s, "keep": keep, "source": source}
+    moving["hysteresis"] = hysteresis
+    skip = names is None
+    names = list(PLACERS) if names is None else names
+    left_out: dict[str, str] = {}
+    if skip:
+        names, left_out = that_fit(first, names)
+    if dry_run:
+        for name in names:
+            first.loop(name, options, seed=seed, **moving)
+        return {"dry_run": True, "methods": names, "out_dir": out_dir}
+    runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
+    with atomic_folder(out_dir, overwrite) as folder:
+        for number in range(seed, seed + seeds):
+            case = first
+            if number != seed:
+                case = build_case(**wanted, data_dir=data_dir, seed=number)
+            for name in names:
+                loop = case.loop(name, options, seed=number, **moving)
+                started = time.perf_counter()
+                loop.run()
+                result = report(loop)
+                runs[name].append(result)
+                print(progress(name, number, result, time.perf_counter() - started))
+                if number == seed:
+                    write_requests(folder / f"requests_{name}.csv", result)
+                    if timeline_s:
+                        path = folder / f"timeline_{name}.json"
+                        write_timeline(path, loop.spans, case.cost_model.cluster)
+        rows = {name: median_row(results) for name, results in runs.items()}
+        stored = {
+            "case": wanted | {"max_batch": max_batch, **moving},
+            "hardware": sources(first),
+            "seeds": list(range(seed, seed + seeds)),
+            "methods": rows,
+            "by_seed": {
+                name: [result.row() for result in results]
+                for name, results in runs.items()
+            },
+            "local_ratio_over_time": {
+                name: {
+                    "window_s": window_s,
+                    "ratio": [
+                        None if np.isnan(x) else round(float(x), 4)
+                        for x in r[0].ratio_W
+                    ],
+                }
+                for name, r in runs.items()
+            },
+            "left_out": left_out,
+        }
+        text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
+        (folder / "simulate.json").write_text(text, encoding="utf-8")
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    print_table(rows, left_out)
+    return {"methods": rows, "left_out": left_out, "out_dir": out_dir}
+
+
+def that_fit(case: Case, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods that take the case's machines, and why others do not."""
+    fit, left_out = list(names), {}
+    if EQUAL_ONLY in fit:
+        try:
+            case.placement(case.placer(EQUAL_ONLY))
+        except ConfigError as error:
+            fit.remove(EQUAL_ONLY)
+            left_out[EQUAL_ONLY] = str(error)
+    return fit, left_out
+
+
+def chosen_methods(methods: str) -> list[str] | None:
+    """Names, checked; None for `all`."""
+    if methods == "all":
+        return None
+    names = list(dict.fromkeys(part.strip() for part in methods.split(",")))
+    for name in names:
+        check_known("method", name, METHODS)
+    return names
+
+
+def median_row(results: Sequence[ClusterResult]) -> dict[str, Any]:
+    """The row of a method: medians over seeds."""
+    by_server = zip(*(result.latency_s_N for result in results), strict=True)
+    return {
+        "latency_s_N": [
+            None if None in values else float(np.median(values)) for values in by_server
+        ],
+        **{
+            name: float(np.median([getattr(result, name) for result in results]))
+            for name in ("mean_latency_s", "local_ratio", "remote_calls")
+        },
+    }
+
+
+def sources(case: Case) -> list[dict[str, Any]]:
+    """What is known of every device and line that took part, once each."""
+    cluster = case.cost_model.cluster
+    lines = [cluster.network, *cluster.links.values()]
+    found: dict[str, dict[str, Any]] = {}
+    for gpu in (gpu for server in cluster.servers for gpu in server.gpus):
+        device, link = gpu.device, gpu.host_link
+        found[device.name] = {"source": device.source, "checked": device.checked}
+        found[f"host link of {device.name}"] = {
+            "source": link.source,
+            "checked": link.checked,
+        }
+    for line in lines:
+        found.setdefault(f"network: {line.source}", {"checked": line.checked})
+    return [{"name": name, **facts} for name, facts in found.items()]

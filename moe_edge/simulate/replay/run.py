@@ -1,0 +1,212 @@
+"""The root of launch/replay.py: hit ratios and prediction recall of a route trace."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.predict.registry import PREDICTORS
+from moe_edge.simulate.replay.hits import replay
+from moe_edge.simulate.replay.lookups import (
+    POLICY_NAMES,
+    check_horizon,
+    known_policies,
+    policy_of,
+    slots_for,
+)
+from moe_edge.simulate.replay.predict import (
+    known_predictors,
+    predictor_of,
+    replay_predictor,
+)
+from moe_edge.workload.trace_reader import read_trace
+from moe_edge.workload.traces import DECODE, Trace
+
+
+def run_replay(
+    *,
+    out_dir: str,
+    trace: str,
+    slots_per_layer: str,
+    policies: str = "all",
+    predictors: str = "all",
+    horizon: int = 1,
+    num_experts: int | None = None,
+    data_dir: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Replays a trace through cache policies and predictors, without a model.
+
+    Caches have equally many slots for every layer (adapmoe_dp: the same total) and are
+    warmed by the prefill rows; hit ratios and recalls are those of the decode steps.
+
+    Args:
+      out_dir: folder of the results: `replay.json`, `config.gin`.
+      trace: CSV file, ours or a public one.
+      slots_per_layer: whole numbers from 2, separated by commas.
+      policies: names separated by commas, or `all` whose needs the trace holds.
+      predictors: likewise, or an empty string for none.
+      horizon: how many layers predictors look ahead.
+      num_experts: experts of a layer, for traces that do not say.
+      data_dir: where a relative path is looked up too.
+      overwrite: replace earlier results.
+      dry_run: check flags and the trace, then stop.
+      config_text: gives the config to store.
+    Raises:
+      ConfigError: bad input.
+      OutputError: `out_dir` cannot be written.
+      OSError: the trace cannot be read.
+    """
+    check_out_dir(out_dir, overwrite)
+    sizes = _whole_numbers("slots_per_layer", slots_per_layer)
+    names = _names("cache policy", policies, POLICY_NAMES)
+    predictor_names = _names("predictor", predictors, PREDICTORS)
+    path = find_path(trace, data_dir)
+    rows = read_trace(path, num_experts)
+    if not (rows.phase == DECODE).any():
+        raise ConfigError(f"trace {path} has no decode step (phase 1) to measure")
+    check_horizon(horizon, rows)
+    names = known_policies(rows) if names is None else names
+    if predictor_names is None:
+        predictor_names = known_predictors(rows)
+    built = {name: policy_of(name, rows) for name in names}
+    foreseers = {name: predictor_of(name, rows) for name in predictor_names}
+    layer_S = {(n, size): slots_for(n, rows, size) for n in built for size in sizes}
+    if dry_run:
+        return {
+            "dry_run": True,
+            "policies": list(built),
+            "predictors": list(foreseers),
+            "out_dir": out_dir,
+        }
+    cached = {
+        name: {str(size): replay(rows, policy, layer_S[name, size]) for size in sizes}
+        for name, policy in built.items()
+    }
+    predicted = {
+        name: replay_predictor(rows, predictor, horizon)
+        for name, predictor in foreseers.items()
+    }
+    summary = {
+        "hit_ratio": {
+            name: {size: result.hit_ratio for size, result in by_size.items()}
+            for name, by_size in cached.items()
+        },
+        "recall": {
+            name: _by_look_ahead(result.recall_H) for name, result in predicted.items()
+        },
+        "precision": {
+            name: _by_look_ahead(result.precision_H)
+            for name, result in predicted.items()
+        },
+    }
+    stored = summary | {
+        "trace": _facts(rows) | {"path": path, "sha256": sha256_of(path)},
+        "horizon": horizon,
+        "left_out": {
+            "policies": [n for n in POLICY_NAMES if n not in known_policies(rows)],
+            "predictors": [
+                n for n in PREDICTORS if n not in ("none", *known_predictors(rows))
+            ],
+        },
+        "cache": {
+            name: {size: _cache_details(result) for size, result in by_size.items()}
+            for name, by_size in cached.items()
+        },
+        "prediction": {
+            name: {
+                "recall_by_layer": _plain(result.recall_HL),
+                "precision_by_layer": _plain(result.precision_HL),
+            }
+            for name, result in predicted.items()
+        },
+    }
+    with atomic_folder(out_dir, overwrite) as folder:
+        report = json.dumps(stored, indent=1, allow_nan=False)
+        (folder / "replay.json").write_text(report + "\n", encoding="utf-8")
+        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    print_tables(summary, sizes)
+    return summary | {"out_dir": out_dir}
+
+
+def _items(text: str) -> list[str]:
+    """Parts between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in str(text).split(",")))
+
+
+def _whole_numbers(flag: str, text: str) -> list[int]:
+    parts = _items(text)
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(
+            f"--{flag} is {str(text)!r}, expected whole numbers separated by commas, "
+            "such as 13,32,64"
+        )
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _names(kind: str, text: str, known: Iterable[str]) -> list[str] | None:
+    """The names given; None for `all`."""
+    if text == "all":
+        return None
+    names = _items(text) if text else []
+    for name in names:
+        check_known(kind, name, known)
+    return names
+
+
+def _by_look_ahead(share_H: np.ndarray) -> dict[str, float | None]:
+    """By layers ahead, from 1."""
+    return {str(row + 1): value for row, value in enumerate(_plain(share_H))}
+
+
+def _plain(array: np.ndarray) -> list:
+    """Lists for JSON: null where there is no number, six digits elsewhere."""
+    if array.ndim > 1:
+        return [_plain(row) for row in array]
+    return [None if math.isnan(x) else round(x, 6) for x in array.tolist()]
+
+
+def _cache_details(result) -> dict[str, Any]:
+    return {
+        "hits": int(result.hits_L.sum()),
+        "misses": int(result.misses_L.sum()),
+        "prefill_hits": result.prefill_hits,
+        "prefill_misses": result.prefill_misses,
+        "hit_ratio_by_layer": _plain(result.hit_ratio_L),
+    }
+
+
+def _facts(trace: Trace) -> dict[str, int]:
+    return {
+        "num_experts": trace.num_experts,
+        "top_k": trace.top_k,
+        "layers": len(np.unique(trace.layer)),
+        "requests": len(np.unique(trace.request)),
+        "prefill_steps": len(np.unique(trace.step[trace.phase != DECODE])),
+        "decode_steps": len(np.unique(trace.step[trace.phase == DECODE])),
+    }
+
+
+def print_tables(summary: dict[str, Any], sizes: list[int]) -> None:
+    """The summary for people."""
+    if summary["hit_ratio"]:
+        heads = "".join(f"{size:>8}" for size in sizes)
+        print(f"{'hit ratio, slots a layer':26}{heads}")
+    for name, by_size in summary["hit_ratio"].items():
+        print(f"{name:26}" + "".join(f"{value:8.3f}" for value in by_size.values()))
+    for measure in ("recall", "precision"):
+        if summary[measure]:
+            heads = "".join(
+                f"{ahead:>8}" for ahead in next(iter(summary[measure].values()))
+            )
+            print(f"{measure + ', layers ahead':26}{heads}")
+        for name, by_row in summary[measure].items():
+            values = ("-" if v is None else f"{v:.3f}" for v in by_row.values())
+            print(f"{name:26}" + "".join(f"{value:>8}" for value in values))

@@ -1,0 +1,130 @@
+"""Engines of a study: one checkpoint, one store, one set of compiled programs.
+
+A study compares dozens of policies. All their engines share weights, store and, for
+equal shapes, programs; slots, cache, queue and predictor are each engine's own.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from moe_edge.convert.hf_reader import HfReader
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.heap import keep_heap
+from moe_edge.engine.generate import generate
+from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import layered_parts, make_spec
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.store import HostStore
+from moe_edge.studies.quickstart.run import count_params
+
+# Jitted programs that are pure functions of arrays for a given model.
+PROGRAMS = ("_embed", "_next_embed", "_head", "_next_head", "_last", "_run")
+
+
+class StudyEngine(LayeredEngine):
+    """A layered engine that runs the compiled programs of another."""
+
+    def __init__(self, other: LayeredEngine | None, weights, manager, **options):
+        super().__init__(weights, manager, **options)
+        if other is not None:
+            for name in PROGRAMS:
+                setattr(self, name, getattr(other, name))
+            self._waves = LayerWaves(self._run, manager)
+
+
+class Bench:
+    """A checkpoint, resident and with its experts in a host store.
+
+    Attributes:
+      tokenizer: of the checkpoint.
+      resident: engine with all weights on the device.
+      store: the experts on the host.
+      model: `model` of a results entry.
+    """
+
+    def __init__(self, checkpoint: str):
+        keep_heap()
+        reader = open_checkpoint(checkpoint)
+        self.tokenizer = load_tokenizer(reader)
+        check_finite = isinstance(reader, HfReader)
+        weights = load_weights(reader, check_finite=check_finite)
+        self.resident = ResidentEngine(weights)
+        self.store = HostStore(reader)
+        empty = (None,) * len(weights.experts)
+        self.weights = dataclasses.replace(weights, experts=empty)
+        self.config = weights.config
+        is_default = checkpoint == "default"
+        self.model = {
+            "name": checkpoint,
+            "params": count_params(
+                weights.config, weights.num_bytes, str(reader.dtype)
+            ),
+            "weights": "toy trained here" if is_default else "given",
+        }
+        self._first: StudyEngine | None = None
+        self._engines: list[StudyEngine] = []
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def engine(self, options: OffloadOptions, batch: int = 1) -> StudyEngine:
+        """An offloaded engine as `make_offloaded` would build it, on shared parts.
+
+        Args:
+          options: of mode `layered`, from host memory.
+          batch: sequences whose KV cache an absolute budget leaves room for.
+        """
+        capacity = self.config.max_positions
+        spec = make_spec(options, self.weights, self.store, batch, capacity)
+        parts = layered_parts(options, self.weights, self.store, spec)
+        engine = StudyEngine(self._first, self.weights, **parts)
+        self._first = self._first or engine
+        self._engines.append(engine)
+        return engine
+
+    def num_compiled(self) -> int:
+        """Programs compiled so far, of all engines."""
+        shared = 0 if self._first is None else self._first.num_compiled()
+        return shared + self.resident.num_compiled()
+
+    def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
+        """Median time of one layer of a resident decode step, batch 1.
+
+        Embedding and head are counted in, as shares of the layers.
+        """
+        steps_s = []
+        for prompt in [prompts[0], *(prompts[i % len(prompts)] for i in range(rounds))]:
+            run = generate(self.resident, [prompt], new_tokens)
+            steps_s.append(run.decode_s / run.steps)
+        return float(np.median(steps_s[1:])) / self.config.num_layers  # 0: compilation
+
+    def standard_link(
+        self, layer_s: float, factor: float, latency_s: float
+    ) -> EmulatedLink:
+        """An expert's bytes take `factor` layers of compute, plus the latency."""
+        return EmulatedLink(self.store.block_bytes / (factor * layer_s), latency_s)
+
+
+def record_history(resident: ResidentEngine, prompts, new_tokens: int) -> list[dict]:
+    """What every layer chose for each prompt and its continuation, as
+    `PredictorRun.learn` takes it."""
+    sequences = []
+    for prompt in prompts:
+        found: dict[int, list] = {}
+
+        def note(layer, routing, found=found):
+            found.setdefault(layer, []).append(np.asarray(routing.ids_TK))
+
+        generate(resident, [prompt], new_tokens, on_routing=note)
+        sequences.append({layer: np.concatenate(ids) for layer, ids in found.items()})
+    return sequences

@@ -1,0 +1,93 @@
+"""Prism, table I: serving alone against serving together."""
+
+from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.studies.prism.runs import (
+    cases_of,
+    cells,
+    median_row,
+    percent,
+    prism_claim,
+    ratio,
+    serve_all,
+    served,
+    shape_entry,
+    stored,
+    values,
+    workload_entry,
+)
+from moe_edge.studies.prism.settings import (
+    LIMITS,
+    PrismFindings,
+    PrismSettings,
+)
+
+# Seconds on servers 1, 2, 3 and the mean over all.
+TABLE_1 = {
+    "moe_infinity": (9.14, 4.77, 3.18, 5.19),
+    "moe_infinity_lb": (8.60, 4.77, 3.10, 5.03),
+    "uniform": (4.96, 4.34, 3.40, 4.11),
+}
+WHY = (
+    "Which task each server has is not said; here in the order of section IV-A. A "
+    "server that serves alone waits for the host link (25 GB/s here), the paper's for "
+    "MoE-Infinity's whole offloading path; naive collaboration waits for 500 Mbps and, "
+    "in the paper, for software too, so what is ahead depends on these two rates."
+)
+
+
+def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+    """Serving alone, with requests passed on, and random experts together."""
+    cases = cases_of(settings)
+    rows = serve_all(cases, settings.methods, "table I", **settings.moving)
+    ours = cells(rows)
+    metrics = []
+    for method, by_seed in rows.items():
+        for n in range(len(ours[method]) - 1):
+            found = [row["latency_s_N"][n] for row in by_seed]
+            metrics.append(median_row(method, f"mean latency, server {n + 1}", found))
+        metrics.append(median_row(method, "mean latency", values(by_seed)))
+        for key, unit in (("hit_ratio", "1"), ("redirected", "requests")):
+            if key in by_seed[0]:
+                found = values(by_seed, key)
+                metrics.append(median_row(method, key.replace("_", " "), found, unit))
+    alone = "moe_infinity"
+    changes = {
+        method: percent(ratio(rows, method, alone))
+        for method in rows
+        if alone in rows and method != alone
+    }
+    paper = {
+        method: f"{100 * (row[3] / TABLE_1[alone][3] - 1):+.1f} %"
+        for method, row in TABLE_1.items()
+        if method != alone
+    }
+    parts = [
+        f"{method} {change} (paper {paper.get(method, 'none')})"
+        for method, change in changes.items()
+    ]
+    entry = {
+        "question": "Does sharing experts beat serving alone (Prism, table I)?",
+        "answer": f"Mean latency against {alone} on {settings.model}: "
+        f"{', '.join(parts)}.",
+        "workload": workload_entry(
+            settings, cases[0][1], workload=settings.workload, **settings.moving
+        ),
+        "metrics": metrics,
+        "baselines": [alone],
+        "checks": {"every request was served once": served(rows)},
+        "limits": list(LIMITS),
+        "paper_claim": prism_claim("Prism, table I", TABLE_1, ours, WHY),
+    }
+    places = [*(f"server {n + 1}" for n in range(3)), "all"]
+    panels = [
+        Panel("ours, simulated", "seconds a request", places, ours),
+        Panel("paper", "seconds a request", places, TABLE_1),
+    ]
+    return shape_entry(cases[0][1].shape), PrismFindings(
+        entry=entry,
+        plot=lambda path: bar_panels(
+            path, panels, title="Serving alone and together (simulated)"
+        ),
+        summary={"change": changes},
+        files={"by_seed.json": stored({"table I": rows})},
+    )

@@ -1,0 +1,99 @@
+"""Real prompts for studies, all of one length, and what they came from."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.checks import RequestError
+from moe_edge.engine.prompts import read_prompts
+from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.studies.quickstart.texts import BOOKS
+from moe_edge.studies.study import Settings
+
+PIECE = 1 << 14  # characters of a text that are tokenised at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptPool:
+    """Token rows of one length, handed out in order; no row is given twice.
+
+    Attributes:
+      rows: token ids.
+      sources: {path, sha256} of every file read.
+    """
+
+    rows: Sequence[list[int]]
+    sources: Sequence[dict[str, str]]
+
+    def batches(self, sizes: Sequence[int]) -> list[list[list[int]]]:
+        """As many rows as each size says, in order."""
+        rows = iter(self.rows)
+        return [list(itertools.islice(rows, size)) for size in sizes]
+
+
+def prompt_files(settings: Settings) -> list[Path]:
+    """The files that prompts come from.
+
+    Raises:
+      OSError: one that does not exist.
+    """
+    if settings.data_dir is None:
+        return [BOOKS]
+    paths = [Path(find_path(name, settings.data_dir)) for name in settings.sources]
+    for path in paths:
+        with path.open("rb"):
+            pass
+    return paths
+
+
+def make_pool(
+    settings: Settings, tokenizer: Tokenizer, count: int, tokens: int
+) -> PromptPool:
+    """`count` rows of exactly `tokens` tokens, from all files in turn.
+
+    A row is the beginning of a prompt that is long enough, or a piece of a text.
+
+    Raises:
+      RequestError: the files do not hold so many.
+      OSError: a file cannot be read.
+    """
+    paths = prompt_files(settings)
+    turns = [_rows(path, tokenizer, tokens) for path in paths]
+    rows: list[list[int]] = []
+    while turns and len(rows) < count:
+        row = next(turns[0], None)
+        turns = turns[1:] if row is None else [*turns[1:], turns[0]]
+        if row is not None:
+            rows.append(row)
+    if len(rows) < count:
+        names = ", ".join(path.name for path in paths)
+        raise RequestError(
+            f"{names} hold {len(rows)} prompts of {tokens} tokens, {count} are needed; "
+            "give longer files, shorter prompts or fewer rounds"
+        )
+    sources = [{"path": _name(p, settings), "sha256": sha256_of(p)} for p in paths]
+    return PromptPool(rows, sources)
+
+
+def _name(path: Path, settings: Settings) -> str:
+    """Without the folders above the data, which differ from machine to machine."""
+    if settings.data_dir and path.is_relative_to(settings.data_dir):
+        return path.relative_to(settings.data_dir).as_posix()
+    return path.name
+
+
+def _rows(path: Path, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
+    if path.suffix == ".jsonl":
+        for prompt in read_prompts(path):
+            ids = tokenizer.encode(prompt.text)
+            if len(ids) >= tokens:
+                yield list(ids[:tokens])
+        return
+    text, left = read_text(path), []
+    for start in range(0, len(text), PIECE):
+        left += tokenizer.encode(text[start : start + PIECE])
+        while len(left) >= tokens:
+            yield left[:tokens]
+            left = left[tokens:]

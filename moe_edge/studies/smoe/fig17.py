@@ -1,0 +1,236 @@
+"""SMoE, figure 17: how well predictors name the experts of the coming layers."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+
+from moe_edge.engine.generate import generate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.results import metric
+from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.predict.stale_gate import wanted_scores
+from moe_edge.studies.cases import Case, Ready, prepare
+from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.smoe import fig14
+from moe_edge.studies.study import (
+    LIMITS,
+    SPREAD,
+    Findings,
+    Settings,
+    claim,
+)
+
+PAPER = {"predicted that are top-score": 0.82, "predicted that are chosen": 0.95}
+SMOE = "smoe_partial"
+WHY = (
+    "The paper's 82 % and 95 % are of three large models, under SMoE's own routing. "
+    "A partial state is the better the more of a layer is resident, and the default "
+    "model has only six layers, whose states differ more than those of deep models."
+)
+_wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
+
+
+class TopScoreLog(PredictionLog):
+    """Also compares what is predicted one layer ahead with the true top-score set.
+
+    Attributes:
+      top_hits_L, top_predicted_L, top_L: int, experts predicted and top-score,
+        predicted, top-score; where a prediction was made.
+    """
+
+    def __init__(self, num_layers, num_experts, look_ahead, *, moe, top_a, batch):
+        super().__init__(num_layers, num_experts, look_ahead)
+        self._top = functools.partial(_wanted, moe=moe, top_a=top_a)
+        self._batch, self._expected = batch, {}
+        shape = (3, num_layers)
+        self.top_hits_L, self.top_predicted_L, self.top_L = np.zeros(shape, np.int64)
+
+    def expect(self, layer, ids_NM):
+        super().expect(layer, ids_NM)
+        self._expected[(layer + 1) % len(self.top_L)] = ids_NM[0][ids_NM[0] >= 0]
+
+    def note(self, layer: int, routing) -> None:
+        """`on_routing` of a run; the router's own choice, before any route policy."""
+        expected = self._expected.pop(layer, None)
+        if routing.ids_TK.shape[0] != self._batch or expected is None:
+            return  # a prefill, or nothing was said about this layer
+        is_top_E = np.asarray(self._top(routing.ids_TK, routing.scores_TE)) >= 0
+        self.top_hits_L[layer] += is_top_E[expected].sum()
+        self.top_predicted_L[layer] += len(expected)
+        self.top_L[layer] += is_top_E.sum()
+
+
+def policies(settings: Settings) -> dict[str, OffloadOptions]:
+    """Every predictor, over LRU; and SMoE's in the complete SMoE."""
+    top, H = {"top_a": settings.a}, settings.horizon
+    simple = ("stale_gate", "previous", "frequency", "moe_infinity")
+    return {
+        SMOE: OffloadOptions(predictor=SMOE, predictor_options=top),
+        f"{SMOE}, all chosen": OffloadOptions(
+            predictor=SMOE, predictor_options={"top_a": None}
+        ),
+        **{name: OffloadOptions(predictor=name) for name in simple},
+        "n_layer_gate": OffloadOptions(
+            predictor="n_layer_gate", predictor_options={"look_ahead": H}, horizon=H
+        ),
+        f"{SMOE} in smoe": fig14.smoe_steps(settings.a)["+Pre"],
+    }
+
+
+@dataclasses.dataclass
+class Judged:
+    """A case's logs, one a round."""
+
+    case: Case
+    logs: list[TopScoreLog] = dataclasses.field(default_factory=list)
+
+    def share(self, part: str, whole: str, pick=...) -> tuple[float, float] | None:
+        """(share over all rounds, half the range of rounds); None without cases."""
+        parts = [getattr(log, part)[pick].sum() for log in self.logs]
+        wholes = [getattr(log, whole)[pick].sum() for log in self.logs]
+        if not sum(wholes):
+            return None
+        rounds = [p / w for p, w in zip(parts, wholes, strict=True) if w]
+        return float(sum(parts) / sum(wholes)), float(np.ptp(rounds)) / 2
+
+    def by_layer(self, whole: str) -> list[float]:
+        """Hits of every layer, one layer ahead; nan where nothing was predicted."""
+        hits_L, whole_L, predicted_L = (
+            sum(getattr(log, name)[:, 0] for log in self.logs)
+            for name in ("hits_LA", whole, "predicted_LA")
+        )
+        share_L = hits_L / np.maximum(whole_L, 1)
+        return np.where(predicted_L > 0, share_L, np.nan).tolist()
+
+
+def run(settings: Settings) -> tuple[dict, Findings]:
+    """Records what predictors say; returns the model and the findings."""
+    budget = settings.budgets[0]
+    cases = [
+        Case(policy, budget, batch, options, fig14.is_exact(options))
+        for batch in settings.batches
+        for policy, options in policies(settings).items()
+    ]
+    is_same = []
+    with Bench(settings.checkpoint) as bench:
+        ready = prepare(bench, cases, settings)
+        judged = [Judged(case) for case in cases]
+        for prompts in ready.rounds:
+            for one, engine in zip(judged, ready.engines, strict=True):
+                rows = prompts[: one.case.batch]
+                log, tokens = watch(bench, engine, rows, settings)
+                one.logs.append(log)
+                if one.case.is_exact:
+                    run = generate(bench.resident, rows, settings.new_tokens)
+                    is_same.append(run.tokens == tokens)
+    return bench.model, findings(judged, ready, all(is_same), settings)
+
+
+def watch(bench: Bench, engine: StudyEngine, prompts, settings: Settings):
+    """(log, tokens) of one generation."""
+    config, manager = bench.config, engine.manager
+    engine.reset_records()
+    manager.predictor_run.accuracy = log = TopScoreLog(
+        config.num_layers, config.moe.num_experts, manager.predictor_run.horizon,
+        moe=config.moe, top_a=settings.a, batch=len(prompts),
+    )  # fmt: skip
+    run = generate(engine, prompts, settings.new_tokens, on_routing=log.note)
+    return log, run.tokens
+
+
+def findings(
+    judged: list[Judged], ready: Ready, is_same: bool, settings: Settings
+) -> Findings:
+    """The entry from the logs."""
+    rows, ours, stored = [], {}, {}
+    for one in judged:
+        policy, batch = one.case.policy, one.case.batch
+        shares = {}
+        for ahead in range(one.logs[0].rounds_LA.shape[1]):
+            # Layers that a gate can predict within a token, for all predictors.
+            pick = (slice(ready.first_layer + ahead + 1, None), ahead)
+            at = f"{ahead + 1} layers ahead" if ahead else "one layer ahead"
+            shares[f"recall, {at}"] = one.share("hits_LA", "chosen_LA", pick)
+            shares[f"precision, {at}"] = one.share("hits_LA", "predicted_LA", pick)
+        later = slice(ready.first_layer + 1, None)
+        top = one.share("top_hits_L", "top_predicted_L", later)
+        shares["predicted that are top-score"] = top
+        shares["top-score that were predicted"] = one.share(
+            "top_hits_L", "top_L", later
+        )
+        for name, pair in shares.items():
+            if pair is not None:
+                n, spread = len(one.logs), (SPREAD, pair[1])
+                rows.append(
+                    metric(policy, f"{name}, batch {batch}", pair[0], "1", n, spread)
+                )
+        ours[policy, batch] = {k: v and v[0] for k, v in shares.items()}
+        stored[f"{policy}, batch {batch}"] = {
+            "recall_by_layer": _plain(one.by_layer("chosen_LA")),
+            "precision_by_layer": _plain(one.by_layer("predicted_LA")),
+        }
+    first = settings.batches[0]
+    smoe, stale = ours[SMOE, first], ours["stale_gate", first]
+    found = {
+        "predicted that are top-score": smoe["predicted that are top-score"],
+        "predicted that are chosen": smoe["precision, one layer ahead"],
+    }
+    entry = {
+        "question": "How well do predictors name the experts of the coming layers "
+        "(SMoE fig. 17)?",
+        "answer": f"At batch {first}, {_say(found['predicted that are top-score'])} of "
+        "what SMoE's partial state predicts is top-score (paper: 82 %) and "
+        f"{_say(found['predicted that are chosen'])} is chosen (paper: 95 %); recall "
+        f"of all chosen one layer ahead: "
+        f"{_say(ours[f'{SMOE}, all chosen', first]['recall, one layer ahead'])} from "
+        f"the partial state, {_say(stale['recall, one layer ahead'])} from the stale "
+        "gate.",
+        "kind": "emulated",
+        "workload": ready.workload(settings),
+        "metrics": rows,
+        "baselines": ["stale_gate", "previous", "frequency", "moe_infinity"],
+        "checks": {"every lossless case gave the resident engine's tokens": is_same},
+        "limits": [
+            *LIMITS,
+            "Shares are over the layers that routers can predict within a token: none "
+            "predicts the next token's first layers.",
+            WHY,
+        ],
+        "paper_claim": claim(
+            "SMoE, section VI-C and fig. 17: accuracy of prefetching", PAPER, found, WHY
+        ),
+    }
+    return Findings(
+        entry=entry,
+        plot=lambda path: plot(path, judged, first),
+        summary={"smoe_partial": found},
+        files={"by_layer.json": json.dumps(stored, indent=1) + "\n"},
+    )
+
+
+def _say(share: float | None) -> str:
+    return "nothing" if share is None else f"{100 * share:.0f} %"
+
+
+def _plain(values: list[float]) -> list[float | None]:
+    return [None if np.isnan(value) else round(value, 6) for value in values]
+
+
+def plot(path, judged: list[Judged], batch: int) -> None:
+    """Recall and precision by layer, one layer ahead."""
+    panels = []
+    for title, whole in (("recall", "chosen_LA"), ("precision", "predicted_LA")):
+        series = {
+            one.case.policy: one.by_layer(whole)
+            for one in judged
+            if one.case.batch == batch
+        }
+        layers = list(range(len(next(iter(series.values())))))
+        panels.append(
+            Panel(title, f"{title}, one layer ahead", layers, series, x_label="layer")
+        )
+    line_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")

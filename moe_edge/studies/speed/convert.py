@@ -1,0 +1,92 @@
+"""Suite `convert`: time and memory of conversion beside copying the files."""
+
+import functools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from moe_edge.core.checks import CheckpointError
+from moe_edge.studies.speed.models import olmoe_config, write_random
+from moe_edge.studies.speed.timing import interleave, round_ratios
+
+LAYERS = 18  # 2.0 GB in bfloat16
+
+
+def convert_models(work_dir: Path) -> list[tuple[str, Path]]:
+    """Name and HF folder of the model that is converted."""
+    folder = write_random(work_dir / "olmoe_2gb", olmoe_config(LAYERS, "bfloat16"))
+    return [(f"random in OLMoE's shape, {LAYERS} layers, bfloat16", folder)]
+
+
+def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
+    """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
+
+    Each conversion is a process of its own, so that its peak is its own; its seconds
+    leave out Python's start. The peer is a plain copy of the same folder; one turn of
+    each is not measured, so that files are warm. `ratio` is conversion / copy: lower
+    is better. Each begins with all earlier writes on the disk: who writes third would
+    otherwise be slowed by what the first two have left to write.
+    """
+    ((_, source),) = convert_models(work_dir)
+    ours, target = work_dir / "ours", work_dir / "target"
+    _convert(source, ours, "ours")  # the source of to_hf
+    jobs = {
+        "copy": functools.partial(_copy, source),
+        "to_ours": functools.partial(_convert, source, to="ours"),
+        "to_hf": functools.partial(_convert, ours, to="hf"),
+    }
+    cases = {
+        name: functools.partial(_afresh, job, target) for name, job in jobs.items()
+    }
+    runs = interleave(cases, repeats)
+    shutil.rmtree(target)
+    shutil.rmtree(ours)
+    figures = {name: [run["seconds"] for run in runs[name]] for name in runs}
+    rows = []
+    for name in ("to_ours", "to_hf"):
+        ratios = round_ratios(figures[name], figures["copy"])
+        rows.append(
+            {
+                "case": f"convert/{name}",
+                "ours": statistics.median(figures[name]),
+                "peer": statistics.median(figures["copy"]),
+                "peer_name": "shutil.copytree",
+                "unit": "s",
+                "ratio": statistics.median(ratios),
+                "round_ratios": ratios,
+                "limit_fraction": None,
+                "bytes": runs[name][-1]["bytes"],
+                "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs[name]),
+                "runs": {"ours": figures[name], "copy": figures["copy"]},
+            }
+        )
+    return rows
+
+
+def _afresh(job, target: Path) -> dict:
+    """Runs a job with no `target` yet and all earlier writes on the disk."""
+    shutil.rmtree(target, ignore_errors=True)
+    os.sync()
+    return job(target)
+
+
+def _copy(source: Path, target: Path) -> dict:
+    started = time.perf_counter()
+    shutil.copytree(source, target)
+    return {"seconds": time.perf_counter() - started}
+
+
+def _convert(src: Path, dst: Path, to: str) -> dict:
+    """Runs `launch.convert` in a process of its own; returns its JSON line."""
+    command = [sys.executable, "-m", "launch.convert"]
+    command += [f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise CheckpointError(f"conversion of {src} failed: {done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,217 @@
+"""Suite `placement`: seconds of the placers, gaps of heuristics, simulated latency.
+
+Statistics are Zipf-1 over a layer's blocks, half of it in an order that all servers
+share. Shapes: 26 layers of 64 blocks (DeepSeek-V2-Lite), like the placements studied.
+"""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.hardware.clusters import servers_of
+from moe_edge.hardware.cost_model import CostModel
+from moe_edge.hardware.models import model_shape
+from moe_edge.hardware.presets import lan
+from moe_edge.hardware.specs import Cluster
+from moe_edge.place.objective import objective
+from moe_edge.place.optimal import best_cover
+from moe_edge.place.policy import get_placer
+from moe_edge.studies.speed.placement_simulate import SimulateSizes, simulate_rows
+from moe_edge.studies.speed.timing import interleave, round_ratios
+
+MODEL = "deepseek_v2_lite"
+KINDS = ("rtx_4090", "rtx_4060_ti", "rtx_3090")  # the last behind a slow line
+HEURISTICS = ("uniform", "redundance", "smartmoe", "eplb_heterogeneous")
+HEURISTICS += ("prism", "greedy", "latency")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much the suite does; tests make it small.
+
+    Attributes:
+      layers, experts: of the model.
+      limit_s: servers -> seconds that the optimum, and our placer, may take.
+      lp_servers: up to so many servers the linear program runs beside it.
+      gap_servers, ratios, seeds: cases of the gap rows; memory in all / one copy.
+    """
+
+    layers: int = 26
+    experts: int = 64
+    limit_s: dict[int, float] = dataclasses.field(
+        default_factory=lambda: {3: 1.0, 16: 1.0, 256: 20.0}
+    )
+    lp_servers: int = 16
+    gap_servers: tuple[int, ...] = (3, 16)
+    ratios: tuple[float, ...] = (1.05, 1.25, 1.5, 2.0)
+    seeds: int = 3
+
+
+def placement_models(work_dir) -> list:
+    """No checkpoint is read."""
+    del work_dir
+    return []
+
+
+def placement_suite(
+    repeats: int,
+    work_dir,
+    sizes: Sizes | None = None,
+    simulated: SimulateSizes | None = None,
+) -> list[dict]:
+    """Times of the optimum and of our placer, gaps of every heuristic in %, then the
+    simulator's speed and our placer's latency in it."""
+    del work_dir
+    sizes = sizes or Sizes()
+    rows = []
+    for servers, limit_s in sizes.limit_s.items():
+        rows += time_rows(servers, limit_s, repeats, sizes)
+    for servers in sizes.gap_servers:
+        for ratio in sizes.ratios:
+            for unequal in (False, True):
+                rows += gap_rows(servers, ratio, unequal, sizes)
+    return rows + simulate_rows(repeats, simulated)
+
+
+def zipf(servers: int, sizes: Sizes, seed: int) -> np.ndarray:
+    """float64 [N, L, E], rows sum to 1."""
+    rng = np.random.default_rng(seed)
+    base_E = 1 / np.arange(1, sizes.experts + 1)
+    common_LE = rng.permuted(np.tile(base_E, (sizes.layers, 1)), axis=1)
+    own_NLE = rng.permuted(np.tile(base_E, (servers, sizes.layers, 1)), axis=2)
+    frequency_NLE = (common_LE + own_NLE) / 2
+    return frequency_NLE / frequency_NLE.sum(axis=-1, keepdims=True)
+
+
+def memory(servers: int, blocks: int, ratio: float, unequal: bool, seed: int):
+    """Slots of one GPU a server, `ratio` copies of the model in all."""
+    rng = np.random.default_rng(seed)
+    share_N = rng.uniform(0.3, 1.7, servers) if unequal else np.ones(servers)
+    exact_N = share_N / share_N.sum() * blocks * ratio
+    slots_N = np.maximum(np.floor(exact_N).astype(int), 1)
+    short = int(np.ceil(blocks * ratio)) - slots_N.sum()
+    slots_N[np.argsort(slots_N - exact_N)[: max(short, 0)]] += 1
+    return [np.array([slots]) for slots in slots_N]
+
+
+def machines(servers: int, unequal: bool) -> CostModel:
+    """Equal A100s, or three sorts of which one is behind a slow line."""
+    kinds = KINDS if unequal else ("a100_40g",)
+    names = [kinds[n % len(kinds)] for n in range(servers)]
+    slow = [n for n in range(servers) if unequal and n % len(kinds) == len(kinds) - 1]
+    pairs = [(n, m) for n in slow for m in range(servers) if n != m]
+    pairs += [(m, n) for n, m in pairs]
+    cluster = Cluster(
+        servers=servers_of([[name] for name in names]),
+        network=lan(500.0),
+        links=dict.fromkeys(pairs, lan(100.0)),
+        sharing="egress",
+    )
+    shape = model_shape(MODEL)
+    return CostModel(cluster, shape.block, shape.dense)
+
+
+def time_rows(servers: int, limit_s: float, repeats: int, sizes: Sizes) -> list[dict]:
+    """Tight unequal memory, the hardest case for coverage."""
+    blocks = sizes.layers * sizes.experts
+    frequency_NLE = zipf(servers, sizes, seed=0)
+    slots = memory(servers, blocks, 1.05, True, seed=0)
+    value_NM = frequency_NLE.reshape(servers, -1)
+    capacity_N = np.minimum([s.sum() for s in slots], blocks)
+    ours = get_placer("latency", top_k=model_shape(MODEL).top_k)
+    cost_model = machines(servers, unequal=True)
+    cases = {
+        "optimal": functools.partial(best_cover, value_NM, capacity_N),
+        "latency": functools.partial(ours.place, frequency_NLE, slots, cost_model),
+    }
+    if servers <= sizes.lp_servers:
+        cases["lp"] = functools.partial(linear_program, value_NM, capacity_N)
+    runs = interleave({name: timed(case) for name, case in cases.items()}, repeats)
+    name = f"{servers} x {sizes.layers} x {sizes.experts}"
+    rows = [
+        row(f"seconds/optimal {name}", runs["optimal"], "s", runs.get("lp"), limit_s),
+        row(f"seconds/latency {name}", runs["latency"], "s", None, limit_s),
+    ]
+    return rows
+
+
+def timed(case: Callable[[], object]) -> Callable[[], float]:
+    """A function that returns how long `case` takes."""
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        case()
+        return time.perf_counter() - started
+
+    return seconds
+
+
+def linear_program(value_NM: np.ndarray, capacity_N: np.ndarray) -> float:
+    """The same optimum by SciPy's HiGHS: the largest value of a cover."""
+    N, M = value_NM.shape
+    rows = [
+        sparse.kron(sparse.eye_array(N), np.ones((1, M))),
+        -sparse.kron(np.ones((1, N)), sparse.eye_array(M)),
+    ]
+    result = linprog(
+        -value_NM.ravel(),
+        A_ub=sparse.vstack(rows).tocsr(),
+        b_ub=np.concatenate([capacity_N, -np.ones(M)]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    return -result.fun
+
+
+def gap_rows(servers: int, ratio: float, unequal: bool, sizes: Sizes) -> list[dict]:
+    """Gap of every heuristic's objective to the optimum, %, one figure a seed."""
+    cost_model = machines(servers, unequal)
+    gaps: dict[str, list[float]] = {name: [] for name in HEURISTICS}
+    for seed in range(sizes.seeds):
+        frequency_NLE = zipf(servers, sizes, seed)
+        slots = memory(servers, frequency_NLE[0].size, ratio, unequal, seed)
+        best = get_placer("optimal").place(frequency_NLE, slots)
+        least = objective(frequency_NLE, best.on_NLE)
+        if least == 0:
+            raise ConfigError(f"{servers} servers with {ratio}x memory hold everything")
+        for name in HEURISTICS:
+            options = {"top_k": model_shape(MODEL).top_k} if name == "latency" else {}
+            placer = get_placer(name, **options)
+            found = placer.place(frequency_NLE, slots, cost_model, seed=seed)
+            value = objective(frequency_NLE, found.on_NLE)
+            gaps[name].append(100 * (value - least) / least)
+    kind = "unequal" if unequal else "equal"
+    return [
+        row(f"gap/{name} {servers} {kind} {ratio}x", values, "%")
+        for name, values in gaps.items()
+    ]
+
+
+def row(
+    case: str,
+    ours: list[float],
+    unit: str,
+    peer: list[float] | None = None,
+    limit: float | None = None,
+) -> dict:
+    """One row; `limit_fraction` up to 1 says that the bar holds."""
+    ratios = None if peer is None else round_ratios(ours, peer)
+    middle = statistics.median(ours)
+    return {
+        "case": case,
+        "ours": middle,
+        "peer": None if peer is None else statistics.median(peer),
+        "peer_name": None if peer is None else "linear program, SciPy HiGHS",
+        "unit": unit,
+        "ratio": None if ratios is None else statistics.median(ratios),
+        "round_ratios": ratios,
+        "limit_fraction": None if limit is None else middle / limit,
+        "runs": {"ours": ours, **({} if peer is None else {"peer": peer})},
+    }

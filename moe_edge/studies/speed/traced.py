@@ -1,0 +1,199 @@
+"""Suite `traced`: offloaded decoding on the real link, routing from a recorded trace.
+
+On a GPU: an OLMoE-shaped model of 7 B parameters and a DeepSeek-V2-Lite-shaped one of
+16 B, experts in host memory. On a CPU: one of 0.45 B, so that the suite can be tried.
+"""
+
+import functools
+import gc
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from moe_edge.convert.families import config_from_hf
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.base import Engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+from moe_edge.model.config import ModelConfig
+from moe_edge.studies.speed.models import olmoe_config
+from moe_edge.studies.speed.timing import interleave
+from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
+from moe_edge.workload.trace_reader import read_trace
+
+TRACE = "../shared/data/routing/trace_qwen3_30b_a3b.csv.gz"
+TRACE_EXPERTS = 128
+TOP_K = 6  # what the trace holds
+STEPS = 48  # timed tokens; as many warm the cache before
+BUDGETS = ("25%", "50%")
+
+
+def olmoe_7b() -> dict:
+    """HF config in the shape of OLMoE-1B-7B, at the trace's top-6."""
+    return olmoe_config(16, "bfloat16") | {
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts_per_tok": TOP_K,
+    }
+
+
+def deepseek_v2_lite() -> dict:
+    """HF config in the shape of DeepSeek-V2-Lite (16 B)."""
+    return {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "n_shared_experts": 2,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": TOP_K,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": False,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "dtype": "bfloat16",
+    }
+
+
+def models() -> dict[str, dict]:
+    """Name -> HF config of what this device can run."""
+    if jax.default_backend() == "cpu":
+        small = olmoe_config(8, "bfloat16") | {"num_experts_per_tok": TOP_K}
+        return {"olmoe_450m": small}
+    return {"olmoe_7b": olmoe_7b(), "deepseek_v2_lite_16b": deepseek_v2_lite()}
+
+
+def traced_models(work_dir: Path) -> list[tuple[str, ModelConfig]]:
+    """Name and config of the suite's models, which lie in memory only."""
+    return [(name, config_from_hf(hf_config)) for name, hf_config in models().items()]
+
+
+def seconds_per_token(engine: Engine, steps: int) -> float:
+    """Mean over the trace's steps `steps` .. `2 * steps`, the earlier ones untimed."""
+    session = engine.new_session(1, 2 * steps + 1)
+    engine.prefill(session, [[0]])
+    active_B = jax.device_put(np.ones(1, bool))
+    started = 0.0
+    for token in range(1, 2 * steps + 1):
+        if token == steps + 1:
+            engine.reset_records()
+            started = time.perf_counter()
+        tokens_B = jax.device_put(np.array([token], np.int32))
+        # The next token is known beforehand, but a user waits for every one.
+        engine.decode(session, tokens_B, active_B).block_until_ready()
+    return (time.perf_counter() - started) / steps
+
+
+def copy_rate(num_bytes: int, repeats: int = 20) -> float:
+    """Bytes per second of host-to-device copies of one block, pinned where possible."""
+    device = jax.local_devices()[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    source = np.ones(num_bytes // 4, np.float32)
+    if "pinned_host" in kinds and jax.default_backend() != "cpu":
+        place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+        source = jax.device_put(source, place)
+
+    def copy():
+        if isinstance(source, np.ndarray):
+            return jax.numpy.array(source).block_until_ready()
+        return jax.device_put(source, device).block_until_ready()
+
+    copy()
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        copy()
+        seconds.append(time.perf_counter() - started)
+    return num_bytes / statistics.median(seconds)
+
+
+def _row(case: str, ours: list[float], resident: list[float], extra: dict) -> dict:
+    ratios = [a / b for a, b in zip(ours, resident, strict=True)]
+    return {
+        "case": case,
+        "ours": 1e3 * statistics.median(ours),
+        "peer": 1e3 * statistics.median(resident),
+        "peer_name": "all experts resident",
+        "unit": "ms/token",
+        "round_ratios": ratios,
+        "ratio": statistics.median(ratios),
+        "runs": {"ours": ours, "resident": resident},
+    } | extra
+
+
+def traced_suite(repeats: int, work_dir: Path, trace: str = TRACE) -> list[dict]:
+    """Time per token at 25 % and 50 %, layered and fused, beside all resident.
+
+    `limit_fraction` of a row is the time that the missed bytes take at the measured
+    copy rate, over the time per token.
+    """
+    if not Path(trace).is_file():
+        raise ConfigError(
+            f"no trace at {trace}; carry trace_qwen3_30b_a3b.csv.gz there or run in a "
+            "folder beside shared/"
+        )
+    recorded = read_trace(trace, num_experts=TRACE_EXPERTS)
+    rows = []
+    for name, hf_config in models().items():
+        config = config_from_hf(hf_config)
+        chosen_SLK = trace_choices(recorded, config)
+        steps = min(STEPS, (len(chosen_SLK) - 1) // 2)
+        reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
+        resident = ResidentEngine(load_weights(reader))
+        resident_s = [seconds_per_token(resident, steps) for _ in range(repeats + 1)]
+        resident_s = resident_s[1:]
+        del resident
+        gc.collect()
+        for budget in BUDGETS:
+            for mode in ("layered", "fused"):
+                on_gpu = jax.default_backend() != "cpu" and mode == "layered"
+                options = OffloadOptions(
+                    device_memory=budget,
+                    mode=mode,
+                    memory="pinned" if on_gpu else "host",
+                )
+                with make_offloaded(reader, options) as engine:
+                    run = functools.partial(seconds_per_token, engine, steps)
+                    ours = interleave({"ours": run}, repeats)["ours"]
+                    moved = engine.movement()
+                ours_s = statistics.median(ours)
+                rate = copy_rate(reader.layout.size * reader.dtype.itemsize)
+                missed_s = moved["bytes_moved"] / steps / rate
+                extra = {
+                    "limit_fraction": missed_s / ours_s,
+                    "hit_ratio": moved["hit_ratio"],
+                    "bytes_per_token": moved["bytes_moved"] / steps,
+                    "copy_bytes_per_s": rate,
+                }
+                case = f"traced/{name}/{mode}/{budget}"
+                rows.append(_row(case, ours, resident_s, extra))
+                gc.collect()
+    return rows

@@ -1,0 +1,185 @@
+"""Programs of router fine-tuning: their gradient, and that nothing else has one."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.sub_experts import at_k, split_config
+from moe_edge.model.transformer import Transformer
+from moe_edge.refactor.finetune import step as programs
+from moe_edge.training.step import TrainState
+from tests.support.tiny_models import ALL, BF16, GQA, random_weights
+
+ROWS = np.random.default_rng(3).integers(0, 61, (2, 14)).astype(np.int32)
+
+
+def _reference(config: ModelConfig, router, frozen):
+    """Mean cross-entropy through the plain Transformer, every expert dense."""
+    graph, state = nnx.split(Transformer(config, nnx.Rngs(0)))
+    layout, arrays = RecordLayout.of(config), frozen.dense | router
+    leaves = [
+        (path, nnx.Param(arrays[".".join(map(str, path))]))
+        for path, _ in nnx.to_flat_state(state)
+    ]
+
+    def run(x_TD, ids_TK, weights_TK, experts_ER):
+        return run_experts(
+            *(x_TD, ids_TK, weights_TK, experts_ER, layout),
+            activation=config.moe.activation,
+            swiglu_limit=config.moe.swiglu_limit,
+            method="dense",
+        )
+
+    bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+    logits, _ = bound(ROWS[:, :-1], frozen.experts, run)
+    chosen = jnp.take_along_axis(
+        jax.nn.log_softmax(logits), jnp.array(ROWS[:, 1:, None]), axis=-1
+    )
+    return -chosen.sum()
+
+
+def _gradient(config, router, frozen):
+    total = programs.empty_total(router)
+    return programs.make_gradient_step(config)(total, router, frozen, ROWS)
+
+
+@pytest.mark.parametrize(("name", "k"), [("gqa", 2), ("mla", 3), ("gpt_oss", 3)])
+def test_gradient_matches_jax_grad_of_plain_transformer(name, k):
+    config = at_k(ALL[name], k)
+    router, frozen = programs.split_weights(random_weights(config))
+    got = _gradient(config, router, frozen)
+    want, want_grad = jax.jit(
+        jax.value_and_grad(lambda router: _reference(config, router, frozen))
+    )(router)
+    np.testing.assert_allclose(got.nats, want, rtol=1e-5)
+    assert set(got.gradient) == set(want_grad) == set(router)
+    assert ("blocks.1.router.bias" in router) == (name == "gpt_oss")
+    for path, gradient in want_grad.items():
+        assert float(jnp.abs(gradient).max()) > 1e-4
+        np.testing.assert_allclose(
+            got.gradient[path], gradient, rtol=2e-3, atol=2e-5, err_msg=path
+        )
+
+
+def test_gradient_matches_finite_differences():
+    config = dataclasses.replace(
+        GQA, moe=dataclasses.replace(GQA.moe, top_k=12)
+    )  # all chosen: the loss is smooth in the router
+    router, frozen = programs.split_weights(random_weights(config))
+    gradient = _gradient(config, router, frozen).gradient
+    nats = programs.make_eval_step(config)
+    for path, array in router.items():
+        slope = float(jnp.linalg.norm(gradient[path]))
+        direction = gradient[path] / slope
+        up, down = (
+            float(nats(router | {path: array + step * direction}, frozen, ROWS))
+            for step in (0.05, -0.05)
+        )
+        np.testing.assert_allclose((up - down) / 0.1, slope, rtol=0.01)
+
+
+def test_gradient_step_makes_no_gradient_of_frozen_arrays():
+    router, frozen = programs.split_weights(random_weights(GQA))
+    total = programs.empty_total(router)
+    step = programs.make_gradient_step(GQA)
+    jaxpr = step.trace(total, router, frozen, ROWS).jaxpr
+    # Only gradients are products or sums that have the shape of a weight.
+    frozen_shapes = {a.shape for a in jax.tree.leaves(frozen) if a.ndim > 1}
+    made = _summed_shapes(jaxpr.jaxpr)
+    assert (12, 40) in made  # the router's
+    assert not frozen_shapes & made
+    both = jax.grad(programs.nats_fn(GQA), argnums=(0, 1))
+    made = _summed_shapes(jax.make_jaxpr(both)(router, frozen, ROWS).jaxpr)
+    dense_shapes = {a.shape for a in frozen.dense.values() if a.ndim > 1}
+    assert dense_shapes <= made  # so it would have been seen
+    out = jax.eval_shape(step, total, router, frozen, ROWS)
+    assert sorted(a.shape for a in jax.tree.leaves(out)) == [(), (12, 40), (12, 40)]
+
+
+def test_frozen_arrays_stay_in_their_dtype_without_optimizer_state():
+    router, frozen = programs.split_weights(random_weights(GQA, dtype=BF16))
+    kinds = {a.dtype for a in jax.tree.leaves(frozen) if a.ndim > 1}
+    assert kinds == {jnp.uint16.dtype}
+    state = programs.make_optimizer(0.0, 1.0).init(router)
+    sizes = [leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim]
+    assert sizes == 4 * [12 * 40]  # two moments of two layers' rows
+
+
+def _summed_shapes(jaxpr) -> set:
+    """Shapes, and their transposes, of all products and scattered sums."""
+    shapes = set()
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                shapes |= _summed_shapes(inner)
+        if eqn.primitive.name in ("dot_general", "scatter-add"):
+            shape = tuple(eqn.outvars[0].aval.shape)
+            shapes |= {shape, shape[::-1]}
+    return shapes
+
+
+def test_update_is_adam_with_clipping():
+    router = {"w": jnp.array([1.0, -2.0])}
+    optimizer = programs.make_optimizer(weight_decay=0.5, clip_norm=1e9)
+    state = TrainState(router, optimizer.init(router))
+    total = programs.Total({"w": jnp.array([30.0, -60.0])}, jnp.float32(20.0))
+    state, loss, norm = programs.make_update(optimizer)(
+        state, total, np.float32(10.0), np.float32(0.1)
+    )
+    assert float(loss) == 2.0
+    np.testing.assert_allclose(norm, math.sqrt(45.0), rtol=1e-6)
+    # The first step of Adam is the gradient's sign; the decay adds half the weight.
+    np.testing.assert_allclose(
+        state.params["w"], [1.0 - 0.1 * (1 + 0.5), -2.0 + 0.1 * (1 + 1.0)], rtol=1e-5
+    )
+
+
+def test_parameter_counts_at_olmoe_size_is_about_an_eighth_of_a_percent():
+    # OLMoE-1B-7B: arXiv 2409.02060, table 1.
+    attention = dataclasses.replace(
+        GQA.attention,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=128,
+        qkv_bias=False,
+        qk_norm="full",
+        windows=(),
+    )
+    moe = dataclasses.replace(
+        GQA.moe,
+        num_experts=64,
+        top_k=8,
+        expert_dim=1024,
+        shared_dim=0,
+        shared_gate=False,
+    )
+    olmoe = dataclasses.replace(
+        GQA,
+        vocab_size=50304,
+        d_model=2048,
+        num_layers=16,
+        attention=attention,
+        moe=moe,
+        dense_layers=(),
+        dense_dim=0,
+    )
+    assert programs.parameter_counts(olmoe)[1] == 6_919_161_856
+    trained, total = programs.parameter_counts(split_config(olmoe, 4))
+    assert trained == 16 * 256 * 2048
+    assert round(100 * trained / total, 2) == 0.12
+
+
+def test_check_trainable_proxy_gate_is_refused():
+    proxy = split_config(GQA, 4, gate="proxy_global", gate_neurons=2)
+    with pytest.raises(ConfigError, match="gate is proxy_global.*linear gate"):
+        programs.check_trainable(proxy)

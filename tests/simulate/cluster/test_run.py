@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from moe_edge.core.checks import CapacityError, ConfigError, OutputError
+from moe_edge.simulate.cluster.run import run_simulate
+
+INF = float("inf")
+FEW = {"requests_per_server": 3, "interval_s": 1.0, "correlated": False}
+
+
+def test_rows_files_and_table(tmp_path, capsys):
+    out_dir = tmp_path / "out"
+    summary = run_simulate(
+        out_dir=str(out_dir),
+        methods="uniform,optimal,moe_infinity_lb",
+        seeds=3,
+        timeline_s=0.5,
+        config_text=lambda: "cfg",
+        **FEW,
+    )
+    rows = summary["methods"]
+    assert set(rows["optimal"]) == {
+        *("latency_s_N", "mean_latency_s", "local_ratio", "remote_calls")
+    }
+    assert rows["optimal"]["mean_latency_s"] < rows["uniform"]["mean_latency_s"]
+    assert rows["optimal"]["local_ratio"] > rows["uniform"]["local_ratio"]
+    assert rows["moe_infinity_lb"]["remote_calls"] == 0
+    stored = json.loads((out_dir / "simulate.json").read_text())
+    by_seed = [row["mean_latency_s"] for row in stored["by_seed"]["optimal"]]
+    assert len(set(by_seed)) == 3
+    assert rows["optimal"]["mean_latency_s"] == sorted(by_seed)[1]
+    assert stored["hardware"][0]["name"] == "a100_40g"
+    assert json.loads((out_dir / "timeline_optimal.json").read_text())["traceEvents"]
+    lines = (out_dir / "requests_uniform.csv").read_text().splitlines()
+    assert len(lines) == 1 + 9
+    assert "remote calls" in capsys.readouterr().out
+
+
+def test_all_leaves_out_what_needs_equal_servers(tmp_path):
+    summary = run_simulate(
+        out_dir=str(tmp_path / "out"), input_tokens=1, output_tokens=1, **FEW
+    )
+    assert "eplb" in summary["left_out"] and "eplb" not in summary["methods"]
+    assert {"prism", "optimal", "latency"} <= set(summary["methods"])
+    dry = run_simulate(out_dir=str(tmp_path / "dry"), dry_run=True, **FEW)
+    assert dry["methods"] == list(summary["methods"])
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    out_dir = tmp_path / "out"
+    summary = run_simulate(out_dir=str(out_dir), methods="prism", dry_run=True, **FEW)
+    assert summary == {"dry_run": True, "methods": ["prism"], "out_dir": str(out_dir)}
+    assert not out_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"methods": "prism,best"}, "unknown method 'best'; known: eplb"),
+        ({"model": "gpt"}, "unknown model preset 'gpt'"),
+        ({"cluster": "moon"}, "unknown cluster preset 'moon'"),
+        ({"workload": "poetry"}, "unknown workload or routing domain 'poetry'"),
+        ({"arrivals": "bus", "interval_s": None}, "unknown request trace 'bus'"),
+        ({"interval_s": -1.0}, "arrival interval_s must be positive, got -1"),
+        ({"seeds": 0}, "seeds must be a positive whole number, got 0"),
+        ({"window_s": 0.0}, "window_s must be positive"),
+        ({"source": "disk"}, "unknown source of blocks 'disk'"),
+        ({"hysteresis": -1.0, "methods": "uniform"}, "hysteresis is -1.0, expected 0"),
+        ({"period_s": -3.0, "methods": "uniform"}, "period_s must be 0 or more and"),
+        ({"period_s": INF}, "period_s must be 0 or more and finite, got inf"),
+        ({"keep": 2.0, "methods": "uniform"}, "keep must lie in"),
+        ({"timeline_s": -3.0}, "timeline_s must be 0 or more and finite, got -3"),
+        ({"timeline_s": float("nan")}, "timeline_s must be 0 or more and finite"),
+        ({"window_s": INF}, "window_s must be finite, got inf"),
+        ({"skew": INF}, "skew must be 0 or more and finite, got inf"),
+        ({"interval_s": 0.0}, "arrival interval_s must be positive, got 0"),
+        ({"interval_s": [1.0, 2.0]}, "2 arrival intervals for 3 servers"),
+        ({"interval_s": [-1.0, 1.0, 3.0]}, "interval_s must be positive, got -1"),
+        ({"interval_s": INF}, "arrival interval_s must be finite, got inf"),
+        ({"most_tokens": 0}, "most_tokens must be a positive whole number"),
+        ({"trace_speed": 2.0}, "trace_speed would have no effect with Poisson"),
+        ({"most_tokens": 9}, "most_tokens would have no effect with Poisson"),
+        ({"arrivals": "mooncake"}, "interval_s would have no effect with arrivals of"),
+        (
+            {"arrivals": "mooncake", "interval_s": None, "input_tokens": 4},
+            "input_tokens would have no effect with arrivals of mooncake",
+        ),
+        (
+            {"routing_trace": "x.csv", "placed_for": "c4", "skew": 2.0},
+            "placed_for, skew, correlated would have no effect with a routing_trace",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        run_simulate(out_dir=str(tmp_path / "out"), dry_run=True, **(FEW | change))
+
+
+def test_too_little_memory_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(CapacityError, match="are missing"):
+        run_simulate(
+            out_dir=str(tmp_path / "out"),
+            cluster_options={"expert_memory_share": 0.1},
+            **FEW,
+        )
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(OutputError, match="is not empty"):
+        run_simulate(out_dir=str(tmp_path), **FEW)

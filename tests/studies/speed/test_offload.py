@@ -1,0 +1,284 @@
+"""The offload suite's parts on tiny models; figures come from running it."""
+
+import ast
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from launch import benchmark
+from moe_edge.core.checks import CheckpointError
+from moe_edge.engine.load import load_engine
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.simulate.replay.timed import replay_time
+from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.studies.speed import (
+    models,
+    offload,
+    offload_child,
+    offload_controls,
+    offload_host,
+    offload_links,
+    offload_memory,
+    offload_runs,
+    offload_smoe,
+)
+from moe_edge.studies.speed.offload_rows import Sizes, make_row, random_prompts
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TINY = models.olmoe_config(2, "bfloat16", experts=16) | {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 16,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "num_experts_per_tok": 2,
+}
+SIZES = Sizes(
+    hf_config=TINY,
+    large_config=TINY,
+    link_steps={8.0: 4},
+    host_steps=3,
+    smoe_tokens=4,
+    fidelity_tokens=6,
+    absolute_memory="1MB",
+)
+SLOW = EmulatedLink(bytes_per_s=4e6, latency_s=50e-6)  # about 1 ms a block
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return models.write_random(tmp_path_factory.mktemp("models") / "tiny", TINY)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    engine = offload_runs.load_offloaded(folder, device_memory="25%")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(engine):
+    return random_prompts(engine, 1)
+
+
+def test_run_starts_cold_and_moves_what_a_replay_misses(engine, prompts):
+    first = offload_runs.decode_run(engine, prompts, 5)
+    again = offload_runs.decode_run(engine, prompts, 5)
+    assert first.used_blocks == again.used_blocks > 0
+    costs = CostModel(1e-4, 1e-4, engine.manager.queue.store.block_bytes, SLOW)
+    played = offload_links._replay(engine, first, costs, first.log)
+    assert played.misses == first.used_blocks
+    assert len(played.step_s) == len(first.step_s) == 5
+
+
+def test_forced_runs_feed_other_tokens_and_a_shorter_one_is_their_beginning(
+    engine, prompts
+):
+    greedy = offload_runs.decode_run(engine, prompts, 6)
+    long = offload_runs.decode_run(engine, prompts, 6, forced=True)
+    short = offload_runs.decode_run(engine, prompts, 3, forced=True)
+    assert np.array_equal(long.tokens[:4], short.tokens)
+    assert not np.array_equal(long.tokens, greedy.tokens)
+
+
+def test_run_over_a_link_takes_at_least_its_transfers(engine, prompts):
+    run = offload_runs.decode_run(engine, prompts, 3, SLOW)
+    block_bytes = engine.manager.queue.store.block_bytes
+    assert run.step_s.sum() >= 0.99 * run.used_blocks * SLOW.seconds(block_bytes)
+    assert 0 < run.waited_s < run.step_s.sum()
+
+
+def test_foreseen_is_what_the_run_chose_after_the_prompt(engine, prompts):
+    run = offload_runs.decode_run(engine, prompts, 3)
+    chosen_SLM = offload_runs.foreseen(run, 16)
+    assert chosen_SLM.shape == (4, 2, 2) and (chosen_SLM[0] == -1).all()
+    assert chosen_SLM[2, 1].tolist() == run.log.ids[2 + 1][0].tolist()
+
+
+def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
+    run, manager = offload_runs.decode_run(engine, prompts, 4), engine.manager
+    follow = [ids_TK for ids_TK in run.log.ids[1:]]
+    costs = CostModel(1.0, 1.0, manager.queue.store.block_bytes, SLOW)
+    played = {
+        name: replay_time(
+            offload_runs.trace_of(run, 16),
+            manager.cache.policy,
+            manager.spec.layer_S,
+            costs,
+            offload_runs.Replayed(predicted),
+        )
+        for name, predicted in (("none", [None] * 8), ("all", [*follow, None]))
+    }
+    assert played["none"].prefetch_bytes == 0 < played["none"].misses
+    # Each lookup's predictions are for the next one: only the first can miss.
+    assert played["all"].misses <= 2 and played["all"].cancelled == 0
+
+
+def test_check_same_tokens_names_the_first_difference():
+    run = offload_runs.Run(np.zeros(2), np.array([[1], [2], [3]]))
+    offload_runs.check_same_tokens("x", run, run)
+    other = dataclasses.replace(run, tokens=np.array([[1], [2], [4]]))
+    with pytest.raises(RuntimeError, match="x is no lossless run: token 2"):
+        offload_runs.check_same_tokens("x", other, run)
+
+
+def test_make_row_relates_rounds_to_their_bounds():
+    row = make_row("c", [2.0, 6.0, 3.0], [1.0, 2.0, 3.0], "b", "ms", bar=4.0)
+    assert (row["ours"], row["peer"], row["ratio"]) == (3.0, 2.0, 2.0)
+    assert row["round_ratios"] == [2.0, 3.0, 1.0]
+    assert row["limit_fraction"] == 0.5
+
+
+def test_link_for_loads_a_block_in_the_stated_time():
+    link = offload_links.link_for(2e-3, 1000)
+    assert link.seconds(1000) == pytest.approx(2e-3 + 50e-6)
+    assert link.latency_s == 50e-6
+
+
+def test_link_rows_oracle_never_beats_its_bound(folder):
+    rows = offload_links.link_rows("tiny", folder, SIZES, 1, ("none", "previous"), True)
+    names = [row["case"].rsplit(", ", 1)[1] for row in rows]
+    controls = ["read-backs and copies", "compute after waits"]
+    assert names == ["oracle", "none", "previous", *controls]
+    beside, rested, plain = rows[3], rows[4], rows[1]
+    assert beside["ours"] == rows[0]["ours"] and beside["limit_fraction"] is None
+    lost_ms = rested["lost_by_waiting_ms_per_token"]
+    assert lost_ms >= 0 and rested["ours"] == plain["ours"]
+    assert rested["peer"] == pytest.approx(plain["peer"] + lost_ms)
+    assert all("emulated" in row["case"] and row["emulated"] for row in rows)
+    assert rows[0]["ratio"] > 0.99
+    assert rows[0]["needed_blocks_per_token"] <= rows[1]["needed_blocks_per_token"]
+    assert all(row["ratio"] > 0.5 for row in rows)
+
+
+def test_step_after_waits_leaves_the_waiting_out(folder):
+    engine = load_engine(folder, with_tokenizer=False).engine
+    prompts, step = random_prompts(engine, 1), offload_controls.step_after_waits
+    step(engine, prompts, 2, 0.0)  # compiles
+    begun_s = time.perf_counter()
+    step_s = step(engine, prompts, 2, 0.2)
+    passed_s = time.perf_counter() - begun_s
+    rested_s = 2 * engine.config.num_layers * 0.2
+    assert rested_s < passed_s and 0 < 2 * step_s <= passed_s - rested_s
+
+
+def test_step_beside_transfers_waits_for_its_blocks(folder):
+    engine = load_engine(folder, with_tokenizer=False).engine
+    prompts = random_prompts(engine, 1)
+    offloaded = offload_runs.load_offloaded(folder, device_memory="25%")
+    offload_runs.decode_run(offloaded, prompts, 2)  # fills slots
+    manager, link = offloaded.manager, EmulatedLink(1e12, 0.02)
+    assert (manager.cache.slot_LE >= 0).any()
+
+    def step(blocks_per_step):
+        return offload_controls.step_beside_transfers(
+            engine, manager, prompts, 4, link, blocks_per_step
+        )
+
+    step(0)  # compiles
+    free_s, moved = step(0), manager.queue.stats().demand.count
+    assert step(5) >= 5 * 0.02 * 0.9 > free_s
+    assert manager.queue.stats().demand.count - moved == 20
+    assert (manager.cache.slot_LE < 0).all() and not manager.queue.link.emulated
+    offloaded.close()
+
+
+def test_host_rows_allow_a_copy_for_each_miss(folder):
+    layered, all_hit, half = offload_host.host_rows("tiny", folder, SIZES, 1)
+    assert layered["peer"] == 0.2 and layered["unit"] == "ms/layer"
+    assert all_hit["misses_per_token"] == 0
+    assert all_hit["peer"] == all_hit["resident_ms_per_token"]
+    allowed = half["resident_ms_per_token"]
+    allowed += 1.3 * half["misses_per_token"] * half["copy_ms_per_block"]
+    assert half["misses_per_token"] > 0
+    assert half["peer"] == pytest.approx(allowed)
+
+
+def test_device_rows_count_slots_weights_and_cache(folder):
+    absolute, relative = offload_memory.device_rows("tiny", folder, SIZES)
+    assert 0.1 < absolute["ours"] < absolute["peer"] == 1.0
+    parts = relative["bytes_of"]
+    assert parts["slots"] == 8 * 3 * 48 * 16 * 2  # 25 % of 2 x 16 bfloat16 experts
+    assert relative["peer"] == pytest.approx(sum(parts.values()) / 1e6)
+    assert relative["ours"] >= relative["peer"]  # activations come on top
+    assert relative["samples"] == 3 * (2 + 1)
+
+
+def test_live_bytes_counts_shared_memory_once():
+    before = offload_memory.live_bytes()
+    array = jax.device_put(np.zeros(1 << 20, np.uint8)).block_until_ready()
+    same = jax.device_put(array, jax.devices()[0])
+    assert offload_memory.live_bytes() - before == 1 << 20
+    del same
+
+
+def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatch):
+    def child(checkpoint, memory, budget):
+        peak = 1000 if "tiny" in checkpoint.name else 5000
+        return {"peak_rss_bytes": peak, "slot_bytes": 7, "memory": memory}
+
+    monkeypatch.setattr(offload_memory, "_child", child)
+    rows = offload_memory.process_rows(tmp_path, SIZES)
+    ours = tmp_path / "olmoe_large_ours"
+    size = sum(path.stat().st_size for path in ours.rglob("*") if path.is_file())
+    assert [row["memory"] for row in rows] == ["host", "mmap"]
+    assert rows[0]["peer"] * 1e6 == pytest.approx(1.1 * size + 7 + 1000)
+    assert rows[0]["ours"] * 1e6 == pytest.approx(5000)
+
+
+def test_child_measures_a_process_of_its_own(folder):
+    found = offload_memory._child(folder, "host", "50%")
+    assert found["slot_bytes"] == 16 * 3 * 48 * 16 * 2
+    # Bare runtime: far less than this process with all its compiled programs.
+    assert 10**8 < found["peak_rss_bytes"] <= 4 * offload_child.peak_rss_bytes()
+    assert found["used_blocks"] > 0
+    with pytest.raises(CheckpointError, match="in a process failed"):
+        offload_memory._child(folder / "missing", "host", "50%")
+
+
+def test_smoe_options_are_those_of_the_policy_file():
+    text = (ROOT / "configs" / "policies" / "smoe.gin").read_text()
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("offload."):
+            name, value = line.removeprefix("offload.").split(" = ", 1)
+            found[name] = ast.literal_eval(value)
+    assert found == offload_smoe.SMOE
+
+
+def test_smoe_rows_give_time_and_fidelity(tiny, monkeypatch):
+    monkeypatch.setattr(offload_smoe, "DEFAULT_MODEL", tiny)
+    monkeypatch.setattr(offload_smoe, "LOSSLESS", {"lru": {}})
+    monkeypatch.setattr(offload_smoe, "LINK_RATIO", 8.0)
+    row, without = offload_smoe.smoe_rows(SIZES, 1)
+    assert row["peer_name"] == "best lossless: lru"
+    assert row["ratio"] == without["ratio"] > 0
+    assert row["fidelity"]["tokens"] == 3 * 6
+    assert 0 <= row["fidelity"]["agreement"] <= 1
+
+
+def test_offload_models_are_named_for_the_entry(tmp_path, monkeypatch):
+    monkeypatch.setattr(offload, "standard_sizes", lambda: SIZES)
+    names = [name for name, _ in offload.offload_models(tmp_path)]
+    assert names == ["olmoe_d512", "default", "olmoe_large"]
+    assert benchmark.SUITES["offload"] is offload.offload_suite
+
+
+def test_entry_of_emulated_rows_says_so(tmp_path, monkeypatch, folder):
+    row = make_row("c, emulated", [2.0], [1.0], "b", "ms", 1.1, emulated=True)
+    monkeypatch.setitem(benchmark.SUITES, "offload", lambda repeats, path: [row])
+    monkeypatch.setitem(benchmark.MODELS, "offload", lambda path: [("tiny", folder)])
+    out = tmp_path / "out"
+    summary = benchmark.benchmark(out_dir=str(out), suite="offload", repeats=1)
+    keys = {"case", "ours", "peer", "unit", "ratio", "limit_fraction"}
+    assert set(summary["rows"][0]) == keys
+    result = validate_entry(out)
+    assert result["kind"] == "emulated" and result["baselines"] == ["b"]

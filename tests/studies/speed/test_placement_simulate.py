@@ -1,0 +1,65 @@
+import pytest
+
+from moe_edge.studies.speed import placement_simulate as module
+from moe_edge.studies.speed.placement_simulate import (
+    SETTINGS,
+    SimulateSizes,
+    row,
+    simulate_rows,
+)
+
+
+def test_rows_name_bars_and_peers(monkeypatch):
+    monkeypatch.setattr(
+        module,
+        "SETTINGS",
+        {"mixed": {**SETTINGS["mixed bigbench"], "correlated": False}},
+    )
+    monkeypatch.setattr(module, "alone", lambda function, *args: function(*args))
+    sizes = SimulateSizes(
+        gpus=8,
+        tokens=2,
+        speed=((6, 1, 60.0), (12, 2, None)),
+        requests_per_server=2,
+        seeds=1,
+    )
+    rows = {r["case"]: r for r in simulate_rows(1, sizes)}
+    assert set(rows) == {
+        *(
+            f"simulate/{what} 6 requests 8 GPUs {method}"
+            for what in ("seconds", "memory", "event")
+            for method in ("prism", "uniform")
+        ),
+        *(
+            f"simulate/{what} 12 requests 8 GPUs prism"
+            for what in ("seconds", "memory", "event")
+        ),
+        "latency/latency mixed against optimal",
+        "latency/latency mixed against eplb_heterogeneous",
+    }
+    seconds = rows["simulate/seconds 6 requests 8 GPUs uniform"]
+    assert seconds["limit_fraction"] == seconds["ours"] / 60
+    assert rows["simulate/seconds 12 requests 8 GPUs prism"]["limit_fraction"] is None
+    against = rows["latency/latency mixed against optimal"]
+    assert against["ratio"] == against["ours"] / against["peer"]
+    assert against["limit_fraction"] == against["ratio"] / 0.9
+
+
+def test_medians_of_ratios_round_by_round():
+    found = row("x", [1.0, 2.0, 9.0], "s", [2.0, 2.0, 10.0], "p", bar=0.5)
+    assert (found["ours"], found["peer"], found["ratio"]) == (2.0, 2.0, 0.9)
+    assert found["limit_fraction"] == pytest.approx(1.8)
+
+
+def test_held_out_seeds_and_machines_are_not_those_of_the_other_rows(monkeypatch):
+    seen = []
+
+    def spy(**options):
+        seen.append((options["seed"], options["cluster_options"].get("gpus")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "build_case", spy)
+    for name in ("mixed bigbench", "held-out bigbench"):
+        with pytest.raises(KeyboardInterrupt):
+            module.latency_rows(name, SETTINGS[name], SimulateSizes())
+    assert seen == [(0, None), (100, module.HELD_OUT_GPUS)]

@@ -1,0 +1,168 @@
+"""Findings and pictures of the timed studies, from numbers made by hand."""
+
+import dataclasses
+import itertools
+import types
+
+import numpy as np
+import pytest
+
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.agreement import Agreement
+from moe_edge.metrics.schema import METRIC_KEYS
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.studies.cases import Case, Ready, count_history
+from moe_edge.studies.prompts import PromptPool
+from moe_edge.studies.smoe import fig12, fig14, ttft
+from moe_edge.studies.study import Settings
+from moe_edge.studies.timed_cases import Timed, Timing
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = Settings(budgets=("25%", "50%"), batches=(1,), rounds=2)
+POOL = PromptPool([[1]], [{"path": "p", "sha256": "0"}])
+PROFILE = np.ones((2, 4))
+LINK = EmulatedLink(1e6, 1e-4)
+FIDELITY = Agreement(90, 0.9, (0.85, 0.95), 1.1, (1.0, 1.2), 5.0, 0.1)
+
+
+def make_timing(policies, tpot_of, ratio_of) -> Timing:
+    timed = []
+    for policy, options in policies.items():
+        for budget in SETTINGS.budgets:
+            exact = fig14.is_exact(options)
+            one = Timed(Case(policy, budget, 1, options, exact))
+            scale = 2.0 if budget == "25%" else 1.0
+            one.tpot_s = [scale * tpot_of[policy]] * 2
+            one.hit_ratio = [ratio_of[policy]] * 2
+            one.step_bytes, one.is_same = [1e6, 3e6], [True, True]
+            one.fidelity = None if exact else FIDELITY
+            timed.append(one)
+    ready = Ready([], [], 1e-3, LINK, POOL)
+    return Timing(timed, {1: [2e-3, 4e-3]}, ready, 0)
+
+
+def value_of(rows, policy, name):
+    (row,) = [r for r in rows if (r["policy"], r["name"]) == (policy, name)]
+    return row["value"]
+
+
+def ablation():
+    steps = (*fig14.STEPS, fig14.ON_CPU)
+    tpot = dict(zip(steps, (10e-3, 9e-3, 6e-3, 6e-3, 3e-3, 5e-3), strict=True))
+    ratio = dict(zip(steps, (0.4, 0.5, 0.8, 0.9, 0.9, 0.4), strict=True))
+    options = fig14.bases(PROFILE) | fig14.smoe_steps(0.2)
+    return make_timing(options, tpot, ratio)
+
+
+def test_fig14_steps_change_one_thing_each():
+    steps = [
+        *fig14.bases(PROFILE).values(),
+        *fig14.smoe_steps(0.3).values(),
+    ]
+    fields = [field.name for field in dataclasses.fields(OffloadOptions)]
+    changed = [
+        {f for f in fields if str(getattr(old, f)) != str(getattr(new, f))}
+        for old, new in itertools.pairwise([steps[0], *steps[2:]])
+    ]
+    assert changed == [
+        {"eviction", "eviction_options"},
+        {"route", "route_options"},
+        {"predictor", "predictor_options"},
+        {"assist"},
+    ]
+    assert steps[-1].predictor_options == {"top_a": 0.3}
+    exact = [fig14.is_exact(options) for options in steps]
+    assert exact == [True, False, True, False, False, False]
+
+
+def test_fig14_findings_compare_each_step_with_the_one_before(tmp_path):
+    found = fig14.findings(ablation(), SETTINGS)
+    rows = found.entry["metrics"]
+    name = "TPOT change from the step before, batch 1"
+    assert value_of(rows, "+CE", name) == pytest.approx(-0.1)
+    assert value_of(rows, "+BA", name) == pytest.approx(-0.5)
+    assert value_of(rows, "+CR", name.replace("TPOT", "cache ratio")) == (
+        pytest.approx(0.6)
+    )
+    assert value_of(rows, "base", "TPOT, 25%, batch 1") == pytest.approx(20)
+    assert value_of(rows, "base", "moved a step, 50%, batch 1") == pytest.approx(2)
+    assert value_of(rows, "+CR", "teacher-forced agreement, 25%, batch 1") == 0.9
+    assert value_of(rows, "resident", "TPOT, 100%, batch 1") == pytest.approx(3)
+    assert not any("agreement" in r["name"] for r in rows if r["policy"] == "+CE")
+    assert all(tuple(row) == METRIC_KEYS for row in rows)
+    assert "+CE -10 % (paper -8 %)" in found.entry["answer"]
+    assert all(found.entry["checks"].values())
+    found.plot(tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+def test_timing_checks_name_a_case_with_other_tokens():
+    timing = ablation()
+    timing.find("+CR", "25%", 1).is_same[0] = False  # lossy: it may
+    assert all(timing.checks().values())
+    timing.find("+CE", "25%", 1).is_same[0] = False
+    assert list(timing.checks().values()) == [False, True]
+    late = Timing(timing.timed, timing.resident_s, timing.ready, 3)
+    assert list(late.checks().values()) == [False, False]
+    with pytest.raises(KeyError):
+        timing.find("+CE", "15%", 1)
+
+
+def test_fig12_findings_hold_smoe_against_the_best_baseline(tmp_path):
+    curves = np.linspace(0, 1, 5)[None].repeat(2, axis=0)
+    named = fig12.policies(0.2, curves, top_k=2)
+    ratio = dict.fromkeys(named, 0.4) | {"lfu": 0.5, fig12.FULL: 0.9}
+    timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
+    found = fig12.findings(timing, SETTINGS, list(named))
+    assert fig12.best_baseline(timing, named, "25%", 1) == ("lfu", 0.5)
+    name = "cache ratio over the best baseline's, 25%, batch 1"
+    assert value_of(found.entry["metrics"], "smoe", name) == pytest.approx(1.8)
+    assert "25%, batch 1: 0.90 against 0.50 (lfu)" in found.entry["answer"]
+    found.plot(tmp_path / "p.png")
+
+
+def test_count_history_counts_tokens_and_drops_padding():
+    history = [{1: np.array([[0, 2], [2, 3]])}, {1: np.array([[0, 3]])}]
+    counts = count_history(history, num_layers=2, num_experts=3)
+    assert counts.tolist() == [[0, 0, 0], [2, 0, 2]]
+
+
+def test_ttft_findings_compare_with_layerwise(tmp_path):
+    settings = Settings(budgets=("25%",), lengths=(8, 16), rounds=2)
+    names = ("resident", "layer-wise", "on_demand", "lru", "smoe")
+    found = {}
+    for length in settings.lengths:
+        for place, name in enumerate(names):
+            seconds = (1.0, 4.0, 5.0, 3.0, 2.0)[place] * length
+            found[name, length] = ttft.Waited([seconds] * 2, [1e6] * 2, [True, True])
+    found["lru", 16].is_same[1] = False
+    result = ttft.findings(found, POOL, LINK, 1e-3, settings)
+    assert result.summary == {"ttft_change": {8: -0.5, 16: -0.5}}
+    assert value_of(result.entry["metrics"], "lru", "TTFT, 8 prompt tokens") == 24
+    assert list(result.entry["checks"].values()) == [False]
+    result.plot(tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+def test_ttft_prompt_as_long_as_the_context_is_refused(monkeypatch):
+    config = types.SimpleNamespace(max_positions=16)
+
+    class Bench:
+        def __init__(self, checkpoint):
+            self.config = config
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(ttft, "Bench", Bench)
+    with pytest.raises(ValueError, match="16 tokens leaves no room in the model's"):
+        ttft.run(Settings(lengths=(8, 16)))
+
+
+def test_smoe_with_a_of_zero_is_exact_without_the_host():
+    assert fig14.is_exact(fig14.smoe_steps(0.0)["+Pre"])
+    assert not fig14.is_exact(fig14.smoe_steps(0.0)["+BA"])

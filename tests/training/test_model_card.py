@@ -1,0 +1,80 @@
+"""The model card: from a tiny run to a folder with pictures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.training import run
+from moe_edge.training import text as text_module
+from moe_edge.training.model_card import read_metrics, run_model_card
+
+TINY = {
+    "data_dir": "no-such-folder",
+    "train_tokens": 2048,
+    "decay_tokens": 1024,
+    "warmup_tokens": 1024,
+    "batch_tokens": 1024,
+    "vocab_size": 300,
+    "d_model": 32,
+    "num_layers": 1,
+    "num_experts": 4,
+    "top_k": 2,
+    "expert_dim": 8,
+    "shared_dim": 16,
+    "task_characters": 4000,
+}
+
+
+def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
+    monkeypatch.setattr(run, "EVAL_ROWS", 2)
+    run.run_pretrain(str(tmp_path / "run"), **TINY)
+    out = tmp_path / "out"
+    options = {"eval_rows": 2, "config_text": lambda: "a.b = 1"}
+    dry = run_model_card(str(tmp_path / "run"), str(out), **options, dry_run=True)
+    assert dry["dry_run"] and not out.exists()
+    summary = run_model_card(str(tmp_path / "run"), str(out), **options)
+    assert (out / "config.gin").read_text() == "a.b = 1"
+    card = (out / "README.md").read_text()
+    assert "| code | 72% | Python standard library" in card
+    assert f"{summary['perplexity']['stories']:.2f}" in card
+    for name in ("loss.png", "routing_entropy.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert open_checkpoint(out).config.moe.num_experts == 4
+    with pytest.raises(OutputError, match="is not empty"):
+        run_model_card(str(tmp_path / "run"), str(out))
+    for name in ("settings.json", "checkpoints"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+        with pytest.raises(ConfigError, match=rf"{name} is missing|no training check"):
+            run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
+        (tmp_path / name).rename(tmp_path / "run" / name)
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    del settings["evenness"]
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"lacks \['evenness'\], which the card"):
+        run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
+
+
+def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"tokens": 20, "held_out": {"a": 1.0, "b": 3.0}}, {"tokens": 10, "loss": 5}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    got = read_metrics(path)
+    assert [row["tokens"] for row in got] == [10, 20]
+    np.testing.assert_allclose(got[1]["held_out_loss"], 2.0)
+
+
+def test_read_metrics_repeated_step_counts_as_the_last_time(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"tokens": 5, "loss": 3.0}, {"tokens": 9, "loss": 2.0}]
+    rows += [{"tokens": 5, "loss": 2.5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["loss"] for row in read_metrics(path)] == [2.5, 2.0]
+
+
+def test_read_metrics_rejects_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="metrics.jsonl is missing"):
+        read_metrics(tmp_path / "metrics.jsonl")
