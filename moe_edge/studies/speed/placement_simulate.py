@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.speed.timing import round_ratios
 
 OURS = "latency"
