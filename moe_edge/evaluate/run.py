@@ -14,6 +14,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.progress import counter
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
@@ -139,7 +140,8 @@ def run_evaluate(
     if dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"dry_run": True, "mode": mode, "out_dir": out_dir}
-    loaded = load_engine(checkpoint, offload=offload, k=k)
+    with counter("loading the model"):
+        loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
