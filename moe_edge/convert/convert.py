@@ -32,10 +32,9 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
-from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
+from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.config import ModelConfig
 
-CONFIG_GIN = "config.gin"
 _BUFFERS = 2
 
 
@@ -50,7 +49,7 @@ def convert_checkpoint(
     shard_size: str | int = "5GB",
     progress: bool = True,
     dry_run: bool = False,
-    config_text: Callable[[], str] | None = None,
+    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Converts one checkpoint folder into another.
 
@@ -87,8 +86,8 @@ def convert_checkpoint(
                 "convert the checkpoint it was made from and refactor that"
             )
         raw = refactored_hf_config(reader.config)
-    dst = check_out_dir(Path(dst).resolve(), overwrite)
-    check_apart(dst, reader.path)
+    run = RunFolder(dst, overwrite, dry_run, config_text)
+    run.check_apart(reader.path)
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
     changed = wanted is not None or reader.quantized is not None
@@ -101,7 +100,7 @@ def convert_checkpoint(
         "dropped": reader.dropped,
     }
     try:
-        with atomic_folder(dst, overwrite) as folder:
+        with run.writing() as folder:
             sink: Sink
             if to == "ours":
                 sink = OursSink(folder, config, reader.dtype, hf_files, source)
@@ -111,8 +110,6 @@ def convert_checkpoint(
                 stream = _Stream(reader, sink, allow_nonfinite)
                 digest, total_bytes = stream.run(progress)
                 _check_digest(reader, digest, changed)
-                if config_text is not None:
-                    (folder / CONFIG_GIN).write_text(config_text(), encoding="utf-8")
                 sink.finish(digest)
             finally:
                 sink.close()
