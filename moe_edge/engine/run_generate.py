@@ -87,20 +87,26 @@ def generate_rows(
 ) -> tuple[list[list[int]], dict[str, float]]:
     """New tokens of every row, and the speed without compilation.
 
-    A batch of a new shape is run once before it is timed: `warm_up_s` in the
-    returned numbers is what that took, compilation above all.
+    Every shape of batch is run once before anything is timed: `warm_up_s` in the
+    returned numbers is what that took, compilation above all. Then slots are emptied
+    and counters reset: times, hits and bytes count from one moment, with no block of
+    these prompts on the device yet.
     """
-    tokens, done, warm_up_s, seen = [], [], 0.0, set()
-    for batch in even_batches(len(rows), batch_size):
+    batches = even_batches(len(rows), batch_size)
+    shapes = {
+        shape_of([rows[i] for i in batch], max_new_tokens): batch
+        for batch in reversed(batches)
+    }
+    warm_up_s = 0.0
+    for batch in reversed(shapes.values()):
         chosen = [rows[i] for i in batch]
-        if shape_of(chosen, max_new_tokens) not in seen:
-            seen.add(shape_of(chosen, max_new_tokens))
-            warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
-            if not done:
-                engine.reset_records()
+        warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
+    engine.restart()
+    tokens, done = [], []
+    for batch in batches:
         result = generate(
             engine,
-            chosen,
+            [rows[i] for i in batch],
             max_new_tokens,
             sampling=sampling,
             stop_ids=engine.config.eos_ids,
