@@ -31,11 +31,10 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
-from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
 from moe_edge.core.progress import progress as report
+from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.config import ModelConfig
 
-CONFIG_GIN = "config.gin"
 _BUFFERS = 2
 
 
@@ -51,7 +50,7 @@ def convert_checkpoint(
     progress: bool = True,
     verify: bool = False,
     dry_run: bool = False,
-    config_text: Callable[[], str] | None = None,
+    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Converts one checkpoint folder into another, or verifies one of ours.
 
@@ -96,8 +95,8 @@ def convert_checkpoint(
                 "convert the checkpoint it was made from and refactor that"
             )
         raw = refactored_hf_config(reader.config)
-    dst = check_out_dir(Path(dst).resolve(), overwrite)
-    check_apart(dst, reader.path)
+    run = RunFolder(dst, overwrite, dry_run, config_text)
+    run.check_apart(reader.path)
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
     changed = wanted is not None or reader.quantized is not None
@@ -110,7 +109,7 @@ def convert_checkpoint(
         "dropped": reader.dropped,
     }
     try:
-        with atomic_folder(dst, overwrite) as folder:
+        with run.writing() as folder:
             sink: Sink
             if to == "ours":
                 sink = OursSink(folder, config, reader.dtype, hf_files, source)
@@ -122,8 +121,6 @@ def convert_checkpoint(
                 if not isinstance(reader, HfReader):
                     # If changed, `digest` is of what was written: read once more.
                     _check_digest(reader, None if changed else digest)
-                if config_text is not None:
-                    (folder / CONFIG_GIN).write_text(config_text(), encoding="utf-8")
                 sink.finish(digest)
             finally:
                 sink.close()

@@ -6,11 +6,13 @@ complete; what a killed process left is removed by the next run.
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from moe_edge.core.checks import OutputError
 
@@ -185,6 +187,12 @@ def _is_locked(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def write_json(path: str | Path, value: Any, **options) -> None:
+    """Writes a value as indented JSON without NaN; `options` are of `json.dumps`."""
+    text = json.dumps(value, indent=1, allow_nan=False, **options)
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def write_text(path: str | Path, text: str) -> None:
