@@ -22,6 +22,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.evaluate.texts import find_path
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.models import olmoe_config
@@ -29,7 +30,6 @@ from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, spee
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
 from moe_edge.workload.trace_reader import read_trace
 
-TRACE = "../shared/data/routing/trace_qwen3_30b_a3b.csv.gz"
 TRACE_EXPERTS = 128
 TOP_K = 6  # what the trace holds
 STEPS = 48  # timed tokens; as many warm the cache before
@@ -41,10 +41,12 @@ class TracedSettings(SuiteSettings):
     """What suite `traced` reads; `SuiteSettings` names the rest.
 
     Attributes:
+      data_dir: where `trace` is looked up.
       trace: route trace with TOP_K experts a token.
     """
 
-    trace: str = TRACE
+    data_dir: str = "../shared/data"
+    trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
 
 
 def olmoe_7b() -> dict:
@@ -143,13 +145,15 @@ def copy_rate(num_bytes: int, repeats: int = 20) -> float:
     return num_bytes / statistics.median(seconds)
 
 
-def check_trace(settings: TracedSettings) -> None:
-    """Raises ConfigError where the trace is not found."""
-    if not Path(settings.trace).is_file():
+def trace_path(settings: TracedSettings) -> Path:
+    """Of the trace. Raises ConfigError where it is not found."""
+    path = Path(find_path(settings.trace, settings.data_dir))
+    if not path.is_file():
         raise ConfigError(
-            f"no trace at {settings.trace}; carry trace_qwen3_30b_a3b.csv.gz there or "
-            "run in a folder next to shared/"
+            f"no trace {settings.trace} in {settings.data_dir}; name the folder of the "
+            "data: --data_dir"
         )
+    return path
 
 
 def traced_rows(settings: TracedSettings, work_dir) -> Rows:
@@ -159,11 +163,8 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     copy rate, over the time per token.
     """
     del work_dir
-    check_trace(settings)
-    recorded, repeats = (
-        read_trace(settings.trace, num_experts=TRACE_EXPERTS),
-        settings.repeats,
-    )
+    recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
+    repeats = settings.repeats
     rows = []
     for name, hf_config in models().items():
         config = config_from_hf(hf_config)
@@ -217,7 +218,7 @@ STUDY = speed_study(
     traced_rows,
     traced_models,
     settings=TracedSettings,
-    check=check_trace,
+    check=trace_path,
     limit="Random weights: speed only, no quality claim. Routers repeat a recorded "
     "trace.",
 )
