@@ -19,7 +19,8 @@ class Panel:
       title: of the panel.
       y_label: with the unit.
       x: names of the groups (bars), or numbers (lines).
-      series: values of every label, one for each x; nan leaves a gap.
+      series: values of every label, one for each x; nan where nothing was measured:
+        no bar there, and a line joins the points on both sides, which are marked.
       spreads: likewise, half-widths of error bars.
       x_label: of the x axis.
       level: a dashed line to compare with: (label, value).
@@ -74,14 +75,15 @@ def line_panels(
 
     def draw(axis, panel: Panel) -> None:
         for number, (label, values) in enumerate(panel.series.items()):
-            few = len(panel.x) < 20
+            known = ~np.isnan(np.asarray(values, float))
+            spreads = panel.spreads.get(label)
             axis.errorbar(
-                panel.x,
-                values,
-                yerr=panel.spreads.get(label),
+                np.asarray(panel.x)[known],
+                np.asarray(values)[known],
+                yerr=None if spreads is None else np.asarray(spreads)[known],
                 label=label,
                 color=_color(number),
-                marker="o" if few else None,
+                marker="o" if len(panel.x) < 20 or not known.all() else None,
                 markersize=3.5,
                 linewidth=1.4,
                 linestyle="-" if number < 10 else "--",

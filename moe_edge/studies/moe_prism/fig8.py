@@ -24,13 +24,9 @@ from moe_edge.studies.moe_prism.fig10 import prompt_settings
 from moe_edge.studies.moe_prism.quality import measure, read_tokens
 from moe_edge.studies.moe_prism.settings import LG, ORIGINAL, ElasticSettings
 from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.study import LIMITS as LINK_LIMITS
-from moe_edge.studies.study import (
-    Findings,
-    claim,
-    mean_change,
-    median_and_spread,
-)
+from moe_edge.studies.smoe.settings import LIMITS as LINK_LIMITS
+from moe_edge.studies.smoe.settings import Findings, claim
+from moe_edge.studies.study import mean_change, median_and_spread
 
 PAPER_CHANGE = -0.10  # section 6.2.3: about, at 16 GB and 24 GB
 WHY = (

@@ -1,0 +1,43 @@
+"""Figure 10: the picture shows every model, and the table says what it shows."""
+
+import numpy as np
+import pytest
+
+from moe_edge.metrics import plots_panels
+from moe_edge.studies.moe_prism.fig10 import Measured, findings
+from moe_edge.studies.moe_prism.operating_points import StepTimes
+from moe_edge.studies.moe_prism.settings import LG, ORIGINAL, ElasticSettings
+
+ALL_K = tuple(range(1, 33))
+
+
+@pytest.fixture
+def found():
+    """Every K of a refactored model, whole experts of the original, a late round."""
+    step_s = {(LG, k, 1): [0.001 * k, 0.001 * k, 0.004 * k] for k in ALL_K}
+    step_s |= {(ORIGINAL, k, 1): [0.001 * k] * 3 for k in ALL_K if k % 4 == 0}
+    perplexity = {(name, k): 100.0 / k for name, k, _ in step_s}
+    measured = Measured(LG, 4, StepTimes(step_s), perplexity, 0)
+    return findings(measured, {}, ElasticSettings(k_values=ALL_K, batches=(1,)))
+
+
+def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
+    found, tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(plots_panels.plt, "close", drawn.append)
+    found.plot(tmp_path / "p.png")
+    rows = {
+        (row["policy"], row["name"]): row["value"] for row in found.entry["metrics"]
+    }
+    monkeypatch.undo()
+    for axis, what in zip(drawn[0].axes, ("throughput", "TPOT"), strict=True):
+        lines = {bars.get_label(): bars.lines[0] for bars in axis.containers}
+        for name, ks in ((LG, ALL_K), (ORIGINAL, ALL_K[3::4])):
+            line = lines[name]
+            assert list(line.get_xdata()) == list(ks)
+            assert not np.isnan(line.get_ydata()).any()  # a gap breaks the line
+            shown = [rows[name, f"{what}, K={k}, batch 1"] for k in ks]
+            np.testing.assert_allclose(line.get_ydata(), shown)
+        assert lines[ORIGINAL].get_marker() == "o"
+    plots_panels.plt.close(drawn[0])
