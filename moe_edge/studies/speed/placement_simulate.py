@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, peak_rss_bytes
 
 OURS = "latency"
