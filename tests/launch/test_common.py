@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -109,22 +108,11 @@ common.run("twice")
 """
 
 
-def test_script_default_out_dirs_of_one_second_differ(tmp_path):
+def test_script_default_out_dirs_of_one_second_differ(run_script, tmp_path):
     (tmp_path / "twice.py").write_text(TWICE)
-
-    def run(*flags):
-        return subprocess.run(
-            [sys.executable, "twice.py", *flags],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-
-    assert run("--gin_param=twice.fail = True").returncode == 2
+    assert run_script("twice.py", "--gin_param=twice.fail = True").code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["twice.py"]
-    first, second = (json.loads(run().stdout) for _ in range(2))
+    first, second = (run_script("twice.py").summary for _ in range(2))
     assert second["out_dir"] == first["out_dir"] + "-2"
     assert first["reserved"] and second["reserved"]
 
