@@ -25,7 +25,6 @@ from moe_edge.simulate.replay.run import run_replay
 from moe_edge.studies.fidelity.card import run_fidelity
 from moe_edge.studies.moe_prism.fig3 import run_activations
 from moe_edge.studies.moe_prism.roots import run_elastic
-from moe_edge.studies.prism.roots import run_prism_study
 from moe_edge.studies.quickstart.run import run_quickstart
 from moe_edge.studies.registry import STUDIES, find
 from moe_edge.studies.smoe.fig10 import run_tpot
@@ -54,7 +53,6 @@ gin.register("study", module="metrics")(run_study)
 gin.register("study_accuracy", module="metrics")(run_accuracy)
 gin.register("study_activations", module="metrics")(run_activations)
 gin.register("study_elastic", module="metrics")(run_elastic)
-gin.register("study_prism", module="metrics")(run_prism_study)
 gin.register("study_tpot", module="metrics")(run_tpot)
 
 

@@ -7,7 +7,13 @@ from moe_edge.studies.study import Study
 
 # Name -> module, which holds STUDY, or STUDIES by name where one file has several.
 STUDIES = {
+    "prism_fig5": "moe_edge.studies.prism.fig5",
+    "prism_fig6": "moe_edge.studies.prism.fig6",
+    "prism_fig7": "moe_edge.studies.prism.fig7",
+    "prism_fig8": "moe_edge.studies.prism.fig8",
+    "prism_sensitivity": "moe_edge.studies.prism.sensitivity",
     "prism_table1": "moe_edge.studies.prism.table1",
+    "prism_table2": "moe_edge.studies.prism.table2",
 }
 
 
