@@ -10,8 +10,8 @@ import numpy as np
 from moe_edge.hardware.models import ModelShape
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run import sources
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.prism.runs import (
     EPLB,
     LOCAL,

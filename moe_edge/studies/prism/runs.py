@@ -19,8 +19,8 @@ from moe_edge.hardware.clusters import build_cluster
 from moe_edge.hardware.models import model_shape
 from moe_edge.simulate.cluster.build import WORKLOADS, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
-from moe_edge.simulate.cluster.state import LoopOptions
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
