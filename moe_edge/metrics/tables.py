@@ -242,7 +242,7 @@ def tables_of(metrics: Sequence[Row], lines: int) -> list[str]:
     count = len(tables)
     while count > 1 and total(count, LEAST_ROWS) > lines:
         count -= 1
-    rows = max(heights[:count])
+    rows = max(heights[:count], default=0)
     while rows > LEAST_ROWS and total(count, rows) > lines:
         rows -= 1
     found = [line for table in tables[:count] for line in table.lines(rows)]
