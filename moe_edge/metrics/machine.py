@@ -1,4 +1,7 @@
-"""What a run ran on: machine, versions, source state."""
+"""What a run ran on: machine, versions, source state.
+
+JAX loads when a device is asked for, so that a run can be refused without it.
+"""
 
 import functools
 import os
@@ -7,9 +10,6 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
-
-import jax
-import jaxlib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -66,6 +66,8 @@ def ram_bytes() -> int | None:
 
 def gpu_name() -> str | None:
     """Kind of the default device if it is no CPU."""
+    import jax
+
     device = jax.devices()[0]
     return None if device.platform == "cpu" else device.device_kind
 
@@ -81,6 +83,9 @@ def device_slug() -> str:
 @functools.cache
 def machine_info() -> dict[str, Any]:
     """The `machine` part of a results entry; what is not known is None."""
+    import jax
+    import jaxlib
+
     gpu = gpu_name()
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
