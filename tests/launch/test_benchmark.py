@@ -103,7 +103,7 @@ def test_benchmark_rejects_non_empty_out_dir(tmp_path):
         benchmark.benchmark(out_dir=str(tmp_path))
 
 
-def test_script_bad_suite_ends_in_one_line(run_script):
-    assert run_script("benchmark", "--suite=nope").error.startswith(
+def test_script_bad_suite_ends_in_one_line(run_process):
+    assert run_process("benchmark", "--suite=nope").error.startswith(
         "error: unknown suite 'nope'"
     )
