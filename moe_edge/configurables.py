@@ -31,12 +31,9 @@ ROOTS = {
     "refactor_model": "refactor.run.run_refactor",
     "replay": "simulate.replay.run.run_replay",
     "simulate": "simulate.cluster.run.run_simulate",
-    "study": "studies.smoe.roots.run_study",
-    "study_accuracy": "studies.smoe.table4.run_accuracy",
     "study_activations": "studies.moe_prism.fig3.run_activations",
     "study_elastic": "studies.moe_prism.roots.run_elastic",
     "study_prism": "studies.prism.roots.run_prism_study",
-    "study_tpot": "studies.smoe.fig10.run_tpot",
 }
 OPTIONS = {"offload": "engine.offload_options.OffloadOptions"}
 

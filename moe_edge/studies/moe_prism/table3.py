@@ -12,7 +12,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism.quality import model_of
 from moe_edge.studies.moe_prism.settings import ORIGINAL, ElasticSettings
 from moe_edge.studies.smoe.settings import Findings, claim
-from moe_edge.studies.smoe.table4_rows import short_questions
+from moe_edge.studies.smoe.table4 import short_questions
 
 FULL = "all experts"
 # Table 3, OLMoE at K' = 3 and its refactored model at K = 12 (percent).
