@@ -102,7 +102,7 @@ def run(
         from moe_edge.configurables import get_root
 
         function = get_root(root)
-        script_flags = root_flags.define(function, set(flags.FLAGS) | {out_parameter})
+        script_flags = root_flags.define(function, set(flags.FLAGS))
 
     def main(argv: Sequence[str]) -> int:
         if not flags.FLAGS["verbosity"].present:  # JAX's, gin's and asyncio's chatter

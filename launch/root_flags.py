@@ -29,9 +29,9 @@ def define(root: Callable, taken: Collection[str] = ()) -> tuple[flags.FlagHolde
         define_flag = flag_kind(parameter.annotation)
         if name in taken or define_flag is None:
             continue
-        text = texts.get(name, "")
+        text = texts.get(name, "").rstrip(".")
         if parameter.default not in (parameter.empty, None, ()):
-            text += f" (default {parameter.default!r})"
+            text += f" (default {parameter.default})"
         defined.append(define_flag(name, None, text.strip()))
     return tuple(defined)
 

@@ -53,7 +53,8 @@ def check_out_dir(path: str | Path, overwrite: bool) -> Path:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise OutputError(
-            f"output folder {path} cannot be written: no access to {parent}"
+            f"output folder {path} cannot be written: no access to {parent}; name "
+            "another --out_dir"
         )
     return path
 
