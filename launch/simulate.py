@@ -1,6 +1,6 @@
 """Simulates a cluster that serves one model, method by method.
 
-python launch/simulate.py --gin_file configs/experiments/prism_bigbench_deepseek.gin \\
+python launch/simulate.py --gin_file configs/examples/prism_bigbench_deepseek.gin \\
     --out_dir DIR
 """
 

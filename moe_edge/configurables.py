@@ -33,7 +33,6 @@ ROOTS = {
     "simulate": "simulate.cluster.run.run_simulate",
     "study_activations": "studies.moe_prism.fig3.run_activations",
     "study_elastic": "studies.moe_prism.roots.run_elastic",
-    "study_prism": "studies.prism.roots.run_prism_study",
 }
 OPTIONS = {"offload": "engine.offload_options.OffloadOptions"}
 
