@@ -6,7 +6,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from moe_edge.configurables import get_root
+from moe_edge.configurables import get_root, others
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -25,7 +25,7 @@ def parse(path: Path) -> str:
     assert len(roots) == 1, "one root a gin file"
     (root,) = roots
     get_root(root)
-    gin.parse_config_file(str(path))
+    gin.parse_config_file(str(path), skip_unknown=others(root))
     return root
 
 

@@ -1,7 +1,4 @@
-"""What a run ran on: machine, versions, source state.
-
-JAX loads when a device is asked for, so that a run can be refused without it.
-"""
+"""What a run ran on: machine, versions, source state."""
 
 import functools
 import os
@@ -12,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Device files of NVIDIA GPUs, AMD GPUs, TPUs and WSL's GPUs.
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio", "/dev/dxg")
 
 
 def run_tool(*command: str) -> str | None:
@@ -66,6 +65,8 @@ def ram_bytes() -> int | None:
 
 def gpu_name() -> str | None:
     """Kind of the default device if it is no CPU."""
+    if not any(map(os.path.exists, ACCELERATORS)):
+        return None  # without loading JAX
     import jax
 
     device = jax.devices()[0]
