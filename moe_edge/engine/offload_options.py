@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
-from moe_edge.engine.assisted import RULES
+from moe_edge.offload.assist import ASSIST_RULES
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.slot_plan import parse_budget, plan_of
 from moe_edge.offload.store import MEMORIES
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.route.policy import get_route
@@ -74,18 +74,19 @@ class OffloadOptions:
         self._check_eviction()
         check_known("predictor", self.predictor, PREDICTORS)
         check_known("expert memory", self.memory, MEMORIES)
-        if self.slot_plan == "adapmoe_dp" and not self._has(
-            "hit_curves", self.slot_plan_options
+        plan = plan_of(self.slot_plan)
+        if "profile" in plan.needs and not (
+            self.profile_trace or plan.from_context.keys() <= self.slot_plan_options
         ):
             raise ConfigError(
-                "slot plan adapmoe_dp plans from counts; set profile_trace to a trace "
-                "(launch/generate.py --trace writes one)"
+                f"slot plan {self.slot_plan} plans from counts; set profile_trace to a "
+                "trace (launch/generate.py --trace writes one)"
             )
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
         if self.assist is not None:
-            check_known("CPU assist", self.assist, RULES)
+            check_known("CPU assist", self.assist, ASSIST_RULES)
         self.link()
         layered_only = {
             "predictor": self.predictor != "none",
@@ -121,6 +122,11 @@ class OffloadOptions:
     def link(self) -> Link:
         """The link that these options describe."""
         if self.link_bytes_per_s is None:
+            if self.link_latency_s:
+                raise ConfigError(
+                    f"link_latency_s is {self.link_latency_s} and link_bytes_per_s not "
+                    "given; a link has a latency only together with a rate"
+                )
             return Link()
         return EmulatedLink(self.link_bytes_per_s, self.link_latency_s)
 

@@ -229,6 +229,8 @@ def run_generate(
         if offload is not None:
             report = json.dumps(engine.report(), indent=1)
             (folder / "offload.json").write_text(report + "\n", encoding="utf-8")
+    for remark in engine.remarks():
+        print(remark, file=sys.stderr)
     engine.close()
     if trace:
         write_trace(trace, engine.trace.trace(), with_scores=trace_scores)

@@ -17,10 +17,10 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.registry import get_predictor
 from moe_edge.simulate.cluster.lines import PROMPT, Lines
 from moe_edge.simulate.cluster.loop import EXTRA, ClusterLoop
-from moe_edge.simulate.replay.serial_link import ComputedQueue
 
 TOKEN_ID_BYTES = 4
 _ADMIT = 1 << 30  # event items: from 1 a missed block, from here a redirected request
@@ -43,7 +43,7 @@ class OffloadPolicy:
     redirect: bool = False
 
 
-class CountedMover(ComputedQueue):
+class CountedQueue(VirtualQueue):
     """A queue that enters what it carries among the cluster's lines."""
 
     def __init__(self, lines: Lines, gpu: int, block_bytes: int, num_experts: int):
@@ -52,10 +52,8 @@ class CountedMover(ComputedQueue):
         super().__init__(emulated, block_bytes, num_experts)
         self._lines, self._gpu = lines, gpu
 
-    def _begin(self, waiting) -> None:
-        transfer = waiting[0]
-        super()._begin(waiting)
-        start_s = transfer.done_s - self.transfer_s
+    def _carried(self, transfer, start_s: float, end_s: float) -> None:
+        super()._carried(transfer, start_s, end_s)
         self._lines.loaded(
             self._gpu, start_s, self.transfer_s, self.block_bytes, transfer.cause
         )
@@ -99,7 +97,7 @@ class OffloadLoop(ClusterLoop):
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
         return OffloadManager(
             SlotCache(spec, get_policy(policy.eviction)),
-            CountedMover(self.lines, gpu, block_bytes, pools.num_experts),
+            CountedQueue(self.lines, gpu, block_bytes, pools.num_experts),
             predictor=get_predictor(policy.predictor),
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
@@ -169,15 +167,16 @@ class OffloadLoop(ClusterLoop):
             gpu = self.first_gpu[server] + g
             mine_TK = np.where(ids_TK % len(managers) == g, ids_TK, E).astype(np.int32)
             manager.queue.now_s = time_s
-            here, transfers = bring(manager, layer, mine_TK, self._step[server])
-            if len(here):
+            visit = manager.pass_layer(layer, mine_TK, None, self._step[server])
+            here, transfers = sorted(visit.hits), visit.transfers
+            if here:
                 seconds = float(self._block_s(gpu, counts_E[here]).sum())
                 end_s = self.lines.compute(gpu, time_s, seconds, "experts")
                 state.end_s = max(state.end_s, end_s)
             block_s = self._block_s(gpu, counts_E[[t.expert for t in transfers]])
             for transfer, seconds in zip(transfers, block_s.tolist(), strict=True):
                 missed.append((gpu, seconds))
-                self.heap.push(transfer.done_s, EXTRA, server, len(missed))
+                self.heap.push(transfer.arrival_s, EXTRA, server, len(missed))
         state.pending = len(missed)
         if not missed:
             self.next_layer(server)
@@ -192,29 +191,3 @@ class OffloadLoop(ClusterLoop):
             return
         gpu, seconds = self._missed[server][item - 1]
         self.arrived(self.lines.compute(gpu, time_s, seconds, "loaded"), server)
-
-
-def bring(manager: OffloadManager, layer: int, ids_TK, step: int):
-    """One lookup in the order of the engine (see `OffloadManager`).
-
-    Returns:
-      (experts that are there now, transfers of the others, all with `done_s`).
-    """
-    manager.queue.poll()
-    hits, misses = manager.look_up(layer, ids_TK, None, step)
-    here = np.setdiff1d(hits, manager.late)
-    transfers = manager.arriving(layer, hits)
-    waiting, left = list(transfers), misses.tolist()
-    while left:
-        got = manager.fetch(layer, left, step)
-        transfers, waiting, left = transfers + got, waiting + got, left[len(got) :]
-        if left:  # a wave: its blocks come and are computed, then the next one
-            manager.wait(waiting, layer, step)
-            manager.cache.release()
-            waiting = []
-            if not got:  # every slot awaits a prefetch
-                manager.drain()
-    manager.predictor_run.observe(layer, ids_TK, None)
-    manager.prefetch(layer, step)
-    manager.wait(waiting, layer, step)
-    return here, transfers
