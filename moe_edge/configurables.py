@@ -2,8 +2,12 @@
 
 `gin.register` leaves plain Python calls untouched: only `launch/common.py`, which
 asks gin for a root, sees bindings. Add a root here and a script in launch/. `offload`
-is no root: policy files (configs/policies/) set it and hand it to roots.
+is no root: policy files (configs/policies/) set it and hand it to roots. A study is a
+root of its own name, registered when it is asked for.
 """
+
+import functools
+from collections.abc import Callable
 
 import gin
 
@@ -23,9 +27,11 @@ from moe_edge.studies.moe_prism.fig3 import run_activations
 from moe_edge.studies.moe_prism.roots import run_elastic
 from moe_edge.studies.prism.roots import run_prism_study
 from moe_edge.studies.quickstart.run import run_quickstart
+from moe_edge.studies.registry import STUDIES, find
 from moe_edge.studies.smoe.fig10 import run_tpot
 from moe_edge.studies.smoe.roots import run_study
 from moe_edge.studies.smoe.table4 import run_accuracy
+from moe_edge.studies.study import study_root
 from moe_edge.training.model_card import run_model_card
 from moe_edge.training.run import run_pretrain
 
@@ -50,3 +56,16 @@ gin.register("study_activations", module="metrics")(run_activations)
 gin.register("study_elastic", module="metrics")(run_elastic)
 gin.register("study_prism", module="metrics")(run_prism_study)
 gin.register("study_tpot", module="metrics")(run_tpot)
+
+
+@functools.cache
+def register_study(name: str) -> None:
+    """Registers a study (moe_edge/studies/registry.py) under its own name."""
+    gin.register(name, module="studies")(study_root(find(name)))
+
+
+def get_root(name: str) -> Callable[..., dict]:
+    """The root of that name as gin binds it."""
+    if name in STUDIES:
+        register_study(name)
+    return gin.get_configurable(name)

@@ -79,9 +79,7 @@ class LayerVisit:
         Args:
           busy: slots that programs in flight read.
         """
-        transfers = self._manager.residency.demand(
-            self.layer, experts, self.step, busy
-        )
+        transfers = self._manager.residency.demand(self.layer, experts, self.step, busy)
         self.moved += len(transfers)
         for transfer in transfers:
             self._miss(transfer.expert)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.engine.layer_waves import segments
+from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.route.base import RoutePolicy
 from tests.support.layered import (
     CAPACITY,
@@ -32,14 +32,14 @@ MANY = (4, 9) * 8 + (2,)  # one row more than `pairs` takes
     ],
 )
 def test_segments_by_hand(ids, room, expected):
-    assert segments(np.array(ids, np.int32), 9, room) == expected
+    assert cut_runs(np.array(ids, np.int32), 9, room) == expected
 
 
 def test_segments_cover_all_pairs_and_fit():
     rng = np.random.default_rng(0)
     for room in (1, 2, 5):
         ids_P = rng.integers(0, 13, 60)
-        runs = segments(ids_P, 12, room)
+        runs = cut_runs(ids_P, 12, room)
         assert [0, *(end for _, end in runs)] == [first for first, _ in runs] + [60]
         for first, end in runs:
             assert len(set(ids_P[first:end].tolist()) - {12}) <= room
@@ -96,9 +96,9 @@ def same_rows_logits(engine, rows, tokens=5):
 def test_changed_routes_hold_in_every_form_of_a_layer():
     engine = layered("gqa", BF16)
     plain = same_rows_logits(engine, 1)
-    engine._plan.routing_reader._route = NextExpert()
+    engine._reader._route = NextExpert()
     moved = same_rows_logits(engine, 1)
-    engine._plan.routing_reader._route = NextExpert(0.5)
+    engine._reader._route = NextExpert(0.5)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()

@@ -57,8 +57,8 @@ def equal_slots(trace: Trace, slots_per_layer: int) -> tuple[int, ...]:
     """
     if slots_per_layer > trace.num_experts:
         raise ConfigError(
-            f"{slots_per_layer} slots a layer, expected at most the {trace.num_experts} "
-            "experts that a layer has"
+            f"{slots_per_layer} slots a layer, expected at most the "
+            f"{trace.num_experts} experts that a layer has"
         )
     if slots_per_layer < 2:
         raise ConfigError(

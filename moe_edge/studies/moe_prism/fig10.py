@@ -23,12 +23,8 @@ from moe_edge.studies.moe_prism.operating_points import (
 from moe_edge.studies.moe_prism.quality import measure, model_of, read_tokens
 from moe_edge.studies.moe_prism.settings import LG, ORIGINAL, ElasticSettings
 from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.study import (
-    Findings,
-    Settings,
-    claim,
-    median_and_spread,
-)
+from moe_edge.studies.smoe.settings import Findings, Settings, claim
+from moe_edge.studies.study import median_and_spread
 
 RULE = (
     "The rule for what counts as a point was changed after a first run (3 rounds of "

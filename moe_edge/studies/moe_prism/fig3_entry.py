@@ -14,7 +14,7 @@ from moe_edge.studies.moe_prism.sparsity import (
     measure,
 )
 from moe_edge.studies.quickstart.run import count_params
-from moe_edge.studies.study import claim
+from moe_edge.studies.smoe.settings import claim
 
 RATIO = "75th percentile / median of the magnitude"
 PAPER = {

@@ -14,7 +14,7 @@ import numpy as np
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import layered_parts, make_spec
+from moe_edge.engine.offloaded import assemble
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.sub_experts import at_k
@@ -24,13 +24,9 @@ from moe_edge.studies.moe_prism.fig10 import prompt_settings
 from moe_edge.studies.moe_prism.quality import measure, read_tokens
 from moe_edge.studies.moe_prism.settings import LG, ORIGINAL, ElasticSettings
 from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.study import LIMITS as LINK_LIMITS
-from moe_edge.studies.study import (
-    Findings,
-    claim,
-    mean_change,
-    median_and_spread,
-)
+from moe_edge.studies.smoe.settings import LIMITS as LINK_LIMITS
+from moe_edge.studies.smoe.settings import Findings, claim
+from moe_edge.studies.study import mean_change, median_and_spread
 
 PAPER_CHANGE = -0.10  # section 6.2.3: about, at 16 GB and 24 GB
 WHY = (
@@ -119,8 +115,8 @@ def run(settings: ElasticSettings) -> tuple[dict, Findings]:
 def _engine(bench: Bench, k: int, options: OffloadOptions) -> LayeredEngine:
     """A layered engine at K with slots of its own, on the bench's weights and store."""
     weights = dataclasses.replace(bench.weights, config=at_k(bench.config, k))
-    spec = make_spec(options, weights, bench.store, 1, bench.config.max_positions)
-    return LayeredEngine(weights, **layered_parts(options, weights, bench.store, spec))
+    capacity = bench.config.max_positions
+    return assemble(options, weights, bench.store, capacity=capacity)
 
 
 def _time_all(engines, rounds, warm, settings: ElasticSettings, timed) -> int:

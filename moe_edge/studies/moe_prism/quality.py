@@ -20,7 +20,7 @@ from moe_edge.studies.moe_prism.settings import (
     log_interpolate,
 )
 from moe_edge.studies.quickstart.run import count_params
-from moe_edge.studies.study import Findings, claim
+from moe_edge.studies.smoe.settings import Findings, claim
 
 # Table 2, OLMoE: perplexity over the original's at as many active neurons.
 PAPER = {

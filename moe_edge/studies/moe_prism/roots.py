@@ -12,7 +12,7 @@ from moe_edge.metrics.results import Entry
 from moe_edge.studies.moe_prism import fig8, fig10, quality, table3
 from moe_edge.studies.moe_prism.models import check_models, make_models, provenance
 from moe_edge.studies.moe_prism.settings import ElasticSettings
-from moe_edge.studies.study import write_study
+from moe_edge.studies.smoe.settings import write_study
 
 STUDIES = {
     "moe_prism_table2": quality.run,

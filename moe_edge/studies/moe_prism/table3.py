@@ -11,8 +11,8 @@ from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism.quality import model_of
 from moe_edge.studies.moe_prism.settings import ORIGINAL, ElasticSettings
+from moe_edge.studies.smoe.settings import Findings, claim
 from moe_edge.studies.smoe.table4_rows import short_questions
-from moe_edge.studies.study import Findings, claim
 
 FULL = "all experts"
 # Table 3, OLMoE at K' = 3 and its refactored model at K = 12 (percent).

@@ -25,9 +25,9 @@ from moe_edge.route.substitute import Substitute
 from moe_edge.studies.fidelity.card import BASE, find_text
 from moe_edge.studies.fidelity.plots import accuracy_over_a
 from moe_edge.studies.quickstart.run import count_params
+from moe_edge.studies.smoe.settings import claim
 from moe_edge.studies.smoe.table4_rows import by_task, metric_rows, short_questions
 from moe_edge.studies.smoe.table4_text import LIMITS, PAPER, WHY, answer_of, table_of
-from moe_edge.studies.study import claim
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
 A_VALUES = tuple(round(0.05 * i, 2) for i in range(13))  # the paper's columns
