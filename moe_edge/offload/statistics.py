@@ -2,9 +2,9 @@
 
 The law, per layer and step: `hits` are the distinct experts that needed no transfer;
 `misses` are the transfers that the layer had to wait for, those asked for on demand
-and prefetches that came late, and experts that were computed elsewhere instead. A layer
-that exceeds its slots may fetch an expert twice: two misses. So hits and misses together
-may exceed the distinct experts.
+and prefetches that came late, and experts that were computed elsewhere instead. A
+layer that exceeds its slots may fetch an expert twice: two misses. So hits and misses
+together may exceed the distinct experts.
 """
 
 import dataclasses

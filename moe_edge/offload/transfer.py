@@ -8,7 +8,7 @@ from moe_edge.core.events import Total
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Transfer:
-    """One requested transfer; only its queue changes it. Times are of the queue's clock.
+    """One requested transfer, which only its queue changes; times are of its clock.
 
     Attributes:
       layer, expert, slot: which block goes where.
