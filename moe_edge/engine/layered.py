@@ -143,8 +143,9 @@ class LayeredEngine(Engine):
         if run.is_idle or not waves:
             return []
         return [
-            f"{waves} decode layers chose more experts than their slots hold; there "
-            f"predictor {self._predictor.name} was off: raise device_memory to use it"
+            f"{waves} decode layers ran in waves (more experts than slots, or a batch "
+            f"of many rows), where predictor {self._predictor.name} is off; raise "
+            "device_memory or lower batch_size to use it"
         ]
 
     def new_session(self, batch: int, capacity: int) -> Session:

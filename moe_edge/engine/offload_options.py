@@ -75,9 +75,8 @@ class OffloadOptions:
         check_known("predictor", self.predictor, PREDICTORS)
         check_known("expert memory", self.memory, MEMORIES)
         plan = plan_of(self.slot_plan)
-        if "profile" in plan.needs and not (
-            self.profile_trace or plan.from_context.keys() <= self.slot_plan_options
-        ):
+        given = self.profile_trace or {*plan.from_context} & {*self.slot_plan_options}
+        if "profile" in plan.needs and not given:
             raise ConfigError(
                 f"slot plan {self.slot_plan} plans from counts; set profile_trace to a "
                 "trace (launch/generate.py --trace writes one)"

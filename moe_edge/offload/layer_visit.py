@@ -35,7 +35,8 @@ class LayerVisit:
       moved: how many transfers were demanded.
       transfers: what the layer waited for.
       waited_s: how long.
-      in_waves: more was chosen than fits.
+      fits: whether the layer's slots can hold all that it chose at once.
+      in_waves: it passed in waves.
       begun_s: when, in the run's time, where events are recorded.
     """
 
@@ -43,6 +44,7 @@ class LayerVisit:
         "_manager",
         "_may_prefetch",
         "begun_s",
+        "fits",
         "hits",
         "in_waves",
         "is_decode",
@@ -63,15 +65,11 @@ class LayerVisit:
         self.missed: list[int] = []
         self.transfers: list[Transfer] = []
         self.moved, self.waited_s = 0, 0.0
+        chosen = len(hits) + len(late) + len(misses)
+        self.fits = chosen <= manager.cache.room_L[layer]
         self.in_waves = False
         self.begun_s = manager.statistics.now()
         self._may_prefetch = is_decode and manager.prefetcher.follows_routing
-
-    @property
-    def fits(self) -> bool:
-        """Whether the layer's slots can hold all that it chose at once."""
-        chosen = len(self.hits) + len(self.late) + len(self.misses)
-        return chosen <= self._manager.cache.room_L[self.layer]
 
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_edge.engine.generate import Generation, generate
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import Case, Ready, prepare
-from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.smoe.settings import Settings
 from moe_edge.studies.study import median_and_spread
@@ -142,7 +143,7 @@ def run_cases(
     return Timing(timed, resident_s, ready, late)
 
 
-def _decode_bytes(engine: StudyEngine, prompts, new_tokens: int):
+def _decode_bytes(engine: LayeredEngine, prompts, new_tokens: int):
     """(a generation, bytes moved by its decode steps)."""
     at_first: list[int] = []
 

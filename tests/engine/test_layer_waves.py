@@ -88,7 +88,7 @@ def test_a_predictor_that_waves_switch_off_is_said_to_be_off():
     assert engine.remarks() == []
     assert_same_bits(engine, "gqa", np.float32, SIX, 2)
     (remark,) = engine.remarks()
-    assert remark.startswith("4 decode layers chose more experts than their slots")
+    assert remark.startswith("4 decode layers ran in waves (more experts than slots")
     assert engine.report()["decode_layers_in_waves"] == 4
 
 

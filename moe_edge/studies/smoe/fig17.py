@@ -8,13 +8,14 @@ import jax
 import numpy as np
 
 from moe_edge.engine.generate import generate
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.stale_gate import wanted_scores
 from moe_edge.studies.cases import Case, Ready, prepare
-from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.engines import Bench
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
 from moe_edge.studies.study import SPREAD
@@ -125,7 +126,7 @@ def run(settings: Settings) -> tuple[dict, Findings]:
     return bench.model, findings(judged, ready, all(is_same), settings)
 
 
-def watch(bench: Bench, engine: StudyEngine, prompts, settings: Settings):
+def watch(bench: Bench, engine: LayeredEngine, prompts, settings: Settings):
     """(log, tokens) of one generation."""
     config, manager = bench.config, engine.manager
     engine.reset_records()
