@@ -28,9 +28,6 @@ from moe_edge.studies.moe_prism.roots import run_elastic
 from moe_edge.studies.prism.roots import run_prism_study
 from moe_edge.studies.quickstart.run import run_quickstart
 from moe_edge.studies.registry import STUDIES, find
-from moe_edge.studies.smoe.fig10 import run_tpot
-from moe_edge.studies.smoe.roots import run_study
-from moe_edge.studies.smoe.table4 import run_accuracy
 from moe_edge.studies.study import study_root
 from moe_edge.training.model_card import run_model_card
 from moe_edge.training.run import run_pretrain
@@ -50,12 +47,9 @@ gin.register("quickstart", module="metrics")(run_quickstart)
 gin.register("refactor_model", module="refactor")(run_refactor)
 gin.register("replay", module="simulate")(run_replay)
 gin.register("simulate", module="simulate")(run_simulate)
-gin.register("study", module="metrics")(run_study)
-gin.register("study_accuracy", module="metrics")(run_accuracy)
 gin.register("study_activations", module="metrics")(run_activations)
 gin.register("study_elastic", module="metrics")(run_elastic)
 gin.register("study_prism", module="metrics")(run_prism_study)
-gin.register("study_tpot", module="metrics")(run_tpot)
 
 
 @functools.cache

@@ -25,8 +25,8 @@ def run_profile_machine(
     """Measures block compute, copies and memory of the default JAX device.
 
     Args:
-      run: folder of `machine.json` (a GPU preset for `cluster_options`, by its
-        path) and `config.gin`.
+      run: folder of `machine.json` (by its path a preset: a cluster of such
+        machines, or a GPU in `cluster_options`) and `config.gin`.
       name: given to the device.
       d_model, expert_dim, copies, most_tokens, repeats: see `calibrate`.
       dtype: float32 or bfloat16; empty for float32 on CPU, else bfloat16.
@@ -54,6 +54,8 @@ def run_profile_machine(
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:
         print(f"{tokens:8}{1e3 * seen:13.3f}{1e3 * fitted:11.3f}")
+    if measured.warning:
+        print(f"warning: {measured.warning}")
     return {
         "flops_per_s": device.flops_per_s,
         "memory_bytes_per_s": device.memory_bytes_per_s,
@@ -62,4 +64,5 @@ def run_profile_machine(
         "host_latency_s": link.latency_s,
         "copy_bytes_per_s": measured.copy_bytes_per_s,
         "worst_error": measured.worst_error,
+        "warning": measured.warning,
     }

@@ -14,6 +14,7 @@ from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.models import model_shape
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.plan import check_slots
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
@@ -44,6 +45,15 @@ class Case:
     cost_model: CostModel
     top_k: int
     facts: Mapping[str, Any]
+
+    def problem(self, seed: int, **lengths: float) -> Problem:
+        """What placers get; `lengths`: of `Traffic`."""
+        traffic = Traffic(self.top_k, **lengths)
+        return Problem(
+            *(self.frequency_NLE, self.slots, self.cost_model),
+            seed=seed,
+            traffic=traffic,
+        )
 
 
 def statistics_case(

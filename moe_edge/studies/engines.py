@@ -5,6 +5,7 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,19 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import load_weights
+from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 from moe_edge.studies.quickstart.run import count_params
+
+
+def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
+    """`model` of a results entry."""
+    return {
+        "name": checkpoint,
+        "params": count_params(weights.config, weights.num_bytes, dtype),
+        "weights": "toy trained here" if checkpoint == "default" else "given",
+    }
 
 
 class Bench:
@@ -45,14 +55,7 @@ class Bench:
         empty = (None,) * len(weights.experts)
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
-        is_default = checkpoint == "default"
-        self.model = {
-            "name": checkpoint,
-            "params": count_params(
-                weights.config, weights.num_bytes, str(reader.dtype)
-            ),
-            "weights": "toy trained here" if is_default else "given",
-        }
+        self.model = describe_model(checkpoint, weights, str(reader.dtype))
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
 

@@ -1,6 +1,7 @@
 """What is simulated: a model on a cluster, its requests, and the methods by name."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,21 +10,18 @@ import numpy as np
 from moe_edge.core.checks import check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
-from moe_edge.place.placer import Placer
-from moe_edge.place.plan import Placement
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import PLACERS, get_placer
-from moe_edge.simulate.cluster.loop import ClusterLoop
-from moe_edge.simulate.cluster.migration import MigratingLoop
-from moe_edge.simulate.cluster.offload import OffloadLoop, OffloadPolicy
-from moe_edge.simulate.cluster.policy import MigrationPolicy
+from moe_edge.schedule.fifo import Fifo, FifoToIdle
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
+from moe_edge.simulate.cluster.migration import MigrationPolicy
+from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.workload.requests import Request
 
 # Servers that serve alone: name -> whether busy ones pass requests on (Prism, table I).
 ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
 METHODS = (*PLACERS, *ALONE)
-NEVER_MIGRATE = ("uniform", "redundance")  # Prism, section IV-B, figure 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,22 +55,17 @@ class Case:
         count_N = np.bincount(servers, minlength=len(self.lengths_N2))
         return tuple((np.maximum(count_N, 1) / span_s).tolist())
 
-    def placer(self, name: str, **options) -> Placer:
-        """A placer by name; ours is told what the model and requests are like."""
-        if name == "latency":
-            known = {
-                "top_k": self.shape.top_k,
-                "prompt_tokens": tuple(self.lengths_N2[:, 0].tolist()),
-                "output_tokens": tuple(self.lengths_N2[:, 1].tolist()),
-                "requests_per_s": self.requests_per_s,
-            }
-            options = known | options
-        return get_placer(name, **options)
-
-    def placement(self, placer: Placer, seed: int = 0) -> Placement:
-        """Where a placer puts the blocks."""
+    def problem(self, seed: int = 0, offload: OffloadPolicy | None = None) -> Problem:
+        """What placers get: the memory that offloading leaves, and this traffic."""
         slots = self.cost_model.cluster.slots(self.shape.block.num_bytes)
-        return placer.place(self.frequency_NLE, slots, self.cost_model, seed=seed)
+        prompt_N, output_N = (tuple(column.tolist()) for column in self.lengths_N2.T)
+        return Problem(
+            self.frequency_NLE,
+            slots if offload is None else offload.placed(slots),
+            self.cost_model,
+            seed=seed,
+            traffic=Traffic(self.shape.top_k, prompt_N, output_N, self.requests_per_s),
+        )
 
     def loop(
         self,
@@ -81,6 +74,7 @@ class Case:
         *,
         seed: int = 0,
         period_s: float = 0.0,
+        cache_share: float = 0.0,
         **migration: Any,
     ) -> ClusterLoop:
         """A run of one method, ready to go.
@@ -89,18 +83,33 @@ class Case:
           method: one of METHODS.
           options: of the loop; None: its defaults.
           seed: of placements and of where requests read their routing.
-          period_s: of migration; 0 keeps the first placement, as does NEVER_MIGRATE.
+          period_s: of migration; 0 keeps the first placement, as do placers that no
+            statistics change (Prism, section IV-B, figure 6).
+          cache_share: above 0 a server loads the blocks that it lacks from host memory
+            into so much of its GPUs' memory, instead of asking other servers.
           **migration: further options of `MigrationPolicy`.
         """
         check_known("method", method, METHODS)
         options = LoopOptions() if options is None else options
-        common = (self.cost_model, self.pools, options, seed)
+        schedule = Fifo(options.max_batch)
+        placement = moving = offload = None
         if method in ALONE:
-            policy = OffloadPolicy(redirect=ALONE[method])
-            return OffloadLoop(self.requests, None, *common, policy=policy)
-        placer = self.placer(method)
-        placement = self.placement(placer, seed)
-        if period_s and method not in NEVER_MIGRATE:
-            policy = MigrationPolicy(placer, period_s, **migration)
-            return MigratingLoop(self.requests, placement, *common, policy=policy)
-        return ClusterLoop(self.requests, placement, *common)
+            offload = OffloadPolicy()
+            if ALONE[method]:
+                reach_s = functools.partial(self.cost_model.send_s, tokens=1)
+                schedule = FifoToIdle(options.max_batch, reach_s)
+        else:
+            if cache_share:
+                offload = OffloadPolicy(share=cache_share)
+            placer, problem = get_placer(method), self.problem(seed, offload)
+            placement = placer.solve(problem)
+            if period_s and placer.follows_statistics:
+                moving = MigrationPolicy(
+                    placer, period_s, traffic=problem.traffic, **migration
+                )
+        return ClusterLoop(
+            *(self.requests, placement, self.cost_model, self.pools, options, seed),
+            schedule=schedule,
+            migration=moving,
+            offload=offload,
+        )
