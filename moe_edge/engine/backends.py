@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from moe_edge.core.checks import check_known
+from moe_edge.engine.offload_options import ASSIST_RULES
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
-    ASSIST_RULES,
     MeasuredCost,
     host_expert,
     host_outputs,

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
-from moe_edge.offload.assist import ASSIST_RULES
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget, plan_of
-from moe_edge.offload.store import MEMORIES
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
+ASSIST_RULES = ("two_pointer", "fiddler")
 Options = Mapping[str, Any]
 
 
@@ -73,7 +72,10 @@ class OffloadOptions:
         check_known("offload mode", self.mode, ("layered", "fused"))
         self._check_eviction()
         check_known("predictor", self.predictor, PREDICTORS)
-        check_known("expert memory", self.memory, MEMORIES)
+        if self.memory != "host":
+            from moe_edge.offload.store import MEMORIES  # loads JAX
+
+            check_known("expert memory", self.memory, MEMORIES)
         plan = plan_of(self.slot_plan)
         given = self.profile_trace or {*plan.from_context} & {*self.slot_plan_options}
         if "profile" in plan.needs and not given:

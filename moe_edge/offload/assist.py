@@ -20,8 +20,6 @@ from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.record import RecordLayout
 
-ASSIST_RULES = ("two_pointer", "fiddler")
-
 
 def plan_two_pointer(
     experts: Sequence[int], load_s: float, cpu_s: float

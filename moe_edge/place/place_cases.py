@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_64_bits
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.hardware.clusters import cluster_for, servers_of
 from moe_edge.hardware.cost_model import BlockShape, CostModel
@@ -164,5 +164,7 @@ def parse_slots(text: str) -> list[np.ndarray]:
                 f"--slots is {str(text)!r}, expected whole numbers separated by commas"
                 ", such as 80,80,160 (80+80: a server of two GPUs)"
             )
-        servers.append(np.array([int(n) for n in numbers], np.int64))
+        slots_G = [int(n) for n in numbers]
+        check_64_bits("--slots", slots_G)
+        servers.append(np.array(slots_G, np.int64))
     return servers

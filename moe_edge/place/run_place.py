@@ -49,11 +49,14 @@ def run_place(
       server_domains: one domain a server, separated by commas.
       slots: with `statistics`, blocks that fit on each server over all layers of the
         file, separated by commas; `80+80` is a server of two GPUs.
-      d_model, expert_dim: with `statistics`, the block that predictions and messages
-        are about; None: of a model that is known here, else OLMoE's (in `assumed`).
-      cluster, cluster_options: preset and its options.
+      d_model: with `statistics`, of the block that predictions and messages are about;
+        None: of a model that is known here, else OLMoE's (in `assumed`).
+      expert_dim: likewise, neurons of an expert.
+      cluster: preset of machines, instead of `slots`.
+      cluster_options: of the preset.
       methods: placers separated by commas, or `all` that fit the machines.
-      prompt_tokens, output_tokens: of a mean request, for the predicted latency.
+      prompt_tokens: of a mean request, for the predicted latency.
+      output_tokens: likewise.
       data_dir: where a relative path is looked up too.
       seed: of what is random.
     Raises:

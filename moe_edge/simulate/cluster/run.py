@@ -62,9 +62,23 @@ def run_simulate(
     Args:
       run: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
         first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto).
-      model, cluster, cluster_options, workload, then_workload, placed_for, arrivals,
-        interval_s, requests_per_server, input_tokens, output_tokens, trace_speed,
-        most_tokens, skew, correlated, routing_trace: see `build.build_case`.
+      model: preset of its sizes.
+      cluster: preset of machines, such as prism or mixed.
+      cluster_options: of the preset.
+      workload: bigbench, multidata, or one routing domain a server, by commas.
+      then_workload: after these requests come as many of this workload (Poisson
+        arrivals only).
+      placed_for: workload whose frequencies the first placement sees; None: `workload`.
+      arrivals: poisson, or a trace: azure_conv, azure_code, mooncake.
+      interval_s: mean seconds between requests of a server, or one a server.
+      requests_per_server: how many.
+      input_tokens: of every request, instead of the domain's (Poisson only).
+      output_tokens: likewise.
+      trace_speed: factor on the pace of a trace.
+      most_tokens: cuts longer requests of a trace.
+      skew: exponent on the generator's popularity of experts.
+      correlated: whether a request's tokens resemble each other in routing.
+      routing_trace: route trace instead of the generator.
       methods: placers and servers that serve alone (`moe_infinity`, `moe_infinity_lb`)
         separated by commas, or `all`: every placer that fits the machines.
       max_batch: requests a server runs at a time.
