@@ -22,12 +22,15 @@ from moe_edge.refactor.partition.alternate import (
     WIDE,
     alternate,
     descend,
+    one_blas_thread,
     random_partitions,
 )
 from moe_edge.refactor.partition.anneal import STEPS, anneal, anneal_numpy
-from moe_edge.refactor.partition.blas_threads import one_blas_thread
-from moe_edge.refactor.partition.problem import Problem, build_problem
-from moe_edge.refactor.partition.synthetic import planted_activations
+from moe_edge.refactor.partition.problem import (
+    Problem,
+    build_problem,
+    planted_activations,
+)
 from moe_edge.studies.speed.offload_rows import MS, make_row
 
 SUBS = 4

@@ -31,8 +31,8 @@ class FolderSource:
 def measure(folder: str, layers: str, experts: str, neurons: str, work: str) -> dict:
     """Partitions all experts on all of their tokens, with the default solver."""
     source = FolderSource(Path(folder), int(layers), int(experts), int(neurons))
-    options = PartitionOptions(subs=4, inactive=3, heldout_ratio=0.0)
-    found = partition_model(source, work, options, report=None)
+    options = PartitionOptions(heldout_ratio=0.0)
+    found = partition_model(source, work, options)
     return {
         "seconds": found.seconds,
         "peak_rss_bytes": peak_rss_bytes(),
