@@ -5,14 +5,17 @@ from pathlib import Path
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import load_engine
-from moe_edge.evaluate.multiple_choice import answer_questions, wilson_interval
+from moe_edge.evaluate.multiple_choice import (
+    answer_questions,
+    short_questions,
+    wilson_interval,
+)
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism.quality import model_of
 from moe_edge.studies.moe_prism.settings import ORIGINAL, ElasticSettings
 from moe_edge.studies.smoe.settings import Findings, claim
-from moe_edge.studies.smoe.table4_rows import short_questions
 
 FULL = "all experts"
 # Table 3, OLMoE at K' = 3 and its refactored model at K = 12 (percent).

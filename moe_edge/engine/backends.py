@@ -1,0 +1,141 @@
+"""Where an absent expert is computed instead of fetched: backends of the engine.
+
+The layered engine asks its backends in order which absent experts they take, starts
+them, and adds their `[T, D]` to the layer's sum. The host is one; another machine is
+another. The host's plan is SMoE's two pointers (algorithm 2) or Fiddler's rule; costs
+are means of the last measurements (`offload/assist.py`).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from moe_edge.core.checks import check_known
+from moe_edge.engine.offload_options import ASSIST_RULES
+from moe_edge.engine.routing_reader import Reading
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+from moe_edge.offload.assist import (
+    MeasuredCost,
+    host_expert,
+    host_outputs,
+    plan_fiddler,
+    plan_two_pointer,
+)
+from moe_edge.offload.link import Link
+from moe_edge.offload.store import HostStore
+
+MEASUREMENTS = 16  # p of SMoE, section V.A
+
+
+class Backend(Protocol):
+    """Computes experts elsewhere than in the device's slots.
+
+    Attributes:
+      computed: experts that it has computed.
+    """
+
+    computed: int
+
+    def take(self, layer: int, absent: list[int]) -> list[int]:
+        """Which absent experts, given best first, it computes in this step."""
+
+    def start(
+        self, hidden_TD, reading: Reading, experts: list[int]
+    ) -> Callable[[], np.ndarray]:
+        """Begins with them; the result waits for what they add to the layer.
+
+        Returns:
+          a call that gives float32 `[T, D]` on the host: the weighted sum of these
+          experts, zeros if there are none, so that one program serves both cases.
+        """
+
+    def note(self, transfers) -> None:
+        """Is told of the layer's transfers, which have ended: what loading costs."""
+
+
+class HostBackend:
+    """The host's own cores: splits absent experts between link and host.
+
+    Args:
+      config: the model.
+      store: the records in host memory.
+      link: what a transfer goes over.
+      rule: one of ASSIST_RULES.
+    """
+
+    def __init__(self, config: ModelConfig, store: HostStore, link: Link, rule: str):
+        check_known("CPU assist", rule, ASSIST_RULES)
+        self.rule, self._store, self._moe = rule, store, config.moe
+        self._layout = RecordLayout.of(config)
+        self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
+        self.host = MeasuredCost(MEASUREMENTS, self._first_host_s())
+        self.computed = 0
+        self._compiled: set[int] = set()  # numbers of tokens; the first call compiles
+
+    def _first_load_s(self, link: Link) -> float:
+        """One transfer: of the emulated link, or a copy of a record."""
+        if link.emulated:
+            return link.seconds(self._store.block_bytes)
+        record_R = self._store.record(self._store.moe_layers[0], 0)
+        return _timed(lambda: np.array(record_R))
+
+    def _first_host_s(self) -> float:
+        """One expert on one token; the first call compiles."""
+        record_R = self._store.record(self._store.moe_layers[0], 0)
+        x_TD = np.ones((1, self._layout.d_model), np.float32)
+        moe = self._moe
+        options = {"activation": moe.activation, "swiglu_limit": moe.swiglu_limit}
+        return _timed(
+            lambda: np.asarray(host_expert(record_R, self._layout, x_TD, **options))
+        )
+
+    def take(self, layer: int, absent: list[int]) -> list[int]:
+        if self.rule == "two_pointer":
+            return plan_two_pointer(absent, self.load.mean_s, self.host.mean_s)[1]
+        # At the few tokens of decoding an expert costs the same for all of them
+        # (SMoE, fig. 8): each counts once.
+        ones = np.ones(len(absent), np.int64)
+        on_host = plan_fiddler(ones, self.host.mean_s, self.load.mean_s, 0.0)
+        return [expert for expert, here in zip(absent, on_host, strict=True) if here]
+
+    def start(self, hidden_TD, reading: Reading, experts: list[int]):
+        return lambda: self._run(hidden_TD, reading, experts)
+
+    def _run(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
+        if not experts:
+            return np.zeros(hidden_TD.shape, np.float32)
+        started = time.perf_counter()
+        y_TD = np.asarray(
+            host_outputs(
+                [self._store.record(reading.layer, expert) for expert in experts],
+                experts,
+                self._layout,
+                hidden_TD,
+                reading.ids_TK,
+                reading.host_weights_TK,
+                activation=self._moe.activation,
+                swiglu_limit=self._moe.swiglu_limit,
+            )
+        )
+        if len(reading.ids_TK) in self._compiled:
+            self.host.add((time.perf_counter() - started) / len(experts))
+        self._compiled.add(len(reading.ids_TK))
+        self.computed += len(experts)
+        return y_TD
+
+    def note(self, transfers) -> None:
+        """Measures what the transfers of a layer took."""
+        for transfer in transfers:
+            if transfer.done and transfer.seconds:
+                self.load.add(transfer.seconds)
+
+
+def _timed(call) -> float:
+    """Seconds of the second of two calls."""
+    call()
+    started = time.perf_counter()
+    call()
+    return max(time.perf_counter() - started, 1e-9)
