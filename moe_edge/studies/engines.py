@@ -21,7 +21,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
-from moe_edge.studies.quickstart.run import count_params
+from moe_edge.studies.study import model_entry
 
 # Jitted programs that are pure functions of arrays for a given model.
 PROGRAMS = ("_embed", "_next_embed", "_head", "_next_head", "_last", "_run")
@@ -59,14 +59,7 @@ class Bench:
         empty = (None,) * len(weights.experts)
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
-        is_default = checkpoint == "default"
-        self.model = {
-            "name": checkpoint,
-            "params": count_params(
-                weights.config, weights.num_bytes, str(reader.dtype)
-            ),
-            "weights": "toy trained here" if is_default else "given",
-        }
+        self.model = model_entry(checkpoint, weights.num_bytes, str(reader.dtype))
         self._first: StudyEngine | None = None
         self._engines: list[StudyEngine] = []
 
