@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import gin
@@ -73,14 +73,14 @@ def define_device_memory() -> flags.FlagHolder:
 
 
 def run(
-    root: str,
+    root: str | Callable[[], str],
     script_flags: Sequence[flags.FlagHolder] = (),
     out_parameter: str = "out_dir",
 ) -> None:
     """Parses flags and gin, calls the root, prints its summary; never returns.
 
     Args:
-      root: name of the root function in gin.
+      root: name of the root function in gin, or what gives it once flags are known.
       script_flags: the script's own flags, named like parameters of the root.
       out_parameter: the root's parameter that --out_dir sets; there is a default
         folder only if that is `out_dir`.
@@ -91,7 +91,8 @@ def run(
             logging.set_verbosity(logging.FATAL)  # JAX's and gin's chatter
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; flags start with --")
-        summary = call_root(root, script_flags, out_parameter)
+        name = root if isinstance(root, str) else root()
+        summary = call_root(name, script_flags, out_parameter)
         sys.stdout.flush()
         print(json.dumps(plain(summary)), flush=True)
         return 0
@@ -126,13 +127,13 @@ def call_root(
     check_data_dir()
     made = None
     with gin_errors():
-        import moe_edge.configurables  # noqa: F401  registers the roots
+        from moe_edge.configurables import get_root  # registers the roots
 
         gin.clear_config()
+        function = get_root(root)
         gin.parse_config_files_and_bindings(
             GIN_FILE.value, GIN_PARAM.value, finalize_config=False
         )
-        function = gin.get_configurable(root)
         known = inspect.signature(function).parameters
         if OUT_DIR.present and out_parameter not in known:
             raise ConfigError(f"--out_dir means nothing to {root}")

@@ -1,20 +1,50 @@
-"""Runs one study of expert offloading and writes it as a results entry.
+"""Runs one study and writes it as a results entry; without a name, lists them.
 
-python launch/study.py --gin_file configs/experiments/smoe_fig14.gin --out_dir DIR
+python launch/study.py smoe_fig14 --data_dir DIR --out_dir DIR
+python launch/study.py prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run
 """
+
+import sys
+from pathlib import Path
 
 from absl import flags
 
 from launch import common
+from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.studies.registry import STUDIES
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "experiments"
+NAME = flags.DEFINE_string("name", None, "of the study; also the first argument")
 FLAGS = (
     common.define_data_dir(),
-    flags.DEFINE_string("name", None, "of the study, such as smoe_fig14"),
-    flags.DEFINE_string("checkpoint", None, "folder, or `default` (default)"),
-    flags.DEFINE_integer("rounds", None, "measured rounds, cases interleaved"),
-    flags.DEFINE_integer("prompt_tokens", None, "of every prompt"),
-    flags.DEFINE_integer("new_tokens", None, "generated after every prompt"),
+    flags.DEFINE_bool(
+        "allow_dirty", None, "write into results/ from files that no commit holds"
+    ),
 )
 
+
+def study_root() -> str:
+    """The study's name; takes its gin file and its folder where none is given."""
+    files = flags.FLAGS["gin_file"]
+    name = NAME.value or (Path(files.value[-1]).stem if files.value else None)
+    if name is None:
+        raise ConfigError(f"name a study: {', '.join(sorted(STUDIES))}")
+    check_known("study", name, STUDIES)
+    if not files.value and (CONFIGS / f"{name}.gin").is_file():
+        files.value = [str(CONFIGS / f"{name}.gin")]
+    if not common.OUT_DIR.present:
+        flags.FLAGS["out_dir"].parse(f"results/{name}")
+        flags.FLAGS["out_dir"].using_default_value = False
+    return name
+
+
+def name_first(argv: list[str]) -> list[str]:
+    """The arguments with a name that comes first as a flag."""
+    if len(argv) > 1 and not argv[1].startswith("-"):
+        return [argv[0], "--name", *argv[1:]]
+    return argv
+
+
 if __name__ == "__main__":
-    common.run("study", FLAGS)
+    sys.argv = name_first(sys.argv)
+    common.run(study_root, FLAGS)

@@ -18,6 +18,7 @@ import numpy as np
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.progress import progress
 
 # Bytes of expert records that are in memory together. The page cache takes a few
 # large writes in a fifth of the time of writes of half a megabyte.
@@ -83,7 +84,7 @@ def content_sha256(reader) -> str:
     rows = config.moe.num_experts
     step = chunk_rows(reader.layout, reader.dtype.itemsize, rows)
     buffer = np.empty((step, reader.layout.size), reader.dtype)
-    for item in dense_items(config):
+    for item in progress(dense_items(config), "layers hashed"):
         for piece in dense_pieces(config, item, reader.dense(item)):
             content.add(piece)
         if item in config.moe_layers:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.checkpoint.dtypes import all_finite, weight_dtype
 from moe_edge.checkpoint.schema import Item, dense_items
@@ -32,10 +31,10 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
-from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
+from moe_edge.core.progress import progress as report
+from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.config import ModelConfig
 
-CONFIG_GIN = "config.gin"
 _BUFFERS = 2
 
 
@@ -49,10 +48,11 @@ def convert_checkpoint(
     allow_nonfinite: bool = False,
     shard_size: str | int = "5GB",
     progress: bool = True,
+    verify: bool = False,
     dry_run: bool = False,
-    config_text: Callable[[], str] | None = None,
+    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
-    """Converts one checkpoint folder into another.
+    """Converts one checkpoint folder into another, or verifies one of ours.
 
     Args:
       src: an HF folder, a folder of ours, or "default".
@@ -63,15 +63,23 @@ def convert_checkpoint(
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").
       progress: show a progress bar on stderr.
+      verify: read `src`, of ours, and compare its weights with the hash in its
+        manifest; write nothing.
       dry_run: check everything but the weights' values, write nothing.
       config_text: gives the settings to store as `dst`/config.gin.
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
-      dropped (names the model does not use).
+      dropped (names the model does not use); with `verify` content_sha256 and seconds.
     Raises:
       CheckpointError, ConfigError: bad source; OutputError: bad destination.
     """
     start = time.monotonic()
+    if verify:
+        if dst:
+            raise ConfigError(f"--verify writes nothing, got --dst {dst}; leave it out")
+        digest = verify_checkpoint(src)
+        seconds = round(time.monotonic() - start, 3)
+        return {"verified": True, "content_sha256": digest, "seconds": seconds}
     for name, value in (("src", src), ("dst", dst)):
         if not value:
             raise ConfigError(f"no {name} given; name a folder with --{name}")
@@ -87,8 +95,8 @@ def convert_checkpoint(
                 "convert the checkpoint it was made from and refactor that"
             )
         raw = refactored_hf_config(reader.config)
-    dst = check_out_dir(Path(dst).resolve(), overwrite)
-    check_apart(dst, reader.path)
+    run = RunFolder(dst, overwrite, dry_run, config_text)
+    run.check_apart(reader.path)
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
     changed = wanted is not None or reader.quantized is not None
@@ -101,7 +109,7 @@ def convert_checkpoint(
         "dropped": reader.dropped,
     }
     try:
-        with atomic_folder(dst, overwrite) as folder:
+        with run.writing() as folder:
             sink: Sink
             if to == "ours":
                 sink = OursSink(folder, config, reader.dtype, hf_files, source)
@@ -110,9 +118,9 @@ def convert_checkpoint(
             try:
                 stream = _Stream(reader, sink, allow_nonfinite)
                 digest, total_bytes = stream.run(progress)
-                _check_digest(reader, digest, changed)
-                if config_text is not None:
-                    (folder / CONFIG_GIN).write_text(config_text(), encoding="utf-8")
+                if not isinstance(reader, HfReader):
+                    # If changed, `digest` is of what was written: read once more.
+                    _check_digest(reader, None if changed else digest)
                 sink.finish(digest)
             finally:
                 sink.close()
@@ -129,18 +137,35 @@ def convert_checkpoint(
     }
 
 
-def _check_digest(reader, digest: str, changed: bool) -> None:
-    """A checkpoint of ours must still hold what its manifest says."""
+def verify_checkpoint(src: str | Path | None) -> str:
+    """Reads a checkpoint of ours and returns the hash that its manifest states.
+
+    Raises:
+      CheckpointError: its weights have another hash.
+      ConfigError: a Hugging Face folder, which states none.
+    """
+    if not src:
+        raise ConfigError("no src given; name a folder with --src")
+    reader = open_checkpoint(src)
     if isinstance(reader, HfReader):
-        return
+        raise ConfigError(
+            f"{src} is a Hugging Face folder, which states no content_sha256 to verify "
+            "it by; convert it first"
+        )
+    return _check_digest(reader)
+
+
+def _check_digest(reader, digest: str | None = None) -> str:
+    """The hash in a manifest of ours, if the weights have it (None: reads them)."""
     stored = reader.content_sha256()
-    if changed:  # `digest` is of what was written; the source is read once more
+    if digest is None:
         digest = content_sha256(open_checkpoint(reader.path))
     if stored != digest:
         raise CheckpointError(
             f"the weights of {reader.path} hash to {digest[:16]}..., its manifest says "
             f"{stored[:16]}...; a file was altered, convert the original again"
         )
+    return stored
 
 
 def hf_dtypes(reader) -> dict[str, np.dtype]:
@@ -179,7 +204,7 @@ class _Stream:
             turn = 0
             # The top last: it is large, and by then Orbax has been imported.
             items = sorted(dense_items(config), key=lambda item: isinstance(item, str))
-            for layer in tqdm(items, "layers", disable=not progress, leave=False):
+            for layer in report(items, "layers", shown=progress):
                 self._dense(layer, pool)
                 if layer not in config.moe_layers:
                     continue

@@ -1,16 +1,18 @@
 """Writing folders so that nothing half-written is ever seen.
 
-A folder is built beside its place as `.NAME.PID.partial` and renamed when complete;
-what a killed process left is removed by the next run.
+A folder is built next to its place as `.NAME.PID.partial`, locked, and renamed when
+complete; what a killed process left is removed by the next run.
 """
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from moe_edge.core.checks import OutputError
 
@@ -75,27 +77,51 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder that becomes `path` when the block succeeds.
 
     On an exception the temporary folder is removed and `path` is left as it was.
+
+    Raises:
+      OutputError: see `check_out_dir`, which is asked again at the end; or another run
+        is writing `path`.
     """
     path = check_out_dir(path, overwrite)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     old = partial.with_suffix(".old")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
-        partial.mkdir()
+        with _locked(path.parent):
+            _remove_leftovers(path)
+            partial.mkdir()
+            lock = os.open(partial, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this run is alive
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"output folder {path} cannot be written: {error}") from error
     try:
         yield partial
-        if path.exists():
-            path.rename(old)
-        partial.rename(path)
+        with _locked(path.parent):
+            check_out_dir(path, overwrite)  # it may have been filled meanwhile
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
     except BaseException:
         if old.exists() and not path.exists():
             old.rename(path)
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds a folder's lock for a moment: what is checked here holds until the end."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -131,25 +157,42 @@ def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Removes partial folders of `path` whose process is gone, or is this one."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.(partial|old)")
+    """Removes what runs that were killed left of `path`.
+
+    Raises:
+      OutputError: a run that is alive is writing it.
+    """
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+\.(partial|old)")
     for entry in path.parent.iterdir():
         match = pattern.fullmatch(entry.name)
-        if match and (int(match[1]) == os.getpid() or not _is_alive(int(match[1]))):
-            if match[2] == "old" and not path.exists():
-                entry.rename(path)  # killed between the two renames
-            else:
-                shutil.rmtree(entry, ignore_errors=True)
+        if match is None:
+            continue
+        if match[1] == "old" and not path.exists():
+            entry.rename(path)  # killed between the two renames
+        elif match[1] == "partial" and _is_locked(entry):
+            raise OutputError(
+                f"another run is writing {path}; wait for it or name another --out_dir"
+            )
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_locked(folder: Path) -> bool:
+    """Whether a process holds a folder's lock, which goes with the process."""
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        os.kill(pid, 0)  # signal 0 only asks
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def write_json(path: str | Path, value: Any, **options) -> None:
+    """Writes a value as indented JSON without NaN; `options` are of `json.dumps`."""
+    text = json.dumps(value, indent=1, allow_nan=False, **options)
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -131,6 +131,10 @@ class Engine:
     def reset_records(self) -> None:
         """Forgets counters, traces and events so far: after a warm-up."""
 
+    def restart(self) -> None:
+        """As new, but for what is compiled: no expert in a slot, nothing on record."""
+        self.reset_records()
+
     def movement(self) -> dict:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss

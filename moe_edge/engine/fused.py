@@ -114,6 +114,9 @@ class FusedEngine(Engine):
     def reset_records(self) -> None:
         self._counting.reset(self._state.counts_L3)
 
+    def restart(self) -> None:
+        self.clear()
+
     def movement(self) -> dict:
         return self._counting.movement(self._state.counts_L3)
 

@@ -125,6 +125,10 @@ class LayeredEngine(Engine):
             self.trace.clear()
             self._trace_step = 0
 
+    def restart(self) -> None:
+        self.manager.restart()
+        self.reset_records()
+
     def movement(self) -> dict:
         return self.manager.movement()
 

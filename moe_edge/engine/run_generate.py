@@ -2,14 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import (
     Generation,
@@ -86,20 +87,26 @@ def generate_rows(
 ) -> tuple[list[list[int]], dict[str, float]]:
     """New tokens of every row, and the speed without compilation.
 
-    A batch of a new shape is run once before it is timed: `warm_up_s` in the
-    returned numbers is what that took, compilation above all.
+    Every shape of batch is run once before anything is timed: `warm_up_s` in the
+    returned numbers is what that took, compilation above all. Then slots are emptied
+    and counters reset: times, hits and bytes count from one moment, with no block of
+    these prompts on the device yet.
     """
-    tokens, done, warm_up_s, seen = [], [], 0.0, set()
-    for batch in even_batches(len(rows), batch_size):
+    batches = even_batches(len(rows), batch_size)
+    shapes = {
+        shape_of([rows[i] for i in batch], max_new_tokens): batch
+        for batch in reversed(batches)
+    }
+    warm_up_s = 0.0
+    for batch in reversed(shapes.values()):
         chosen = [rows[i] for i in batch]
-        if shape_of(chosen, max_new_tokens) not in seen:
-            seen.add(shape_of(chosen, max_new_tokens))
-            warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
-            if not done:
-                engine.reset_records()
+        warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
+    engine.restart()
+    tokens, done = [], []
+    for batch in batches:
         result = generate(
             engine,
-            chosen,
+            [rows[i] for i in batch],
             max_new_tokens,
             sampling=sampling,
             stop_ids=engine.config.eos_ids,
@@ -112,9 +119,10 @@ def generate_rows(
     return tokens, speed_of(done) | {"warm_up_s": warm_up_s}
 
 
+@root
 def run_generate(
+    run: RunFolder,
     *,
-    out_dir: str,
     checkpoint: str = "default",
     prompt: Sequence[str] = (),
     prompts: str | None = None,
@@ -130,14 +138,11 @@ def run_generate(
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict:
     """Continues prompts and writes `generations.jsonl`.
 
     Args:
-      out_dir: folder of the results, complete or not there.
+      run: folder of the results.
       checkpoint: path or `default`.
       prompt: texts; one alone is streamed to the terminal.
       prompts: JSON-lines file `{"id", "prompt"}`, instead of `prompt`.
@@ -154,9 +159,6 @@ def run_generate(
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` beside it.
       events: file for transfers and waits (JSON lines).
-      overwrite: replace a non-empty out_dir.
-      dry_run: check everything but the weights and stop.
-      config_text: gives the config to store.
     Returns:
       `tokens_per_s` counts decoded tokens of all rows, without each row's first;
       `ttft_s` runs from the token ids to the first new token (prefill and
@@ -175,10 +177,9 @@ def run_generate(
         )
     if offload is not None and offload.mode == "fused" and (trace or events):
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
-    check_out_dir(out_dir, overwrite)
-    if dry_run:
+    if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
-        return {"dry_run": True, "prompts": len(texts), "out_dir": out_dir}
+        return {"prompts": len(texts)}
     recorder = Recorder(enabled=events is not None)
     options = (
         {}
@@ -204,7 +205,7 @@ def run_generate(
         def on_token(row: int, token: int) -> None:
             print(stream.push(token), end="", flush=True)
 
-    with atomic_folder(out_dir, overwrite) as folder:
+    with run.writing() as folder:
         tokens, speed = generate_rows(
             engine,
             rows,
@@ -219,10 +220,8 @@ def run_generate(
             for prompt, row in zip(rows, tokens, strict=True)
         ]
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
         if offload is not None:
-            report = json.dumps(engine.report(), indent=1)
-            (folder / "offload.json").write_text(report + "\n", encoding="utf-8")
+            write_json(folder / "offload.json", engine.report())
     engine.close()
     if trace:
         write_trace(trace, engine.trace.trace(), with_scores=trace_scores)
@@ -239,7 +238,6 @@ def run_generate(
         "tokens_per_s": speed["tokens_per_s"],
         "ttft_s": speed["ttft_s"],
         **engine.movement(),
-        "out_dir": out_dir,
     }
 
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.core.progress import counter
 from moe_edge.engine.prompts import read_json_lines
 from moe_edge.evaluate.likelihood import rows_per_batch, token_log_probs
 
@@ -113,19 +113,18 @@ def score_continuations(
     """
     order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
     sums, start = np.zeros(len(items)), 0
-    bar = tqdm(total=len(items), desc="choices", leave=False, disable=None)
-    while start < len(order):
-        longest = len(items[order[start]].ids)
-        size = rows_per_batch(engine.config, longest, batch_size)
-        batch = order[start : start + size]
-        rows = [items[i].ids for i in batch]
-        rows += [rows[0][:1]] * (size - len(rows))
-        scores = token_log_probs(engine, rows).astype(np.float64)
-        for row, i in enumerate(batch):
-            sums[i] = scores[row, items[i].first : len(items[i].ids)].sum()
-        start += size
-        bar.update(len(batch))
-    bar.close()
+    with counter("choices", len(items)) as count:
+        while start < len(order):
+            longest = len(items[order[start]].ids)
+            size = rows_per_batch(engine.config, longest, batch_size)
+            batch = order[start : start + size]
+            rows = [items[i].ids for i in batch]
+            rows += [rows[0][:1]] * (size - len(rows))
+            scores = token_log_probs(engine, rows).astype(np.float64)
+            for row, i in enumerate(batch):
+                sums[i] = scores[row, items[i].first : len(items[i].ids)].sum()
+            start += size
+            count(len(batch))
     return sums
 
 

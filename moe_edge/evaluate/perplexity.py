@@ -12,9 +12,8 @@ import functools
 import math
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
 from moe_edge.core.checks import CapacityError, ConfigError, RequestError
+from moe_edge.core.progress import progress
 from moe_edge.evaluate.likelihood import rows_per_batch, token_log_probs
 
 DEFAULT_WINDOW = 512
@@ -124,7 +123,7 @@ def measure_perplexity(
     size = min(size, len(windows))
     nll, tokens = 0.0, 0
     steps = range(0, len(windows), size)
-    for first in tqdm(steps, "windows", leave=False, disable=None):  # on terminals
+    for first in progress(steps, "batches of windows"):
         batch = windows[first : first + size]
         rows = [ids[part.start : part.end] for part in batch]
         # Rows of one token fill up the last batch: same shape, next to no work.

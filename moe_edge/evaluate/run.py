@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ from moe_edge.core.checks import (
     OutputError,
     check_positive,
 )
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.progress import counter
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
@@ -50,9 +51,10 @@ def _source(*paths: str) -> list[dict[str, str]]:
     ]
 
 
+@root
 def run_evaluate(
+    run: RunFolder,
     *,
-    out_dir: str,
     checkpoint: str = "default",
     text: str | None = None,
     dataset: str | None = None,
@@ -70,14 +72,11 @@ def run_evaluate(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     data_dir: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Measures a model in one of four ways.
 
     Args:
-      out_dir: folder of the results.
+      run: folder of the results.
       checkpoint: path or `default`.
       text: file whose perplexity is measured.
       dataset: the same for a data set: folder, local file or hub name.
@@ -97,9 +96,6 @@ def run_evaluate(
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
       data_dir: where relative paths are looked up too.
-      overwrite: replace earlier results.
-      dry_run: check flags and paths, then stop.
-      config_text: gives the config to store.
     Raises:
       MoeEdgeError: bad input.
       OSError: a file that cannot be read.
@@ -111,15 +107,12 @@ def run_evaluate(
     if limit is not None:
         check_positive("limit", limit)
     offload = resolve_offload(device_memory, offload)
-    out = check_out_dir(out_dir, overwrite)
     if mode == "tokens":
         tokens = find_path(tokens, data_dir)
-        summary = _run_logits(
-            checkpoint, k, tokens, logits, out, overwrite, dry_run, offload
-        )
-        if not dry_run:
-            _write(out, overwrite, summary | {"mode": mode}, [tokens], config_text)
-        return summary | {"out_dir": out_dir}
+        summary = _run_logits(run, checkpoint, k, tokens, logits, offload)
+        if not run.dry_run:
+            _write(run, summary | {"mode": mode}, [tokens])
+        return summary
     # Input is read before the model: a bad file shows at once.
     if mode == "mcq":
         paths = [find_path(path, data_dir) for path in mcq.split(",")]
@@ -136,10 +129,11 @@ def run_evaluate(
                 config=dataset_config,
                 limit=limit,
             )
-    if dry_run:
+    if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
-        return {"dry_run": True, "mode": mode, "out_dir": out_dir}
-    loaded = load_engine(checkpoint, offload=offload, k=k)
+        return {"mode": mode}
+    with counter("loading the model"):
+        loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
@@ -164,24 +158,20 @@ def run_evaluate(
         summary |= {"lossless": False, **loaded.engine.movement()}
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
     summary |= {"k": loaded.engine.config.moe.top_k}
-    _write(out, overwrite, summary | {"mode": mode}, paths, config_text, lines)
-    return summary | {"out_dir": out_dir}
+    _write(run, summary | {"mode": mode}, paths, lines)
+    return summary
 
 
 def _write(
-    out: Path,
-    overwrite: bool,
+    run: RunFolder,
     summary: dict[str, Any],
     paths: list[str],
-    config_text: Callable[[], str],
     lines: list[dict[str, Any]] = (),
 ) -> None:
     """Writes the results folder."""
-    with atomic_folder(out, overwrite) as folder:
+    with run.writing() as folder:
         stored = summary | {"source": _source(*paths)}
-        report = json.dumps(stored, indent=1, allow_nan=False)
-        (folder / "evaluation.json").write_text(report + "\n")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+        write_json(folder / "evaluation.json", stored)
         if lines:
             with (folder / "questions.jsonl").open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -207,20 +197,18 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
     }
 
 
-def _run_logits(
-    checkpoint, k, tokens, logits, out, overwrite, dry_run, offload
-) -> dict:
+def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
     tokens_BS = read_tokens(tokens)
-    if Path(logits).resolve().is_relative_to(out):
+    if Path(logits).resolve().is_relative_to(run.path):
         # The results folder appears as a whole, and an old one disappears so.
         raise OutputError(
-            f"logits file {logits} is inside the results folder {out}; name a file "
-            "beside it"
+            f"logits file {logits} is inside the results folder {run.path}; name a "
+            "file beside it"
         )
-    path = check_logits_path(logits, overwrite)
-    if dry_run:
+    path = check_logits_path(logits, run.overwrite)
+    if run.dry_run:
         check_checkpoint(checkpoint, with_tokenizer=False, offload=offload, k=k)
-        return {"dry_run": True, "mode": "tokens", "logits": str(path)}
+        return {"mode": "tokens", "logits": str(path)}
     loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k)
     engine = loaded.engine
     if offload is not None and not offload.lossless:

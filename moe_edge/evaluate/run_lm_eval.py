@@ -1,8 +1,6 @@
 """The root of launch/lm_eval.py: tasks of the lm-evaluation-harness on any engine."""
 
 import contextlib
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,17 @@ from moe_edge.core.checks import (
     RequestError,
     check_count,
 )
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.stepwise import Stepwise
 
 
+@root
 def run_lm_eval(
+    run: RunFolder,
     *,
-    out_dir: str,
     tasks: str,
     include_path: str | None = None,
     checkpoint: str = "default",
@@ -31,14 +31,11 @@ def run_lm_eval(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Runs tasks and writes their metrics.
 
     Args:
-      out_dir: folder of the results: evaluation.json, config.gin.
+      run: folder of the results: evaluation.json, config.gin.
       tasks: names, separated by commas.
       include_path: folder of task files (YAML); data files that they name by relative
         paths are looked up in it. None: the harness's own tasks, whose data come from
@@ -53,8 +50,7 @@ def run_lm_eval(
         scored token by token, for it acts while decoding.
       seed: of the few-shot examples.
     Returns:
-      tasks (name -> metric -> value), n (name -> rows), num_fewshot, k, checkpoint,
-      out_dir.
+      tasks (name -> metric -> value), n (name -> rows), num_fewshot, k, checkpoint.
     Raises:
       ConfigError: lm-eval is not installed, or there is no such task.
       RequestError: a task whose data cannot be read, or that cannot be run, such as
@@ -66,12 +62,11 @@ def run_lm_eval(
     if num_fewshot is not None and num_fewshot < 0:
         raise ConfigError(f"num_fewshot must be 0 or more, got {num_fewshot}")
     offload = resolve_offload(device_memory, offload)
-    out = check_out_dir(out_dir, overwrite)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     loaded_tasks = _load_tasks(names, include_path)
-    if dry_run:
+    if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
-        return {"dry_run": True, "tasks": names, "out_dir": out_dir}
+        return {"tasks": names}
     loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
     with contextlib.closing(loaded.engine):
@@ -97,12 +92,10 @@ def run_lm_eval(
     }
     if lossy:
         summary |= {"lossless": False, **movement}
-    with atomic_folder(out, overwrite) as folder:
+    with run.writing() as folder:
         stored = summary | {"versions": found["versions"], "seed": seed}
-        report = json.dumps(stored, indent=1, default=str)
-        (folder / "evaluation.json").write_text(report + "\n", encoding="utf-8")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
-    return summary | {"out_dir": out_dir}
+        write_json(folder / "evaluation.json", stored, default=str)
+    return summary
 
 
 def _evaluate(

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.core.checks import RequestError
+from moe_edge.core.progress import progress
 from moe_edge.engine.session import check_prompts
 
 
@@ -126,7 +126,7 @@ def score_batches(engine, rows: Sequence[Forced], batch_size: int) -> ForcedRun:
     capacity = max((len(row.ids) for row in rows), default=0)
     total = ForcedRun([], [], 0, 0.0, 0)
     starts = range(0, len(rows), batch_size)
-    for start in tqdm(starts, "forced", leave=False, disable=None):  # on terminals
+    for start in progress(starts, "forced batches"):
         batch = list(rows[start : start + batch_size])
         real = len(batch)
         batch += [Forced(batch[0].ids[:1], 1)] * (batch_size - real)

@@ -1,18 +1,18 @@
 """The root of launch/profile_machine.py: this machine as a preset."""
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.hardware.calibrate import calibrate
 
 
+@root
 def run_profile_machine(
+    run: RunFolder,
     *,
-    out_dir: str,
     name: str = "this_machine",
     d_model: int = 2048,
     expert_dim: int = 1408,
@@ -21,30 +21,23 @@ def run_profile_machine(
     most_tokens: int = 256,
     repeats: int = 5,
     seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Measures block compute, copies and memory of the default JAX device.
 
     Args:
-      out_dir: folder of `machine.json` (a GPU preset for `cluster_options`, by its
+      run: folder of `machine.json` (a GPU preset for `cluster_options`, by its
         path) and `config.gin`.
       name: given to the device.
       d_model, expert_dim, copies, most_tokens, repeats: see `calibrate`.
       dtype: float32 or bfloat16; empty for float32 on CPU, else bfloat16.
       seed: of the weights.
-      overwrite: replace an earlier result.
-      dry_run: check and stop.
-      config_text: gives the config to store.
     Raises:
       ConfigError: bad input; OutputError: `out_dir` cannot be written.
     """
-    check_out_dir(out_dir, overwrite)
     if not dtype:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    if dry_run:
-        return {"dry_run": True, "dtype": dtype, "out_dir": out_dir}
+    if run.dry_run:
+        return {"dtype": dtype}
     measured = calibrate(
         name,
         d_model=d_model,
@@ -55,10 +48,8 @@ def run_profile_machine(
         repeats=repeats,
         seed=seed,
     )
-    with atomic_folder(out_dir, overwrite) as folder:
-        text = json.dumps(measured.to_json(), indent=1) + "\n"
-        (folder / "machine.json").write_text(text, encoding="utf-8")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    with run.writing() as folder:
+        write_json(folder / "machine.json", measured.to_json())
     device, link = measured.gpu.device, measured.gpu.host_link
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:
@@ -71,5 +62,4 @@ def run_profile_machine(
         "host_latency_s": link.latency_s,
         "copy_bytes_per_s": measured.copy_bytes_per_s,
         "worst_error": measured.worst_error,
-        "out_dir": out_dir,
     }

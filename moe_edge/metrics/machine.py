@@ -27,11 +27,12 @@ def run_tool(*command: str) -> str | None:
 
 @functools.cache
 def git_state() -> dict[str, Any]:
-    """Commit and whether files differ from it; None where there is no repository."""
+    """Commit, and whether files but results/ differ from it; None without git."""
     if not (REPOSITORY / ".git").exists():  # installed from a wheel
         return {"commit": None, "dirty": None}
     git = ("git", "-C", str(REPOSITORY))
-    status = run_tool(*git, "status", "--porcelain")
+    # An entry written before does not change what the next one runs.
+    status = run_tool(*git, "status", "--porcelain", "--", ".", ":!results")
     return {
         "commit": run_tool(*git, "rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),

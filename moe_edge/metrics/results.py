@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder
 from moe_edge.metrics.machine import REPOSITORY, git_state, machine_info
 from moe_edge.metrics.report import entry_readme
@@ -54,7 +55,8 @@ class Entry:
     """What a run found; machine, source state and time are added when written.
 
     Attributes:
-      question: what the run asks, and `answer`, one sentence.
+      question: what the run asks; `answer`: one sentence of at most 40 words;
+        `details`: further ones.
       model: {name, params, weights}; workload: what was run, with sources and sha256.
       metrics: rows made by `metric`.
       limits: what the numbers do not show.
@@ -69,12 +71,32 @@ class Entry:
     limits: Sequence[str]
     kind: str = "measured"
     cost_model_source: str = "measured on this machine"
+    details: Sequence[str] = ()
     seeds: Sequence[int] = (0,)
     baselines: Sequence[str] = ()
     checks: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     paper_claim: Mapping[str, Any] | None = None
     command: str = dataclasses.field(default_factory=command_line)
     started_s: float = dataclasses.field(default_factory=time.time)
+
+
+def check_clean(out_dir: str | Path, allow_dirty: bool = False) -> None:
+    """Refuses to write a committed entry from sources that no commit holds.
+
+    Raises:
+      ConfigError: `out_dir` is under the repository's results/ (not results/local),
+        and files differ from the commit.
+    """
+    results, out_dir = REPOSITORY / "results", Path(out_dir).resolve()
+    local = out_dir.is_relative_to(results / "local")
+    if allow_dirty or local or not out_dir.is_relative_to(results):
+        return
+    if git_state()["dirty"]:
+        raise ConfigError(
+            f"output folder {out_dir} is one of committed results, but files differ "
+            "from the commit: commit first, name another --out_dir, or add "
+            "--allow_dirty"
+        )
 
 
 def write_entry(
@@ -106,6 +128,7 @@ def write_entry(
         "schema_version": SCHEMA_VERSION,
         "question": entry.question,
         "answer": entry.answer,
+        "details": list(entry.details),
         "command": entry.command,
         "git": git_state(),
         "config_sha256": hashlib.sha256(config_text.encode("utf-8")).hexdigest(),

@@ -8,7 +8,8 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no `details`
+ANSWER_WORDS = 40
 KINDS = ("measured", "emulated", "simulated")
 COST_MODELS = ("measured on this machine", "preset")
 FILES = ("result.json", "README.md", "plot.png", "config.gin")
@@ -17,6 +18,7 @@ SCHEMA = {
     "schema_version": int,
     "question": str,
     "answer": str,
+    "details": list,
     "command": str,
     "git": dict,
     "config_sha256": str,
@@ -65,9 +67,22 @@ def validate_entry(folder: str | Path) -> dict[str, Any]:
     return result
 
 
+def check_answer(answer: str) -> None:
+    """Raises ConfigError for an answer that is longer than a reader bears."""
+    if (count := len(answer.split())) > ANSWER_WORDS:
+        raise ConfigError(
+            f"the answer has {count} words, expected at most {ANSWER_WORDS}: move the "
+            f"rest to `details`: {answer[:60]!r}..."
+        )
+
+
 def _check_fields(path: Path, result: Any) -> None:
-    if not isinstance(result, dict) or set(result) != set(SCHEMA):
-        got = sorted(set(result) ^ set(SCHEMA)) if isinstance(result, dict) else result
+    if not isinstance(result, dict):
+        raise ConfigError(f"{path} is no JSON object")
+    if result.get("schema_version") == 1:
+        result = {"details": [], **result, "schema_version": SCHEMA_VERSION}
+    if set(result) != set(SCHEMA):
+        got = sorted(set(result) ^ set(SCHEMA))
         raise ConfigError(f"{path}: missing or unknown keys {got}")
     for key, kind in SCHEMA.items():
         if not isinstance(result[key], kind):

@@ -65,20 +65,16 @@ class OffloadManager:
         """Counts from here on, as after a warm-up; blocks and policies stay."""
         self.counters = {True: Counters(), False: Counters()}  # by is_decode
         self.predictor_run.reset_accuracy()
-        self._moved_before = self.queue.stats()
+        self.queue.reset_stats()
 
     def movement(self) -> dict:
         """`hit_ratio` of decoding and `bytes_moved`, since the counters were reset."""
-        now, before = self.queue.stats(), self._moved_before
-        moved = now.demand.bytes + now.prefetch.bytes
-        moved -= before.demand.bytes + before.prefetch.bytes
+        stats = self.queue.stats()
+        moved = stats.demand.bytes + stats.prefetch.bytes
         return {"hit_ratio": self.counters[True].hit_ratio, "bytes_moved": moved}
 
     def report(self) -> dict:
-        """Everything counted since the counters were reset, ready for JSON.
-
-        Transfers and their bytes count from the start of the queue.
-        """
+        """Everything counted since the counters were reset, ready for JSON."""
         phases = {"decode": self.counters[True], "prefill": self.counters[False]}
         return {
             "slots": self.spec.num_slots,
@@ -295,3 +291,10 @@ class OffloadManager:
         for layer, expert in np.argwhere(self.cache.slot_LE >= 0).tolist():
             self.cache.drop(layer, expert)
         self.cache.new_sequence()
+
+    def restart(self) -> None:
+        """As new: every slot empty, policy and predictor without a record."""
+        self.drain()
+        self.cache.restart()
+        self.predictor_run.restart()
+        self.reset_counters()

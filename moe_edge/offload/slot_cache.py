@@ -149,6 +149,14 @@ class SlotCache:
         self.state = {**self.policy.init(self.spec), "key_S": key_S}
         self._first_step = None
 
+    def restart(self) -> None:
+        """Every slot is empty, and the policy has seen nothing."""
+        for layer, expert in np.argwhere(self.slot_LE >= 0).tolist():
+            self._note(layer, expert, -1)
+        self.release()
+        self.state = self.policy.init(self.spec)
+        self._first_step = None if self.policy.per_sequence else 0
+
     def _forget(self, key: int) -> None:
         if key >= 0:
             self._note(*divmod(key, self.spec.num_experts), -1)

@@ -43,7 +43,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class TransferStats:
-    """Sums since the queue was made.
+    """Sums since the queue was made, or its statistics were reset.
 
     Attributes:
       demand, prefetch: transfers, bytes and seconds on the link.

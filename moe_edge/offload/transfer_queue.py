@@ -190,6 +190,14 @@ class TransferQueue:
             wait_s=self._wait_s,
         )
 
+    def reset_stats(self) -> None:
+        """Counts from here on; what was prefetched before is nobody's waste."""
+        with self._work:
+            self._totals = {cause: Total() for cause in CAUSES}
+        self._wasted_bytes = self._cancelled = 0
+        self._wait_s = 0.0
+        self._unused.clear()
+
     def close(self) -> None:
         """Finishes the transfer under way, drops the others and ends the thread."""
         with self._work:

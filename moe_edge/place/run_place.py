@@ -1,12 +1,12 @@
 """The root of launch/place_experts.py: placements of all methods, side by side."""
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_path
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.objective import objective
@@ -18,9 +18,10 @@ from moe_edge.place.policy import PLACERS, get_placer
 PICKY = ("eplb",)  # placers that refuse machines on which a placement exists
 
 
+@root
 def run_place(
+    run: RunFolder,
     *,
-    out_dir: str,
     statistics: str | None = None,
     model: str | None = None,
     top_k: int | None = None,
@@ -35,9 +36,6 @@ def run_place(
     output_tokens: float = 32.0,
     data_dir: str | None = None,
     seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Places the experts of a model by every method and compares them.
 
@@ -45,7 +43,7 @@ def run_place(
     `model` on a preset `cluster` with routing from the committed generator.
 
     Args:
-      out_dir: folder of `place.json`, `config.gin`, and of `placement_METHOD.npy`
+      run: folder of `place.json`, `config.gin`, and of `placement_METHOD.npy`
         (bool [servers, layers, experts]) with `.json` (GPUs) for every method.
       statistics: file in the schema of expert_counts.jsonl.
       model: of the statistics, if they hold several; or the preset.
@@ -60,15 +58,11 @@ def run_place(
       prompt_tokens, output_tokens: of a mean request, for the predicted latency.
       data_dir: where a relative path is looked up too.
       seed: of what is random.
-      overwrite: replace earlier results.
-      dry_run: check and stop.
-      config_text: gives the config to store.
     Raises:
       ConfigError: bad input; CapacityError: less memory than one copy.
       OutputError: `out_dir` cannot be written.
       OSError: statistics cannot be read.
     """
-    check_out_dir(out_dir, overwrite)
     names = chosen_methods(methods)
     if statistics is not None:
         if cluster is not None:
@@ -92,21 +86,19 @@ def run_place(
         )
     timing = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     latency = get_placer("latency", top_k=case.top_k, **timing)
-    if dry_run:
-        return {"dry_run": True, "out_dir": out_dir, **case.facts}
+    if run.dry_run:
+        return case.facts
     placed, left_out = place_all(names or PLACERS, latency, case, seed, names is None)
     best = get_placer("optimal").place(case.frequency_NLE, case.slots).on_NLE
     rows = compare(placed, objective(case.frequency_NLE, best), latency, case)
-    with atomic_folder(out_dir, overwrite) as folder:
+    with run.writing() as folder:
         for name, (placement, _) in placed.items():
             facts = {"method": name, **case.facts}
             placement.save(folder / f"placement_{name}", facts)
         stored = {**case.facts, "seed": seed, "methods": rows, "left_out": left_out}
-        text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
-        (folder / "place.json").write_text(text, encoding="utf-8")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+        write_json(folder / "place.json", stored)
     print_table(rows, left_out)
-    return {"methods": rows, "left_out": left_out, "out_dir": out_dir}
+    return {"methods": rows, "left_out": left_out}
 
 
 def chosen_methods(methods: str) -> list[str] | None:

@@ -9,11 +9,10 @@ where a killed run goes on (`writer.py`).
 """
 
 import sys
-import time
 
 import numpy as np
-from tqdm import tqdm
 
+from moe_edge.core.progress import counter
 from moe_edge.profile.activations import LayerPrograms, Seen
 from moe_edge.profile.calibration import Calibration
 from moe_edge.profile.counts import coactivation, count_rows, domain_counts
@@ -41,28 +40,18 @@ def record_layers(
     elif writer.next_layer < config.num_layers:
         _say(f"going on at layer {writer.next_layer}")
     steps = -(-shape[0] // batch_size)
-    bar = tqdm(
-        total=config.num_layers * steps,
-        initial=writer.next_layer * steps,
-        desc="profile",
-        unit="batch",
-        disable=None,  # shown on terminals
-    )
-    with bar:
+    with counter("profile batches", config.num_layers * steps) as count:
+        count(writer.next_layer * steps)
         for layer in range(writer.next_layer, config.num_layers):
-            started = time.monotonic()
             programs.load(layer)
             report = _record_layer(
-                programs, layer, calibration, writer, facts, batch_size, bar.update
+                programs, layer, calibration, writer, facts, batch_size, count
             )
             writer.finish_layer(layer, report)
-            if bar.disable:  # no terminal: a log has lines
-                seconds = time.monotonic() - started
-                _say(f"layer {layer + 1} of {config.num_layers}: {seconds:.1f} s")
 
 
 def _record_layer(
-    programs: LayerPrograms, layer, calibration, writer, facts, size, progress
+    programs: LayerPrograms, layer, calibration, writer, facts, size, count
 ) -> dict | None:
     """Runs one layer; returns its report, None for a dense layer."""
     config = programs.config
@@ -86,7 +75,7 @@ def _record_layer(
             hidden_NWD[part], ids_NWK[part], weights_NWK[part] = seen
             seen = Seen(*(array[is_real] for array in seen))
         programs.check_states(x[is_real], seen)
-        progress()
+        count(1)
     next_NWD.flush()
     if not is_moe:
         return None

@@ -1,8 +1,6 @@
 """The root of launch/profile_model.py: what happens inside the experts of a model."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +8,14 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
-from moe_edge.core.files import check_out_dir
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.evaluate.perplexity import default_window
 from moe_edge.profile.calibration import parse_files, read_calibration
 from moe_edge.profile.reader import FORMAT_VERSION
 from moe_edge.profile.record_layers import record_layers
 from moe_edge.profile.space import check_space, needed_bytes
 from moe_edge.profile.writer import (
-    CONFIG_NAME,
     COUNTS_NAME,
     PROFILE_NAME,
     open_writer,
@@ -29,9 +26,10 @@ from moe_edge.profile.writer import (
 MAX_ROWS = 1 << 20
 
 
+@root
 def run_profile(
+    run: RunFolder,
     *,
-    out_dir: str,
     text: str,
     checkpoint: str = "default",
     window: int | None = None,
@@ -41,14 +39,11 @@ def run_profile(
     seed: int = 0,
     resume: bool = True,
     data_dir: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Runs calibration text through a model and writes its profile.
 
     Args:
-      out_dir: folder of the profile.
+      run: folder of the profile.
       text: files separated by commas, each `path` or `domain:path`.
       checkpoint: path or `default`.
       window: tokens read together (default: 512 or the context if that is less).
@@ -60,11 +55,8 @@ def run_profile(
       resume: go on with a killed run, which must have had the same settings (but for
         batch_size); False: discard it.
       data_dir: where relative paths are looked up too.
-      overwrite: replace an earlier profile.
-      dry_run: check flags, paths and checkpoint, then stop.
-      config_text: gives the config to store.
     Returns:
-      {tokens, out_dir}.
+      tokens.
     Raises:
       MoeEdgeError: bad input.
       OSError: a file that cannot be read.
@@ -78,7 +70,6 @@ def run_profile(
         )
     if tokens is not None:
         check_count("tokens", tokens)
-    check_out_dir(out_dir, overwrite)
     files = parse_files(text, data_dir)
     reader = open_checkpoint(checkpoint)
     window = _check_window(window, reader.config.max_positions)
@@ -86,14 +77,10 @@ def run_profile(
     need = needed_bytes(
         reader.config, *calibration.tokens_NW.shape, max_tokens_per_expert
     )
-    check_space(work_folder(Path(out_dir).resolve()), *need)
-    if dry_run:
-        return {
-            "dry_run": True,
-            "tokens": calibration.num_tokens,
-            "domains": list(calibration.domains),
-            "out_dir": out_dir,
-        }
+    check_space(work_folder(run.path), *need)
+    if run.dry_run:
+        domains = list(calibration.domains)
+        return {"tokens": calibration.num_tokens, "domains": domains}
     keep_heap()
     facts = {
         "format_version": FORMAT_VERSION,
@@ -106,7 +93,7 @@ def run_profile(
         "domains": list(calibration.domains),
         "files": list(calibration.files),
     }
-    with open_writer(out_dir, facts, overwrite=overwrite, resume=resume) as writer:
+    with open_writer(run.path, facts, overwrite=run.overwrite, resume=resume) as writer:
         record_layers(reader, calibration, writer, facts, batch_size)
         reports = [report for report in writer.reports.values() if report]
         rows = sorted(
@@ -117,10 +104,10 @@ def run_profile(
         written = {
             PROFILE_NAME: json.dumps(info, indent=1) + "\n",
             COUNTS_NAME: "".join(json.dumps(row) + "\n" for row in rows),
-            CONFIG_NAME: config_text(),
+            CONFIG_NAME: run.config_text(),
         }
-        writer.finish(written, overwrite)
-    return {"tokens": calibration.num_tokens, "out_dir": out_dir}
+        writer.finish(written, run.overwrite)
+    return {"tokens": calibration.num_tokens}
 
 
 def _check_window(window: int | None, max_positions: int) -> int:

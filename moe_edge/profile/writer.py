@@ -24,7 +24,7 @@ from moe_edge.core.files import (
 from moe_edge.profile.space import allocate
 
 PROGRESS_NAME = "progress.json"
-PROFILE_NAME, COUNTS_NAME, CONFIG_NAME = "profile.json", "counts.jsonl", "config.gin"
+PROFILE_NAME, COUNTS_NAME = "profile.json", "counts.jsonl"
 EXPERT_FOLDERS = ("activations", "weights", "ranks")
 COACTIVATION = "coactivation"
 SCRATCH = "scratch"

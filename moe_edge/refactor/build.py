@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.convert.content_hash import chunk_rows
+from moe_edge.core.progress import progress
 from moe_edge.profile.reader import Profile
 from moe_edge.refactor.gates.proxy import (
     Judges,
@@ -71,7 +71,7 @@ def build_refactoring(
     )
     shares = RankShares(config.moe.top_k, U)
     labels, judges = {}, {}
-    for layer in tqdm(config.moe_layers, "gates", leave=False, disable=None):
+    for layer in progress(config.moe_layers, "gates"):
         labels_EF = partition.labels_LEF[row_of[layer]]
         found = [
             _finish(

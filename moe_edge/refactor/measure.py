@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -63,8 +62,7 @@ def perplexities(
     weights: Weights, ids: Sequence[int], ks: Sequence[int]
 ) -> dict[int, float]:
     """Perplexity of a text at every K."""
-    progress = tqdm(ks, "perplexity", leave=False, disable=None)
-    return {k: measure_perplexity(engine_at(weights, k), ids).value for k in progress}
+    return {k: measure_perplexity(engine_at(weights, k), ids).value for k in ks}
 
 
 def identity_ids(

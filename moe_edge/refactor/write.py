@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import dense_items
@@ -23,6 +22,7 @@ from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder
+from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.gates.linear import repeat_router
@@ -120,9 +120,7 @@ def write_refactored(
                 refactoring.manifest(),
             )
             try:
-                for item in tqdm(
-                    dense_items(child), "write", leave=False, disable=None
-                ):
+                for item in progress(dense_items(child), "layers written"):
                     arrays = reader.dense(item)
                     if item in child.moe_layers:
                         gate = _write_experts(

@@ -10,7 +10,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, StudyEngine, record_history
 from moe_edge.studies.prompts import PromptPool, make_pool
-from moe_edge.studies.study import Settings
+from moe_edge.studies.smoe.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from moe_edge.core.checks import RequestError
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.study import Settings
+from moe_edge.studies.smoe.settings import Settings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
 

@@ -1,6 +1,12 @@
-"""What every study of offloading takes and gives: settings, findings, small sums."""
+"""One driver for all studies: settings in, a measurement, a results entry out.
+
+A study is a `Study` value named like its entry (`results/NAME`), its gin file
+(`configs/experiments/NAME.gin`) and its argument of `launch/study.py`; `registry.py`
+lists them all.
+"""
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,118 +14,195 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_known, check_positive
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.core.files import check_out_dir
+from moe_edge.metrics.results import Entry, check_clean, write_entry
 
-LIMITS = (
-    "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
-    "its routing is less skewed and its layers are far shorter than a real model's.",
-    "The link is emulated: a transfer lasts as long as the stated rate and latency "
-    "say, in real time. Device and host are the same two cores, which transfers' "
-    "bookkeeping, host-computed experts and the model itself share.",
-    "A few short continuations of real prompts: spreads are over rounds with prompts "
-    "of their own, not confidence intervals.",
-)
 SPREAD = "half range of rounds"
+Draw = Callable[[Path], None]  # draws a picture into the given file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The size of a study; not every study reads everything.
+class Claim:
+    """The paper's statement that a study is compared with.
 
     Attributes:
-      checkpoint: path or `default`.
-      data_dir: where `sources` and `traces` are looked up; without it prompts come
-        from the packaged held-out text.
-      sources: prompt files (`.jsonl` with `prompt`, or plain text), used in turn.
-      budgets: device memory of each case.
-      batches: sequences that decode together.
-      rounds: measured repetitions, cases interleaved.
-      prompt_tokens, new_tokens: of each sequence.
-      history: sequences shown beforehand to what learns from past ones.
-      a: SMoE's margin, for routing and for what is prefetched.
-      link_factor: time of an expert's bytes on the link, in layers of resident
-        compute; `link_latency_s` comes on top.
-      fidelity_rows: real texts of `new_tokens` teacher-forced tokens each, for cases
-        that are not lossless.
-      horizon: most layers that predictors look ahead.
-      lengths: prompt lengths for the time to first token.
-      traces: public route traces; `trace_experts` experts a layer;
-        `slots_per_layer`: cache sizes.
+      source: paper, section, table or figure.
+      paper: its numbers, by name.
+      why: why ours differ.
+      not_comparable: why the numbers must not be compared at all; empty if they may.
     """
 
-    checkpoint: str = "default"
-    data_dir: str | None = None
-    sources: Sequence[str] = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")
-    budgets: Sequence[str] = ("15%", "25%", "50%")
-    batches: Sequence[int] = (1, 3)
-    rounds: int = 3
-    prompt_tokens: int = 48
-    new_tokens: int = 32
-    history: int = 8
-    a: float = 0.2
-    link_factor: float = 2.0
-    link_latency_s: float = 50e-6
-    fidelity_rows: int = 6
-    horizon: int = 3
-    lengths: Sequence[int] = (32, 128, 512)
-    traces: Sequence[str] = ()
-    trace_experts: int = 128
-    slots_per_layer: Sequence[int] = (13, 32, 64)
+    source: str
+    paper: Mapping[str, Any]
+    why: str
+    not_comparable: str = ""
 
-    def __post_init__(self):
-        """Refuses what no study could run with.
-
-        Raises:
-          ConfigError: a size that is not positive, an empty list, `a` out of range.
-        """
-        for name in (
-            *("rounds", "prompt_tokens", "history", "fidelity_rows", "horizon"),
-            "trace_experts",
-        ):
-            check_count(name, getattr(self, name))
-        for name in ("batches", "lengths", "slots_per_layer"):
-            for value in self._listed(name):
-                check_count(name, value)
-        for budget in self._listed("budgets"):
-            OffloadOptions(device_memory=budget)
-        if self.new_tokens < 2:
-            raise ConfigError(
-                f"new_tokens is {self.new_tokens}, expected at least 2: one decode step"
-            )
-        if not 0 <= self.a < 1:
-            raise ConfigError(f"a must lie in [0, 1), got {self.a}")
-        check_positive("link_factor", self.link_factor)
-
-    def _listed(self, name: str) -> Sequence:
-        values = getattr(self, name)
-        if isinstance(values, str) or not len(values):
-            raise ConfigError(f"{name} is {values!r}, expected a list of at least one")
-        return values
+    def entry(self, ours: Mapping[str, Any] | None) -> dict[str, Any]:
+        """`paper_claim` of a results entry, with our numbers in it."""
+        found = {"source": self.source, "paper": dict(self.paper)}
+        found |= {"ours": dict(ours or {}), "why_they_differ": self.why}
+        if self.not_comparable:
+            found |= {"comparable": False, "reason": self.not_comparable}
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a study found: parts of a results entry.
+    """What a measurement gives.
 
     Attributes:
-      entry: arguments of `results.Entry`.
-      plot: draws the picture.
-      summary: for the last line of the script.
-      files: further files of the entry, text by name.
+      answer: one sentence of at most 40 words (`schema.check_answer`).
+      details: further sentences, shown below the answer.
+      model, workload, metrics, limits, kind, cost_model_source, seeds, baselines,
+        checks: as in `results.Entry`.
+      ours: our numbers, next to the claim's.
+      plot: draws `plot.png`; `pictures`: further ones by file name.
+      files: further text files of the entry by name.
+      summary: further keys of the script's last line.
     """
 
-    entry: dict[str, Any]
-    plot: Callable[[Path], None]
-    summary: dict[str, Any]
+    answer: str
+    model: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    limits: Sequence[str]
+    plot: Draw
+    details: Sequence[str] = ()
+    kind: str = "measured"
+    cost_model_source: str = "measured on this machine"
+    seeds: Sequence[int] = (0,)
+    baselines: Sequence[str] = ()
+    checks: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    ours: Mapping[str, Any] | None = None
+    pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def claim(source: str, paper: Mapping[str, Any], ours: Mapping[str, Any], why: str):
-    """`paper_claim` of an entry: the paper's numbers, ours, and why they differ."""
-    known = {"source": source, "paper": dict(paper), "ours": dict(ours)}
-    return known | {"why_they_differ": why}
+# Fields of Findings that go into the entry as they are.
+SHARED = {field.name for field in dataclasses.fields(Findings)} & {
+    field.name for field in dataclasses.fields(Entry)
+}
+
+
+def nothing_to_check(settings: Any) -> None:
+    """A study whose settings check themselves."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """A question, and how it is answered.
+
+    Attributes:
+      name: of the entry, the gin file and the root in gin.
+      question: what the entry asks.
+      settings: frozen dataclass of keywords, the committed sizes as defaults; checks
+        its fields and holds only what this study reads.
+      measure: runs the study.
+      check: refuses what can be refused before weights are read (for --dry_run).
+      claim: the paper's statement, if there is one.
+    """
+
+    name: str
+    question: str
+    settings: type
+    measure: Callable[[Any], Findings]
+    check: Callable[[Any], None] = nothing_to_check
+    claim: Claim | None = None
+
+
+def run_study(
+    study: Study,
+    settings: Any,
+    *,
+    out_dir: str,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    allow_dirty: bool = False,
+    config_text: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Runs a study and writes its entry.
+
+    Args:
+      study: what to run; `settings`: an instance of its `settings`.
+      out_dir: folder of the entry.
+      overwrite: replace a non-empty `out_dir`.
+      dry_run: check and stop.
+      allow_dirty: write into the committed `results/` from changed sources.
+      config_text: gives the config to store.
+    Returns:
+      {name, answer, out_dir, checks} and what the findings add.
+    Raises:
+      MoeEdgeError: bad input; nothing was written.
+    """
+    started_s = time.time()
+    check_out_dir(out_dir, overwrite)
+    check_clean(out_dir, allow_dirty)
+    study.check(settings)
+    if dry_run:
+        return {"dry_run": True, "name": study.name, "out_dir": out_dir}
+    found = study.measure(settings)
+    print(f"{study.question}\n{found.answer}")
+    for check, passed in found.checks.items():
+        print(f"{check}: {'yes' if passed else 'NO'}")
+    entry = Entry(
+        question=study.question,
+        paper_claim=study.claim and study.claim.entry(found.ours),
+        started_s=started_s,
+        **{name: getattr(found, name) for name in SHARED},
+    )
+    write_entry(
+        out_dir,
+        entry,
+        plot=found.plot,
+        config_text=config_text(),
+        overwrite=overwrite,
+        files=found.files,
+        pictures=found.pictures,
+    )
+    summary = {"name": study.name, "answer": found.answer, "out_dir": out_dir}
+    return {**summary, "checks": dict(found.checks), **found.summary}
+
+
+def study_root(study: Study) -> Callable[..., dict[str, Any]]:
+    """The study as a root for gin: its settings' fields and those of `run_study`."""
+
+    def root(*, out_dir, overwrite, dry_run, allow_dirty, config_text, **fields):
+        return run_study(
+            study,
+            study.settings(**fields),
+            out_dir=out_dir,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            allow_dirty=allow_dirty,
+            config_text=config_text,
+        )
+
+    own = list(inspect.signature(run_study).parameters.values())[2:]
+    of_study = list(inspect.signature(study.settings).parameters.values())
+    root.__kwdefaults__ = {
+        one.name: one.default for one in own if one.default is not one.empty
+    }
+    root.__signature__ = inspect.Signature([*of_study, *own])
+    root.__name__ = root.__qualname__ = study.name
+    root.__doc__ = f"{study.question}\n\n{inspect.getdoc(study.settings) or ''}"
+    return root
+
+
+def model_entry(name: str, num_bytes: int, dtype: str) -> dict[str, Any]:
+    """`model` of a results entry.
+
+    Args:
+      name: what the user asked for.
+      num_bytes: of the weights on the device; vectors are widened there, so that the
+        parameters are a few too many.
+      dtype: of the stored weights.
+    """
+    return {
+        "name": name,
+        "params": num_bytes // (2 if dtype == "bfloat16" else 4),
+        "weights": "toy trained here" if name == "default" else "given",
+    }
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, tuple[str, float]]:
@@ -134,37 +217,3 @@ def mean_change(pairs: Sequence[tuple[float, float]]) -> float:
     """
     found = [new / old - 1 for old, new in pairs if old]
     return float(np.mean(found)) if found else 0.0
-
-
-def check_name(name: str, known) -> None:
-    """Raises ConfigError for a study that does not exist."""
-    check_known("study", name, known)
-
-
-def write_study(
-    name: str,
-    out_dir: str,
-    entry: Entry,
-    found: Findings,
-    *,
-    config_text: Callable[[], str],
-    overwrite: bool,
-    pictures: Mapping[str, Callable[[Path], None]] | None = None,
-) -> dict[str, Any]:
-    """Writes a study's entry; returns what its script prints last."""
-    write_entry(
-        out_dir,
-        entry,
-        plot=found.plot,
-        config_text=config_text(),
-        overwrite=overwrite,
-        files=found.files,
-        pictures=pictures,
-    )
-    return {
-        "study": name,
-        **found.summary,
-        "checks": dict(entry.checks),
-        "seconds": time.time() - entry.started_s,
-        "out_dir": out_dir,
-    }

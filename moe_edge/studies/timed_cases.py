@@ -17,7 +17,8 @@ from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import Case, Ready, prepare
 from moe_edge.studies.engines import Bench, StudyEngine
 from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.study import Settings, median_and_spread
+from moe_edge.studies.smoe.settings import Settings
+from moe_edge.studies.study import median_and_spread
 
 
 @dataclasses.dataclass

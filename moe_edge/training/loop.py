@@ -10,6 +10,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
+from moe_edge.core.progress import counter
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
 from moe_edge.training.control import (
@@ -103,12 +104,13 @@ def train(
         order = data.ChunkOrder(corpus, options.seed)
         order.skip_to(progress.position)
         step_fn, eval_fn = make_train_step(config, hyper), make_eval_step(config)
-        clock = Clock(options.max_minutes)
+        clock, first_step = Clock(options.max_minutes), progress.step
 
         def evaluate():
-            held_out = evaluate_held_out(
-                eval_fn, state.params, corpus, rows=options.eval_rows
-            )
+            with counter("held-out loss"):
+                held_out = evaluate_held_out(
+                    eval_fn, state.params, corpus, rows=options.eval_rows
+                )
             record = {"step": progress.step, "tokens": progress.tokens}
             append_record(metrics_path, record | {"held_out": held_out.loss})
             say(f"held out: {short(held_out.loss)}")
@@ -124,8 +126,9 @@ def train(
             length = options.long_length if decaying else options.length
             rows = order.next_batch(options.batch_tokens // data.CHUNK, length)
             rate = schedule.rate(progress.tokens, clock.left)
-            state, metrics = step_fn(state, rows, np.float32(rate))
-            jax.block_until_ready(metrics)
+            with counter("first step", shown=progress.step == first_step):  # compiles
+                state, metrics = step_fn(state, rows, np.float32(rate))
+                jax.block_until_ready(metrics)
             window.append(metrics)
             progress.step += 1
             progress.tokens += options.batch_tokens

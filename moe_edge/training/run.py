@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import counter
 from moe_edge.training import data
 from moe_edge.training.control import say
 from moe_edge.training.default_config import default_config
@@ -132,7 +133,8 @@ def run_pretrain(
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
     if config_text is not None:
         write_text(folder / "config.gin", config_text())
-    corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
+    with counter("preparing the corpus"):
+        corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
     progress = train(
         config,
         corpus,

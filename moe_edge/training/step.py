@@ -37,10 +37,10 @@ class Hyper:
       balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
       evenness: weight of the loss on uneven weights of the chosen experts
         (`weight_information`). Without it the lower half of the chosen gets small
-        weights and learns next to nothing (docs/gpu_todo.md, 4).
+        weights and learns next to nothing (docs/measurements.md).
       expert_rate_factor: on the learning rate of the experts, which see few tokens
         each, through small weights. At the common rate the dense weights learn the
-        text first (measured at 0.39 M tokens: docs/gpu_todo.md, 4).
+        text first (measured at 0.39 M tokens: docs/measurements.md).
       clip_norm: bound of the gradient's global norm.
     """
 

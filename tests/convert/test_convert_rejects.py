@@ -181,6 +181,20 @@ def test_convert_notices_altered_files_of_ours(tmp_path, dtype):
     path.write_bytes(bytes(data))
     with pytest.raises(CheckpointError, match="a file was altered"):
         convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype=dtype)
+    with pytest.raises(CheckpointError, match="hash to .* its manifest says"):
+        convert(tmp_path / "ours", None, verify=True)
+
+
+def test_verify_reads_a_checkpoint_of_ours_and_writes_nothing(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    digest = convert(hf, tmp_path / "ours")["content_sha256"]
+    found = convert(tmp_path / "ours", None, verify=True)
+    assert found["verified"] and found["content_sha256"] == digest
+    with pytest.raises(ConfigError, match="hf is a Hugging Face folder, which states"):
+        convert(hf, None, verify=True)
+    with pytest.raises(ConfigError, match="--verify writes nothing, got --dst x"):
+        convert(tmp_path / "ours", "x", verify=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "ours"]
 
 
 def test_open_checkpoint_rejects_other_folders(tmp_path):

@@ -47,12 +47,24 @@ def test_atomic_folder_leftover_of_killed_run_is_replaced(tmp_path):
     assert not leftover.exists()
 
 
-def test_atomic_folder_leaves_the_work_of_a_live_process(tmp_path):
-    other = tmp_path / ".out.1.partial"
-    other.mkdir()
-    with atomic_folder(tmp_path / "out"):
-        pass
-    assert other.exists()
+def test_atomic_folder_refuses_a_second_run_at_once(tmp_path):
+    with atomic_folder(tmp_path / "out") as first:
+        (first / "config.gin").write_text("1")
+        for overwrite in (False, True):
+            with pytest.raises(OutputError, match="another run is writing .*/out; "):
+                with atomic_folder(tmp_path / "out", overwrite):
+                    pass
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "config.gin").read_text() == "1"
+
+
+def test_atomic_folder_keeps_what_appeared_meanwhile(tmp_path):
+    with pytest.raises(OutputError, match="is not empty; add --overwrite"):
+        with atomic_folder(tmp_path / "out"):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "config.gin").write_text("theirs")
+    assert (tmp_path / "out" / "config.gin").read_text() == "theirs"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_atomic_folder_overwrites_behind_a_symbolic_link(tmp_path):

@@ -11,6 +11,7 @@ from moe_edge.engine.run_generate import (
     speed_of,
 )
 from moe_edge.model.sampling import Sampling
+from tests.support.layered import layered
 from tests.support.tiny_models import GQA, random_prompts, random_weights
 
 
@@ -68,3 +69,18 @@ def test_generate_rows_samples_do_not_repeat_from_batch_to_batch():
     sampling = Sampling(temperature=1.0)
     tokens, _ = generate_rows(engine, rows, 12, sampling, batch_size=2)
     assert len({tuple(row) for row in tokens}) == 4
+
+
+@pytest.mark.parametrize("predictor", ["none", "moe_infinity"])
+def test_offloaded_run_counts_from_empty_slots_and_from_one_moment(predictor):
+    engine = layered("gqa", slots=24, predictor=predictor, with_trace=False)
+    rows = random_prompts(GQA, [9, 5, 20])
+    for _ in range(2):  # an engine that has run before starts over as well
+        generate_rows(engine, rows, 2, Sampling(), batch_size=2)
+        report = engine.report()
+        # Every slot was empty: the prompts' experts had to come.
+        assert report["prefill"]["misses"] > 8
+        stats = report["transfers"]
+        moved = stats["demand"]["bytes"] + stats["prefetch"]["bytes"]
+        assert report["bytes_moved"] == moved > 0
+    engine.close()

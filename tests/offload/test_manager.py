@@ -60,6 +60,9 @@ class FakeQueue:
         self.cancelled += len(gone)
         return [(transfer.layer, transfer.expert, transfer.slot) for transfer in gone]
 
+    def reset_stats(self):
+        self.totals = {cause: Total() for cause in ("demand", "prefetch")}
+
     def stats(self):
         totals = {c: dataclasses.replace(t) for c, t in self.totals.items()}
         return TransferStats(**totals, **dict.fromkeys(REST, 0))

@@ -68,8 +68,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(cut_short, tiny, two):
 def test_other_batch_size_goes_on(cut_short, tiny, two, tmp_path, capsys):
     found = profile(cut_short, tiny, two, batch_size=1)
     err = capsys.readouterr().err
-    assert "going on at layer 1" in err and "layer 2 of 2" in err
-    assert "layer 1 of 2" not in err  # lines of a log, since this is no terminal
+    assert "going on at layer 1" in err
     whole = profile(tmp_path / "whole", tiny, two)
     np.testing.assert_array_equal(found.counts_NLE, whole.counts_NLE)
 

@@ -4,7 +4,8 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.studies.prompts import make_pool, prompt_files
-from moe_edge.studies.study import Settings, mean_change, median_and_spread
+from moe_edge.studies.smoe.settings import Settings
+from moe_edge.studies.study import mean_change, median_and_spread
 
 
 class Words:

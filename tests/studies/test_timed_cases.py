@@ -14,7 +14,7 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.cases import Case, Ready, count_history
 from moe_edge.studies.prompts import PromptPool
 from moe_edge.studies.smoe import fig12, fig14, ttft
-from moe_edge.studies.study import Settings
+from moe_edge.studies.smoe.settings import Settings
 from moe_edge.studies.timed_cases import Timed, Timing
 
 pytestmark = pytest.mark.slow

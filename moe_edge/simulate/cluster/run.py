@@ -1,14 +1,14 @@
 """The root of launch/simulate.py: what placements and offloading do to latency."""
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
@@ -22,9 +22,10 @@ from moe_edge.simulate.cluster.timeline import write_timeline
 EQUAL_ONLY = "eplb"
 
 
+@root
 def run_simulate(
+    run: RunFolder,
     *,
-    out_dir: str,
     model: str = "deepseek_v2_lite",
     cluster: str = "prism",
     cluster_options: Mapping[str, Any] | None = None,
@@ -52,14 +53,11 @@ def run_simulate(
     seeds: int = 1,
     data_dir: str | None = None,
     seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Serves the same requests by every method in computed time, and compares.
 
     Args:
-      out_dir: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
+      run: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
         first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto).
       model, cluster, cluster_options, workload, then_workload, placed_for, arrivals,
         interval_s, requests_per_server, input_tokens, output_tokens, trace_speed,
@@ -76,16 +74,12 @@ def run_simulate(
       seeds: runs, from `seed` on; rows are medians over them.
       data_dir: holds traces.
       seed: of everything random.
-      overwrite: replace earlier results.
-      dry_run: check and stop.
-      config_text: gives the config to store.
     Raises:
       ConfigError: bad input; CapacityError: less memory than one copy of the model.
       RequestError: a trace that cannot be served.
       OutputError: `out_dir` cannot be written.
       OSError: a trace cannot be read.
     """
-    check_out_dir(out_dir, overwrite)
     check_count("seeds", seeds)
     names = chosen_methods(methods)
     options = LoopOptions(max_batch, window_s, timeline_s)
@@ -116,12 +110,12 @@ def run_simulate(
     left_out: dict[str, str] = {}
     if skip:
         names, left_out = that_fit(first, names)
-    if dry_run:
+    if run.dry_run:
         for name in names:
             first.loop(name, options, seed=seed, **moving)
-        return {"dry_run": True, "methods": names, "out_dir": out_dir}
+        return {"methods": names}
     runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
-    with atomic_folder(out_dir, overwrite) as folder:
+    with run.writing() as folder:
         for number in range(seed, seed + seeds):
             case = first
             if number != seed:
@@ -160,11 +154,9 @@ def run_simulate(
             },
             "left_out": left_out,
         }
-        text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
-        (folder / "simulate.json").write_text(text, encoding="utf-8")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+        write_json(folder / "simulate.json", stored)
     print_table(rows, left_out)
-    return {"methods": rows, "left_out": left_out, "out_dir": out_dir}
+    return {"methods": rows, "left_out": left_out}
 
 
 def that_fit(case: Case, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:

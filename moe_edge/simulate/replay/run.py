@@ -1,14 +1,14 @@
 """The root of launch/replay.py: hit ratios and prediction recall of a route trace."""
 
-import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.core.files import atomic_folder, check_out_dir
+from moe_edge.core.files import write_json
+from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.simulate.replay.hits import replay
@@ -28,9 +28,10 @@ from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, Trace
 
 
+@root
 def run_replay(
+    run: RunFolder,
     *,
-    out_dir: str,
     trace: str,
     slots_per_layer: str,
     policies: str = "all",
@@ -38,9 +39,6 @@ def run_replay(
     horizon: int = 1,
     num_experts: int | None = None,
     data_dir: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Replays a trace through cache policies and predictors, without a model.
 
@@ -48,7 +46,7 @@ def run_replay(
     warmed by the prefill rows; hit ratios and recalls are those of the decode steps.
 
     Args:
-      out_dir: folder of the results: `replay.json`, `config.gin`.
+      run: folder of the results: `replay.json`, `config.gin`.
       trace: CSV file, ours or a public one.
       slots_per_layer: whole numbers from 2, separated by commas.
       policies: names separated by commas, or `all` whose needs the trace holds.
@@ -56,15 +54,11 @@ def run_replay(
       horizon: how many layers predictors look ahead.
       num_experts: experts of a layer, for traces that do not say.
       data_dir: where a relative path is looked up too.
-      overwrite: replace earlier results.
-      dry_run: check flags and the trace, then stop.
-      config_text: gives the config to store.
     Raises:
       ConfigError: bad input.
       OutputError: `out_dir` cannot be written.
       OSError: the trace cannot be read.
     """
-    check_out_dir(out_dir, overwrite)
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
     names = _names("cache policy", policies, POLICY_NAMES)
     predictor_names = _names("predictor", predictors, PREDICTORS)
@@ -79,13 +73,8 @@ def run_replay(
     built = {name: policy_of(name, rows) for name in names}
     foreseers = {name: predictor_of(name, rows) for name in predictor_names}
     layer_S = {(n, size): slots_for(n, rows, size) for n in built for size in sizes}
-    if dry_run:
-        return {
-            "dry_run": True,
-            "policies": list(built),
-            "predictors": list(foreseers),
-            "out_dir": out_dir,
-        }
+    if run.dry_run:
+        return {"policies": list(built), "predictors": list(foreseers)}
     cached = {
         name: {str(size): replay(rows, policy, layer_S[name, size]) for size in sizes}
         for name, policy in built.items()
@@ -128,12 +117,10 @@ def run_replay(
             for name, result in predicted.items()
         },
     }
-    with atomic_folder(out_dir, overwrite) as folder:
-        report = json.dumps(stored, indent=1, allow_nan=False)
-        (folder / "replay.json").write_text(report + "\n", encoding="utf-8")
-        (folder / "config.gin").write_text(config_text(), encoding="utf-8")
+    with run.writing() as folder:
+        write_json(folder / "replay.json", stored)
     print_tables(summary, sizes)
-    return summary | {"out_dir": out_dir}
+    return summary
 
 
 def _items(text: str) -> list[str]:

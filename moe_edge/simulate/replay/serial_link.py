@@ -109,6 +109,12 @@ class ComputedQueue:
         self.cancelled += len(gone)
         return [(t.layer, t.expert, t.slot) for t in gone]
 
+    def reset_stats(self) -> None:
+        """Counts from here on."""
+        self.begun = dict.fromkeys(CAUSES, 0)
+        self.wasted = self.cancelled = 0
+        self._unused.clear()
+
     def stats(self) -> TransferStats:
         """As `TransferQueue.stats`, of the transfers that have begun."""
         totals = {

@@ -23,7 +23,8 @@ from moe_edge.studies.moe_prism.operating_points import (
     StepTimes,
     operating_points,
 )
-from moe_edge.studies.prompts import PromptSettings, check_list, make_pool
+from moe_edge.studies.moe_prism.timed import PromptSettings, check_list
+from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.rounds import measure_rounds
 from moe_edge.studies.study import Claim, Findings, Study, median_and_spread
 
@@ -168,9 +169,7 @@ def findings(found: Measured, *, model, workload, limits, checks) -> Findings:
         ratio = many / max(few, 1)
         ratios[f"operating points, ratio, batch {batch}"] = round(ratio, 2)
         answers.append(f"{many} against {few} at batch {batch} ({ratio:.1f} times)")
-        ends = [
-            f"{1e3 * new[k][0]:.2f} ms at K = {k}" for k in (min(new), max(new))
-        ]
+        ends = [f"{1e3 * new[k][0]:.2f} ms at K = {k}" for k in (min(new), max(new))]
         details.append(
             f"Batch {batch}: TPOT {' to '.join(ends)}; two points differ by {ERRORS:g} "
             f"standard errors in time ({distinct[batch]:.1%}) and by {GAIN:.2%} in "

@@ -10,12 +10,11 @@ from moe_edge.core.files import check_out_dir
 from moe_edge.hardware.models import model_shape
 from moe_edge.metrics.results import Entry
 from moe_edge.simulate.cluster.build import WORKLOADS
-from moe_edge.studies.prism import fig5, fig6, fig7, fig8, sensitivity, table1, table2
+from moe_edge.studies.prism import fig5, fig6, fig7, fig8, sensitivity, table2
 from moe_edge.studies.prism.settings import PrismSettings
-from moe_edge.studies.study import write_study
+from moe_edge.studies.smoe.settings import write_study
 
 STUDIES = {
-    "prism_table1": table1.run,
     "prism_table2": table2.run,
     "prism_fig5": fig5.run,
     "prism_fig6": fig6.run,

@@ -21,13 +21,15 @@ from moe_edge.simulate.cluster.run import sources
 from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.prism.settings import (
     EPLB,
+    LIMITS,
     OPTIMUM,
     OURS,
     PRISM,
     REASON,
-    PrismSettings,
+    Runs,
 )
-from moe_edge.studies.study import claim
+from moe_edge.studies.smoe.settings import claim
+from moe_edge.studies.study import Findings
 
 SPREAD = "half range of seeds"
 EQUAL = 5e-4  # relative: latencies closer than that count as equal
@@ -65,13 +67,11 @@ def serve_all(
     return found
 
 
-def cases_of(settings: PrismSettings, **wanted) -> list[tuple[int, Case]]:
+def cases_of(settings: Runs, **wanted) -> list[tuple[int, Case]]:
     """A case for every seed, as the settings and `wanted` say."""
+    names = ("model", "workload", "interval_s", "requests_per_server")
     common = {
-        "model": settings.model,
-        "workload": settings.workload,
-        "interval_s": settings.interval_s,
-        "requests_per_server": settings.requests_per_server,
+        name: getattr(settings, name) for name in names if hasattr(settings, name)
     }
     return [
         (seed, build_case(**common | wanted, seed=seed)) for seed in settings.all_seeds
@@ -154,7 +154,7 @@ def shape_entry(*shapes: ModelShape) -> dict[str, Any]:
     }
 
 
-def workload_entry(settings: PrismSettings, case: Case, **facts) -> dict[str, Any]:
+def workload_entry(settings: Runs, case: Case, **facts) -> dict[str, Any]:
     """`workload` of an entry."""
     return {
         "comparable": False,
@@ -166,6 +166,37 @@ def workload_entry(settings: PrismSettings, case: Case, **facts) -> dict[str, An
         **facts,
         "hardware": sources(case),
     }
+
+
+def simulated(
+    settings: Runs,
+    cases: Sequence[tuple[int, Case]],
+    *,
+    workload: Mapping[str, Any],
+    limits: Sequence[str] = (),
+    shapes: Sequence[ModelShape] = (),
+    **found,
+) -> Findings:
+    """Findings of runs in computed time.
+
+    Args:
+      settings: of the study.
+      cases: of the first workload; tells model and hardware.
+      workload: facts of the study, added to what all studies say of theirs.
+      limits: of the study alone.
+      shapes: of all models, where the study has several.
+      found: further fields of Findings.
+    """
+    case = cases[0][1]
+    return Findings(
+        model=shape_entry(*(shapes or [case.shape])),
+        workload=workload_entry(settings, case, **workload),
+        limits=[*LIMITS, *limits],
+        kind="simulated",
+        cost_model_source="preset",
+        seeds=settings.all_seeds,
+        **found,
+    )
 
 
 def cells(rows: Rows) -> dict[str, list[float]]:

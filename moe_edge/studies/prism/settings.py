@@ -4,9 +4,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moe_edge.core.checks import ConfigError, check_count, check_known, check_positive
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+    check_positive,
+)
+from moe_edge.hardware.models import model_shape
+from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.case import METHODS
-from moe_edge.studies.study import Findings
+from moe_edge.studies.smoe.settings import Findings
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
@@ -24,6 +32,77 @@ LIMITS = (
     "(`TASK_SKEW` in workload/routing_model.py), studied in prism_sensitivity.",
     "Spreads are over seeds of arrivals, lengths, routing and random placements.",
 )
+
+
+MORE_THAN_ZERO = ("interval_s", "window_s")
+FROM_ZERO = ("period_s", "hysteresis")
+SHARES = ("keep", "keeps", "remote_shares")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs:
+    """What every study of placement reads, and the checks of what some add.
+
+    Attributes:
+      seed, seeds: the first one and how many; rows are medians over them.
+      requests_per_server: how many.
+    """
+
+    seed: int = 0
+    seeds: int = 5
+    requests_per_server: int = 60
+
+    def __post_init__(self):
+        for name in ("seeds", "requests_per_server"):
+            check_count(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(field.default, tuple) and (
+                isinstance(value, str) or not len(value)
+            ):
+                raise ConfigError(f"{name} is {value!r}, expected a list")
+            values = value if isinstance(field.default, tuple) else (value,)
+            if name in MORE_THAN_ZERO:
+                check_positive(name, value)
+            if name in FROM_ZERO:
+                check_from_zero(name, value)
+            if name in SHARES and not all(0 <= share <= 1 for share in values):
+                raise ConfigError(f"{name}: shares must lie in [0, 1], got {value}")
+            if name == "methods":
+                for method in values:
+                    check_known("method", method, METHODS)
+            if name == "workload":
+                check_known("workload", value, WORKLOADS)
+            if name == "model":
+                model_shape(value)
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Migration:
+    """The rule by which placements change; the defaults are the paper's.
+
+    Attributes:
+      period_s: between two decisions; 0 is no migration.
+      keep: of the statistics, at each decision.
+      hysteresis: gain that a new placement must promise, as a share.
+    """
+
+    period_s: float = 300.0
+    keep: float = 1.0
+    hysteresis: float = 0.0
+
+    @property
+    def moving(self) -> dict[str, float]:
+        """As `Case.loop` takes them."""
+        return {
+            "period_s": self.period_s,
+            "keep": self.keep,
+            "hysteresis": self.hysteresis,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,25 +1,23 @@
 """Prism, table I: serving alone against serving together."""
 
+import dataclasses
+from collections.abc import Sequence
+
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.studies.prism.runs import (
     cases_of,
     cells,
     median_row,
     percent,
-    prism_claim,
     ratio,
     serve_all,
     served,
-    shape_entry,
+    simulated,
     stored,
     values,
-    workload_entry,
 )
-from moe_edge.studies.prism.settings import (
-    LIMITS,
-    PrismFindings,
-    PrismSettings,
-)
+from moe_edge.studies.prism.settings import REASON, Migration, Runs
+from moe_edge.studies.study import Claim, Findings, Study
 
 # Seconds on servers 1, 2, 3 and the mean over all.
 TABLE_1 = {
@@ -35,7 +33,28 @@ WHY = (
 )
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table1(Migration, Runs):
+    """The size of the study.
+
+    Attributes:
+      model, workload, interval_s: what is asked, how often at each server.
+      methods: what is compared.
+    """
+
+    model: str = "mixtral_8x7b"
+    workload: str = "bigbench"
+    interval_s: float = 10.0
+    methods: Sequence[str] = (
+        "moe_infinity",
+        "moe_infinity_lb",
+        "uniform",
+        "redundance",
+    )
+    period_s: float = 0.0
+
+
+def measure(settings: Table1) -> Findings:
     """Serving alone, with requests passed on, and random experts together."""
     cases = cases_of(settings)
     rows = serve_all(cases, settings.methods, "table I", **settings.moving)
@@ -65,29 +84,32 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
         f"{method} {change} (paper {paper.get(method, 'none')})"
         for method, change in changes.items()
     ]
-    entry = {
-        "question": "Does sharing experts beat serving alone (Prism, table I)?",
-        "answer": f"Mean latency against {alone} on {settings.model}: "
-        f"{', '.join(parts)}.",
-        "workload": workload_entry(
-            settings, cases[0][1], workload=settings.workload, **settings.moving
-        ),
-        "metrics": metrics,
-        "baselines": [alone],
-        "checks": {"every request was served once": served(rows)},
-        "limits": list(LIMITS),
-        "paper_claim": prism_claim("Prism, table I", TABLE_1, ours, WHY),
-    }
     places = [*(f"server {n + 1}" for n in range(3)), "all"]
     panels = [
         Panel("ours, simulated", "seconds a request", places, ours),
         Panel("paper", "seconds a request", places, TABLE_1),
     ]
-    return shape_entry(cases[0][1].shape), PrismFindings(
-        entry=entry,
+    return simulated(
+        settings,
+        cases,
+        answer=f"Mean latency against {alone} on {settings.model}: {', '.join(parts)}.",
+        workload={"workload": settings.workload, **settings.moving},
+        metrics=metrics,
+        baselines=[alone],
+        checks={"every request was served once": served(rows)},
+        ours=ours,
         plot=lambda path: bar_panels(
             path, panels, title="Serving alone and together (simulated)"
         ),
         summary={"change": changes},
         files={"by_seed.json": stored({"table I": rows})},
     )
+
+
+STUDY = Study(
+    name="prism_table1",
+    question="Does sharing experts beat serving alone (Prism, table I)?",
+    settings=Table1,
+    measure=measure,
+    claim=Claim(source="Prism, table I", paper=TABLE_1, why=WHY, not_comparable=REASON),
+)

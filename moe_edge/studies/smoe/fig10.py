@@ -21,8 +21,8 @@ from moe_edge.studies.cases import Case
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.fidelity.plots import tpot_over_a
 from moe_edge.studies.prompts import prompt_files
+from moe_edge.studies.smoe.settings import LIMITS, Settings, claim
 from moe_edge.studies.smoe.tpot_fit import falls, fit_of, fit_rows, sentence
-from moe_edge.studies.study import LIMITS, Settings, claim
 from moe_edge.studies.timed_cases import Timing, run_cases
 
 WHY = (

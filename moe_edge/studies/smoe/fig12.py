@@ -12,7 +12,7 @@ from moe_edge.offload.slot_plan import static_hit_curves
 from moe_edge.studies.cases import Case, count_history, past_sequences
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.smoe import fig14
-from moe_edge.studies.study import LIMITS, Findings, Settings, claim
+from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
 from moe_edge.studies.timed_cases import Timing, run_cases
 
 FULL = "smoe"

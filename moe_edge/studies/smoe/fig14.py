@@ -22,14 +22,8 @@ from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import Case, count_history, past_sequences
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.study import (
-    LIMITS,
-    Findings,
-    Settings,
-    claim,
-    mean_change,
-    median_and_spread,
-)
+from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
+from moe_edge.studies.study import mean_change, median_and_spread
 from moe_edge.studies.timed_cases import Timing, run_cases
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")

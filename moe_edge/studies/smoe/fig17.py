@@ -16,13 +16,8 @@ from moe_edge.predict.stale_gate import wanted_scores
 from moe_edge.studies.cases import Case, Ready, prepare
 from moe_edge.studies.engines import Bench, StudyEngine
 from moe_edge.studies.smoe import fig14
-from moe_edge.studies.study import (
-    LIMITS,
-    SPREAD,
-    Findings,
-    Settings,
-    claim,
-)
+from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
+from moe_edge.studies.study import SPREAD
 
 PAPER = {"predicted that are top-score": 0.82, "predicted that are chosen": 0.95}
 SMOE = "smoe_partial"

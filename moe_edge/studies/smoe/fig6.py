@@ -11,7 +11,7 @@ from moe_edge.model.config import MoeConfig
 from moe_edge.route.base import gate_scores
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import PromptPool, make_pool
-from moe_edge.studies.study import LIMITS, Findings, Settings, claim
+from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
 
 AHEAD = 3  # iterations
 WHY = (

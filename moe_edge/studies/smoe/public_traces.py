@@ -16,7 +16,7 @@ from moe_edge.simulate.replay.predict import (
     predictor_of,
     replay_predictor,
 )
-from moe_edge.studies.study import Findings, Settings
+from moe_edge.studies.smoe.settings import Findings, Settings
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import Trace
 

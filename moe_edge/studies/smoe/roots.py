@@ -9,7 +9,7 @@ from moe_edge.engine.load import check_checkpoint
 from moe_edge.metrics.results import Entry
 from moe_edge.studies.prompts import prompt_files
 from moe_edge.studies.smoe import fig6, fig12, fig14, fig17, public_traces, ttft
-from moe_edge.studies.study import Settings, check_name, write_study
+from moe_edge.studies.smoe.settings import Settings, check_name, write_study
 
 TRACES = "replay_public_traces"
 STUDIES = {

@@ -24,10 +24,10 @@ from moe_edge.metrics.results import Entry, write_entry
 from moe_edge.route.substitute import Substitute
 from moe_edge.studies.fidelity.card import BASE, find_text
 from moe_edge.studies.fidelity.plots import accuracy_over_a
-from moe_edge.studies.quickstart.run import count_params
+from moe_edge.studies.smoe.settings import claim
 from moe_edge.studies.smoe.table4_rows import by_task, metric_rows, short_questions
 from moe_edge.studies.smoe.table4_text import LIMITS, PAPER, WHY, answer_of, table_of
-from moe_edge.studies.study import claim
+from moe_edge.studies.study import model_entry
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
 A_VALUES = tuple(round(0.05 * i, 2) for i in range(13))  # the paper's columns
@@ -134,11 +134,7 @@ def run_accuracy(
     entry = Entry(
         question="Does accuracy fall with SMoE's a (SMoE table IV)?",
         answer=answer_of(accuracy, fidelity),
-        model={
-            "name": checkpoint,
-            "params": count_params(weights.config, weights.num_bytes, loaded.dtype),
-            "weights": "toy trained here" if checkpoint == "default" else "given",
-        },
+        model=model_entry(checkpoint, weights.num_bytes, loaded.dtype),
         workload={
             "sets": {
                 path: {"sha256": sha256_of(found), "questions": len(part)}

@@ -15,13 +15,8 @@ from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import PromptPool, make_pool
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
-from moe_edge.studies.study import (
-    LIMITS,
-    Findings,
-    Settings,
-    claim,
-    median_and_spread,
-)
+from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
+from moe_edge.studies.study import median_and_spread
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B

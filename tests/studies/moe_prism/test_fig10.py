@@ -5,8 +5,8 @@ import pytest
 
 from moe_edge.metrics import plots_panels
 from moe_edge.studies.moe_prism.fig10 import Measured, findings
-from moe_edge.studies.moe_prism.operating_points import StepTimes
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
+from moe_edge.studies.moe_prism.operating_points import StepTimes
 
 ALL_K = tuple(range(1, 33))
 

@@ -1,4 +1,4 @@
-"""MoE-Prism's figure 3: an entry from a text or a profile; words follow from numbers."""
+"""Figure 3: an entry from a text or a profile; words follow from the numbers."""
 
 import json
 

@@ -8,7 +8,7 @@ from moe_edge.model.router import Routing
 from moe_edge.studies.cases import Case
 from moe_edge.studies.smoe import fig17
 from moe_edge.studies.smoe.fig17 import Judged, TopScoreLog
-from moe_edge.studies.study import Settings
+from moe_edge.studies.smoe.settings import Settings
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow

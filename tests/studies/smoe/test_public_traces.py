@@ -9,7 +9,7 @@ from moe_edge.studies.smoe.public_traces import (
     trace_paths,
     worst_difference,
 )
-from moe_edge.studies.study import Settings
+from moe_edge.studies.smoe.settings import Settings
 from tests.support.traces import one_layer
 
 SIZES = (2, 3)

@@ -1,0 +1,105 @@
+"""The folder of one run, and the functions behind scripts ("roots") that write one."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
+
+CONFIG_NAME = "config.gin"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes, and how.
+
+    Attributes:
+      out_dir: the folder, complete or not there.
+      overwrite: replace earlier results.
+      dry_run: check what can be checked without weights, then stop.
+      config_text: gives the settings to store as config.gin.
+    """
+
+    out_dir: str | Path
+    overwrite: bool = False
+    dry_run: bool = False
+    config_text: Callable[[], str] = str
+
+    def __post_init__(self):
+        """Raises OutputError if the results cannot be written there."""
+        check_out_dir(self.out_dir, self.overwrite)
+
+    @property
+    def path(self) -> Path:
+        """The folder, resolved."""
+        return Path(self.out_dir).resolve()
+
+    def check_apart(self, *inputs: str | Path | None) -> None:
+        """Raises OutputError if the folder is, holds or lies in a folder that is read.
+
+        Args:
+          inputs: paths; None is skipped.
+        """
+        check_apart(self.out_dir, *(path for path in inputs if path is not None))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Path]:
+        """Yields a temporary folder that, with config.gin, becomes `path` at the end.
+
+        On an exception it is removed, and `path` stays as it was.
+        """
+        with atomic_folder(self.out_dir, self.overwrite) as folder:
+            yield folder
+            if text := self.config_text():  # none where no script called
+                (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(RunFolder)}
+
+
+def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Makes a root of `function(run: RunFolder, *, ...)`: what a script calls.
+
+    A root takes keywords only: those of the function, and instead of `run` the
+    attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
+    and, of a dry run, `dry_run` first.
+
+    Raises (the root):
+      ConfigError: a parameter without a default has no value.
+    """
+    own = list(inspect.signature(function).parameters.values())[1:]
+    required = [p.name for p in own if p.default is p.empty]
+
+    @functools.wraps(function)
+    def call(**arguments) -> dict[str, Any]:
+        unset = [name for name in ("out_dir", *required) if name not in arguments]
+        if unset:
+            names = ", ".join(f"--{name}" for name in unset)
+            raise ConfigError(f"no value for {names}: give it as a flag or in gin")
+        given = {name: arguments.pop(name) for name in _FIELDS if name in arguments}
+        run = RunFolder(**given)
+        summary = function(run, **arguments)
+        first = {"dry_run": True} if run.dry_run else {}
+        return first | summary | {"out_dir": str(run.out_dir)}
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    folder = [
+        inspect.Parameter(
+            name,
+            keyword,
+            annotation=field.type,
+            default=inspect.Parameter.empty
+            if field.default is dataclasses.MISSING
+            else field.default,
+        )
+        for name, field in _FIELDS.items()
+    ]
+    own = [parameter.replace(kind=keyword) for parameter in own]
+    call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
+    del call.__wrapped__  # gin would read the signature of that
+    return call

@@ -1,0 +1,30 @@
+"""All studies by name; a study's module is imported when it is asked for."""
+
+import importlib
+
+from moe_edge.core.checks import check_known
+from moe_edge.studies.study import Study
+
+# Name -> module, which holds STUDY, or STUDIES by name where one file has several.
+STUDIES = {
+    "fidelity_default": "moe_edge.studies.fidelity.card",
+    "moe_prism_fig10": "moe_edge.studies.moe_prism.fig10",
+    "moe_prism_fig3": "moe_edge.studies.moe_prism.fig3",
+    "moe_prism_fig8": "moe_edge.studies.moe_prism.fig8",
+    "moe_prism_table2": "moe_edge.studies.moe_prism.table2",
+    "moe_prism_table3": "moe_edge.studies.moe_prism.table3",
+    "prism_table1": "moe_edge.studies.prism.table1",
+    "quickstart": "moe_edge.studies.quickstart.run",
+}
+
+
+def find(name: str) -> Study:
+    """The study of that name.
+
+    Raises:
+      ConfigError: an unknown name; the message lists the known ones.
+    """
+    check_known("study", name, STUDIES)
+    module = importlib.import_module(STUDIES[name])
+    several = getattr(module, "STUDIES", None)
+    return module.STUDY if several is None else several[name]
