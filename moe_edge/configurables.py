@@ -25,9 +25,6 @@ from moe_edge.simulate.cluster.run import run_simulate
 from moe_edge.simulate.replay.run import run_replay
 from moe_edge.studies.prism.roots import run_prism_study
 from moe_edge.studies.registry import STUDIES, find
-from moe_edge.studies.smoe.fig10 import run_tpot
-from moe_edge.studies.smoe.roots import run_study
-from moe_edge.studies.smoe.table4 import run_accuracy
 from moe_edge.studies.study import study_root
 from moe_edge.training.model_card import run_model_card
 from moe_edge.training.run import run_pretrain
@@ -45,10 +42,7 @@ gin.register("profile_machine", module="hardware")(run_profile_machine)
 gin.register("refactor_model", module="refactor")(run_refactor)
 gin.register("replay", module="simulate")(run_replay)
 gin.register("simulate", module="simulate")(run_simulate)
-gin.register("study", module="metrics")(run_study)
-gin.register("study_accuracy", module="metrics")(run_accuracy)
 gin.register("study_prism", module="metrics")(run_prism_study)
-gin.register("study_tpot", module="metrics")(run_tpot)
 
 
 # Users' commands that run a study under a name of their own.

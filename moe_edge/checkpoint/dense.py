@@ -4,13 +4,16 @@ One Orbax item per layer and two for the top (schema.py), each a flat dict of ar
 so that a checkpoint is written and read piece by piece.
 """
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, check_tensors
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import check_room
 
 DENSE_FOLDER = "dense"
 
@@ -19,6 +22,7 @@ DENSE_FOLDER = "dense"
 # needs a second copy of it.
 _CHUNK_BYTES = 8 << 20
 _COLLECT_BYTES = 128 << 20
+_ROOM_BYTES = 1 << 20  # of Orbax's own files
 
 
 def item_path(folder: Path, item: Item) -> Path:
@@ -44,6 +48,25 @@ def _checkpointer():
     return ocp.Checkpointer(handler)
 
 
+@contextlib.contextmanager
+def orbax_writes(folder: Path, num_bytes: int) -> Iterator[None]:
+    """Orbax saves inside: whatever it raises becomes an OSError.
+
+    Room is asked for before: where a write fails, others that Orbax has begun report to
+    an event loop that is gone, and each prints a traceback.
+
+    Raises:
+      OSError: less than `num_bytes` are free at `folder`, or the save failed.
+    """
+    check_room(folder, num_bytes + _ROOM_BYTES)
+    try:
+        yield
+    except Exception as error:  # of many kinds
+        if isinstance(error, OSError):
+            raise
+        raise OSError(f"{folder}: {_first_line(error)}") from error
+
+
 class DenseFiles:
     """Writes and reads the items of one checkpoint folder."""
 
@@ -53,14 +76,19 @@ class DenseFiles:
         self._loaded_bytes = 0
 
     def save(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
-        """Writes one item."""
+        """Writes one item.
+
+        Raises:
+          OSError: the disk is full, or cannot be written.
+        """
         import orbax.checkpoint as ocp
 
         chunked = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in arrays}
         # A plain ndarray: Orbax does not know its subclass memmap.
         plain = {name: np.asarray(array) for name, array in arrays.items()}
         path = item_path(self.folder, item)
-        self._orbax.save(path, args=ocp.args.PyTreeSave(plain, save_args=chunked))
+        with orbax_writes(self.folder, sum(array.nbytes for array in plain.values())):
+            self._orbax.save(path, args=ocp.args.PyTreeSave(plain, save_args=chunked))
 
     def entries(self, item: Item, expected: Shapes) -> dict[str, np.dtype]:
         """Name -> dtype of one item, after checking names and shapes.
@@ -102,8 +130,10 @@ class DenseFiles:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    first_line = str(error).strip().split("\n")[0][:200]
     return CheckpointError(
-        f"{path} cannot be read ({type(error).__name__}: {first_line}); "
-        "convert the model again"
+        f"{path} cannot be read ({_first_line(error)}); convert the model again"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

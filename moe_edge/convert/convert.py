@@ -5,6 +5,7 @@ second checks for NaN and infinity and hashes. Nothing appears at the destinatio
 before everything is there.
 """
 
+import math
 import resource
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink, Sink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.core.files import check_room
 from moe_edge.core.progress import progress as report
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.config import ModelConfig
@@ -110,11 +112,14 @@ def convert_checkpoint(
     }
     try:
         with run.writing() as folder:
+            dtypes, shapes = hf_dtypes(reader), rules.hf_shapes(config)
+            sizes = (math.prod(shapes[n]) * dtypes[n].itemsize for n in shapes)
+            check_room(folder, sum(sizes))
             sink: Sink
             if to == "ours":
                 sink = OursSink(folder, config, reader.dtype, hf_files, source)
             else:
-                sink = HfSink(folder, config, hf_dtypes(reader), hf_files, shard_bytes)
+                sink = HfSink(folder, config, dtypes, hf_files, shard_bytes)
             try:
                 stream = _Stream(reader, sink, allow_nonfinite)
                 digest, total_bytes = stream.run(progress)
@@ -132,7 +137,7 @@ def convert_checkpoint(
         # ru_maxrss is in KiB on Linux.
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "content_sha256": digest,
-        "tensors": len(rules.hf_shapes(config)),
+        "tensors": len(shapes),
         "dropped": reader.dropped,
     }
 

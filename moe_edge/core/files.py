@@ -5,6 +5,7 @@ complete; what a killed process left is removed by the next run.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -122,6 +123,14 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def check_room(folder: str | Path, num_bytes: int) -> None:
+    """Raises OSError if fewer bytes are free at a folder."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        reason = f"{os.strerror(errno.ENOSPC)}: {num_bytes} bytes to write, {free} free"
+        raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 @contextlib.contextmanager

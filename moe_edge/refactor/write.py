@@ -21,7 +21,7 @@ from moe_edge.convert.convert import check_finite
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.files import atomic_folder, check_room
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import split_config
@@ -110,6 +110,9 @@ def write_refactored(
         parent = dataclasses.replace(parent, hf_config=raw)
     try:
         with atomic_folder(out_dir, overwrite) as folder:
+            records = len(parent.moe_layers) * parent.moe.num_experts
+            size = reader.layout.size * reader.dtype.itemsize
+            check_room(folder, records * size)
             sink = OursSink(
                 folder,
                 parent,

@@ -2,15 +2,68 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, StudyEngine, record_history
-from moe_edge.studies.prompts import PromptPool, make_pool
-from moe_edge.studies.smoe.settings import Settings
+from moe_edge.studies.prompts import PromptPool, PromptSettings, check_list, make_pool
+
+LIMITS = (
+    "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
+    "its routing is less skewed and its layers are far shorter than a real model's.",
+    "The link is emulated: a transfer lasts as long as the stated rate and latency "
+    "say, in real time. Device and host are the same two cores, which transfers' "
+    "bookkeeping, host-computed experts and the model itself share.",
+    "A few short continuations of real prompts: spreads are over rounds with prompts "
+    "of their own, not confidence intervals.",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkSettings(PromptSettings):
+    """A study over an emulated link; `PromptSettings` names the rest.
+
+    Attributes:
+      link_factor: time of an expert's bytes on the link, in layers of resident
+        compute; `link_latency_s` comes on top.
+    """
+
+    link_factor: float = 2.0
+    link_latency_s: float = 50e-6
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_positive("link_factor", self.link_factor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseSettings(LinkSettings):
+    """A study of offloaded cases; `LinkSettings` names the rest.
+
+    Attributes:
+      batches: sequences that decode together.
+      history: sequences shown beforehand to what learns from past ones.
+    """
+
+    batches: Sequence[int] = (1, 3)
+    history: int = 8
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_count("history", self.history)
+        for batch in check_list("batches", self.batches):
+            check_count("batches", batch)
+
+
+def check_margin(a: float) -> None:
+    """Raises ConfigError unless SMoE's margin lies in [0, 1)."""
+    if not 0 <= a < 1:
+        raise ConfigError(f"a must lie in [0, 1), got {a}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +83,10 @@ class Case:
     batch: int
     options: OffloadOptions
     is_exact: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.policy, self.budget, self.batch
 
     @property
     def setting(self) -> str:
@@ -55,22 +112,21 @@ class Ready:
     pool: PromptPool
     first_layer: int = 0
 
-    def workload(self, settings: Settings) -> dict:
+    def workload(self, settings: LinkSettings) -> dict[str, Any]:
         """What was run, for the entry."""
-        return {
-            "prompts": list(self.pool.sources),
-            "prompt_tokens": settings.prompt_tokens,
-            "new_tokens": settings.new_tokens,
-            "rounds": settings.rounds,
-            "history": settings.history,
-            "budgets": list(settings.budgets),
-            "batches": list(settings.batches),
-            "a": settings.a,
-            "link": describe_link(self.link, self.layer_s, settings),
-        }
+        link = describe_link(self.link, self.layer_s, settings)
+        return workload_of(settings, self.pool) | {"link": link}
 
 
-def describe_link(link: EmulatedLink, layer_s: float, settings: Settings) -> dict:
+def workload_of(settings: PromptSettings, pool: PromptPool) -> dict[str, Any]:
+    """`workload` of an entry: the prompts, and the settings that size the study."""
+    elsewhere = ("checkpoint", "data_dir", "sources", "link_factor", "link_latency_s")
+    fields = dataclasses.asdict(settings).items()
+    sizes = {name: value for name, value in fields if name not in elsewhere}
+    return {"prompts": list(pool.sources)} | sizes
+
+
+def describe_link(link: EmulatedLink, layer_s: float, settings: LinkSettings) -> dict:
     """The link, and what it was made from."""
     return link.describe() | {
         "expert_load_in_layers_of_compute": settings.link_factor,
@@ -78,7 +134,7 @@ def describe_link(link: EmulatedLink, layer_s: float, settings: Settings) -> dic
     }
 
 
-def past_sequences(bench: Bench, settings: Settings) -> list[dict]:
+def past_sequences(bench: Bench, settings: CaseSettings) -> list[dict]:
     """What was routed before the study: prompts that no round measures."""
     pool = make_pool(
         settings, bench.tokenizer, settings.history, settings.prompt_tokens
@@ -95,8 +151,18 @@ def count_history(history, num_layers: int, num_experts: int) -> np.ndarray:
     return counts_LE[:, :num_experts]
 
 
+def linked(options: OffloadOptions, budget: str, link: EmulatedLink) -> OffloadOptions:
+    """The options under this budget and over a link like this one."""
+    return dataclasses.replace(
+        options,
+        device_memory=budget,
+        link_bytes_per_s=link.bytes_per_s,
+        link_latency_s=link.latency_s,
+    )
+
+
 def prepare(
-    bench: Bench, cases: Sequence[Case], settings: Settings, history=None
+    bench: Bench, cases: Sequence[Case], settings: CaseSettings, history=None
 ) -> Ready:
     """Builds the engines of all cases and compiles everything they will run.
 
@@ -118,13 +184,7 @@ def prepare(
     history = past_sequences(bench, settings) if history is None else history
     engines = []
     for case in cases:
-        options = dataclasses.replace(
-            case.options,
-            device_memory=case.budget,
-            link_bytes_per_s=link.bytes_per_s,
-            link_latency_s=link.latency_s,
-        )
-        engine = bench.engine(options, case.batch)
+        engine = bench.engine(linked(case.options, case.budget, link), case.batch)
         engine.manager.predictor_run.learn(history)
         engines.append(engine)
     for batch in batches:

@@ -4,15 +4,75 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.core.checks import RequestError
+from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.smoe.settings import Settings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
+
+
+class Sources(Protocol):
+    """What tells where prompts come from; see `PromptSettings`."""
+
+    data_dir: str | None
+    sources: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptSettings:
+    """A study that runs a model on real prompts.
+
+    Attributes:
+      checkpoint: path or `default`.
+      data_dir: where `sources` are looked up; without it prompts come from the packaged
+        held-out text.
+      sources: prompt files (`.jsonl` with `prompt`, or plain text), used in turn.
+      rounds: measured repetitions, each with prompts of its own.
+      prompt_tokens, new_tokens: of each sequence.
+    """
+
+    checkpoint: str = "default"
+    data_dir: str | None = None
+    sources: Sequence[str] = (
+        "prompts/gsm8k.jsonl",
+        "mcq/boolq.jsonl",
+        "prompts/gaokao_english_reading.jsonl",
+    )
+    rounds: int = 3
+    prompt_tokens: int = 40
+    new_tokens: int = 24
+
+    def __post_init__(self):
+        """Raises ConfigError for a size that no study could run with."""
+        for name in ("rounds", "prompt_tokens"):
+            check_count(name, getattr(self, name))
+        if self.new_tokens < 2:
+            raise ConfigError(
+                f"new_tokens is {self.new_tokens}, expected at least 2: one decode step"
+            )
+
+
+def check_inputs(settings: PromptSettings) -> None:
+    """Refuses a checkpoint or prompt files that cannot be read, before weights are.
+
+    Raises:
+      CheckpointError: no checkpoint there.
+      OSError: no such file.
+    """
+    check_checkpoint(settings.checkpoint)
+    prompt_files(settings)
+
+
+def check_list(name: str, values: Sequence) -> Sequence:
+    """The values. Raises ConfigError unless they are a list of at least one."""
+    if isinstance(values, str) or not len(values):
+        raise ConfigError(f"{name} is {values!r}, expected a list of at least one")
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +93,7 @@ class PromptPool:
         return [list(itertools.islice(rows, size)) for size in sizes]
 
 
-def prompt_files(settings: Settings) -> list[Path]:
+def prompt_files(settings: Sources) -> list[Path]:
     """The files that prompts come from.
 
     Raises:
@@ -49,7 +109,7 @@ def prompt_files(settings: Settings) -> list[Path]:
 
 
 def make_pool(
-    settings: Settings, tokenizer: Tokenizer, count: int, tokens: int
+    settings: Sources, tokenizer: Tokenizer, count: int, tokens: int
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
@@ -77,7 +137,7 @@ def make_pool(
     return PromptPool(rows, sources)
 
 
-def _name(path: Path, settings: Settings) -> str:
+def _name(path: Path, settings: Sources) -> str:
     """Without the folders above the data, which differ from machine to machine."""
     if settings.data_dir and path.is_relative_to(settings.data_dir):
         return path.relative_to(settings.data_dir).as_posix()

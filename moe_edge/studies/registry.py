@@ -7,6 +7,13 @@ from moe_edge.studies.study import Study
 
 # Name -> module, which holds STUDY, or STUDIES by name where one file has several.
 STUDIES = {
+    "benchmark_convert": "moe_edge.studies.speed.convert",
+    "benchmark_decode": "moe_edge.studies.speed.decode",
+    "benchmark_offload": "moe_edge.studies.speed.offload",
+    "benchmark_placement": "moe_edge.studies.speed.placement",
+    "benchmark_prefill": "moe_edge.studies.speed.decode",
+    "benchmark_refactor": "moe_edge.studies.speed.refactor",
+    "benchmark_traced": "moe_edge.studies.speed.traced",
     "fidelity_default": "moe_edge.studies.fidelity.card",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.fig10",
     "moe_prism_fig3": "moe_edge.studies.moe_prism.fig3",
@@ -15,6 +22,14 @@ STUDIES = {
     "moe_prism_table3": "moe_edge.studies.moe_prism.table3",
     "prism_table1": "moe_edge.studies.prism.table1",
     "quickstart": "moe_edge.studies.quickstart.run",
+    "replay_public_traces": "moe_edge.studies.smoe.public_traces",
+    "smoe_fig10": "moe_edge.studies.smoe.fig10",
+    "smoe_fig12": "moe_edge.studies.smoe.fig12",
+    "smoe_fig14": "moe_edge.studies.smoe.fig14",
+    "smoe_fig17": "moe_edge.studies.smoe.fig17",
+    "smoe_fig6": "moe_edge.studies.smoe.fig6",
+    "smoe_table4": "moe_edge.studies.smoe.table4",
+    "smoe_ttft": "moe_edge.studies.smoe.ttft",
 }
 
 

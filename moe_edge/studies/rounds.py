@@ -7,7 +7,11 @@ once, and cases are compared within rounds.
 import dataclasses
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from moe_edge.metrics.plots_panels import Panel
+from moe_edge.metrics.results import metric
+from moe_edge.studies.study import median_and_spread
 
 Name = TypeVar("Name", bound=Hashable)
 Input = TypeVar("Input")
@@ -97,3 +101,34 @@ def round_ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
 def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
     """Median of the rounds' ratios, which is not the ratio of the medians."""
     return statistics.median(round_ratios(ours, peer))
+
+
+def median_metric(
+    policy: str, name: str, values: Sequence[float], unit: str, scale: float = 1.0
+) -> dict[str, Any]:
+    """A metric row: the median of the rounds and half their range, times `scale`."""
+    value, (kind, width) = median_and_spread(values)
+    return metric(policy, name, scale * value, unit, len(values), (kind, scale * width))
+
+
+def median_panel(
+    title: str,
+    y_label: str,
+    x: Sequence,
+    rounds_of: Mapping[str, Sequence[Sequence[float]]],
+    scale: float = 1.0,
+    **options,
+) -> Panel:
+    """A panel of medians with half ranges as error bars.
+
+    Args:
+      title, y_label, x, **options: of `Panel`.
+      rounds_of: label -> for each x what the rounds gave.
+      scale: of all values.
+    """
+    series, spreads = {}, {}
+    for label, by_x in rounds_of.items():
+        found = [median_and_spread(rounds) for rounds in by_x]
+        series[label] = [scale * value for value, _ in found]
+        spreads[label] = [scale * width for _, (_, width) in found]
+    return Panel(title, y_label, x, series, spreads, **options)

@@ -1,4 +1,4 @@
-"""Times the cases of a study: compile first, then interleave them, round by round.
+"""Times the cases of a study round by round, the resident engine among them.
 
 In every round all cases of a batch size continue the same prompts, which no other
 round has, and the resident engine does too: its tokens are what lossless cases must
@@ -6,19 +6,36 @@ give.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.engine.generate import Generation, generate
+from moe_edge.core.checks import check_count
+from moe_edge.engine.generate import generate
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import metric
-from moe_edge.studies.cases import Case, Ready, prepare
+from moe_edge.studies.cases import Case, CaseSettings, Ready, prepare
 from moe_edge.studies.engines import Bench, StudyEngine
 from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.smoe.settings import Settings
-from moe_edge.studies.study import median_and_spread
+from moe_edge.studies.rounds import measure_rounds, median_metric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedSettings(CaseSettings):
+    """A study that times cases; `CaseSettings` names the rest.
+
+    Attributes:
+      fidelity_rows: real texts of `new_tokens` teacher-forced tokens each, for cases
+        that are not lossless.
+    """
+
+    fidelity_rows: int = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_count("fidelity_rows", self.fidelity_rows)
 
 
 @dataclasses.dataclass
@@ -34,41 +51,40 @@ class Timed:
     """
 
     case: Case
-    tpot_s: list[float] = dataclasses.field(default_factory=list)
-    hit_ratio: list[float] = dataclasses.field(default_factory=list)
-    step_bytes: list[float] = dataclasses.field(default_factory=list)
-    is_same: list[bool] = dataclasses.field(default_factory=list)
+    tpot_s: Sequence[float]
+    hit_ratio: Sequence[float]
+    step_bytes: Sequence[float]
+    is_same: Sequence[bool]
     fidelity: Agreement | None = None
+
+    def median(self, measure: str) -> float:
+        """Of `tpot_s`, `hit_ratio` or `step_bytes`."""
+        return float(np.median(getattr(self, measure)))
 
     def rows(self) -> list[dict]:
         """Metric rows: medians with their spread, and the fidelity."""
         at, policy = self.case.setting, self.case.policy
-        rows = []
-        for name, values, scale, unit in (
-            ("TPOT", self.tpot_s, 1e3, "ms"),
-            ("cache ratio", self.hit_ratio, 1, "1"),
-            ("moved a step", self.step_bytes, 1e-6, "MB"),
-        ):
-            value, spread = median_and_spread(np.asarray(values) * scale)
-            rows.append(
-                metric(policy, f"{name}, {at}", value, unit, len(values), spread)
+        rows = [
+            median_metric(policy, f"{name}, {at}", values, unit, scale)
+            for name, values, scale, unit in (
+                ("TPOT", self.tpot_s, 1e3, "ms"),
+                ("cache ratio", self.hit_ratio, 1, "1"),
+                ("moved a step", self.step_bytes, 1e-6, "MB"),
             )
-        if self.fidelity is not None:
-            found = self.fidelity
-            low, high = found.agreement_interval95
-            rows.append(
-                metric(
-                    policy, f"teacher-forced agreement, {at}", found.agreement, "1",
-                    found.tokens, ("half 95% interval", (high - low) / 2),
+        ]
+        if (found := self.fidelity) is not None:
+            for name, value, (low, high) in (
+                (
+                    "teacher-forced agreement",
+                    found.agreement,
+                    found.agreement_interval95,
+                ),
+                ("perplexity ratio", found.perplexity_ratio, found.ratio_interval95),
+            ):
+                spread = ("half 95% interval", (high - low) / 2)
+                rows.append(
+                    metric(policy, f"{name}, {at}", value, "1", found.tokens, spread)
                 )
-            )  # fmt: skip
-            low, high = found.ratio_interval95
-            rows.append(
-                metric(
-                    policy, f"perplexity ratio, {at}", found.perplexity_ratio, "1",
-                    found.tokens, ("half 95% interval", (high - low) / 2),
-                )
-            )  # fmt: skip
         return rows
 
 
@@ -77,73 +93,70 @@ class Timing:
     """All cases, and what they were measured under.
 
     Attributes:
-      timed: in the order of the cases.
+      timed: by (policy, budget, batch), in the order of the cases.
       resident_s: by batch, seconds of a resident decode step, one a round.
       ready: engines, link and prompts.
-      compiled_late: programs compiled while measuring (should be 0).
+      on_time: the check that nothing was compiled late.
     """
 
-    timed: Sequence[Timed]
-    resident_s: dict[int, list[float]]
+    timed: Mapping[tuple[str, str, int], Timed]
+    resident_s: Mapping[int, Sequence[float]]
     ready: Ready
-    compiled_late: int
+    on_time: Mapping[str, bool]
 
-    def find(self, policy: str, budget: str, batch: int) -> Timed:
-        key = (policy, budget, batch)
-        for one in self.timed:
-            if (one.case.policy, one.case.budget, one.case.batch) == key:
-                return one
-        raise KeyError(key)
+    def __getitem__(self, case: tuple[str, str, int]) -> Timed:
+        return self.timed[case]
 
     def checks(self) -> dict[str, bool]:
-        exact = [one for one in self.timed if one.case.is_exact]
+        exact = [one for one in self.timed.values() if one.case.is_exact]
         return {
             "every lossless case gave the resident engine's tokens in every round": all(
                 all(one.is_same) for one in exact
             ),
-            "no program was compiled while measuring": self.compiled_late == 0,
+            **self.on_time,
         }
 
-    def resident_rows(self) -> list[dict]:
-        rows = []
+    def rows(self) -> list[dict]:
+        """Metric rows of all cases and of the resident engine."""
+        rows = [row for one in self.timed.values() for row in one.rows()]
         for batch, times_s in self.resident_s.items():
-            value, spread = median_and_spread(np.asarray(times_s) * 1e3)
             name = f"TPOT, 100%, batch {batch}"
-            rows.append(metric("resident", name, value, "ms", len(times_s), spread))
-        rows.append(metric("resident", "one layer", 1e3 * self.ready.layer_s, "ms"))
-        return rows
+            rows.append(median_metric("resident", name, times_s, "ms", 1e3))
+        layer_ms = 1e3 * self.ready.layer_s
+        return [*rows, metric("resident", "one layer", layer_ms, "ms")]
 
 
 def run_cases(
-    bench: Bench, cases: Sequence[Case], settings: Settings, history=None
+    bench: Bench, cases: Sequence[Case], settings: TimedSettings, history=None
 ) -> Timing:
     """Measures all cases; arguments as of `prepare`."""
     ready = prepare(bench, cases, settings, history)
-    compiled = bench.num_compiled()
-    timed = [Timed(case) for case in cases]
-    resident_s: dict[int, list[float]] = {case.batch: [] for case in cases}
-    pairs = list(zip(timed, ready.engines, strict=True))
-    for number, prompts in enumerate(ready.rounds):
-        expected = {}
-        for batch, times_s in resident_s.items():
-            run = generate(bench.resident, prompts[:batch], settings.new_tokens)
-            times_s.append(run.decode_s / run.steps)
-            expected[batch] = run.tokens
-        # There and back, so that no case always comes first.
-        for one, engine in pairs if number % 2 == 0 else reversed(pairs):
-            batch = one.case.batch
-            run, moved = _decode_bytes(engine, prompts[:batch], settings.new_tokens)
-            one.tpot_s.append(run.decode_s / run.steps)
-            one.hit_ratio.append(engine.movement()["hit_ratio"])
-            one.step_bytes.append(moved / run.steps)
-            one.is_same.append(run.tokens == expected[batch])
-    late = bench.num_compiled() - compiled
-    _judge(bench, pairs, settings)
-    return Timing(timed, resident_s, ready, late)
+    count = settings.new_tokens
+    calls = {
+        batch: functools.partial(_resident, bench, batch, count)
+        for batch in dict.fromkeys(case.batch for case in cases)
+    }
+    for case, engine in zip(cases, ready.engines, strict=True):
+        calls[case.key] = functools.partial(_offloaded, engine, case.batch, count)
+    found = measure_rounds(calls, ready.rounds, num_compiled=bench.num_compiled)
+    timed, resident_s = {}, {}
+    for case in cases:
+        resident_s[case.batch], expected = zip(*found[case.batch], strict=True)
+        tpot_s, tokens, hit_ratio, step_bytes = zip(*found[case.key], strict=True)
+        is_same = [ours == given for ours, given in zip(tokens, expected, strict=True)]
+        timed[case.key] = Timed(case, tpot_s, hit_ratio, step_bytes, is_same)
+    _judge(bench, zip(timed.values(), ready.engines, strict=True), settings)
+    return Timing(timed, resident_s, ready, found.checks())
 
 
-def _decode_bytes(engine: StudyEngine, prompts, new_tokens: int):
-    """(a generation, bytes moved by its decode steps)."""
+def _resident(bench: Bench, batch: int, new_tokens: int, prompts):
+    """(seconds of a decode step, tokens)."""
+    run = generate(bench.resident, prompts[:batch], new_tokens)
+    return run.decode_s / run.steps, run.tokens
+
+
+def _offloaded(engine: StudyEngine, batch: int, new_tokens: int, prompts):
+    """(seconds of a decode step, tokens, hit ratio, bytes moved for a decode step)."""
     at_first: list[int] = []
 
     def on_token(row: int, token: int) -> None:
@@ -151,11 +164,13 @@ def _decode_bytes(engine: StudyEngine, prompts, new_tokens: int):
             at_first.append(engine.movement()["bytes_moved"])
 
     engine.reset_records()
-    run: Generation = generate(engine, prompts, new_tokens, on_token=on_token)
-    return run, engine.movement()["bytes_moved"] - at_first[0]
+    run = generate(engine, prompts[:batch], new_tokens, on_token=on_token)
+    moved = engine.movement()
+    step_bytes = (moved["bytes_moved"] - at_first[0]) / run.steps
+    return run.decode_s / run.steps, run.tokens, moved["hit_ratio"], step_bytes
 
 
-def _judge(bench: Bench, pairs, settings: Settings) -> None:
+def _judge(bench: Bench, pairs, settings: TimedSettings) -> None:
     """Teacher-forced fidelity, on real text, of the cases that may give other tokens.
 
     Shapes are those of the timed runs, so that nothing is compiled for it.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from moe_edge.checkpoint.dense import orbax_writes
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
 from moe_edge.training.start import init_params
 from moe_edge.training.step import Hyper, TrainState, make_optimizer
@@ -102,13 +103,15 @@ def save_state(manager, step: int, state: TrainState, about: dict[str, Any]) -> 
             f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(state.optimizer))
         },
     }
-    manager.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about)
-        ),
-    )
-    manager.wait_until_finished()
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    with orbax_writes(manager.directory, num_bytes):
+        manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(tree), about=ocp.args.JsonSave(about)
+            ),
+        )
+        manager.wait_until_finished()
 
 
 def read_about(manager) -> dict[str, Any] | None:

@@ -1,10 +1,13 @@
 """Conversions that must fail: by name, and leaving nothing half-written."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from moe_edge.convert import sinks
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.core import files
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.tiny_checkpoints import (
@@ -208,3 +211,23 @@ def test_open_checkpoint_rejects_other_folders(tmp_path):
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(ConfigError, match="must hold an object"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("free", [1000, 10**9])
+def test_full_disk_is_one_error_and_nothing_more(free, tmp_path, monkeypatch, capfd):
+    """Too little room is said before a byte is written; later, Orbax's errors are."""
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage)
+
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: no space\nand a stack")
+
+    monkeypatch.setattr("orbax.checkpoint.Checkpointer.save", full)
+    expected = (
+        "No space left .* 1000 free.*" if free == 1000 else "EXHAUSTED: no space$"
+    )
+    with pytest.raises(OutputError, match=f"converting .* failed: .*{expected}"):
+        convert(hf, tmp_path / "out")
+    assert capfd.readouterr().err == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]

@@ -29,8 +29,9 @@ def inputs(config, batch=2):
     return jnp.asarray(x), make_chunk(config, start, jnp.ones((batch, S), bool))
 
 
-def fill(module):
-    """Random values of a size that makes attention uneven."""
+def make(kind, config):
+    """A module with random weights of a size that makes attention uneven."""
+    module = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
     rng = np.random.default_rng(1)
     state = nnx.state(module, nnx.Param)
     flat = [
@@ -58,9 +59,9 @@ def rotate_numpy(x, position, theta=10_000.0, interleaved=False):
 @pytest.mark.parametrize("window", [NO_WINDOW, 4])
 @pytest.mark.parametrize("config", [GQA, GPT_OSS], ids=lambda c: c.model_type)
 def test_attention_matches_numpy_loop(config, window):
-    module, a = fill(Attention(config, nnx.Rngs(0))), config.attention
+    module, a = make(Attention, config), config.attention
     x, chunk = inputs(config, batch=1)
-    got, _ = module(x, chunk.tables, chunk.start_B, jnp.int32(window))
+    got, _ = jax.jit(module.__call__)(x, chunk.tables, chunk.start_B, jnp.int32(window))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -89,9 +90,11 @@ def test_attention_matches_numpy_loop(config, window):
 
 def test_latent_attention_matches_expanded_numpy():
     """The paper's form: keys and values expanded per head, nothing absorbed."""
-    module, a = fill(LatentAttention(MLA, nnx.Rngs(0))), MLA.attention
+    module, a = make(LatentAttention, MLA), MLA.attention
     x, chunk = inputs(MLA, batch=1)
-    got, _ = module(x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW))
+    got, _ = jax.jit(module.__call__)(
+        x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW)
+    )
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -129,17 +132,17 @@ def test_latent_attention_matches_expanded_numpy():
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(("kind", "config"), KINDS)
 def test_cache_of_unequal_starts_matches_no_cache(kind, config, batch):
-    module = fill(kind(config, nnx.Rngs(0)))
+    module = make(kind, config)
     x, chunk = inputs(config, batch)
-    window = jnp.int32(NO_WINDOW)
-    whole, _ = module(x, chunk.tables, chunk.start_B, window)
+    window, attend = jnp.int32(NO_WINDOW), jax.jit(module.__call__)
+    whole, _ = attend(x, chunk.tables, chunk.start_B, window)
     cache = kv_cache.empty_cache(config, batch, 16)
-    _, cache = module(x, chunk.tables, chunk.start_B, window, cache)
+    _, cache = attend(x, chunk.tables, chunk.start_B, window, cache)
     # Row 0 repeats its token 4, row 1 its token 9: each at its own position.
     start = jnp.asarray([4, 9][:batch], jnp.int32)
     one = make_chunk(config, start, jnp.ones((batch, 1), bool))
     picked = jnp.stack([x[row, at : at + 1] for row, at in enumerate(start)])
-    got, _ = module(picked, one.tables, start, window, cache)
+    got, _ = attend(picked, one.tables, start, window, cache)
     for row, at in enumerate(start):
         np.testing.assert_allclose(got[row, 0], whole[row, at], rtol=1e-5, atol=1e-5)
 
@@ -162,7 +165,7 @@ def large_results(step, x, start, cache, least: int) -> list[str]:
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads XLA:CPU's program")
 @pytest.mark.parametrize(("kind", "config"), KINDS)
 def test_decoding_copies_no_cache(kind, config):
-    module, capacity = fill(kind(config, nnx.Rngs(0))), 512
+    module, capacity = make(kind, config), 512
     cache = kv_cache.empty_cache(config, 1, capacity)
 
     def step(x, start, cache):

@@ -143,19 +143,21 @@ def router_pair(parent, k):
     return router, plain
 
 
-def levels_by_loops(router, x_D, expert, sub):
-    """The level of one block, in NumPy."""
-    moe, r, total = router.moe, router.moe.gate_neurons, 0.0
-    block = expert * moe.sub_experts + sub
-    for n in range(block * r, (block + 1) * r):
-        gate, up = router.proxy_gate[...][n] @ x_D, router.proxy_up[...][n] @ x_D
-        if moe.expert_bias:
-            gate += router.proxy_gate_bias[...][n]
-            up += router.proxy_up_bias[...][n]
-        total += abs(float(activate(gate, up, moe.activation, moe.swiglu_limit))) * (
-            float(router.proxy_scale[...][n])
-        )
-    return max(total / r + float(router.proxy_prior[...][block]), 0.0)
+def levels_of(router, x_D):
+    """The levels of all blocks for one token, in NumPy (but for the activation)."""
+    moe = router.moe
+    part = {
+        name: np.asarray(getattr(router, name)[...])
+        for name in ("proxy_gate", "proxy_up", "proxy_scale", "proxy_prior")
+    }
+    gate, up = part["proxy_gate"] @ x_D, part["proxy_up"] @ x_D
+    if moe.expert_bias:
+        gate = gate + np.asarray(router.proxy_gate_bias[...])
+        up = up + np.asarray(router.proxy_up_bias[...])
+    out = np.abs(np.asarray(activate(gate, up, moe.activation, moe.swiglu_limit)))
+    each = (out * part["proxy_scale"]).reshape(-1, moe.gate_neurons)
+    levels = np.maximum(each.sum(axis=1) / moe.gate_neurons + part["proxy_prior"], 0)
+    return levels.reshape(-1, moe.sub_experts)
 
 
 @pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
@@ -163,17 +165,12 @@ def levels_by_loops(router, x_D, expert, sub):
 def test_proxy_router_ranks_blocks_by_their_gate_neurons(parent, tokens):
     router, plain = router_pair(parent, 5)
     x_TD = jax.random.normal(jax.random.key(1), (tokens, parent.d_model))
-    routing, expected = router(x_TD), plain(x_TD)
+    routing, expected = jax.jit(lambda x: (router(x), plain(x)))(x_TD)
     for t in range(tokens):
         parents = np.asarray(expected.ids_TK[t])
-        levels = np.array(
-            [
-                [levels_by_loops(router, x_TD[t], e, u) for u in range(4)]
-                for e in parents
-            ]
-        )
+        levels = levels_of(router, np.asarray(x_TD[t]))[parents]
         weights = np.asarray(expected.weights_TK[t])
-        blocks = reference_blocks(parents, weights, np.array(levels), router.moe)
+        blocks = reference_blocks(parents, weights, levels, router.moe)
         assert list(np.asarray(routing.ids_TK[t])) == [block for block, _ in blocks]
 
 
@@ -182,7 +179,7 @@ def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
     """Scores of a parent's blocks add up to the parent's."""
     router, plain = router_pair(parent, 12)
     x_TD = jax.random.normal(jax.random.key(1), (7, parent.d_model))
-    routing, expected = router(x_TD), plain(x_TD)
+    routing, expected = jax.jit(lambda x: (router(x), plain(x)))(x_TD)
     np.testing.assert_array_equal(
         np.sort(routing.ids_TK // 4), np.repeat(np.sort(expected.ids_TK), 4, axis=1)
     )

@@ -5,15 +5,17 @@ state occupies a line for 1/8 s and comes 1/16 s later; a copy from host memory 
 its link for 1 s and comes 1/8 s later.
 """
 
+import dataclasses
+
 import numpy as np
 
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
-from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.pools import RoutingPools
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.workload.requests import Request
 
 BLOCK = BlockShape(d_model=8, expert_dim=16, bytes_per_value=2)  # 768 bytes, 16 a state
@@ -70,9 +72,21 @@ def placed(*rows) -> Placement:
     return Placement(np.array(rows))
 
 
-def run(requests, placement, costs, pools, kind=ClusterLoop, max_batch=1, **kwargs):
+@dataclasses.dataclass(frozen=True)
+class Fixed(Placer):
+    """Always one placement."""
+
+    name = "fixed"
+    SOURCE = "test"
+    target: list
+
+    def assign(self, problem):
+        return Placement(np.array(self.target))
+
+
+def run(requests, placement, costs, pools, max_batch=1, **kwargs):
     """The loop after its run, and its report."""
     options = LoopOptions(max_batch, window_s=kwargs.pop("window_s", 60.0))
-    loop = kind(requests, placement, costs, pools, options, 0, **kwargs)
+    loop = ClusterLoop(requests, placement, costs, pools, options, 0, **kwargs)
     loop.run()
     return loop, report(loop)

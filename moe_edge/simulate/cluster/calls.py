@@ -8,12 +8,16 @@ after the caller in the ring of servers, so that callers spread over equal repli
 """
 
 import dataclasses
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, check_shape
 from moe_edge.hardware.cost_model import CostModel
+from moe_edge.simulate.cluster.pools import RoutingPools
 
+AHEAD = 64  # tokens of a lone request planned at a time
 _TABLE = 512  # tokens up to which block times are looked up
 
 
@@ -64,26 +68,40 @@ class CallTable:
       target_NX: int32 [N, L * E], index of a GPU (`GpuIndex`).
       gpu_NX: int32 [N, L * E], where blocks are: index of a GPU of the server, -1 if
         it does not hold the block.
+      version: how often targets were changed.
     """
 
     def __init__(self, gpu_NLE: np.ndarray, cost_model: CostModel, index: GpuIndex):
-        """Args: gpu_NLE: as `Placement.gpu_NLE`, GPUs counted within their server."""
         N = cost_model.cluster.num_servers
-        check_shape("placement gpu_NLE", gpu_NLE, (N, None, None))
-        gpu_NX = np.asarray(gpu_NLE, np.int32).reshape(N, -1)
-        first_N1 = index.first_N[:-1, None].astype(np.int32)
-        self.gpu_NX = np.where(gpu_NX >= 0, gpu_NX + first_N1, -1)
+        self._first_N1 = index.first_N[:-1, None].astype(np.int32)
         self._idle_NG = idle_seconds(cost_model, index)
         self._ring_NN = (np.arange(N)[:, None] + np.arange(N)) % N
+        self.version = 0
+        self.place(gpu_NLE)
+
+    def place(self, gpu_NLE: np.ndarray) -> None:
+        """Takes over a placement.
+
+        Args:
+          gpu_NLE: as `Placement.gpu_NLE`, GPUs counted within their server.
+        Raises:
+          ConfigError: of another number of servers.
+          CapacityError: a block that nobody holds.
+        """
+        N = len(self._ring_NN)
+        check_shape("placement gpu_NLE", gpu_NLE, (N, None, None))
+        gpu_NX = np.asarray(gpu_NLE, np.int32).reshape(N, -1)
+        self.gpu_NX = np.where(gpu_NX >= 0, gpu_NX + self._first_N1, -1)
         self.target_NX = np.empty_like(self.gpu_NX)
         self.update(np.arange(self.gpu_NX.shape[1]))
 
     def update(self, blocks: np.ndarray) -> None:
-        """Finds the targets of some blocks anew, after `gpu_NX` was changed.
+        """Finds the targets of some blocks again, after `gpu_NX` was changed.
 
         Raises:
           CapacityError: a block that nobody holds.
         """
+        self.version += 1
         held_MX = self.gpu_NX[:, blocks]
         lost = (held_MX < 0).all(axis=0)
         if lost.any():
@@ -143,13 +161,39 @@ class StepCalls:
     remote_blocks: int
 
 
+class Ahead(NamedTuple):
+    """Steps that were planned together: a lone request's next tokens."""
+
+    request: int
+    version: int
+    steps: deque[StepCalls]
+
+
 class StepPlanner:
     """Turns the routing of steps into calls."""
 
-    def __init__(self, index: GpuIndex, num_layers: int, num_experts: int):
-        self.index = index
-        self.num_layers, self.num_experts = num_layers, num_experts
+    def __init__(self, index: GpuIndex, pools: RoutingPools):
+        self.index, self.pools = index, pools
+        self.num_layers, self.num_experts = pools.num_layers, pools.num_experts
         self._num_gpus = len(index.server_G)
+        self._ahead: dict[int, Ahead] = {}
+
+    def next_token(
+        self, server: int, table: CallTable, request: int, domain: str, row: int, left
+    ) -> StepCalls:
+        """The calls of the next token of a request that a server runs alone.
+
+        Args:
+          request: its id.
+          domain, row: where its routing is.
+          left: its tokens to come; up to AHEAD of them are planned at a time.
+        """
+        known = self._ahead.get(server)
+        if known is None or known[:2] != (request, table.version) or not known.steps:
+            cells = self.pools.cells(domain, row, min(left, AHEAD))
+            steps = self.plan_tokens(server, table.target_NX[server], cells)
+            known = self._ahead[server] = Ahead(request, table.version, deque(steps))
+        return known.steps.popleft()
 
     def plan(self, server: int, target_X: np.ndarray, cells: np.ndarray) -> StepCalls:
         """The calls of one step.
@@ -159,8 +203,8 @@ class StepPlanner:
           target_X: its row of `CallTable.target_NX`.
           cells: int [T, L * K], layer * E + expert of every choice of every token.
         """
-        size = self.num_layers * self.num_experts
-        counts_X = np.bincount(cells.reshape(-1), minlength=size)
+        self._ahead.pop(server, None)
+        counts_X = np.bincount(cells.reshape(-1), minlength=self.pools.num_blocks)
         found = np.flatnonzero(counts_X)
         counts = counts_X[found]
         gpus = target_X[found]

@@ -1,6 +1,7 @@
 """What is simulated: a model on a cluster, its requests, and the methods by name."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,11 @@ from moe_edge.hardware.models import ModelShape
 from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
 from moe_edge.place.policy import PLACERS, get_placer
-from moe_edge.simulate.cluster.loop import ClusterLoop
-from moe_edge.simulate.cluster.migration import MigratingLoop
-from moe_edge.simulate.cluster.offload import OffloadLoop, OffloadPolicy
-from moe_edge.simulate.cluster.policy import MigrationPolicy
+from moe_edge.schedule.fifo import Fifo, FifoToIdle
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
+from moe_edge.simulate.cluster.migration import MigrationPolicy
+from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.workload.requests import Request
 
 # Servers that serve alone: name -> whether busy ones pass requests on (Prism, table I).
@@ -69,9 +69,13 @@ class Case:
             options = known | options
         return get_placer(name, **options)
 
-    def placement(self, placer: Placer, seed: int = 0) -> Placement:
-        """Where a placer puts the blocks."""
+    def placement(
+        self, placer: Placer, seed: int = 0, offload: OffloadPolicy | None = None
+    ) -> Placement:
+        """Where a placer puts the blocks, in the memory that offloading leaves."""
         slots = self.cost_model.cluster.slots(self.shape.block.num_bytes)
+        if offload is not None:
+            slots = offload.placed(slots)
         return placer.place(self.frequency_NLE, slots, self.cost_model, seed=seed)
 
     def loop(
@@ -81,6 +85,7 @@ class Case:
         *,
         seed: int = 0,
         period_s: float = 0.0,
+        cache_share: float = 0.0,
         **migration: Any,
     ) -> ClusterLoop:
         """A run of one method, ready to go.
@@ -90,17 +95,29 @@ class Case:
           options: of the loop; None: its defaults.
           seed: of placements and of where requests read their routing.
           period_s: of migration; 0 keeps the first placement, as does NEVER_MIGRATE.
+          cache_share: above 0 a server loads the blocks that it lacks from host memory
+            into so much of its GPUs' memory, instead of asking other servers.
           **migration: further options of `MigrationPolicy`.
         """
         check_known("method", method, METHODS)
         options = LoopOptions() if options is None else options
-        common = (self.cost_model, self.pools, options, seed)
+        schedule = Fifo(options.max_batch)
+        placement = moving = offload = None
         if method in ALONE:
-            policy = OffloadPolicy(redirect=ALONE[method])
-            return OffloadLoop(self.requests, None, *common, policy=policy)
-        placer = self.placer(method)
-        placement = self.placement(placer, seed)
-        if period_s and method not in NEVER_MIGRATE:
-            policy = MigrationPolicy(placer, period_s, **migration)
-            return MigratingLoop(self.requests, placement, *common, policy=policy)
-        return ClusterLoop(self.requests, placement, *common)
+            offload = OffloadPolicy()
+            if ALONE[method]:
+                reach_s = functools.partial(self.cost_model.send_s, tokens=1)
+                schedule = FifoToIdle(options.max_batch, reach_s)
+        else:
+            if cache_share:
+                offload = OffloadPolicy(share=cache_share)
+            placer = self.placer(method)
+            placement = self.placement(placer, seed, offload)
+            if period_s and method not in NEVER_MIGRATE:
+                moving = MigrationPolicy(placer, period_s, **migration)
+        return ClusterLoop(
+            *(self.requests, placement, self.cost_model, self.pools, options, seed),
+            schedule=schedule,
+            migration=moving,
+            offload=offload,
+        )

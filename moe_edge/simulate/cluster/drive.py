@@ -1,36 +1,39 @@
 """The hot loop of the simulator: four kinds of events, written out in one function.
 
 A run has millions of them, and a call in Python costs as much as the arithmetic of an
-event. So the queues of `cluster_lines.Lines` appear here once more, inlined: a job
-starts when it is ready and its GPU or line is free, in the order of events.
+event. So the queues of `links.Links` appear here once more, inlined: a job starts when
+it is ready and its GPU or link is free, in the order of events. All other kinds of
+events go to the handler that the loop has for them.
 """
 
 from heapq import heappop, heappush
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.simulate.cluster.lines import CALL
+from moe_edge.simulate.cluster.links import CALL
 
-ARRIVE, LAYER, ROUTE, CALLED, COMPUTED, EXTRA = range(6)
+LAYER, ROUTE, CALLED, COMPUTED, END, ARRIVE, ADMIT, AGAIN, *PARTS = range(12)
+PERIOD, LANDED, SENDING, LOADED = PARTS  # of `migration` and `offload`
 
 
 def drive(loop) -> None:
-    """Runs a `cluster_loop.ClusterLoop` until no event is left.
+    """Runs a `loop.ClusterLoop` until no event is left.
 
-    LAYER: the dense part of a layer is ready. ROUTE: it is computed, calls begin.
-    CALLED: the message of call `item` of server `where` is at its GPU. COMPUTED: its
-    blocks are computed, the results go back.
+    LAYER: the dense part of a layer is ready. ROUTE: it is computed, calls begin (a
+    handler's where they are not planned ahead). CALLED: the message of call `item` of
+    server `where` is at its GPU. COMPUTED: its blocks are computed, the results go
+    back. END: the step is over.
 
     Raises:
       ConfigError: time ran backwards (a cost was negative or no number).
     """
-    heap, lines, spans = loop.heap, loop.lines, loop.spans
+    heap, links, spans = loop.heap, loop.links, loop.spans
     entries, came, servers = heap.entries, heap.came, loop.servers
-    gpu_free, gpu_busy = lines.gpu_free, lines.gpu_busy
-    line_free, line_busy, line_of = lines.line_free, lines.line_busy, lines.line_of
-    byte_s, late_s, sent = lines.byte_s, lines.late_s, lines.sent[CALL]
+    gpu_free, gpu_busy = links.gpu_free, links.gpu_busy
+    link_free, link_busy, link_of = links.link_free, links.link_busy, links.link_of
+    byte_s, late_s, sent = links.byte_s, links.late_s, links.sent[CALL]
     server_of, first_gpu = loop.server_of, loop.first_gpu
     N, L, token_bytes = len(servers), loop.pools.num_layers, loop.token_bytes
-    until_s, planned = spans.until_s, loop.table is not None
+    until_s, planned, handlers = spans.until_s, loop.planned, loop.handlers
     events, now_s = 0, heap.now_s
     while entries:
         time_s, _, kind, where, item = heappop(entries)
@@ -59,21 +62,21 @@ def drive(loop) -> None:
             pair = server_of[calls.gpu[item]] * N + where
             num_bytes = calls.pairs[item] * token_bytes
             seconds = num_bytes * byte_s[pair]
-            line = line_of[pair]
-            free_s = line_free[line]
+            link = link_of[pair]
+            free_s = link_free[link]
             start_s = time_s if time_s > free_s else free_s
-            line_free[line] = end_s = start_s + seconds
-            line_busy[line] += seconds
+            link_free[link] = end_s = start_s + seconds
+            link_busy[link] += seconds
             sent[pair] += num_bytes
             if start_s < until_s:
-                spans.add("line", pair, CALL, start_s, seconds)
+                spans.add("link", pair, CALL, start_s, seconds)
             end_s += late_s[pair]
             if end_s > state.end_s:
                 state.end_s = end_s
             state.pending -= 1
             if not state.pending:
                 state.layer = layer = state.layer + 1
-                then = LAYER if layer < L else EXTRA
+                then = LAYER if layer < L else END
                 heappush(entries, (state.end_s, next(came), then, where, 0))
         elif kind == ROUTE and planned:
             state = servers[where]
@@ -96,29 +99,24 @@ def drive(loop) -> None:
                 pair = where * N + other
                 num_bytes = calls.pairs[i] * token_bytes
                 seconds = num_bytes * byte_s[pair]
-                line = line_of[pair]
-                free_s = line_free[line]
+                link = link_of[pair]
+                free_s = link_free[link]
                 start_s = time_s if time_s > free_s else free_s
-                line_free[line] = end_s = start_s + seconds
-                line_busy[line] += seconds
+                link_free[link] = end_s = start_s + seconds
+                link_busy[link] += seconds
                 sent[pair] += num_bytes
                 if start_s < until_s:
-                    spans.add("line", pair, CALL, start_s, seconds)
+                    spans.add("link", pair, CALL, start_s, seconds)
                 end_s += late_s[pair]
                 heappush(entries, (end_s, next(came), CALLED, where, i))
                 pending += 1
             state.end_s, state.pending = done_s, pending
             if not pending:
                 state.layer = layer = layer + 1
-                then = LAYER if layer < L else EXTRA
+                then = LAYER if layer < L else END
                 heappush(entries, (done_s, next(came), then, where, 0))
         else:
             heap.now_s = now_s
-            if kind == EXTRA:
-                loop.extra(now_s, where, item)
-            elif kind == ARRIVE:
-                loop.arrive(now_s, where, item)
-            else:
-                loop.route(now_s, where)
+            handlers[kind](now_s, where, item)
     heap.now_s = now_s
     loop.events += events

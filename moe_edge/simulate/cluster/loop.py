@@ -4,47 +4,126 @@ A server runs steps: one pass of its batch (prompts of new requests and one toke
 each running one) through all layers. In each layer
   1. the dense part runs on the server's first GPU;
   2. then routing is known: calls of its own GPUs queue there, messages to other
-     servers queue on their lines;
+     servers queue on their links;
   3. a message that arrived queues its blocks on the GPU, then its results go back;
   4. when everything is there, the next layer begins.
-Every GPU, line and host link serves one job at a time, in the order of readiness. An
-event is the instant at which a job becomes ready, so a whole layer of a server is one
-event a stage and not one a token. The head, sampling and the KV cache take no time.
+Every GPU, network link and host link serves one job at a time, in the order of
+readiness. An event is the instant at which a job becomes ready, so a whole layer of a
+server is one event a stage and not one a token. The head, sampling and the KV cache
+take no time.
+
+The order of requests is `schedule.loop`'s. Two parts may be added, together or alone:
+`offload.HostMemory` (a server loads the blocks it lacks instead of asking others) and
+`migration.Migration` (the placement follows what is asked).
 """
 
-from collections import deque
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_positive,
+)
 from moe_edge.core.clock import EventHeap
 from moe_edge.hardware.cost_model import CostModel
+from moe_edge.place.migrate import remote_call_seconds
 from moe_edge.place.plan import Placement
+from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.policy import Job, SchedulePolicy
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
-from moe_edge.simulate.cluster.drive import ARRIVE, EXTRA, LAYER, drive
-from moe_edge.simulate.cluster.lines import Lines
+from moe_edge.simulate.cluster.drive import ADMIT, AGAIN, ARRIVE, END, LAYER, drive
+from moe_edge.simulate.cluster.links import PROMPT, Links
+from moe_edge.simulate.cluster.migration import Migration, MigrationPolicy
+from moe_edge.simulate.cluster.offload import HostMemory, OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.state import Ahead, LoopOptions, Running, ServerState
 from moe_edge.simulate.cluster.timeline import Spans
 from moe_edge.workload.requests import Request, check_requests
 
-AHEAD = 64  # tokens of a lone request planned at a time
+TOKEN_ID_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+    """How servers batch and what is recorded.
+
+    Attributes:
+      max_batch: requests that a server runs at a time; 1 serves one after another, as
+        Prism's basis (MoE-Infinity's generate) does.
+      window_s: width of the windows of the local compute ratio.
+      timeline_s: spans that begin before this are kept.
+    """
+
+    max_batch: int = 1
+    window_s: float = 60.0
+    timeline_s: float = 0.0
+
+    def __post_init__(self):
+        check_count("max_batch", self.max_batch)
+        check_positive("window_s", self.window_s)
+        check_from_zero("timeline_s", self.timeline_s)
+
+
+class Running(Job):
+    """A request inside the cluster: where its routing is, how far it is."""
+
+    __slots__ = ("fresh", "left", "row")
+
+    def __init__(self, request: Request, row: int):
+        super().__init__(request.id, request.server, request.arrival_s)
+        self.row, self.left = row, request.output_tokens
+        self.fresh = True  # in its first step
+
+
+class ServerState:
+    """The step that a server is in.
+
+    Attributes:
+      calls: of the step; cells: int [T, L * K], its routing where calls are not
+        planned.
+      dense_s: of the dense part of a layer.
+      layer: the one it is in; pending: parts of it that are not there yet; end_s: when
+        the last of the others was.
+    """
+
+    __slots__ = ("calls", "cells", "dense_s", "end_s", "layer", "pending")
+
+    def __init__(self):
+        self.calls: StepCalls | None = None
+        self.cells: np.ndarray | None = None
+        self.layer = self.pending = 0
+        self.end_s = self.dense_s = 0.0
 
 
 class ClusterLoop:
     """One run; `run` drives it to the end.
 
+    Args:
+      requests: in order of arrival.
+      placement: where blocks are; None only where servers load every block.
+      cost_model: of the cluster.
+      pools: the routing of the requests.
+      options: of batches and of what is recorded.
+      seed: of where requests read their routing.
+      schedule: order of requests; None: `Fifo` with the options' max_batch.
+      migration: when the placement changes; None: never.
+      offload: how servers load what they lack; None: they ask the others.
+
     Attributes:
-      heap: the clock.
-      lines: queues and what went through them.
+      heap: the clock; handlers: of its events, by kind.
+      schedule: queues and running requests of the servers.
+      links: queues of GPUs, links and host links, and what went through them.
       table: the targets of calls; changed by a migration.
       finish_R, first_R: float64 [R] seconds at which a request's last and first token
         were there; NaN before.
       counts_NX: int64 [N, L * E] pairs that each server asked for.
       windows: list of [N, 2] int64: local and all pairs of steps begun in a window.
-      events: how many there were.
-      version: of `table`; whoever changes it raises it.
+      passed_on: requests that were served by another server than they came to.
+      events, steps: how many there were.
     """
 
     def __init__(
@@ -55,157 +134,199 @@ class ClusterLoop:
         pools: RoutingPools,
         options: LoopOptions,
         seed: int = 0,
+        *,
+        schedule: SchedulePolicy | None = None,
+        migration: MigrationPolicy | None = None,
+        offload: OffloadPolicy | None = None,
     ):
         cluster = cost_model.cluster
-        check_requests(requests, cluster.num_servers, tuple(pools.domains))
+        R, N = len(requests), cluster.num_servers
+        check_requests(requests, N, tuple(pools.domains))
         self.requests, self.options = requests, options
         self.cost_model, self.pools = cost_model, pools
         self.heap, self.spans = EventHeap(), Spans(options.timeline_s)
         self.index = GpuIndex(cost_model)
-        self.lines = Lines(cost_model, self.index, self.spans)
-        self.planner = StepPlanner(self.index, pools.num_layers, pools.num_experts)
-        self.table = None
-        if placement is not None:
-            self.table = self._table_of(placement)
-        self.servers = [ServerState() for _ in range(cluster.num_servers)]
+        self.links = Links(cost_model, self.index, self.spans)
+        self.schedule = RequestLoop(schedule or Fifo(options.max_batch), N)
+        self.servers = [ServerState() for _ in range(N)]
         self.rows = pools.rows(requests, seed)
-        R, N = len(requests), cluster.num_servers
         self.finish_R, self.first_R = np.full(R, np.nan), np.full(R, np.nan)
         self.counts_NX = np.zeros((N, pools.num_blocks), np.int64)
         self.windows: list[np.ndarray] = []
-        self.remote_blocks = self.steps = 0
+        self.remote_blocks = self.steps = self.events = self.passed_on = 0
         self.token_bytes = cost_model.block.token_bytes
         self.server_of = self.index.server_G.tolist()
         self.first_gpu = self.index.first_N.tolist()
-        self.events = self.version = 0
-        self._dense: list[dict[int, float]] = [{} for _ in self.servers]
-        self._dense_of: dict = {}
-        for n, server in enumerate(cluster.servers):  # equal machines share a table
-            self._dense[n] = self._dense_of.setdefault(server.gpus[0].device, {})
+        self._planner = StepPlanner(self.index, pools)
+        self.table = None
+        if placement is not None:
+            self._check(placement)
+            self.table = CallTable(placement.gpu_NLE, cost_model, self.index)
+        tables: dict = {}  # equal machines share one
+        self._dense: list[dict[int, float]] = [
+            tables.setdefault(server.gpus[0].device, {}) for server in cluster.servers
+        ]
+        self.handlers = {
+            ARRIVE: self._arrive,
+            ADMIT: self._admit,
+            AGAIN: self._ask_again,
+            END: self._end_step,
+        }
+        self.memory = self.migration = None
+        if offload is not None:
+            self.memory = HostMemory(self, offload)
+        elif placement is None:
+            raise ConfigError("a cluster that loads no blocks needs a placement")
+        if migration is not None:
+            self.migration = Migration(self, migration, placement)
 
-    def _table_of(self, placement: Placement) -> CallTable:
-        shape = (len(self.cost_model.cluster.servers), self.pools.num_layers)
-        if placement.gpu_NLE.shape != (*shape, self.pools.num_experts):
+    @property
+    def planned(self) -> bool:
+        """Whether the calls of a step are known when it begins."""
+        return self.memory is None
+
+    def _check(self, placement: Placement) -> None:
+        shape = (len(self.servers), self.pools.num_layers, self.pools.num_experts)
+        if placement.gpu_NLE.shape != shape:
             raise ConfigError(
                 f"placement has shape {placement.gpu_NLE.shape}, the cluster and the "
-                f"routing ask for {(*shape, self.pools.num_experts)}"
+                f"routing ask for {shape}"
             )
-        return CallTable(placement.gpu_NLE, self.cost_model, self.index)
 
     def run(self) -> None:
         """Serves all requests."""
-        self.start()
-        drive(self)
-
-    def start(self) -> None:
-        """Pushes the first events."""
         self._push_arrival(0)
+        if self.migration is not None:
+            self.migration.start()
+        drive(self)
 
     @property
     def unfinished(self) -> int:
         """Requests whose last token is not there yet."""
         return int(np.isnan(self.finish_R).sum())
 
-    # --- requests and steps
+    @property
+    def parts(self) -> list[Migration | HostMemory]:
+        """What was added to this run."""
+        return [part for part in (self.migration, self.memory) if part is not None]
 
-    def arrive(self, time_s: float, server: int, number: int) -> None:
-        """A request comes."""
-        if number + 1 < len(self.requests):
-            self._push_arrival(number + 1)
-        self.admit(time_s, server, number)
+    def lacking_seconds(self, tokens: float) -> np.ndarray:
+        """float64 [N, M]: a block that server N lacks and M holds, over `tokens`."""
+        if self.memory is not None:
+            return self.memory.lacking_seconds()
+        return remote_call_seconds(self.cost_model, tokens)
+
+    # --- requests
 
     def _push_arrival(self, number: int) -> None:
         request = self.requests[number]
         self.heap.push(request.arrival_s, ARRIVE, request.server, number)
 
-    def admit(self, time_s: float, server: int, number: int) -> None:
-        """A request enters the queue of a server."""
-        state = self.servers[server]
+    def _arrive(self, time_s: float, server: int, number: int) -> None:
+        """A request comes, and perhaps goes to another server."""
+        if number + 1 < len(self.requests):
+            self._push_arrival(number + 1)
         request = self.requests[number]
-        state.waiting.append(Running(number, int(self.rows[number]), request))
-        if not state.running:
+        job = Running(request, int(self.rows[number]))
+        target = self.schedule.arrive(job, time_s)
+        if target == server:
+            self._admit(time_s, server, number)
+            return
+        self.passed_on += 1
+        num_bytes = TOKEN_ID_BYTES * request.input_tokens
+        there_s = self.links.send(server, target, time_s, num_bytes, PROMPT)
+        self.heap.push(there_s, ADMIT, target, number)
+
+    def _admit(self, time_s: float, server: int, number: int) -> None:
+        """A request enters the queue of a server."""
+        if self.schedule.admit(self.schedule.open[number], server, time_s):
             self._begin_step(time_s, server)
 
+    def _ask_again(self, time_s: float, server: int, number: int) -> None:
+        """The policy wanted to wait until now."""
+        if not self.schedule.lanes[server].stepping:
+            self._begin_step(time_s, server)
+
+    # --- steps
+
     def _begin_step(self, time_s: float, server: int) -> None:
-        state = self.servers[server]
-        while state.waiting and len(state.running) < self.options.max_batch:
-            state.running.append(state.waiting.popleft())
-        if not state.running:
+        running = self.schedule.begin_step(server, time_s)
+        if not running:
+            again_s = self.schedule.lanes[server].again_s
+            if again_s is not None:
+                self.heap.push(again_s, AGAIN, server)
             return
         self.steps += 1
+        state, one = self.servers[server], running[0]
         state.layer = 0
-        one = state.running[0]
-        if self.table is not None and len(state.running) == 1 and not one.fresh:
-            state.calls = self._next_token(server, one)
-            state.dense_s = self._dense_s(server, 1)
-            one.row += 1
-            self.count_calls(time_s, server, state.calls)
-        else:
-            cells = self._batch(state)
+        if not self.planned:
+            cells = self._batch(running)
             state.dense_s = self._dense_s(server, len(cells))
-            self.plan_step(time_s, server, cells)
+            fresh = any(one.fresh for one in running)
+            asked = self.memory.begin(server, cells, fresh)
+            self._count(time_s, server, *asked, cells.size, 0)
+        else:
+            if len(running) == 1 and not one.fresh:
+                domain = self.requests[one.id].domain
+                calls = self._planner.next_token(
+                    server, self.table, one.id, domain, one.row, one.left
+                )
+                state.dense_s = self._dense_s(server, 1)
+                one.row += 1
+            else:
+                cells = self._batch(running)
+                state.dense_s = self._dense_s(server, len(cells))
+                calls = self._planner.plan(server, self.table.target_NX[server], cells)
+            state.calls = calls
+            self.remote_blocks += calls.remote_blocks
+            pairs = (calls.local_pairs, calls.remote_pairs)
+            self._count(time_s, server, calls.cells, calls.counts, *pairs)
         self.heap.push(time_s, LAYER, server)
 
-    def _batch(self, state: ServerState) -> np.ndarray:
+    def _batch(self, running: Sequence[Running]) -> np.ndarray:
         """int [T, L * K]: prompts of fresh requests, one token of the others."""
         parts = []
-        for one in state.running:
-            tokens = one.prompt if one.fresh else 1
-            domain = self.requests[one.number].domain
-            parts.append(self.pools.cells(domain, one.row, tokens))
+        for one in running:
+            request = self.requests[one.id]
+            tokens = request.input_tokens if one.fresh else 1
+            parts.append(self.pools.cells(request.domain, one.row, tokens))
             one.row += tokens
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _next_token(self, server: int, one: Running) -> StepCalls:
-        """The calls of a lone request's next token, planned up to AHEAD at a time."""
-        state = self.servers[server]
-        known = state.ahead
-        current = (one.number, self.version)
-        if known is None or known[:2] != current or not known.steps:
-            domain = self.requests[one.number].domain
-            cells = self.pools.cells(domain, one.row, min(one.left, AHEAD))
-            target_X = self.table.target_NX[server]
-            steps = self.planner.plan_tokens(server, target_X, cells)
-            known = state.ahead = Ahead(one.number, self.version, deque(steps))
-        return known.steps.popleft()
+    def _count(self, time_s, server, cells, counts, local: int, remote: int) -> None:
+        """Takes note of what a step that begins now asks for.
 
-    def plan_step(self, time_s: float, server: int, cells: np.ndarray) -> None:
-        """Finds the calls of the step that begins now, and counts them."""
-        calls = self.planner.plan(server, self.table.target_NX[server], cells)
-        state = self.servers[server]
-        state.calls, state.ahead = calls, None
-        self.count_calls(time_s, server, calls)
-
-    def count_calls(self, time_s: float, server: int, calls: StepCalls) -> None:
-        """Takes note of the calls of a step that begins now."""
-        self.counts_NX[server, calls.cells] += calls.counts
-        self.remote_blocks += calls.remote_blocks
-        self.count_pairs(time_s, server, calls.local_pairs, calls.remote_pairs)
-
-    def count_pairs(self, time_s: float, server: int, local: int, remote: int) -> None:
-        """Adds to the window of `time_s`."""
+        Args:
+          cells, counts: the blocks (layer * E + block) and their pairs.
+          local, remote: pairs computed on the server and elsewhere.
+        """
+        self.counts_NX[server, cells] += counts
+        if self.migration is not None:
+            self.migration.count(server, cells, counts)
         window = int(time_s / self.options.window_s)
         while len(self.windows) <= window:
             self.windows.append(np.zeros((len(self.servers), 2), np.int64))
         self.windows[window][server] += (local, local + remote)
 
-    def _end_step(self, time_s: float, server: int) -> None:
-        state, still = self.servers[server], []
-        for one in state.running:
+    def _end_step(self, time_s: float, server: int, _: int) -> None:
+        done = []
+        for one in self.schedule.lanes[server].running:
             if one.fresh:
-                self.first_R[one.number] = time_s
+                self.first_R[one.id] = time_s
                 one.fresh = False
             one.left -= 1
-            if one.left:
-                still.append(one)
-            else:
-                self.finish_R[one.number] = time_s
-                self.finished(time_s, server, one.number)
-        state.running = still
+            if not one.left:
+                done.append(one)
+                self.finish_R[one.id] = self._answered(time_s, server, one)
+        self.schedule.end_step(server, time_s, done)
         self._begin_step(time_s, server)
 
-    def finished(self, time_s: float, server: int, number: int) -> None:
-        """A request's last token is there; subclasses may send it somewhere."""
+    def _answered(self, time_s: float, server: int, one: Running) -> float:
+        """When the answer is there; of a request that was passed on, it goes back."""
+        if one.home == server:
+            return time_s
+        num_bytes = TOKEN_ID_BYTES * self.requests[one.id].output_tokens
+        return self.links.send(server, one.home, time_s, num_bytes, PROMPT)
 
     def _dense_s(self, server: int, tokens: int) -> float:
         table = self._dense[server]
@@ -213,6 +334,8 @@ class ClusterLoop:
         if seconds is None:
             seconds = table[tokens] = float(self.cost_model.dense_s(server, tokens))
         return seconds
+
+    # --- layers whose calls were not planned ahead
 
     def arrived(self, time_s: float, server: int) -> None:
         """One of the parts that the layer of `server` waits for comes at `time_s`."""
@@ -227,20 +350,5 @@ class ClusterLoop:
         """Everything of a layer is there: the next one, or the end of the step."""
         state = self.servers[server]
         state.layer += 1
-        kind = LAYER if state.layer < self.pools.num_layers else EXTRA
-        self.heap.push(state.end_s, kind, server, 0)
-
-    def extra(self, time_s: float, server: int, item: int) -> None:
-        """Item 0: a step ends. Subclasses number their own events from 1."""
-        if item == 0:
-            self._end_step(time_s, server)
-        else:
-            self.other(time_s, server, item)
-
-    def other(self, time_s: float, server: int, item: int) -> None:
-        """An event of a subclass."""
-        raise ConfigError(f"event {item} of server {server} at {time_s} s is unknown")
-
-    def route(self, time_s: float, server: int) -> None:
-        """Routing is known, where calls were not planned ahead (`table` is None)."""
-        raise ConfigError(f"server {server} has no placement to route by")
+        kind = LAYER if state.layer < self.pools.num_layers else END
+        self.heap.push(state.end_s, kind, server)

@@ -1,4 +1,4 @@
-"""Migration while serving: the placement is judged anew each period.
+"""Migration while serving: the placement is judged again each period.
 
 Blocks travel through the same queues as calls: one copy at a time on each host link,
 and over the network in chunks, so that calls get between them. A block serves from its
@@ -11,46 +11,105 @@ blocks that nobody else holds), one goes ahead in spare memory: `peak_memory` sa
 much. A step that had begun calls what was dropped once more.
 """
 
+import dataclasses
 from collections import deque
+from typing import Any
 
 import numpy as np
 
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+    check_positive,
+)
 from moe_edge.place.migrate import (
+    SOURCES,
     Decision,
     decide,
-    remote_call_seconds,
     remote_seconds,
     settle,
 )
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
 from moe_edge.place.transfers import Transfer, schedule
-from moe_edge.simulate.cluster.calls import StepCalls
-from moe_edge.simulate.cluster.lines import MIGRATE
-from moe_edge.simulate.cluster.loop import EXTRA, ClusterLoop
-from moe_edge.simulate.cluster.policy import Migration, MigrationPolicy
-
-PERIOD, LANDED, SENDING = 1, 2, 3
+from moe_edge.simulate.cluster.drive import LANDED, PERIOD, SENDING
+from moe_edge.simulate.cluster.links import MIGRATE
 
 
-class MigratingLoop(ClusterLoop):
-    """A cluster whose placement follows what is asked.
+@dataclasses.dataclass(frozen=True)
+class MigrationPolicy:
+    """When and how placements change.
+
+    Attributes:
+      placer: finds candidates.
+      period_s: between two decisions; Prism's is 5 minutes.
+      keep: share of the statistics that stays after each period; 1 keeps all since
+        the start, as Prism does (section IV-B), which reacts late to new data.
+      hysteresis: see `place.migrate.decide`.
+      source: where blocks come from (`place.migrate.SOURCES`); Prism's eq. 3 counts
+        host links, so its servers have every block in host memory.
+      chunk_bytes: of a block on the network, so that calls need not wait for all of it.
+    """
+
+    placer: Placer
+    period_s: float = 300.0
+    keep: float = 1.0
+    hysteresis: float = 0.05
+    source: str = "host"
+    chunk_bytes: int = 2**20
+
+    def __post_init__(self):
+        check_positive("migration period_s", self.period_s)
+        check_count("chunk_bytes", self.chunk_bytes)
+        check_rule(self.period_s, self.keep, self.hysteresis, self.source)
+
+
+def check_rule(period_s: float, keep: float, hysteresis: float, source: str) -> None:
+    """Checks a `MigrationPolicy`'s fields; a period of 0 is no migration.
+
+    Raises:
+      ConfigError: out of range or unknown.
+    """
+    check_from_zero("migration period_s", period_s)
+    check_known("source of blocks", source, SOURCES)
+    if not 0 <= keep <= 1:
+        raise ConfigError(f"keep must lie in [0, 1], got {keep}")
+    if not 0 <= hysteresis < 1:
+        raise ConfigError(f"hysteresis is {hysteresis}, expected 0 or more, below 1")
+
+
+@dataclasses.dataclass
+class Judged:
+    """One decision and what became of it; `done_s` is None if nothing moved."""
+
+    time_s: float
+    decision: Decision
+    done_s: float | None = None
+
+
+class Migration:
+    """Lets the placement of a `loop.ClusterLoop` follow what is asked.
 
     Attributes:
       placement: in force, or about to be once all has arrived.
       migrations: every decision.
-      peak_memory: of the GPUs, the largest share of the memory for experts that was
+      peak_memory: of the GPUs, the largest share of the placement's memory that was
         ever taken, blocks on their way over its host link included.
     """
 
-    def __init__(self, *args, policy: MigrationPolicy, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.policy = policy
-        self.placement: Placement = args[1]
-        self.migrations: list[Migration] = []
+    def __init__(self, loop, policy: MigrationPolicy, placement: Placement):
+        self.loop, self.policy, self.placement = loop, policy, placement
+        self.migrations: list[Judged] = []
+        self.table, self.heap = loop.table, loop.heap
+        self.cost_model = loop.cost_model
         block_bytes = self.cost_model.block.num_bytes
         self._slots = self.cost_model.cluster.slots(block_bytes)
-        self._pairs_NX = np.zeros(self.counts_NX.shape)
-        self._calls_NX = np.zeros(self.counts_NX.shape)
+        if loop.memory is not None:
+            self._slots = loop.memory.placed_slots
+        self._pairs_NX = np.zeros(loop.counts_NX.shape)
+        self._calls_NX = np.zeros(loop.counts_NX.shape)
         self._seen_s = 0.0
         self._slots_G = np.concatenate(self._slots)
         self._used_G = self._held()
@@ -63,28 +122,38 @@ class MigratingLoop(ClusterLoop):
         self._left: list[int] = []
 
     def start(self) -> None:
-        super().start()
-        self.heap.push(self.policy.period_s, EXTRA, 0, PERIOD)
+        """Pushes the first event."""
+        handlers = self.loop.handlers
+        handlers[PERIOD], handlers[LANDED] = self._judge, self._landed
+        handlers[SENDING] = self._send
+        self.heap.push(self.policy.period_s, PERIOD)
 
-    def count_calls(self, time_s: float, server: int, calls: StepCalls) -> None:
-        super().count_calls(time_s, server, calls)
-        self._pairs_NX[server, calls.cells] += calls.counts
-        self._calls_NX[server, calls.cells] += 1
+    def count(self, server: int, cells: np.ndarray, counts: np.ndarray) -> None:
+        """Takes note of the blocks that a step asks for, and of their pairs."""
+        self._pairs_NX[server, cells] += counts
+        self._calls_NX[server, cells] += 1
 
-    def other(self, time_s: float, server: int, item: int) -> None:
-        if item == PERIOD:
-            self._judge(time_s)
-        elif item == LANDED:
-            self._landed(time_s, server)
-        else:
-            self._send(time_s, item - SENDING)
+    def facts(self) -> dict[str, Any]:
+        """What a report says of a run that migrated."""
+        rows = [
+            {"time_s": m.time_s, "done_s": m.done_s, **dataclasses.asdict(m.decision)}
+            for m in self.migrations
+        ]
+        moved = [row for row in rows if row["adopt"]]
+        return {
+            "migrations": rows,
+            "migrated": len(moved),
+            "moved_blocks": sum(row["moves"] for row in moved),
+            "peak_memory": self.peak_memory,
+        }
 
-    def _judge(self, time_s: float) -> None:
+    def _judge(self, time_s: float, *_) -> None:
         """A period is over: would another placement pay?"""
-        if self.unfinished:
-            self.heap.push(time_s + self.policy.period_s, EXTRA, 0, PERIOD)
+        unfinished = self.loop.unfinished
+        if unfinished:
+            self.heap.push(time_s + self.policy.period_s, PERIOD)
         self._seen_s += self.policy.period_s
-        if self.unfinished and not self._on_way and self._calls_NX.any():
+        if unfinished and not self._on_way and self._calls_NX.any():
             self._decide(time_s)
         self._seen_s *= self.policy.keep
         self._pairs_NX *= self.policy.keep
@@ -92,8 +161,7 @@ class MigratingLoop(ClusterLoop):
 
     def _decide(self, time_s: float) -> None:
         candidate, decision, calls_NLE = self.propose()
-        record = Migration(time_s, decision)
-        self.migrations.append(record)
+        self.migrations.append(Judged(time_s, decision))
         if decision.adopt:
             moves = schedule(
                 self.placement,
@@ -124,7 +192,7 @@ class MigratingLoop(ClusterLoop):
         scale = self.policy.period_s / self._seen_s
         calls_NLE = (self._calls_NX * scale).reshape(shape)
         tokens = max(1.0, self._pairs_NX.sum() / max(self._calls_NX.sum(), 1.0))
-        seconds_NM = remote_call_seconds(self.cost_model, tokens)
+        seconds_NM = self.loop.lacking_seconds(tokens)
         decision = decide(
             self.placement,
             candidate,
@@ -158,7 +226,7 @@ class MigratingLoop(ClusterLoop):
         self._load_all(time_s)
 
     def _gpu(self, move: Transfer) -> int:
-        return self.first_gpu[move.server] + move.gpu
+        return self.loop.first_gpu[move.server] + move.gpu
 
     def _load_all(self, time_s: float) -> None:
         """Copies that wait begin on idle host links with room behind them."""
@@ -171,7 +239,7 @@ class MigratingLoop(ClusterLoop):
 
     def _make_room(self, gpu: int) -> bool:
         """Drops what leaves the GPU and others hold, least asked first, if it must."""
-        server, held_NX = self.server_of[gpu], self.table.gpu_NX
+        server, held_NX = self.loop.server_of[gpu], self.table.gpu_NX
         if self._used_G[gpu] < self._slots_G[gpu]:
             return True
         stays_X = self.placement.on_NLE[server].reshape(-1)
@@ -183,7 +251,6 @@ class MigratingLoop(ClusterLoop):
         if len(gone):
             held_NX[server, gone] = -1
             self.table.update(gone)
-            self.version += 1
             self._used_G[gpu] -= len(gone)
         return self._used_G[gpu] < self._slots_G[gpu]
 
@@ -203,10 +270,10 @@ class MigratingLoop(ClusterLoop):
         self._used_G[gpu] += 1
         self.peak_memory = max(self.peak_memory, self._memory())
         num_bytes = self.cost_model.block.num_bytes
-        there_s = self.lines.load(gpu, time_s, num_bytes, MIGRATE)
-        self.heap.push(there_s, EXTRA, gpu, LANDED)
+        there_s = self.loop.links.load(gpu, time_s, num_bytes, MIGRATE)
+        self.heap.push(there_s, LANDED, gpu)
 
-    def _send(self, time_s: float, route: int) -> None:
+    def _send(self, time_s: float, route: int, _: int = 0) -> None:
         """The next chunk of a route; or its block is there, then the next block."""
         n, m = self._routes[route]
         queue, block_bytes = self._queues[route], self.cost_model.block.num_bytes
@@ -220,20 +287,19 @@ class MigratingLoop(ClusterLoop):
             return
         chunk = min(self.policy.chunk_bytes, self._left[route])
         self._left[route] -= chunk
-        there_s = self.lines.send(n, m, time_s, chunk, MIGRATE)
-        if self._left[route]:  # the line is free before the chunk is there
+        there_s = self.loop.links.send(n, m, time_s, chunk, MIGRATE)
+        if self._left[route]:  # the link is free before the chunk is there
             there_s -= self.cost_model.cluster.link(n, m).latency_s
-        self.heap.push(max(there_s, time_s), EXTRA, n, SENDING + route)
+        self.heap.push(max(there_s, time_s), SENDING, route)
 
-    def _landed(self, time_s: float, gpu: int) -> None:
+    def _landed(self, time_s: float, gpu: int, _: int) -> None:
         move = self._loading.pop(gpu)
-        block = move.layer * self.pools.num_experts + move.block
+        block = move.layer * self.loop.pools.num_experts + move.block
         before = self.table.gpu_NX[move.server, block]
         if before >= 0:  # from one GPU of the server to another
             self._used_G[before] -= 1
         self.table.gpu_NX[move.server, block] = gpu
         self.table.update(np.array([block]))
-        self.version += 1
         self._on_way -= 1
         self._load_all(time_s)
         if not self._on_way:
@@ -242,6 +308,5 @@ class MigratingLoop(ClusterLoop):
     def _finish(self, time_s: float) -> None:
         """All is in place: what is no longer wanted goes."""
         self.migrations[-1].done_s = time_s
-        self.table = self._table_of(self.placement)
+        self.table.place(self.placement.gpu_NLE)
         self._used_G = self._held()
-        self.version += 1

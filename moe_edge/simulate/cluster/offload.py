@@ -1,105 +1,115 @@
-"""Servers that serve alone: blocks they lack come from host memory (MoE-Infinity).
+"""Servers that load the blocks they lack from host memory, instead of asking others.
 
-The baseline of Prism's table I. Every GPU of a server has a slot cache over all layers
-that starts empty, run by the engine's own `OffloadManager` over a queue in computed
-time; block e belongs to GPU e mod G of its server. What a layer misses travels over the
-host link of its GPU, one block after another and before prefetches, and is computed as
-it comes. With `redirect`, a request that finds its server busy goes to the idle server
-that its prompt reaches first, and the answer comes back.
+Without a placement a server serves alone: MoE-Infinity, the baseline of Prism's table
+I. Every GPU has a slot cache over all layers that starts empty, run by the engine's own
+`OffloadManager` over a queue in computed time; block e belongs to GPU e mod G of its
+server. What a layer misses travels over the host link of its GPU, one block after
+another and before prefetches, and is computed as it comes.
+
+With a placement, what it gives a server stays there and is computed where it is; the
+cache has the rest of each GPU's memory, for what the server lacks.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.predict.registry import get_predictor
-from moe_edge.simulate.cluster.lines import PROMPT, Lines
-from moe_edge.simulate.cluster.loop import EXTRA, ClusterLoop
+from moe_edge.simulate.cluster.drive import LOADED, ROUTE
+from moe_edge.simulate.cluster.links import Links
 from moe_edge.simulate.replay.serial_link import ComputedQueue
-
-TOKEN_ID_BYTES = 4
-_ADMIT = 1 << 30  # event items: from 1 a missed block, from here a redirected request
 
 
 @dataclasses.dataclass(frozen=True)
 class OffloadPolicy:
-    """How a server serves alone.
+    """How a server loads what it lacks.
 
     Attributes:
       eviction, predictor: names of the engine's policies.
       horizon, prefetch_limit: see `OffloadManager`.
-      redirect: whether busy servers pass requests on to idle ones.
+      share: of the memory for experts that the cache has; the rest is the placement's.
     """
 
     eviction: str = "moe_infinity"
     predictor: str = "moe_infinity"
     horizon: int = 1
     prefetch_limit: int = 8
-    redirect: bool = False
+    share: float = 1.0
+
+    def __post_init__(self):
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"cache share must lie in (0, 1], got {self.share}")
+
+    def cached(self, slots: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Slots of the cache on each GPU of every server, of so many in all."""
+        return [np.ceil(self.share * slots_G).astype(np.int64) for slots_G in slots]
+
+    def placed(self, slots: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Slots that are left for the placement."""
+        cached = self.cached(slots)
+        return [all_G - own_G for all_G, own_G in zip(slots, cached, strict=True)]
 
 
-class CountedMover(ComputedQueue):
-    """A queue that enters what it carries among the cluster's lines."""
+class CountedQueue(ComputedQueue):
+    """A queue that enters what it carries among the cluster's links."""
 
-    def __init__(self, lines: Lines, gpu: int, block_bytes: int, num_experts: int):
-        link = lines.host_links[gpu]
+    def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
+        link = links.host_links[gpu]
         emulated = EmulatedLink(link.bytes_per_s, link.latency_s)
         super().__init__(emulated, block_bytes, num_experts)
-        self._lines, self._gpu = lines, gpu
+        self._links, self._gpu = links, gpu
 
     def _begin(self, waiting) -> None:
         transfer = waiting[0]
         super()._begin(waiting)
         start_s = transfer.done_s - self.transfer_s
-        self._lines.loaded(
+        self._links.loaded(
             self._gpu, start_s, self.transfer_s, self.block_bytes, transfer.cause
         )
 
 
-class OffloadLoop(ClusterLoop):
-    """A cluster of servers that share requests at most.
+class HostMemory:
+    """Lets the servers of a `loop.ClusterLoop` load what they lack.
 
     Attributes:
       managers: of every server's GPUs.
-      redirected: number of a request served elsewhere -> its own server.
+      placed_slots: of every server int64 [G], what is left for the placement.
     """
 
-    def __init__(self, *args, policy: OffloadPolicy, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.policy = policy
-        self.redirected: dict[int, int] = {}
-        block_bytes = self.cost_model.block.num_bytes
+    def __init__(self, loop, policy: OffloadPolicy):
+        self.loop, self.policy = loop, policy
+        slots = loop.cost_model.cluster.slots(loop.cost_model.block.num_bytes)
+        self.placed_slots = policy.placed(slots)
         self.managers: list[list[OffloadManager]] = []
-        for server, slots_G in enumerate(self.cost_model.cluster.slots(block_bytes)):
-            layer = -(-self.pools.num_experts // len(slots_G))  # a GPU's share of it
-            if slots_G.min() < layer:
+        for server, cached_G in enumerate(policy.cached(slots)):
+            layer = -(-loop.pools.num_experts // len(cached_G))  # a GPU's share of it
+            if cached_G.min() < layer:
                 raise CapacityError(
-                    f"a GPU of server {server} holds {slots_G.min()} blocks; serving "
-                    f"alone needs room for its share of a layer, {layer}"
+                    f"a GPU of server {server} holds {cached_G.min()} blocks that it "
+                    f"loads; that needs room for its share of a layer, {layer}"
                 )
-            first = self.first_gpu[server]
+            first = loop.first_gpu[server]
             self.managers.append(
-                [
-                    self._manager(first + g, int(slots))
-                    for g, slots in enumerate(slots_G)
-                ]
+                [self._manager(first + g, int(n)) for g, n in enumerate(cached_G)]
             )
-        self._step = [0] * len(self.servers)
-        self._missed: list[list[tuple[int, float]]] = [[] for _ in self.servers]
+        self._step = [0] * len(loop.servers)
+        self._missed: list[list[tuple[int, float]]] = [[] for _ in loop.servers]
+        loop.handlers[ROUTE], loop.handlers[LOADED] = self._route, self._loaded
 
     def _manager(self, gpu: int, slots: int) -> OffloadManager:
-        pools, policy = self.pools, self.policy
-        block_bytes = self.cost_model.block.num_bytes
+        pools, policy = self.loop.pools, self.policy
+        block_bytes = self.loop.cost_model.block.num_bytes
         any_layer = (-1,) * min(slots, pools.num_blocks)
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
         return OffloadManager(
             SlotCache(spec, get_policy(policy.eviction)),
-            CountedMover(self.lines, gpu, block_bytes, pools.num_experts),
+            CountedQueue(self.loop.links, gpu, block_bytes, pools.num_experts),
             predictor=get_predictor(policy.predictor),
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
@@ -112,86 +122,88 @@ class OffloadLoop(ClusterLoop):
         hits = sum(counters.hits for counters in found)
         return hits / (hits + sum(counters.misses for counters in found))
 
-    # --- requests
+    def facts(self) -> dict[str, float]:
+        """What a report says of a run that loaded blocks."""
+        return {"hit_ratio": self.hit_ratio, "redirected": self.loop.passed_on}
 
-    def arrive(self, time_s: float, server: int, number: int) -> None:
-        if number + 1 < len(self.requests):
-            self._push_arrival(number + 1)
-        target = self._target(server) if self.policy.redirect else server
-        if target == server:
-            self.admit(time_s, server, number)
-            return
-        self.redirected[number] = server
-        num_bytes = TOKEN_ID_BYTES * self.requests[number].input_tokens
-        there_s = self.lines.send(server, target, time_s, num_bytes, PROMPT)
-        self.servers[target].promised += 1
-        self.heap.push(there_s, EXTRA, target, _ADMIT + number)
+    def lacking_seconds(self) -> np.ndarray:
+        """float64 [N, M]: a block that server N lacks, whoever else holds it."""
+        load_s, servers = self.loop.cost_model.load_s, self.managers
+        mean_N = [
+            np.mean([load_s(n, g) for g in range(len(managers))])
+            for n, managers in enumerate(servers)
+        ]
+        return np.tile(np.array(mean_N)[:, None], len(servers))
 
-    def _target(self, server: int) -> int:
-        """The server itself unless it is busy and another one is idle."""
-        if self.servers[server].idle:
-            return server
-        send_s = self.cost_model.send_s
-        idle = [m for m, state in enumerate(self.servers) if state.idle]
-        return min(idle, key=lambda m: send_s(server, m, 1), default=server)
+    def begin(self, server: int, cells: np.ndarray, fresh: bool):
+        """A step begins.
 
-    def finished(self, time_s: float, server: int, number: int) -> None:
-        """The answer of a redirected request goes back."""
-        if number in self.redirected:
-            num_bytes = TOKEN_ID_BYTES * self.requests[number].output_tokens
-            home = self.redirected[number]
-            there_s = self.lines.send(server, home, time_s, num_bytes, PROMPT)
-            self.finish_R[number] = there_s
-
-    # --- steps
-
-    def plan_step(self, time_s: float, server: int, cells: np.ndarray) -> None:
-        """Nothing is planned ahead: what is resident changes from layer to layer."""
-        state = self.servers[server]
-        if any(one.fresh for one in state.running):
+        Args:
+          cells: int [T, L * K], layer * E + expert of every choice of every token.
+          fresh: whether a request is in its first step.
+        Returns:
+          The blocks asked for, and how many tokens chose each.
+        """
+        if fresh:
             for manager in self.managers[server]:
                 manager.new_sequence()
-        state.cells = cells
-        size = self.pools.num_blocks
-        self.counts_NX[server] += np.bincount(cells.reshape(-1), minlength=size)
-        self.count_pairs(time_s, server, cells.size, 0)
+        self.loop.servers[server].cells = cells
         self._step[server] += 1
+        return np.unique(cells, return_counts=True)
 
-    def route(self, time_s: float, server: int) -> None:
-        state, E, K = self.servers[server], self.pools.num_experts, self.pools.top_k
-        layer, managers = state.layer, self.managers[server]
+    def _route(self, time_s: float, server: int, _: int) -> None:
+        """Routing of a layer is known."""
+        state, pools = self.loop.servers[server], self.loop.pools
+        E, K, layer = pools.num_experts, pools.top_k, state.layer
+        managers, missed = self.managers[server], self._missed[server]
         ids_TK = state.cells[:, layer * K : (layer + 1) * K] - layer * E
         counts_E = np.bincount(ids_TK.reshape(-1), minlength=E)
-        missed = self._missed[server]
         missed.clear()
         state.end_s = time_s
+        owner_E = np.arange(E) % len(managers)
+        if self.loop.table is not None:
+            first, cells = (
+                self.loop.first_gpu[server],
+                slice(layer * E, (layer + 1) * E),
+            )
+            gpu_E = self.loop.table.gpu_NX[server, cells]
+            for g in range(len(managers)):
+                held_E = gpu_E == first + g
+                self._compute(time_s, server, first + g, counts_E * held_E)
+            owner_E[gpu_E >= 0] = -1
         for g, manager in enumerate(managers):
-            gpu = self.first_gpu[server] + g
-            mine_TK = np.where(ids_TK % len(managers) == g, ids_TK, E).astype(np.int32)
+            gpu = self.loop.first_gpu[server] + g
+            mine_TK = np.where(owner_E[ids_TK] == g, ids_TK, E).astype(np.int32)
             manager.queue.now_s = time_s
             here, transfers = bring(manager, layer, mine_TK, self._step[server])
-            if len(here):
-                seconds = float(self._block_s(gpu, counts_E[here]).sum())
-                end_s = self.lines.compute(gpu, time_s, seconds, "experts")
-                state.end_s = max(state.end_s, end_s)
+            here_E = np.zeros(E, bool)
+            here_E[here] = True
+            self._compute(time_s, server, gpu, counts_E * here_E)
             block_s = self._block_s(gpu, counts_E[[t.expert for t in transfers]])
             for transfer, seconds in zip(transfers, block_s.tolist(), strict=True):
+                self.loop.heap.push(transfer.done_s, LOADED, server, len(missed))
                 missed.append((gpu, seconds))
-                self.heap.push(transfer.done_s, EXTRA, server, len(missed))
         state.pending = len(missed)
         if not missed:
-            self.next_layer(server)
+            self.loop.next_layer(server)
+
+    def _compute(self, time_s: float, server: int, gpu: int, counts_E) -> None:
+        """Blocks that are on a GPU now, over so many tokens each."""
+        counts = counts_E[counts_E > 0]
+        if len(counts):
+            state = self.loop.servers[server]
+            seconds = float(self._block_s(gpu, counts).sum())
+            end_s = self.loop.links.compute(gpu, time_s, seconds, "experts")
+            state.end_s = max(state.end_s, end_s)
 
     def _block_s(self, gpu: int, counts: np.ndarray) -> np.ndarray:
-        return self.index.block_s(np.full(len(counts), gpu), counts)
+        return self.loop.index.block_s(np.full(len(counts), gpu), counts)
 
-    def other(self, time_s: float, server: int, item: int) -> None:
-        if item >= _ADMIT:
-            self.servers[server].promised -= 1
-            self.admit(time_s, server, item - _ADMIT)
-            return
-        gpu, seconds = self._missed[server][item - 1]
-        self.arrived(self.lines.compute(gpu, time_s, seconds, "loaded"), server)
+    def _loaded(self, time_s: float, server: int, item: int) -> None:
+        """A missed block has come and is computed."""
+        gpu, seconds = self._missed[server][item]
+        end_s = self.loop.links.compute(gpu, time_s, seconds, "loaded")
+        self.loop.arrived(end_s, server)
 
 
 def bring(manager: OffloadManager, layer: int, ids_TK, step: int):

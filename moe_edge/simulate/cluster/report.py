@@ -1,16 +1,15 @@
-"""What a simulated run amounts to: latencies, local ratio, bytes, utilisation."""
+"""Results of a simulated run: latencies, local ratio, bytes, utilisation; as text."""
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
-from moe_edge.simulate.cluster.lines import CAUSES
+from moe_edge.simulate.cluster.links import CAUSES
 from moe_edge.simulate.cluster.loop import ClusterLoop
-from moe_edge.simulate.cluster.migration import MigratingLoop
-from moe_edge.simulate.cluster.offload import OffloadLoop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +30,9 @@ class ClusterResult:
       remote_calls: blocks asked of other servers, one a step, layer and block.
       bytes_NN: cause -> int64 [N, N] bytes from server to server.
       host_bytes_G: int64 [G], copied from host memory to each GPU.
-      gpu_use_G, line_use, host_use_G: share of the run in which each was busy.
+      gpu_use_G, link_use, host_use_G: share of the run in which each was busy.
       counts_NX: int64 [N, L * E], pairs asked for.
-      end_s: of the last token or job of a GPU, line or host link.
+      end_s: of the last token or job of a GPU or link.
       events, steps: how many.
       facts: what only some runs have (migrations, peak_memory, hits, redirected).
     """
@@ -52,7 +51,7 @@ class ClusterResult:
     bytes_NN: Mapping[str, np.ndarray]
     host_bytes_G: np.ndarray
     gpu_use_G: np.ndarray
-    line_use: np.ndarray
+    link_use: np.ndarray
     host_use_G: np.ndarray
     counts_NX: np.ndarray
     end_s: float
@@ -96,7 +95,7 @@ class ClusterResult:
             },
             "host_bytes": int(self.host_bytes_G.sum()),
             "gpu_use": float(self.gpu_use_G.mean()),
-            "busiest_line_use": float(self.line_use.max()),
+            "busiest_line_use": float(self.link_use.max()),
             "end_s": self.end_s,
             "events": self.events,
             **self.facts,
@@ -111,10 +110,10 @@ def report(loop: ClusterLoop) -> ClusterResult:
     """
     if loop.unfinished:
         raise MoeEdgeError(f"{loop.unfinished} requests are not finished; call run()")
-    requests, lines = loop.requests, loop.lines
+    requests, links = loop.requests, loop.links
     arrival_R = np.array([request.arrival_s for request in requests])
     pairs_WN2 = np.array(loop.windows, np.int64)
-    end_s = max(float(loop.finish_R.max()), lines.end_s)
+    end_s = max(float(loop.finish_R.max()), links.end_s)
     span_s = max(end_s, 1e-12)
     return ClusterResult(
         latency_R=loop.finish_R - arrival_R,
@@ -128,16 +127,16 @@ def report(loop: ClusterLoop) -> ClusterResult:
         local_pairs=int(pairs_WN2[..., 0].sum()),
         pairs=int(pairs_WN2[..., 1].sum()),
         remote_calls=loop.remote_blocks,
-        bytes_NN={cause: lines.bytes_NN(cause) for cause in CAUSES},
-        host_bytes_G=np.array(lines.host_bytes, np.int64),
-        gpu_use_G=np.array(lines.gpu_busy) / span_s,
-        line_use=np.array(lines.line_busy) / span_s,
-        host_use_G=np.array(lines.host_busy) / span_s,
+        bytes_NN={cause: links.bytes_NN(cause) for cause in CAUSES},
+        host_bytes_G=np.array(links.host_bytes, np.int64),
+        gpu_use_G=np.array(links.gpu_busy) / span_s,
+        link_use=np.array(links.link_busy) / span_s,
+        host_use_G=np.array(links.host_busy) / span_s,
         counts_NX=loop.counts_NX,
         end_s=end_s,
         events=loop.events,
         steps=loop.steps,
-        facts=_facts(loop),
+        facts={k: v for part in loop.parts for k, v in part.facts().items()},
     )
 
 
@@ -148,22 +147,39 @@ def _ratio(pairs: np.ndarray) -> np.ndarray:
     return np.divide(local, all_pairs, out=empty, where=all_pairs > 0)
 
 
-def _facts(loop: ClusterLoop) -> dict[str, Any]:
-    if isinstance(loop, MigratingLoop):
-        rows = [
-            {"time_s": m.time_s, "done_s": m.done_s, **dataclasses.asdict(m.decision)}
-            for m in loop.migrations
-        ]
-        moved = [row for row in rows if row["adopt"]]
-        return {
-            "migrations": rows,
-            "migrated": len(moved),
-            "moved_blocks": sum(row["moves"] for row in moved),
-            "peak_memory": loop.peak_memory,
-        }
-    if isinstance(loop, OffloadLoop):
-        return {
-            "hit_ratio": loop.hit_ratio,
-            "redirected": len(loop.redirected),
-        }
-    return {}
+def write_requests(path: Path, result: ClusterResult) -> None:
+    """A line a request, for pictures of latency over time."""
+    lines = ["server,domain,arrival_s,first_token_s,latency_s"]
+    columns = zip(
+        *(result.server_R, result.domain_R, result.arrival_R),
+        *(result.first_R, result.latency_R),
+        strict=True,
+    )
+    lines += [f"{n},{d},{a:.6f},{f:.6f},{s:.6f}" for n, d, a, f, s in columns]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def progress(name: str, seed: int, result: ClusterResult, took_s: float) -> str:
+    """One line while people wait."""
+    return (
+        f"{name}, seed {seed}: {result.mean_latency_s:.3f} s a request, "
+        f"{result.events} events in {took_s:.1f} s"
+    )
+
+
+def print_table(rows: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, str]):
+    """The comparison for people; many servers are summed up."""
+    shown = min(len(next(iter(rows.values()))["latency_s_N"]), 4)
+    heads = "".join(f"{f'server {n + 1} s':>12}" for n in range(shown))
+    print(f"{'method':20}{heads}{'mean s':>10}{'local %':>9}{'remote calls':>14}")
+    for name, row in rows.items():
+        cells = "".join(
+            f"{'-' if s is None else format(s, '.3f'):>12}"
+            for s in row["latency_s_N"][:shown]
+        )
+        print(
+            f"{name:20}{cells}{row['mean_latency_s']:10.3f}"
+            f"{100 * row['local_ratio']:9.1f}{row['remote_calls']:14.0f}"
+        )
+    for name, reason in left_out.items():
+        print(f"{name:20}left out: {reason}")

@@ -12,10 +12,15 @@ from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
-from moe_edge.simulate.cluster.output import print_table, progress, write_requests
-from moe_edge.simulate.cluster.policy import check_rule
-from moe_edge.simulate.cluster.report import ClusterResult, report
-from moe_edge.simulate.cluster.state import LoopOptions
+from moe_edge.simulate.cluster.loop import LoopOptions
+from moe_edge.simulate.cluster.migration import check_rule
+from moe_edge.simulate.cluster.report import (
+    ClusterResult,
+    print_table,
+    progress,
+    report,
+    write_requests,
+)
 from moe_edge.simulate.cluster.timeline import write_timeline
 
 # Refuses Prism's unequal servers: its heterogeneous variant stands for it.
@@ -196,9 +201,9 @@ def median_row(results: Sequence[ClusterResult]) -> dict[str, Any]:
 
 
 def sources(case: Case) -> list[dict[str, Any]]:
-    """What is known of every device and line that took part, once each."""
+    """What is known of every device and link that took part, once each."""
     cluster = case.cost_model.cluster
-    lines = [cluster.network, *cluster.links.values()]
+    links = [cluster.network, *cluster.links.values()]
     found: dict[str, dict[str, Any]] = {}
     for gpu in (gpu for server in cluster.servers for gpu in server.gpus):
         device, link = gpu.device, gpu.host_link
@@ -207,6 +212,6 @@ def sources(case: Case) -> list[dict[str, Any]]:
             "source": link.source,
             "checked": link.checked,
         }
-    for line in lines:
-        found.setdefault(f"network: {line.source}", {"checked": line.checked})
+    for each in links:
+        found.setdefault(f"network: {each.source}", {"checked": each.checked})
     return [{"name": name, **facts} for name, facts in found.items()]

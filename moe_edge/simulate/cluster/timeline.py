@@ -14,7 +14,7 @@ class Spans:
 
     Attributes:
       rows: (resource, number, name, start_s, seconds): resource "gpu" or "host" with
-        the number of a GPU in the cluster, "line" with sender * N + receiver.
+        the number of a GPU in the cluster, "link" with sender * N + receiver.
     """
 
     def __init__(self, until_s: float = 0.0):
@@ -29,9 +29,9 @@ class Spans:
 
 
 def trace_events(spans: Spans, cluster: Cluster) -> list[dict]:
-    """Chrome trace events: a process a server, a thread a GPU, host link or line.
+    """Chrome trace events: a process a server, a thread a GPU or link.
 
-    A line belongs to the server that sends.
+    A network link belongs to the server that sends.
     """
     N = cluster.num_servers
     places = [
@@ -44,8 +44,8 @@ def trace_events(spans: Spans, cluster: Cluster) -> list[dict]:
         events.append(_named("process_name", n, 0, server.name))
     threads: dict[tuple[int, str], int] = {}
     for resource, number, name, start_s, seconds in spans.rows:
-        if resource == "line":
-            n, label = number // N, f"line to {cluster.servers[number % N].name}"
+        if resource == "link":
+            n, label = number // N, f"link to {cluster.servers[number % N].name}"
         else:
             n, g = places[number]
             label = f"GPU {g}" if resource == "gpu" else f"host link of GPU {g}"

@@ -29,7 +29,7 @@ from moe_edge.evaluate.weight_rules import RuleTally, rule_of
 from moe_edge.metrics.results import metric
 from moe_edge.route.policy import get_route
 from moe_edge.studies.fidelity.plots import fidelity_curves
-from moe_edge.studies.moe_prism.timed import check_list
+from moe_edge.studies.prompts import check_list
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.study import Findings, Study, model_entry
 

@@ -23,8 +23,7 @@ from moe_edge.studies.moe_prism.operating_points import (
     StepTimes,
     operating_points,
 )
-from moe_edge.studies.moe_prism.timed import PromptSettings, check_list
-from moe_edge.studies.prompts import make_pool
+from moe_edge.studies.prompts import PromptSettings, check_list, make_pool
 from moe_edge.studies.rounds import measure_rounds
 from moe_edge.studies.study import Claim, Findings, Study, median_and_spread
 
@@ -52,7 +51,9 @@ class Fig10Settings(quality.QualitySettings, PromptSettings):
       batches: sequences that decode together.
     """
 
+    sources: Sequence[str] = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")
     rounds: int = 15
+    prompt_tokens: int = 48
     new_tokens: int = 64
     batches: Sequence[int] = (1, 8)
 

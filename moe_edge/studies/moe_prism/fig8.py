@@ -21,7 +21,7 @@ from moe_edge.engine.offloaded import layered_parts, make_spec
 from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.sub_experts import at_k
-from moe_edge.studies.cases import describe_link
+from moe_edge.studies.cases import LIMITS, LinkSettings, describe_link, linked
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import ORIGINAL
@@ -31,20 +31,14 @@ from moe_edge.studies.moe_prism.quality import (
     measure,
     read_tokens,
 )
-from moe_edge.studies.moe_prism.timed import (
-    LinkSettings,
-    check_list,
-    linked,
-    median_metric,
-    median_panel,
-)
-from moe_edge.studies.prompts import make_pool
+from moe_edge.studies.prompts import check_list, make_pool
 from moe_edge.studies.rounds import (
     ON_TIME,
     Rounds,
     measure_rounds,
+    median_metric,
+    median_panel,
 )
-from moe_edge.studies.smoe.settings import LIMITS
 from moe_edge.studies.study import Claim, Findings, Study, mean_change
 
 PAPER_CHANGE = -0.10  # about, at 16 GB and 24 GB
@@ -72,6 +66,8 @@ class Fig8Settings(QualitySettings, LinkSettings):
       budgets: device memory of each case.
     """
 
+    sources: Sequence[str] = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")
+    prompt_tokens: int = 48
     k_values: Sequence[int] = (13, 16, 17, 21, 25)
     budgets: Sequence[str] = ("25%", "50%")
 

@@ -14,7 +14,7 @@ from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
-from moe_edge.studies.moe_prism.timed import check_list
+from moe_edge.studies.prompts import check_list
 from moe_edge.studies.study import model_entry
 
 EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts

@@ -11,7 +11,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models, quality
 from moe_edge.studies.moe_prism.models import CG, LG, LG_FT, ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, log_interpolate
-from moe_edge.studies.moe_prism.timed import check_list
+from moe_edge.studies.prompts import check_list
 from moe_edge.studies.study import Claim, Findings, Study
 
 CLAIM = Claim(

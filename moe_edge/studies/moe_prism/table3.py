@@ -12,8 +12,8 @@ from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
 from moe_edge.studies.moe_prism.quality import Compared
-from moe_edge.studies.moe_prism.timed import check_list
-from moe_edge.studies.smoe.table4_rows import short_questions
+from moe_edge.studies.prompts import check_list
+from moe_edge.studies.smoe.table4 import short_questions
 from moe_edge.studies.study import Claim, Findings, Study
 
 FULL = "all experts"

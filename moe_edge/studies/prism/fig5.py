@@ -7,9 +7,8 @@ import numpy as np
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.case import Case
-from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.prism.runs import (
     cases_of,
     median_row,

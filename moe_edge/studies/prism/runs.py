@@ -16,9 +16,9 @@ from moe_edge.hardware.models import ModelShape
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
 from moe_edge.simulate.cluster.run import sources
-from moe_edge.simulate.cluster.state import LoopOptions
 from moe_edge.studies.prism.settings import (
     EPLB,
     LIMITS,

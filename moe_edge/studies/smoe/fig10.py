@@ -1,29 +1,28 @@
 """SMoE, figure 10 and eq. 5: time per token over a, its fit, and the choice of a.
 
 The whole of SMoE but CPU assist runs at each a over an emulated link; a least a is
-chosen for a time budget, and the fidelity of every a stands beside its time.
+chosen for a time budget, and the fidelity of every a stands next to its time.
 """
 
+import dataclasses
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import check_positive
-from moe_edge.core.files import check_out_dir
+from moe_edge.core.checks import CapacityError, check_positive
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
-from moe_edge.studies.cases import Case
+from moe_edge.studies.cases import LIMITS, Case
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.fidelity.plots import tpot_over_a
-from moe_edge.studies.prompts import prompt_files
-from moe_edge.studies.smoe.settings import LIMITS, Settings, claim
-from moe_edge.studies.smoe.tpot_fit import falls, fit_of, fit_rows, sentence
-from moe_edge.studies.timed_cases import Timing, run_cases
+from moe_edge.studies.prompts import check_list, prompt_files
+from moe_edge.studies.rounds import median_panel
+from moe_edge.studies.study import Claim, Findings, Study
+from moe_edge.studies.timed_cases import Timed, TimedSettings, run_cases
 
 WHY = (
     "The paper's figure shows an almost straight fall on three models of 16 to 57 B "
@@ -32,6 +31,38 @@ WHY = (
     "nearly all low-score experts are replaced a larger a changes nothing more: "
     "the curve can flatten."
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpotSettings(TimedSettings):
+    """`TimedSettings` names the rest.
+
+    Attributes:
+      device_memory: budget of the experts.
+      a_values: measured margins, at least `degree` + 2.
+      assist: `two_pointer`, `fiddler` or None: the host's cores are the device's.
+      tpot_budget_s: for which a is chosen; None: halfway between the extremes.
+      degree: of the fitted polynomial.
+    """
+
+    rounds: int = 5
+    prompt_tokens: int = 48
+    new_tokens: int = 48
+    fidelity_rows: int = 6
+    device_memory: str = "25%"
+    a_values: Sequence[float] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    assist: str | None = None
+    tpot_budget_s: float | None = None
+    degree: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.tpot_budget_s is not None:
+            check_positive("tpot_budget_s", self.tpot_budget_s)
+        values = sorted(set(map(float, check_list("a_values", self.a_values))))
+        object.__setattr__(self, "a_values", tuple(values))
+        # Refuses too few points before anything is measured.
+        choose_a(values, [1.0] * len(values), 1.0, degree=self.degree)
 
 
 def options_at(a: float, assist: str | None) -> OffloadOptions:
@@ -46,143 +77,188 @@ def options_at(a: float, assist: str | None) -> OffloadOptions:
     )
 
 
-def run_tpot(
-    *,
-    out_dir: str,
-    checkpoint: str = "default",
-    data_dir: str | None = None,
-    sources: Sequence[str] = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl"),
-    device_memory: str = "25%",
-    batches: Sequence[int] = (1, 3),
-    a_values: Sequence[float] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
-    rounds: int = 5,
-    prompt_tokens: int = 48,
-    new_tokens: int = 48,
-    fidelity_rows: int = 6,
-    link_factor: float = 2.0,
-    link_latency_s: float = 50e-6,
-    assist: str | None = None,
-    tpot_budget_s: float | None = None,
-    degree: int = 2,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
-) -> dict[str, Any]:
-    """Measures TPOT over a, fits it and chooses a for a budget.
-
-    Args:
-      out_dir: folder of the entry.
-      checkpoint: path or `default`.
-      data_dir, sources, batches, rounds, prompt_tokens, new_tokens, fidelity_rows,
-        link_factor, link_latency_s: see `study_settings.Settings`.
-      device_memory: budget of the experts.
-      a_values: measured margins, at least `degree` + 2.
-      assist: `two_pointer`, `fiddler` or None: the host's cores are the device's.
-      tpot_budget_s: for which a is chosen; None: halfway between the extremes.
-      degree: of the fitted polynomial.
-      overwrite: replace a non-empty out_dir.
-      dry_run: check everything but the weights and stop.
-      config_text: gives the config to store.
-    Raises:
-      MoeEdgeError: bad input.
-    """
-    started_s = time.time()
-    check_out_dir(out_dir, overwrite)
-    if tpot_budget_s is not None:
-        check_positive("tpot_budget_s", tpot_budget_s)
-    settings = Settings(
-        checkpoint=checkpoint,
-        data_dir=data_dir,
-        sources=tuple(sources),
-        budgets=(device_memory,),
-        batches=tuple(batches),
-        rounds=rounds,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        link_factor=link_factor,
-        link_latency_s=link_latency_s,
-        fidelity_rows=fidelity_rows,
-    )
-    a_values = sorted(set(map(float, a_values)))
-    # Refuses too few points before anything is measured.
-    choose_a(a_values, [1.0] * len(a_values), 1.0, degree=degree)
-    cases = [
-        Case(
-            f"a={a:g}", device_memory, batch, options_at(a, assist),
-            is_exact=a == 0 and assist is None,
+def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
+    """By batch size and a."""
+    return {
+        (batch, a): Case(
+            f"a={a:g}",
+            settings.device_memory,
+            batch,
+            options_at(a, settings.assist),
+            is_exact=a == 0 and settings.assist is None,
         )
         for batch in settings.batches
-        for a in a_values
-    ]  # fmt: skip
+        for a in settings.a_values
+    }
+
+
+def check(settings: TpotSettings) -> None:
+    """Refuses inputs and a budget that the checkpoint cannot run with."""
     prompt_files(settings)
-    if dry_run:
-        check_checkpoint(checkpoint, offload=cases[0].options)
-        return {"dry_run": True, "cases": len(cases), "out_dir": out_dir}
-    with Bench(checkpoint) as bench:
-        timing = run_cases(bench, cases, settings)
-    points = [point_of(timing, case, a) for case, a in _with_a(cases, a_values)]
+    first = cases_of(settings)[settings.batches[0], settings.a_values[0]]
+    options = dataclasses.replace(first.options, device_memory=settings.device_memory)
+    check_checkpoint(settings.checkpoint, offload=options)
+
+
+def run(settings: TpotSettings) -> Findings:
+    """Measures TPOT over a, fits it and chooses a for a budget."""
+    cases = cases_of(settings)
+    with Bench(settings.checkpoint) as bench:
+        timing = run_cases(bench, list(cases.values()), settings)
+    timed = {key: timing[case.key] for key, case in cases.items()}
+    points = [point_of(batch, a, one) for (batch, a), one in timed.items()]
     fits = []
     for batch in settings.batches:
-        mine = [p for p in points if p["batch"] == batch]
-        pairs = [(p["a"], seconds) for p in mine for seconds in p["tpot_s"]]
-        fits.append(fit_of(batch, *zip(*pairs, strict=True), tpot_budget_s, degree))
-    answer = "; ".join(map(sentence, fits)) + "."
-    entry = Entry(
-        question="How does time per token fall with SMoE's a, and which a meets a "
-        "budget (SMoE fig. 10, eq. 5)?",
-        answer=f"{device_memory} of the experts on the device. {answer}",
-        kind="emulated",
+        mine = [point for point in points if point["batch"] == batch]
+        pairs = [(point["a"], seconds) for point in mine for seconds in point["tpot_s"]]
+        a_N, tpot_s_N = zip(*pairs, strict=True)
+        fits.append(
+            fit_of(batch, a_N, tpot_s_N, settings.tpot_budget_s, settings.degree)
+        )
+    told = ", ".join(f"batch {fit['batch']} {change(fit):+.0f} %" for fit in fits)
+    return Findings(
+        answer=f"With {settings.device_memory} of the experts on the device, TPOT from "
+        f"the smallest to the largest a: {told}.",
+        details=[f"{sentence(fit)}." for fit in fits],
         model=bench.model,
-        workload=timing.ready.workload(settings) | {"a": a_values, "assist": assist},
-        metrics=[
-            *(row for one in timing.timed for row in one.rows()),
-            *(row for fit in fits for row in fit_rows(fit)),
-            *timing.resident_rows(),
-        ],
+        workload=timing.ready.workload(settings),
+        metrics=[*timing.rows(), *(row for fit in fits for row in fit_rows(fit))],
+        limits=[*LIMITS, "TPOT is of a step of the whole batch."],
+        kind="emulated",
         baselines=["resident", "a=0"],
         checks=timing.checks()
-        | {"the largest a is faster than a = 0": all(falls(fit) for fit in fits)},
-        limits=[*LIMITS, WHY, "TPOT is of a step of the whole batch."],
-        paper_claim=claim(
-            "SMoE, fig. 10 and section V-C: TPOT falls generally linearly with alpha",
-            {"shape": "linear fall"},
-            {f"batch {fit['batch']}: r2 of a line": fit["linear_r2"] for fit in fits},
-            WHY,
-        ),
-        started_s=started_s,
-    )
-    write_entry(
-        out_dir,
-        entry,
-        plot=lambda path: tpot_over_a(
-            path, points, fits, title=f"Time per step over a, {device_memory}"
-        ),
-        config_text=config_text(),
-        overwrite=overwrite,
+        | {"the largest a is faster than a = 0": all(change(fit) < 0 for fit in fits)},
+        ours={f"batch {fit['batch']}: r2 of a line": fit["linear_r2"] for fit in fits},
+        plot=lambda path: plot(path, points, fits),
         files={"points.json": json.dumps({"points": points, "fits": fits}, indent=1)},
+        summary={"points": points, "choice": fits},
     )
-    print(f"{entry.question}\n{entry.answer}")
-    return {"points": points, "choice": fits, "out_dir": out_dir}
 
 
-def _with_a(cases: Sequence[Case], a_values: Sequence[float]):
-    return zip(cases, a_values * (len(cases) // len(a_values)), strict=True)
-
-
-def point_of(timing: Timing, case: Case, a: float) -> dict[str, Any]:
+def point_of(batch: int, a: float, timed: Timed) -> dict[str, Any]:
     """Time and fidelity at one a; a lossless case agrees, as its tokens showed."""
-    timed = timing.find(case.policy, case.budget, case.batch)
-    point = {"batch": case.batch, "a": a, "tpot_s": timed.tpot_s}
-    point["hit_ratio"] = float(np.median(timed.hit_ratio))
-    fidelity = timed.fidelity
-    if fidelity is None:
-        return point | {
-            "agreement": 1.0,
-            "agreement_interval95": (1.0, 1.0),
-            "perplexity_ratio": 1.0,
-        }
-    return point | {
-        "agreement": fidelity.agreement,
-        "agreement_interval95": fidelity.agreement_interval95,
-        "perplexity_ratio": fidelity.perplexity_ratio,
+    found = timed.fidelity
+    return {
+        "batch": batch,
+        "a": a,
+        "tpot_s": list(timed.tpot_s),
+        "hit_ratio": timed.median("hit_ratio"),
+        "agreement": 1.0 if found is None else found.agreement,
+        "agreement_interval95": (1.0, 1.0)
+        if found is None
+        else found.agreement_interval95,
+        "perplexity_ratio": 1.0 if found is None else found.perplexity_ratio,
     }
+
+
+def fit_of(batch: int, a_N, tpot_s_N, budget_tpot_s: float | None, degree: int):
+    """Eq. 5 on measured points: the choice as a dict; `a` None if none meets it.
+
+    Args:
+      batch: kept in the result.
+      a_N, tpot_s_N: one point a round.
+      budget_tpot_s: None: halfway between the slowest and the fastest a.
+      degree: of the polynomial.
+    """
+    a_N, tpot_s_N = np.asarray(a_N), np.asarray(tpot_s_N)
+    median_s = {a: float(np.median(tpot_s_N[a_N == a])) for a in np.unique(a_N)}
+    slowest_s, fastest_s = max(median_s.values()), min(median_s.values())
+    budget_s = budget_tpot_s or (slowest_s + fastest_s) / 2
+    line = np.polynomial.Polynomial.fit(a_N, tpot_s_N, 1)
+    spread = float(np.var(tpot_s_N))
+    left = float(np.mean((line(a_N) - tpot_s_N) ** 2))
+    found = {
+        "batch": batch,
+        "budget_tpot_s": budget_s,
+        "tpot_s": median_s,
+        "linear_r2": 1 - left / spread if spread else 1.0,
+    }
+    try:
+        choice = choose_a(a_N, tpot_s_N, budget_s, degree=degree)
+    except CapacityError as error:
+        fit = np.polynomial.Polynomial.fit(a_N, tpot_s_N, degree)
+        none = {"a": None, "predicted_tpot_s": None, "is_certain": False}
+        rest = {"coefficients": fit.convert().coef.tolist(), "reason": str(error)}
+        return found | none | rest
+    return found | {
+        "a": choice.a,
+        "predicted_tpot_s": choice.predicted_tpot_s,
+        "coefficients": list(choice.coefficients),
+        "max_residual_s": choice.max_residual_s,
+        "is_certain": choice.is_certain,
+    }
+
+
+def change(fit: dict[str, Any]) -> float:
+    """Of TPOT from the smallest to the largest a, in %."""
+    times_s = list(fit["tpot_s"].values())  # by a, ascending
+    return 100 * (times_s[-1] / times_s[0] - 1)
+
+
+def sentence(fit: dict[str, Any]) -> str:
+    """The fit of a batch size in words."""
+    by_a = list(fit["tpot_s"].items())
+    (low, first_s), (high, last_s) = by_a[0], by_a[-1]
+    text = (
+        f"Batch {fit['batch']}: {1e3 * first_s:.1f} ms at a={low:g}, "
+        f"{1e3 * last_s:.1f} ms at a={high:g} "
+        f"({change(fit):+.0f} %); for "
+        f"{1e3 * fit['budget_tpot_s']:.1f} ms "
+    )
+    if fit["a"] is None:
+        return text + "no measured a is enough"
+    certain = "" if fit["is_certain"] else ", within the fit's error"
+    return text + f"the least a is {fit['a']:.2f}{certain}"
+
+
+def fit_rows(fit: dict[str, Any]) -> list[dict]:
+    """The metrics of a fit."""
+    what = f"choice of a, batch {fit['batch']}"
+    rows = [metric(what, "TPOT budget", 1e3 * fit["budget_tpot_s"], "ms")]
+    if fit["a"] is not None:
+        rows.append(metric(what, "chosen a", fit["a"], "1"))
+        rows.append(metric(what, "predicted TPOT", 1e3 * fit["predicted_tpot_s"], "ms"))
+        rows.append(metric(what, "largest residual", 1e3 * fit["max_residual_s"], "ms"))
+    return [*rows, metric(what, "r2 of a straight line", fit["linear_r2"], "1")]
+
+
+def plot(path, points: list[dict], fits: list[dict]) -> None:
+    """Time per step over a with its fit, and agreement; a column a batch size."""
+    panels = []
+    for key, label in (("tpot_s", "TPOT (ms)"), ("agreement", "agreement")):
+        for fit in fits:
+            mine = [point for point in points if point["batch"] == fit["batch"]]
+            a_N = [point["a"] for point in mine]
+            title, measured = f"batch {fit['batch']}", [point[key] for point in mine]
+            if key == "tpot_s":
+                chosen = "none" if fit["a"] is None else f"{fit['a']:.2f}"
+                fitted = np.polynomial.Polynomial(fit["coefficients"])(np.asarray(a_N))
+                panel = median_panel(
+                    f"{title}: least a within the budget: {chosen}",
+                    label,
+                    a_N,
+                    {"measured": measured, "fit": [[value] for value in fitted]},
+                    1e3,
+                    level=("budget", 1e3 * fit["budget_tpot_s"]),
+                )
+            else:
+                low, high = np.asarray([p["agreement_interval95"] for p in mine]).T
+                spreads = {"measured": (high - low) / 2}
+                panel = Panel(title, label, a_N, {"measured": measured}, spreads)
+            panels.append(dataclasses.replace(panel, x_label="a"))
+    line_panels(path, panels, title="Time per step over a", columns=len(fits))
+
+
+STUDY = Study(
+    name="smoe_fig10",
+    question="How does time per token fall with SMoE's a, and which a meets a budget "
+    "(SMoE fig. 10, eq. 5)?",
+    settings=TpotSettings,
+    measure=run,
+    check=check,
+    claim=Claim(
+        source="SMoE, fig. 10, section V-C: TPOT falls generally linearly with alpha",
+        paper={"shape": "linear fall"},
+        why=WHY,
+    ),
+)

@@ -1,4 +1,4 @@
-"""SMoE, figure 12: cache ratio of SMoE beside the field's cache policies.
+"""SMoE, figure 12: cache ratio of SMoE and of the field's cache policies.
 
 Policies without a layer plan share one pool of slots over all layers; `equal` and
 AdapMoE's plan give each layer slots of its own.
@@ -9,10 +9,12 @@ import numpy as np
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.results import metric
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.cases import Case, count_history, past_sequences
+from moe_edge.studies.cases import LIMITS, count_history, past_sequences
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
-from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
+from moe_edge.studies.smoe.fig14 import BudgetSettings
+from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.studies.timed_cases import Timing, run_cases
 
 FULL = "smoe"
@@ -44,27 +46,22 @@ def policies(a: float, hit_curves: np.ndarray, top_k: int) -> dict[str, OffloadO
     }
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Measures all policies; returns the model and the findings."""
+def run(settings: BudgetSettings) -> Findings:
+    """Measures all policies."""
     with Bench(settings.checkpoint) as bench:
         history, config = past_sequences(bench, settings), bench.config
         counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
         curves = static_hit_curves(counts_LE[list(config.moe_layers)])
         named = policies(settings.a, curves, config.moe.top_k)
-        cases = [
-            Case(policy, budget, batch, options, fig14.is_exact(options))
-            for batch in settings.batches
-            for budget in settings.budgets
-            for policy, options in named.items()
-        ]
+        cases = fig14.cases_of(settings, named)
         timing = run_cases(bench, cases, settings, history)
-    return bench.model, findings(timing, settings, list(named))
+    return findings(bench.model, timing, settings, list(named))
 
 
 def best_baseline(timing: Timing, names, budget: str, batch: int) -> tuple[str, float]:
-    """The policy with the highest median cache ratio beside SMoE, and that ratio."""
+    """The policy with the highest median cache ratio besides SMoE, and that ratio."""
     ratio_of = {
-        name: float(np.median(timing.find(name, budget, batch).hit_ratio))
+        name: timing[name, budget, batch].median("hit_ratio")
         for name in names
         if name != FULL
     }
@@ -72,52 +69,54 @@ def best_baseline(timing: Timing, names, budget: str, batch: int) -> tuple[str, 
     return best, ratio_of[best]
 
 
-def findings(timing: Timing, settings: Settings, names: list[str]) -> Findings:
+def findings(
+    model: dict, timing: Timing, settings: BudgetSettings, names: list[str]
+) -> Findings:
     """The entry from what was measured."""
-    rows = [row for one in timing.timed for row in one.rows()]
-    rows += timing.resident_rows()
-    parts, ours, gains = [], {}, []
+    rows, details, gains = timing.rows(), [], {}
     for batch in settings.batches:
         for budget in settings.budgets:
-            smoe = timing.find(FULL, budget, batch)
-            ratio = float(np.median(smoe.hit_ratio))
+            ratio = timing[FULL, budget, batch].median("hit_ratio")
             best, best_ratio = best_baseline(timing, names, budget, batch)
-            setting = f"{budget}, batch {batch}"
-            parts.append(f"{setting}: {ratio:.2f} against {best_ratio:.2f} ({best})")
+            at = f"{budget}, batch {batch}"
+            details.append(f"{at}: {ratio:.2f} against {best_ratio:.2f} ({best}).")
             if best_ratio:
-                gains.append(ratio / best_ratio - 1)
-                ours[setting] = gains[-1]
-                name = f"cache ratio over the best baseline's, {setting}"
-                rows.append(
-                    metric(FULL, name, ratio / best_ratio, "1", settings.rounds)
-                )
-    gain = f"{100 * min(gains):+.0f} to {100 * max(gains):+.0f} %" if gains else "-"
-    entry = {
-        "question": "How much of what a step computes does each policy find on the "
-        "device (SMoE fig. 12)?",
-        "answer": f"SMoE's cache ratio is {gain} of the best baseline's (the paper: "
-        f"at least +{100 * PAPER_GAIN:.0f} %): {'; '.join(parts)}.",
-        "kind": "emulated",
-        "workload": timing.ready.workload(settings),
-        "metrics": rows,
-        "baselines": [name for name in names if name != FULL] + ["resident"],
-        "checks": timing.checks(),
-        "limits": [
+                gains[at] = ratio / best_ratio - 1
+                name = f"cache ratio over the best baseline's, {at}"
+                rows.append(metric(FULL, name, 1 + gains[at], "1", settings.rounds))
+    low, high = (100 * end(gains.values(), default=0.0) for end in (min, max))
+    return Findings(
+        answer=f"SMoE's cache ratio is {low:+.0f} to {high:+.0f} % of the best "
+        f"baseline's (the paper: at least +{100 * PAPER_GAIN:.0f} %).",
+        details=details,
+        model=model,
+        workload=timing.ready.workload(settings),
+        metrics=rows,
+        limits=[
             *LIMITS,
             "SMoE's ratio counts what it computes after substitution, as the paper's "
             "does: part of its gain is paid in fidelity (rows of its own).",
-            WHY,
         ],
-        "paper_claim": claim(
-            "SMoE, section VI-B and fig. 12: gain in cache ratio over the best "
-            "existing approach",
-            {"at least": PAPER_GAIN},
-            ours,
-            WHY,
-        ),
-    }
-    return Findings(
-        entry=entry,
+        kind="emulated",
+        baselines=[*(name for name in names if name != FULL), "resident"],
+        checks=timing.checks(),
+        ours=gains,
         plot=lambda path: fig14.plot(path, timing, settings, names),
-        summary={"cache_ratio_gain": ours},
+        summary={"cache_ratio_gain": gains},
     )
+
+
+STUDY = Study(
+    name="smoe_fig12",
+    question="How much of what a step computes does each policy find on the device "
+    "(SMoE fig. 12)?",
+    settings=BudgetSettings,
+    measure=run,
+    check=check_inputs,
+    claim=Claim(
+        source="SMoE, section VI-B and fig. 12: gain in cache ratio over the best "
+        "existing approach",
+        paper={"at least": PAPER_GAIN},
+        why=WHY,
+    ),
+)

@@ -5,7 +5,7 @@ base: a static cache of the experts that earlier prompts used most; an absent ex
 travels on demand and leaves first;
 +CE: eviction by mean gate score; +CR: substitution of low-score experts; +Pre:
 prefetching of predicted top-score experts; +BA: the host computes absent experts
-beside transfers, by two pointers (CPU-assisted scheduling, which balances).
+during transfers, by two pointers (CPU-assisted scheduling, which balances).
 
 The paper's base is llama.cpp with some experts kept on the GPU; it names neither
 which nor how absent ones are computed in the later steps. llama.cpp computes
@@ -14,17 +14,25 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.metrics.results import metric
-from moe_edge.studies.cases import Case, count_history, past_sequences
+from moe_edge.studies.cases import (
+    LIMITS,
+    Case,
+    check_margin,
+    count_history,
+    past_sequences,
+)
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
-from moe_edge.studies.study import mean_change, median_and_spread
-from moe_edge.studies.timed_cases import Timing, run_cases
+from moe_edge.studies.prompts import check_inputs, check_list
+from moe_edge.studies.rounds import median_panel
+from moe_edge.studies.study import Claim, Findings, Study, mean_change
+from moe_edge.studies.timed_cases import TimedSettings, Timing, run_cases
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")
 ON_CPU = "base on CPU"
@@ -44,6 +52,26 @@ WHY = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BudgetSettings(TimedSettings):
+    """A study of policies by budget; `TimedSettings` names the rest.
+
+    Attributes:
+      budgets: device memory of the experts.
+      a: SMoE's margin, for routing and for what is prefetched.
+    """
+
+    rounds: int = 2
+    budgets: Sequence[str] = ("15%", "25%", "50%")
+    a: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_margin(self.a)
+        for budget in check_list("budgets", self.budgets):
+            OffloadOptions(device_memory=budget)
+
+
 def bases(profile_LE: np.ndarray) -> dict[str, OffloadOptions]:
     """What SMoE is added to: a static cache of the experts that were used most."""
     base = OffloadOptions(
@@ -53,7 +81,7 @@ def bases(profile_LE: np.ndarray) -> dict[str, OffloadOptions]:
 
 
 def smoe_steps(a: float) -> dict[str, OffloadOptions]:
-    """The options of every step: each adds to the one before it."""
+    """SMoE, a part more in every step."""
     evict = OffloadOptions(eviction="smoe_score")
     route = dataclasses.replace(evict, route="substitute", route_options={"a": a})
     fetch = dataclasses.replace(
@@ -68,102 +96,92 @@ def is_exact(options: OffloadOptions) -> bool:
     return options.lossless and options.assist is None
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Measures the ablation; returns the model and the findings."""
+def cases_of(settings: BudgetSettings, policies: dict[str, OffloadOptions]):
+    """Every policy at every batch size and budget."""
+    return [
+        Case(policy, budget, batch, options, is_exact(options))
+        for batch in settings.batches
+        for budget in settings.budgets
+        for policy, options in policies.items()
+    ]
+
+
+def run(settings: BudgetSettings) -> Findings:
+    """Measures the ablation."""
     with Bench(settings.checkpoint) as bench:
         history, config = past_sequences(bench, settings), bench.config
         profile_LE = count_history(history, config.num_layers, config.moe.num_experts)
-        cases = [
-            Case(step, budget, batch, options, is_exact(options))
-            for batch in settings.batches
-            for budget in settings.budgets
-            for step, options in (bases(profile_LE) | smoe_steps(settings.a)).items()
-        ]
+        cases = cases_of(settings, bases(profile_LE) | smoe_steps(settings.a))
         timing = run_cases(bench, cases, settings, history)
-    return bench.model, findings(timing, settings)
+    return findings(bench.model, timing, settings)
 
 
-def changes(timing: Timing, settings: Settings, batch: int) -> dict[str, tuple]:
+def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float]]:
     """Per step: mean change of TPOT and of the cache ratio from the step before."""
     found = {}
     for old, new in zip(STEPS, STEPS[1:], strict=False):
-        tpot, ratio = [], []
-        for budget in settings.budgets:
-            before, after = (timing.find(s, budget, batch) for s in (old, new))
-            tpot.append((np.median(before.tpot_s), np.median(after.tpot_s)))
-            ratio.append((np.median(before.hit_ratio), np.median(after.hit_ratio)))
-        found[new] = mean_change(tpot), mean_change(ratio)
+        pairs = [(timing[old, b, batch], timing[new, b, batch]) for b in budgets]
+        found[new] = tuple(
+            mean_change([(x.median(measure), y.median(measure)) for x, y in pairs])
+            for measure in ("tpot_s", "hit_ratio")
+        )
     return found
 
 
-def findings(timing: Timing, settings: Settings) -> Findings:
+def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
     """The entry from what was measured."""
-    by_batch = {b: changes(timing, settings, b) for b in settings.batches}
+    by_batch = {b: changes(timing, settings.budgets, b) for b in settings.batches}
     first = settings.batches[0]
-    parts = [
-        f"{step} {100 * tpot:+.0f} % (paper {100 * PAPER[step][0]:+.0f} %)"
-        for step, (tpot, _) in by_batch[first].items()
-    ]
-    rows = [row for one in timing.timed for row in one.rows()]
-    rows += timing.resident_rows()
+    tpot = {step: change for step, (change, _) in by_batch[first].items()}
+    rows = timing.rows()
     for batch, found in by_batch.items():
-        for step, (tpot, ratio) in found.items():
-            n = len(settings.budgets)
-            name = f"change from the step before, batch {batch}"
-            rows.append(metric(step, f"TPOT {name}", tpot, "1", n))
-            rows.append(metric(step, f"cache ratio {name}", ratio, "1", n))
-    entry = {
-        "question": "What does each part of SMoE add to a static expert cache "
-        "(SMoE fig. 14)?",
-        "answer": f"Mean change of TPOT over budgets {', '.join(settings.budgets)} at "
-        f"batch {first}: {'; '.join(parts)}.",
-        "kind": "emulated",
-        "workload": timing.ready.workload(settings),
-        "metrics": rows,
-        "baselines": ["resident", "static cache from earlier prompts", ON_CPU],
-        "checks": timing.checks(),
-        "limits": [*LIMITS, WHY],
-        "paper_claim": claim(
-            "SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
-            PAPER,
-            by_batch[first],
-            WHY,
-        ),
-    }
-    summary = {step: tpot for step, (tpot, _) in by_batch[first].items()}
+        for step, pair in found.items():
+            for what, change in zip(("TPOT", "cache ratio"), pair, strict=True):
+                name = f"{what} change from the step before, batch {batch}"
+                rows.append(metric(step, name, change, "1", len(settings.budgets)))
+    told = (f"{s} {100 * t:+.0f} % ({100 * PAPER[s][0]:+.0f})" for s, t in tpot.items())
     return Findings(
-        entry=entry,
+        answer=f"Mean change of TPOT at batch {first} (in brackets the paper's): "
+        f"{', '.join(told)}.",
+        details=[f"Means are over budgets {', '.join(settings.budgets)}."],
+        model=model,
+        workload=timing.ready.workload(settings),
+        metrics=rows,
+        limits=LIMITS,
+        kind="emulated",
+        baselines=["resident", "static cache from earlier prompts", ON_CPU],
+        checks=timing.checks(),
+        ours=by_batch[first],
         plot=lambda path: plot(path, timing, settings),
-        summary={"tpot_change": summary},
+        summary={"tpot_change": tpot},
     )
 
 
-def plot(path, timing: Timing, settings: Settings, policies=(*STEPS, ON_CPU)) -> None:
+def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CPU)):
     """TPOT and cache ratio of every policy, by budget; a column a batch size."""
     panels = []
-    for measure, scale in (("tpot_s", 1e3), ("hit_ratio", 1)):
+    for measure, label, scale in (
+        ("tpot_s", "TPOT (ms)", 1e3),
+        ("hit_ratio", "cache ratio", 1),
+    ):
         for batch in settings.batches:
-            series, spreads = {}, {}
-            for policy in policies:
-                found = [
-                    median_and_spread(
-                        getattr(timing.find(policy, budget, batch), measure)
-                    )
+            resident_ms = 1e3 * float(np.median(timing.resident_s[batch]))
+            rounds_of = {
+                policy: [
+                    getattr(timing[policy, budget, batch], measure)
                     for budget in settings.budgets
                 ]
-                series[policy] = [scale * value for value, _ in found]
-                spreads[policy] = [scale * spread[1] for _, spread in found]
-            is_time = measure == "tpot_s"
-            resident_ms = 1e3 * median_and_spread(timing.resident_s[batch])[0]
+                for policy in policies
+            }
             panels.append(
-                Panel(
+                median_panel(
                     f"batch {batch}",
-                    "TPOT (ms)" if is_time else "cache ratio",
+                    label,
                     list(settings.budgets),
-                    series,
-                    spreads,
+                    rounds_of,
+                    scale,
                     x_label="experts on the device",
-                    level=("resident", resident_ms) if is_time else None,
+                    level=("resident", resident_ms) if measure == "tpot_s" else None,
                 )
             )
     bar_panels(
@@ -172,3 +190,17 @@ def plot(path, timing: Timing, settings: Settings, policies=(*STEPS, ON_CPU)) ->
         title="Time per step and cache ratio, emulated link (bars: median of rounds)",
         columns=len(settings.batches),
     )
+
+
+STUDY = Study(
+    name="smoe_fig14",
+    question="What does each part of SMoE add to a static expert cache (SMoE fig. 14)?",
+    settings=BudgetSettings,
+    measure=run,
+    check=check_inputs,
+    claim=Claim(
+        source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
+        paper=PAPER,
+        why=WHY,
+    ),
+)

@@ -7,17 +7,25 @@ import json
 import jax
 import numpy as np
 
+from moe_edge.core.checks import check_count
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.stale_gate import wanted_scores
-from moe_edge.studies.cases import Case, Ready, prepare
+from moe_edge.studies.cases import (
+    LIMITS,
+    Case,
+    CaseSettings,
+    Ready,
+    check_margin,
+    prepare,
+)
 from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
-from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
-from moe_edge.studies.study import SPREAD
+from moe_edge.studies.study import SPREAD, Claim, Findings, Study
 
 PAPER = {"predicted that are top-score": 0.82, "predicted that are chosen": 0.95}
 SMOE = "smoe_partial"
@@ -27,6 +35,28 @@ WHY = (
     "model has only six layers, whose states differ more than those of deep models."
 )
 _wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictorSettings(CaseSettings):
+    """`CaseSettings` names the rest.
+
+    Attributes:
+      device_memory: of the experts.
+      a: SMoE's margin.
+      horizon: most layers that predictors look ahead.
+    """
+
+    device_memory: str = "25%"
+    history: int = 16
+    a: float = 0.2
+    horizon: int = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        OffloadOptions(device_memory=self.device_memory)
+        check_margin(self.a)
+        check_count("horizon", self.horizon)
 
 
 class TopScoreLog(PredictionLog):
@@ -59,7 +89,7 @@ class TopScoreLog(PredictionLog):
         self.top_L[layer] += is_top_E.sum()
 
 
-def policies(settings: Settings) -> dict[str, OffloadOptions]:
+def policies(settings: PredictorSettings) -> dict[str, OffloadOptions]:
     """Every predictor, over LRU; and SMoE's in the complete SMoE."""
     top, H = {"top_a": settings.a}, settings.horizon
     simple = ("stale_gate", "previous", "frequency", "moe_infinity")
@@ -102,11 +132,10 @@ class Judged:
         return np.where(predicted_L > 0, share_L, np.nan).tolist()
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Records what predictors say; returns the model and the findings."""
-    budget = settings.budgets[0]
+def run(settings: PredictorSettings) -> Findings:
+    """Records what predictors say."""
     cases = [
-        Case(policy, budget, batch, options, fig14.is_exact(options))
+        Case(policy, settings.device_memory, batch, options, fig14.is_exact(options))
         for batch in settings.batches
         for policy, options in policies(settings).items()
     ]
@@ -122,10 +151,10 @@ def run(settings: Settings) -> tuple[dict, Findings]:
                 if one.case.is_exact:
                     run = generate(bench.resident, rows, settings.new_tokens)
                     is_same.append(run.tokens == tokens)
-    return bench.model, findings(judged, ready, all(is_same), settings)
+    return findings(bench.model, judged, ready, all(is_same), settings)
 
 
-def watch(bench: Bench, engine: StudyEngine, prompts, settings: Settings):
+def watch(bench: Bench, engine: StudyEngine, prompts, settings: PredictorSettings):
     """(log, tokens) of one generation."""
     config, manager = bench.config, engine.manager
     engine.reset_records()
@@ -137,72 +166,81 @@ def watch(bench: Bench, engine: StudyEngine, prompts, settings: Settings):
     return log, run.tokens
 
 
+def shares_of(one: Judged, first_layer: int) -> dict[str, tuple[float, float]]:
+    """By measure: share and half range of rounds, where there was anything to judge."""
+    shares = {}
+    for ahead in range(one.logs[0].rounds_LA.shape[1]):
+        # Layers that a gate can predict within a token, for all predictors.
+        pick = (slice(first_layer + ahead + 1, None), ahead)
+        at = f"{ahead + 1} layers ahead" if ahead else "one layer ahead"
+        shares[f"recall, {at}"] = one.share("hits_LA", "chosen_LA", pick)
+        shares[f"precision, {at}"] = one.share("hits_LA", "predicted_LA", pick)
+    later = slice(first_layer + 1, None)
+    for name, whole in (
+        ("predicted that are top-score", "top_predicted_L"),
+        ("top-score that were predicted", "top_L"),
+    ):
+        shares[name] = one.share("top_hits_L", whole, later)
+    return {name: pair for name, pair in shares.items() if pair is not None}
+
+
 def findings(
-    judged: list[Judged], ready: Ready, is_same: bool, settings: Settings
+    model: dict,
+    judged: list[Judged],
+    ready: Ready,
+    is_same: bool,
+    settings: PredictorSettings,
 ) -> Findings:
     """The entry from the logs."""
-    rows, ours, stored = [], {}, {}
+    rows, found, stored = [], {}, {}
     for one in judged:
-        policy, batch = one.case.policy, one.case.batch
-        shares = {}
-        for ahead in range(one.logs[0].rounds_LA.shape[1]):
-            # Layers that a gate can predict within a token, for all predictors.
-            pick = (slice(ready.first_layer + ahead + 1, None), ahead)
-            at = f"{ahead + 1} layers ahead" if ahead else "one layer ahead"
-            shares[f"recall, {at}"] = one.share("hits_LA", "chosen_LA", pick)
-            shares[f"precision, {at}"] = one.share("hits_LA", "predicted_LA", pick)
-        later = slice(ready.first_layer + 1, None)
-        top = one.share("top_hits_L", "top_predicted_L", later)
-        shares["predicted that are top-score"] = top
-        shares["top-score that were predicted"] = one.share(
-            "top_hits_L", "top_L", later
-        )
-        for name, pair in shares.items():
-            if pair is not None:
-                n, spread = len(one.logs), (SPREAD, pair[1])
-                rows.append(
-                    metric(policy, f"{name}, batch {batch}", pair[0], "1", n, spread)
-                )
-        ours[policy, batch] = {k: v and v[0] for k, v in shares.items()}
-        stored[f"{policy}, batch {batch}"] = {
+        policy, at = one.case.policy, f"batch {one.case.batch}"
+        for name, (share, width) in shares_of(one, ready.first_layer).items():
+            spread = (SPREAD, width)
+            rows.append(
+                metric(policy, f"{name}, {at}", share, "1", len(one.logs), spread)
+            )
+            found[policy, one.case.batch, name] = share
+        stored[f"{policy}, {at}"] = {
             "recall_by_layer": _plain(one.by_layer("chosen_LA")),
             "precision_by_layer": _plain(one.by_layer("predicted_LA")),
         }
     first = settings.batches[0]
-    smoe, stale = ours[SMOE, first], ours["stale_gate", first]
-    found = {
-        "predicted that are top-score": smoe["predicted that are top-score"],
-        "predicted that are chosen": smoe["precision, one layer ahead"],
+
+    def at_first(policy: str, name: str) -> float | None:
+        return found.get((policy, first, name))
+
+    ours = {
+        "predicted that are top-score": at_first(SMOE, "predicted that are top-score"),
+        "predicted that are chosen": at_first(SMOE, "precision, one layer ahead"),
     }
-    entry = {
-        "question": "How well do predictors name the experts of the coming layers "
-        "(SMoE fig. 17)?",
-        "answer": f"At batch {first}, {_say(found['predicted that are top-score'])} of "
-        "what SMoE's partial state predicts is top-score (paper: 82 %) and "
-        f"{_say(found['predicted that are chosen'])} is chosen (paper: 95 %); recall "
-        f"of all chosen one layer ahead: "
-        f"{_say(ours[f'{SMOE}, all chosen', first]['recall, one layer ahead'])} from "
-        f"the partial state, {_say(stale['recall, one layer ahead'])} from the stale "
-        "gate.",
-        "kind": "emulated",
-        "workload": ready.workload(settings),
-        "metrics": rows,
-        "baselines": ["stale_gate", "previous", "frequency", "moe_infinity"],
-        "checks": {"every lossless case gave the resident engine's tokens": is_same},
-        "limits": [
+    top, chosen = map(_say, ours.values())
+    recall = {
+        policy: _say(at_first(policy, "recall, one layer ahead"))
+        for policy in (f"{SMOE}, all chosen", "stale_gate")
+    }
+    return Findings(
+        answer=f"At batch {first}, {top} of what SMoE's partial state predicts is "
+        f"top-score (paper: 82 %) and {chosen} is chosen (paper: 95 %).",
+        details=[
+            "Recall of all chosen, one layer ahead: "
+            + ", ".join(f"{policy} {share}" for policy, share in recall.items())
+            + "."
+        ],
+        model=model,
+        workload=ready.workload(settings),
+        metrics=rows,
+        limits=[
             *LIMITS,
             "Shares are over the layers that routers can predict within a token: none "
             "predicts the next token's first layers.",
-            WHY,
         ],
-        "paper_claim": claim(
-            "SMoE, section VI-C and fig. 17: accuracy of prefetching", PAPER, found, WHY
-        ),
-    }
-    return Findings(
-        entry=entry,
+        kind="emulated",
+        baselines=["stale_gate", "previous", "frequency", "moe_infinity"],
+        checks={"every lossless case gave the resident engine's tokens": is_same},
+        ours=ours,
         plot=lambda path: plot(path, judged, first),
-        summary={"smoe_partial": found},
+        summary={"smoe_partial": ours},
         files={"by_layer.json": json.dumps(stored, indent=1) + "\n"},
     )
 
@@ -229,3 +267,18 @@ def plot(path, judged: list[Judged], batch: int) -> None:
             Panel(title, f"{title}, one layer ahead", layers, series, x_label="layer")
         )
     line_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")
+
+
+STUDY = Study(
+    name="smoe_fig17",
+    question="How well do predictors name the experts of the coming layers (SMoE "
+    "fig. 17)?",
+    settings=PredictorSettings,
+    measure=run,
+    check=check_inputs,
+    claim=Claim(
+        source="SMoE, section VI-C and fig. 17: accuracy of prefetching",
+        paper=PAPER,
+        why=WHY,
+    ),
+)

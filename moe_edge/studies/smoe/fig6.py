@@ -1,24 +1,51 @@
 """SMoE, figure 6: how likely an expert is needed again soon, by its score's rank."""
 
+import dataclasses
 import json
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
-from moe_edge.model.config import MoeConfig
+from moe_edge.model.config import ModelConfig
 from moe_edge.route.base import gate_scores
+from moe_edge.studies.cases import LIMITS, check_margin, workload_of
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import PromptPool, make_pool
-from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
+from moe_edge.studies.prompts import (
+    PromptPool,
+    PromptSettings,
+    check_inputs,
+    make_pool,
+)
+from moe_edge.studies.study import Claim, Findings, Study
 
 AHEAD = 3  # iterations
+KINDS = ("top-k", "top-k or alternative")
 WHY = (
     "The paper shows a picture without numbers, of models with other routers; it says "
     "that higher-scored experts, inactive ones too, are more likely used again as "
     "top-k or alternative experts."
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReuseSettings(PromptSettings):
+    """`PromptSettings` names the rest; every round is one sequence.
+
+    Attributes:
+      a: SMoE's margin, which makes an expert an alternative.
+    """
+
+    rounds: int = 12
+    prompt_tokens: int = 48
+    new_tokens: int = 64
+    a: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_margin(self.a)
 
 
 def needed(
@@ -70,8 +97,8 @@ def record_scores(bench: Bench, prompt, new_tokens: int) -> np.ndarray:
     return np.concatenate(found).reshape(-1, layers, E)
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Records sequences with all scores; returns the model and the findings."""
+def run(settings: ReuseSettings) -> Findings:
+    """Records sequences with all scores."""
     with Bench(settings.checkpoint) as bench:
         pool = make_pool(
             settings, bench.tokenizer, settings.rounds, settings.prompt_tokens
@@ -83,112 +110,104 @@ def run(settings: Settings) -> tuple[dict, Findings]:
                 kinds, needed(scores_NLE, moe.top_k, settings.a), strict=True
             ):
                 kind.append(reuse_by_rank(scores_NLE, mask_NLE))
-    chosen_QLE, either_QLE = (np.stack(kind) for kind in kinds)
-    return bench.model, findings(
-        chosen_QLE, either_QLE, moe, bench.config.moe_layers, pool, settings
-    )
+    reuse = dict(zip(KINDS, map(np.stack, kinds), strict=True))
+    return findings(bench, reuse, pool, settings)
 
 
 def rank_correlation(values_E: np.ndarray) -> float:
-    """Spearman's, of a value with its place; ties share their mean rank."""
-    _, place_E, count_U = np.unique(values_E, return_inverse=True, return_counts=True)
-    rank_E = (np.cumsum(count_U) - (count_U - 1) / 2)[place_E]
-    if np.ptp(rank_E) == 0:
+    """Spearman's, of a value with its place; 0 where all values are equal."""
+    if np.ptp(values_E) == 0:
         return 0.0
-    return float(np.corrcoef(np.arange(len(rank_E)), rank_E)[0, 1])
+    return float(spearmanr(np.arange(len(values_E)), values_E).statistic)
 
 
 def findings(
-    chosen_QLE: np.ndarray,
-    either_QLE: np.ndarray,
-    moe: MoeConfig,
-    layers,
+    bench: Bench,
+    reuse: dict[str, np.ndarray],
     pool: PromptPool,
-    settings: Settings,
+    settings: ReuseSettings,
 ) -> Findings:
-    """The entry from the reuse curves of Q sequences."""
+    """The entry from the reuse curves [Q, L, E] of Q sequences, by KINDS."""
+    moe = bench.config.moe
     E, K = moe.num_experts, moe.top_k
     groups = {
         "chosen (top-k)": slice(0, K),
         "the next k": slice(K, min(2 * K, E)),
         "the lowest quarter": slice(E - max(1, E // 4), E),
     }
-    rows, group_of = [], {}
-    for kind, reuse_QLE in (
-        ("top-k", chosen_QLE),
-        ("top-k or alternative", either_QLE),
-    ):
+    rows, found = [], {}
+    for kind, reuse_QLE in reuse.items():
         for label, part in groups.items():
-            if not E > part.start >= 0:
+            if part.start >= E:
                 continue
             value_Q = reuse_QLE[:, :, part].mean(axis=(1, 2))
-            group_of[kind, label] = float(value_Q.mean())
+            mean = found[kind, label] = float(value_Q.mean())
             spread = ("half range of sequences", float(np.ptp(value_Q)) / 2)
             name = f"needed again within {AHEAD} tokens as {kind}, {label}"
-            rows.append(
-                metric("score rank", name, value_Q.mean(), "1", len(value_Q), spread)
-            )
-        mean_E = reuse_QLE.mean(axis=(0, 1))
-        correlation = rank_correlation(mean_E)
+            rows.append(metric("score rank", name, mean, "1", len(value_Q), spread))
+        correlation = rank_correlation(reuse_QLE.mean(axis=(0, 1)))
         rows.append(metric("score rank", f"rank correlation, {kind}", correlation, "1"))
-        group_of[kind, "rank correlation"] = correlation
-    top, beyond, low = (
-        group_of["top-k or alternative", label]
-        for label in ("chosen (top-k)", "the next k", "the lowest quarter")
-    )
-    entry = {
-        "question": f"Are experts of a high score needed again within {AHEAD} tokens, "
-        "chosen or not (SMoE fig. 6)?",
-        "answer": f"Needed again as top-k or alternative: {100 * top:.0f} % of the "
+        found[kind, "rank correlation"] = correlation
+    top, beyond, low = (found[KINDS[1], label] for label in groups)
+    curves = {
+        name: reuse_QLE.mean(axis=0).round(4).tolist()
+        for name, reuse_QLE in zip(
+            ("chosen", "chosen_or_alternative"), reuse.values(), strict=True
+        )
+    }
+    return Findings(
+        answer=f"Needed again as top-k or alternative: {100 * top:.0f} % of the "
         f"chosen, {100 * beyond:.0f} % of the next {K}, {100 * low:.0f} % of the "
         "lowest quarter; rank correlation "
-        f"{group_of['top-k or alternative', 'rank correlation']:.2f}.",
-        "kind": "measured",
-        "workload": {
-            "prompts": list(pool.sources),
-            "sequences": len(chosen_QLE),
-            "prompt_tokens": settings.prompt_tokens,
-            "new_tokens": settings.new_tokens,
-            "a": settings.a,
-        },
-        "metrics": rows,
-        "baselines": ["uniform choice"],
-        "checks": {"chosen > the next k > the lowest quarter": top > beyond > low},
-        "limits": [LIMITS[0], LIMITS[2], WHY],
-        "paper_claim": claim(
-            "SMoE, section IV-B and fig. 6",
-            {"trend": "reuse falls with the rank of the score"},
-            {" / ".join(key): value for key, value in group_of.items()},
-            WHY,
-        ),
-    }
-    curves = {
-        "chosen": chosen_QLE.mean(axis=0).round(4).tolist(),
-        "chosen_or_alternative": either_QLE.mean(axis=0).round(4).tolist(),
-        "layers": list(layers),
-    }
-
-    def plot(path) -> None:
-        uniform = ("uniform choice", 1 - (1 - K / E) ** AHEAD)
-        panels = []
-        for title, reuse_QLE in (
-            ("needed again as top-k", chosen_QLE),
-            ("as top-k or alternative", either_QLE),
-        ):
-            by_layer = reuse_QLE.mean(axis=0)
-            series = {f"layer {n}": by_layer[i] for i, n in enumerate(layers)}
-            panels.append(
-                Panel(
-                    title, f"share, within {AHEAD} tokens", list(range(1, E + 1)),
-                    series, x_label="rank of the score in the current token",
-                    level=uniform,
-                )
-            )  # fmt: skip
-        line_panels(path, panels, title="Reuse of experts by the rank of their score")
-
-    return Findings(
-        entry=entry,
-        plot=plot,
+        f"{found[KINDS[1], 'rank correlation']:.2f}.",
+        model=bench.model,
+        workload=workload_of(settings, pool),
+        metrics=rows,
+        limits=[LIMITS[0], LIMITS[2]],
+        baselines=["uniform choice"],
+        checks={"chosen > the next k > the lowest quarter": top > beyond > low},
+        ours={" / ".join(key): value for key, value in found.items()},
+        plot=lambda path: plot(path, reuse, bench.config),
         summary={"reuse": {"chosen": top, "next_k": beyond, "lowest_quarter": low}},
-        files={"reuse.json": json.dumps(curves) + "\n"},
+        files={
+            "reuse.json": json.dumps(curves | {"layers": list(bench.config.moe_layers)})
+            + "\n"
+        },
     )
+
+
+def plot(path, reuse: dict[str, np.ndarray], config: ModelConfig) -> None:
+    """Reuse by rank, a line a layer; a panel a kind."""
+    E, K = config.moe.num_experts, config.moe.top_k
+    panels = [
+        Panel(
+            f"needed again as {kind}",
+            f"share, within {AHEAD} tokens",
+            list(range(1, E + 1)),
+            {
+                f"layer {n}": by_rank
+                for n, by_rank in zip(
+                    config.moe_layers, reuse_QLE.mean(axis=0), strict=True
+                )
+            },
+            x_label="rank of the score in the current token",
+            level=("uniform choice", 1 - (1 - K / E) ** AHEAD),
+        )
+        for kind, reuse_QLE in reuse.items()
+    ]
+    line_panels(path, panels, title="Reuse of experts by the rank of their score")
+
+
+STUDY = Study(
+    name="smoe_fig6",
+    question=f"Are experts of a high score needed again within {AHEAD} tokens, chosen "
+    "or not (SMoE fig. 6)?",
+    settings=ReuseSettings,
+    measure=run,
+    check=check_inputs,
+    claim=Claim(
+        source="SMoE, section IV-B and fig. 6",
+        paper={"trend": "reuse falls with the rank of the score"},
+        why=WHY,
+    ),
+)

@@ -1,11 +1,13 @@
 """Replay of the public route traces: every cache policy that needs no more than ids."""
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
@@ -16,7 +18,8 @@ from moe_edge.simulate.replay.predict import (
     predictor_of,
     replay_predictor,
 )
-from moe_edge.studies.smoe.settings import Findings, Settings
+from moe_edge.studies.prompts import check_list
+from moe_edge.studies.study import Findings, Study
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import Trace
 
@@ -36,7 +39,33 @@ KNOWN = {
     },
 }
 TOLERANCE = 0.005
+BOUNDS = ("belady", "static_oracle")  # know the future
 Ratios = dict[str, dict[int, float]]  # by policy and slots a layer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    """What is replayed.
+
+    Attributes:
+      data_dir: where `traces` are looked up.
+      traces: public route traces, of models with `trace_experts` experts a layer.
+      slots_per_layer: cache sizes.
+    """
+
+    data_dir: str | None = None
+    traces: Sequence[str] = (
+        "routing/trace_qwen3_30b_a3b.csv.gz",
+        "routing/trace_gemma4_26b_a4b.csv.gz",
+    )
+    trace_experts: int = 128
+    slots_per_layer: Sequence[int] = KNOWN_SLOTS
+
+    def __post_init__(self):
+        check_count("trace_experts", self.trace_experts)
+        check_list("traces", self.traces)
+        for slots in check_list("slots_per_layer", self.slots_per_layer):
+            check_count("slots_per_layer", slots)
 
 
 def stem(path: str | Path) -> str:
@@ -44,14 +73,8 @@ def stem(path: str | Path) -> str:
     return Path(path).name.split(".")[0]
 
 
-def trace_paths(settings: Settings) -> list[Path]:
-    """The traces' files.
-
-    Raises:
-      ConfigError: none named, or one that does not exist.
-    """
-    if not settings.traces:
-        raise ConfigError("traces is empty, expected route traces to replay")
+def trace_paths(settings: TraceSettings) -> list[Path]:
+    """The traces' files. Raises ConfigError for one that does not exist."""
     paths = [Path(find_path(name, settings.data_dir)) for name in settings.traces]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
@@ -95,27 +118,25 @@ def worst_difference(name: str, ratios: Ratios) -> float | None:
     return max(found) if found else None
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Replays all traces; returns the model and the findings."""
+def run(settings: TraceSettings) -> Findings:
+    """Replays all traces."""
     ratios, recalls = {}, {}
     paths = trace_paths(settings)
     for path in paths:
         trace = read_trace(path, settings.trace_experts)
         ratios[stem(path)] = replay_all(trace, settings.slots_per_layer)
         recalls[stem(path)] = recall_all(trace)
-    names = ", ".join(ratios)
-    model = {"name": names, "params": 0, "weights": "none: recorded routing"}
-    return model, findings(ratios, recalls, paths, settings)
+    return findings(ratios, recalls, paths, settings)
 
 
 def findings(
     ratios: dict[str, Ratios],
     recalls: dict[str, dict[str, tuple[float, float]]],
     paths: list[Path],
-    settings: Settings,
+    settings: TraceSettings,
 ) -> Findings:
     """The entry from the replayed ratios."""
-    rows, checks, gaps = [], {}, []
+    rows, checks, gaps, details = [], {}, [], []
     for name, by_policy in ratios.items():
         for policy, by_size in by_policy.items():
             for size, value in by_size.items():
@@ -132,31 +153,29 @@ def findings(
             checks[f"{name}: LRU, LFU, Belady within {TOLERANCE} of interfaces.md"] = (
                 worst <= TOLERANCE
             )
-    bounds = ("belady", "static_oracle")
-    parts = []
-    for name, by_policy in ratios.items():
         for size in settings.slots_per_layer:
-            real = {p: v[size] for p, v in by_policy.items() if p not in bounds}
+            real = {p: v[size] for p, v in by_policy.items() if p not in BOUNDS}
             best = max(real, key=real.get)
-            parts.append(
-                f"{name}, {size} slots: {best} {real[best]:.3f}, LRU "
-                f"{by_policy['lru'][size]:.3f}, Belady {by_policy['belady'][size]:.3f}"
+            details.append(
+                f"{name}, {size} slots: best policy that needs no future {best} "
+                f"{real[best]:.3f}, LRU {by_policy['lru'][size]:.3f}, Belady "
+                f"{by_policy['belady'][size]:.3f}."
             )
-    distance = f"{max(gaps):.4f}" if gaps else "unknown"
-    entry = {
-        "question": "Which experts of two public route traces does each cache policy "
-        "keep?",
-        "answer": "The known LRU, LFU and Belady ratios are met within "
-        f"{distance}; best policy that needs no future: {'; '.join(parts)}.",
-        "kind": "simulated",
-        "workload": {
-            stem(path): {"file": path.name, "sha256": sha256_of(path)} for path in paths
-        }
-        | {"slots_per_layer": list(settings.slots_per_layer)},
-        "metrics": rows,
-        "baselines": ["lru", "lfu", *bounds],
-        "checks": checks,
-        "limits": [
+    distance = f"within {max(gaps):.4f}" if gaps else "nowhere: none are known"
+    sources = {p: {"file": p.name, "sha256": sha256_of(p)} for p in paths}
+    sizes = list(settings.slots_per_layer)
+    return Findings(
+        answer=f"The known LRU, LFU and Belady ratios are met {distance}.",
+        details=details,
+        model={
+            "name": ", ".join(ratios),
+            "params": 0,
+            "weights": "none: recorded routing",
+        },
+        workload={stem(path): source for path, source in sources.items()}
+        | {"slots_per_layer": sizes},
+        metrics=rows,
+        limits=[
             "One generation of one prompt a model: unit goldens, no ranking of "
             "policies.",
             "The traces hold chosen experts only: policies that need all scores "
@@ -164,19 +183,22 @@ def findings(
             "replayed.",
             "Hit ratios, not times: no transfer is modelled.",
         ],
-    }
-    stored = {"hit_ratio": ratios, "prediction": recalls}
-    return Findings(
-        entry=entry,
-        plot=lambda path: plot(path, ratios, settings),
+        kind="simulated",
+        baselines=["lru", "lfu", *BOUNDS],
+        checks=checks,
+        plot=lambda path: plot(path, ratios, sorted(sizes)),
         summary={"hit_ratio": ratios},
-        files={"replay.json": json.dumps(stored, indent=1) + "\n"},
+        files={
+            "replay.json": json.dumps(
+                {"hit_ratio": ratios, "prediction": recalls}, indent=1
+            )
+            + "\n"
+        },
     )
 
 
-def plot(path: Path, ratios: dict[str, Ratios], settings: Settings) -> None:
+def plot(path: Path, ratios: dict[str, Ratios], sizes: list[int]) -> None:
     """Hit ratio against slots, a panel a trace."""
-    sizes = sorted(settings.slots_per_layer)
     panels = [
         Panel(
             name,
@@ -188,3 +210,12 @@ def plot(path: Path, ratios: dict[str, Ratios], settings: Settings) -> None:
         for name, by_policy in ratios.items()
     ]
     line_panels(path, panels, title="Cache policies on public route traces (replay)")
+
+
+STUDY = Study(
+    name="replay_public_traces",
+    question="Which experts of two public route traces does each cache policy keep?",
+    settings=TraceSettings,
+    measure=run,
+    check=trace_paths,
+)

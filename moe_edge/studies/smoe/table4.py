@@ -1,124 +1,161 @@
-"""SMoE, table IV: multiple-choice accuracy over a, beside fidelity on a text.
+"""SMoE, table IV: multiple-choice accuracy over a, with fidelity on a text.
 
 Prompts are prefilled, which no route changes; every token of a choice is predicted by
 a decode step under the route. Where intervals overlap accuracy says nothing, and
 answers equal to the unmodified model's, agreement and perplexity say more.
 """
 
+import dataclasses
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import check_count
-from moe_edge.core.files import check_out_dir
+from moe_edge.core.checks import RequestError, check_count
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
-from moe_edge.evaluate.multiple_choice import answer_questions, read_questions
+from moe_edge.evaluate.multiple_choice import (
+    Question,
+    answer_questions,
+    read_questions,
+    wilson_interval,
+)
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.results import metric
 from moe_edge.route.substitute import Substitute
 from moe_edge.studies.fidelity.card import BASE, find_text
-from moe_edge.studies.fidelity.plots import accuracy_over_a
-from moe_edge.studies.smoe.settings import claim
-from moe_edge.studies.smoe.table4_rows import by_task, metric_rows, short_questions
-from moe_edge.studies.smoe.table4_text import LIMITS, PAPER, WHY, answer_of, table_of
-from moe_edge.studies.study import model_entry
+from moe_edge.studies.prompts import check_list
+from moe_edge.studies.study import Claim, Findings, Study, model_entry
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
-A_VALUES = tuple(round(0.05 * i, 2) for i in range(13))  # the paper's columns
+ALL = "all sets"
+# Table IV of the paper: accuracy in percent at alpha 0, 0.35, 0.6.
+MODELS = ("Deepseek", "Xverse", "Qwen")
+PAPER = {
+    task: dict(zip(MODELS, rows, strict=True))
+    for task, rows in {
+        "GaoKao": ((27.2, 27.7, 25.9), (47.2, 47.5, 45.9), (73.5, 74.1, 71.7)),
+        "WiC": ((50.7, 50.7, 50.4), (50.0, 50.2, 49.8), (60.5, 60.7, 60.1)),
+        "triviaqa": ((59.3, 59.0, 57.6), (53.1, 53.8, 52.4), (69.3, 69.0, 67.9)),
+        "race": ((70.0, 69.1, 68.6), (81.4, 80.9, 80.3), (80.0, 79.1, 79.6)),
+        "gsm8k": ((51.4, 50.2, 48.8), (62.9, 61.2, 58.6), (85.7, 85.3, 83.3)),
+    }.items()
+}
+WHY = (
+    "The paper's models have 16 to 57 B parameters and answer well above chance; where "
+    "a model answers near chance, no fall can show. The paper's own differences below "
+    "a = 0.35 lie within the interval of its 1,000 questions (about 3 points)."
+)
+LIMITS = (
+    "The default model is tiny (16 M parameters): its accuracy near chance is expected "
+    "and says nothing about substitution; the share of answers equal to the unmodified "
+    "model's says more.",
+    "Prompts are prefilled, where no route acts; substitution acts only on the few "
+    "tokens of a choice. The text's tokens are all decoded.",
+    "Intervals: Wilson for shares, bootstrap over blocks of 32 tokens for the "
+    "perplexity ratio.",
+    "Only questions short enough were asked; the sets stand in for the paper's.",
+)
+Rows = list[dict[str, Any]]
 
 
-def run_accuracy(
-    *,
-    out_dir: str,
-    checkpoint: str = "default",
-    data_dir: str | None = None,
-    sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS),
-    limit: int = 40,
-    max_tokens: int = 128,
-    a_values: Sequence[float] = A_VALUES,
-    device_memory: str = "25%",
-    batch_size: int = 3,
-    offload: OffloadOptions | None = None,
-    text: str | None = None,
-    rows: int = 6,
-    prompt_tokens: int = 64,
-    forced_tokens: int = 192,
-    seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
-) -> dict[str, Any]:
-    """Measures accuracy and fidelity over a and writes the entry.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccuracySettings:
+    """What is asked, and of which model.
 
-    Args:
-      out_dir: folder of the entry.
+    Attributes:
       checkpoint: path or `default`.
-      data_dir: where relative paths are looked up too.
-      sets: multiple-choice files.
-      limit: questions of each, the first that are short enough.
-      max_tokens: of a question with a choice.
-      a_values: of substitution, with the default weight rule.
-      device_memory: budget of the experts.
+      data_dir: where `sets` and `text` are looked up.
+      sets: multiple-choice files; `limit` questions of each, the first that have at
+        most `max_tokens` tokens with any choice.
+      a_values: of substitution, with the default weight rule; 0 is added.
+      device_memory: budget of the experts; `offload`: policies besides the route.
       batch_size: choices, or rows of the text, that decode together.
-      offload: policies beside the route; default as in `fidelity_card`.
-      text, rows, prompt_tokens, forced_tokens: see `run_fidelity`.
+      text: UTF-8 file; None: the packaged held-out book. `rows` pieces of
+        `prompt_tokens` and `forced_tokens`, the latter scored.
       seed: of the bootstrap.
-      overwrite: replace a non-empty out_dir.
-      dry_run: check everything but the weights and stop.
-      config_text: gives the config to store.
-    Raises:
-      MoeEdgeError: bad input.
-      OSError: a file cannot be read.
     """
-    started_s = time.time()
-    check_out_dir(out_dir, overwrite)
-    for name, value in (("limit", limit), ("max_tokens", max_tokens)):
-        check_count(name, value)
-    check_count("batch_size", batch_size)
-    routes = {a: Substitute(a) for a in sorted({0.0, *map(float, a_values)})}
-    paths = [find_path(path, data_dir) for path in sets]
-    for path in paths:
-        read_questions([path], 1)
-    text_path = find_text(text, data_dir)
-    content = read_text(text_path)
-    options = resolve_offload(device_memory, offload or BASE)
-    if dry_run:
-        check_checkpoint(checkpoint, offload=options)
-        return {"dry_run": True, "sets": len(paths), "out_dir": out_dir}
 
-    loaded = load_engine(checkpoint)
+    checkpoint: str = "default"
+    data_dir: str | None = None
+    sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
+    limit: int = 16
+    max_tokens: int = 96
+    a_values: Sequence[float] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
+    device_memory: str = "25%"
+    batch_size: int = 3
+    offload: OffloadOptions | None = None
+    text: str | None = None
+    rows: int = 6
+    prompt_tokens: int = 64
+    forced_tokens: int = 192
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("limit", "max_tokens", "batch_size"):
+            check_count(name, getattr(self, name))
+        check_list("sets", self.sets)
+        self.routes()
+
+    def routes(self) -> dict[float, Substitute]:
+        """By a, ascending from 0."""
+        return {a: Substitute(a) for a in sorted({0.0, *map(float, self.a_values)})}
+
+    def options(self) -> OffloadOptions:
+        """Of the offloaded engine."""
+        return resolve_offload(self.device_memory, self.offload or BASE)
+
+    def paths(self) -> list[str]:
+        """Of the sets."""
+        return [find_path(path, self.data_dir) for path in self.sets]
+
+
+def check(settings: AccuracySettings) -> None:
+    """Refuses files and a budget that cannot be used, without weights."""
+    for path in settings.paths():
+        read_questions([path], 1)
+    read_text(find_text(settings.text, settings.data_dir))
+    check_checkpoint(settings.checkpoint, offload=settings.options())
+
+
+def run(settings: AccuracySettings) -> Findings:
+    """Measures accuracy and fidelity over a."""
+    loaded, batch = load_engine(settings.checkpoint), settings.batch_size
     tokenizer, resident = loaded.tokenizer, loaded.engine
+    paths, text_path = settings.paths(), find_text(settings.text, settings.data_dir)
     tasks = {
-        Path(path).stem: short_questions(tokenizer, path, limit, max_tokens)
+        Path(path).stem: short_questions(
+            tokenizer, path, settings.limit, settings.max_tokens
+        )
         for path in paths
     }
     questions = [question for part in tasks.values() for question in part]
     forced = cut_rows(
-        tokenizer.encode(content),
-        rows=rows,
-        prompt_tokens=prompt_tokens,
-        forced_tokens=forced_tokens,
+        tokenizer.encode(read_text(text_path)),
+        rows=settings.rows,
+        prompt_tokens=settings.prompt_tokens,
+        forced_tokens=settings.forced_tokens,
     )
 
     def answer(engine):
         return answer_questions(
-            engine, tokenizer, questions, batch_size, step_continuations
+            engine, tokenizer, questions, batch, step_continuations
         )[1]
 
-    expected = answer(resident)
-    reference = score_batches(resident, forced, batch_size)
-    capacity = max(max_tokens, prompt_tokens + forced_tokens)
-    switch = SwitchEngine(checkpoint, options, batch=batch_size, capacity=capacity)
+    expected, reference = answer(resident), score_batches(resident, forced, batch)
+    capacity = max(settings.max_tokens, settings.prompt_tokens + settings.forced_tokens)
+    switch = SwitchEngine(
+        settings.checkpoint, settings.options(), batch=batch, capacity=capacity
+    )
     accuracy, fidelity = [], []
-    for a, route in routes.items():
-        found = vars(compare(switch.run(route, forced, batch_size), reference, seed))
-        fidelity.append({"a": a, **found, "changed_ratio": switch.route.changed_ratio})
+    for a, route in settings.routes().items():
+        forced_run = switch.run(route, forced, batch)
+        found = {"a": a, **vars(compare(forced_run, reference, settings.seed))}
+        fidelity.append(found | {"changed_ratio": switch.route.changed_ratio})
         switch.start(route)
         accuracy += by_task(tasks, a, answer(switch.engine), expected)
         print(
@@ -130,60 +167,217 @@ def run_accuracy(
         )
     switch.close()
     weights = resident.weights
-    at_0 = accuracy[: len(tasks) + 1]
-    entry = Entry(
-        question="Does accuracy fall with SMoE's a (SMoE table IV)?",
-        answer=answer_of(accuracy, fidelity),
-        model=model_entry(checkpoint, weights.num_bytes, loaded.dtype),
+    answer, details = answer_of(accuracy, fidelity)
+    numbers = {"accuracy": accuracy, "fidelity": fidelity}
+    return Findings(
+        answer=answer,
+        details=details,
+        model=model_entry(settings.checkpoint, weights.num_bytes, loaded.dtype),
         workload={
             "sets": {
-                path: {"sha256": sha256_of(found), "questions": len(part)}
-                for path, found, part in zip(sets, paths, tasks.values(), strict=True)
+                name: {"sha256": sha256_of(path), "questions": len(part)}
+                for name, path, part in zip(
+                    settings.sets, paths, tasks.values(), strict=True
+                )
             },
-            "max_tokens": max_tokens,
             "text": {"source": text_path.name, "sha256": sha256_of(text_path)},
-            "rows": rows,
-            "prompt_tokens": prompt_tokens,
-            "forced_tokens": forced_tokens,
-            "device_memory": device_memory,
-            "batch_size": batch_size,
+        }
+        | {
+            name: getattr(settings, name)
+            for name in (
+                *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
+                *("device_memory", "batch_size"),
+            )
         },
         metrics=metric_rows(accuracy, fidelity),
-        limits=[*LIMITS, WHY],
-        seeds=[seed],
+        limits=LIMITS,
+        seeds=[settings.seed],
         baselines=["resident model", "chance"],
         checks={
             "a = 0 answers every question as the resident model": all(
-                row["same_answer"] == 1 for row in at_0
+                row["same_answer"] == 1 for row in accuracy if row["a"] == 0
             ),
             "a = 0 agrees on every token": fidelity[0]["agreement"] == 1,
         },
-        paper_claim=claim(
-            "SMoE, table IV: accuracy (%) at alpha 0, 0.35 and 0.6",
-            PAPER,
-            {
-                f"{row['task']}, a={row['a']:g}": round(100 * row["accuracy"], 1)
-                for row in accuracy
-                if row["a"] in (0, 0.35, 0.6)
-            },
-            WHY,
-        ),
-        started_s=started_s,
-    )
-    write_entry(
-        out_dir,
-        entry,
-        plot=lambda path: accuracy_over_a(
-            path, accuracy, fidelity, title=f"{checkpoint}: accuracy over a"
-        ),
-        config_text=config_text(),
-        overwrite=overwrite,
+        ours={
+            f"{row['task']}, a={row['a']:g}": round(100 * row["accuracy"], 1)
+            for row in accuracy
+            if row["a"] in (0, 0.35, 0.6)
+        },
+        plot=lambda path: plot(path, accuracy, fidelity),
         files={
-            "accuracy.json": json.dumps(
-                {"accuracy": accuracy, "fidelity": fidelity}, indent=1
-            ),
+            "accuracy.json": json.dumps(numbers, indent=1),
             "table.md": table_of(accuracy, fidelity),
         },
+        summary=numbers,
     )
-    print(entry.answer)
-    return {"accuracy": accuracy, "fidelity": fidelity, "out_dir": out_dir}
+
+
+def short_questions(
+    tokenizer, path: str, limit: int, max_tokens: int
+) -> list[Question]:
+    """The first questions of a file whose every text has at most `max_tokens` tokens.
+
+    Raises:
+      RequestError: the file has none.
+    """
+    found = []
+    for question in read_questions([path]):
+        texts = [f"{question.prompt} {choice}" for choice in question.choices]
+        if all(len(tokenizer.encode(text)) <= max_tokens for text in texts):
+            found.append(question)
+        if len(found) == limit:
+            break
+    if not found:
+        raise RequestError(f"{path} has no question of at most {max_tokens} tokens")
+    return found
+
+
+def summarise(task: str, a: float, questions, lines, reference) -> dict[str, Any]:
+    """Accuracy of some questions, and how many are answered as the reference does."""
+    n = len(lines)
+    right = sum(line["chosen_index"] == line["answer_index"] for line in lines)
+    same = sum(
+        line["chosen_index"] == other["chosen_index"]
+        for line, other in zip(lines, reference, strict=True)
+    )
+    return {
+        "task": task,
+        "a": a,
+        "n": n,
+        "accuracy": right / n,
+        "interval95": wilson_interval(right, n),
+        "chance": sum(1 / len(q.choices) for q in questions) / n,
+        "same_answer": same / n,
+        "same_interval95": wilson_interval(same, n),
+    }
+
+
+def by_task(tasks: dict[str, list[Question]], a: float, lines, reference) -> Rows:
+    """`summarise` of every set and of all together; lines in the order of the sets."""
+    rows, start = [], 0
+    for task, questions in tasks.items():
+        part = slice(start, start := start + len(questions))
+        rows.append(summarise(task, a, questions, lines[part], reference[part]))
+    questions = [question for part in tasks.values() for question in part]
+    return [*rows, summarise(ALL, a, questions, lines, reference)]
+
+
+def metric_rows(accuracy: Rows, fidelity: Rows) -> Rows:
+    """All sets together at every a; each set is in table.md."""
+    rows = []
+    for row, found in zip(tasks_of(accuracy)[ALL], fidelity, strict=True):
+        for name, value, (low, high), n in (
+            ("accuracy", row["accuracy"], row["interval95"], row["n"]),
+            ("same answer", row["same_answer"], row["same_interval95"], row["n"]),
+            (
+                "agreement on text", found["agreement"],
+                found["agreement_interval95"], found["tokens"],
+            ),
+            (
+                "perplexity ratio on text", found["perplexity_ratio"],
+                found["ratio_interval95"], found["tokens"],
+            ),
+        ):  # fmt: skip
+            spread = ("half of the 95 % interval", (high - low) / 2)
+            what = f"substitute a={row['a']:g}"
+            rows.append(metric(what, name, value, "1", n, spread))
+    return rows
+
+
+def tasks_of(accuracy: Rows) -> dict[str, Rows]:
+    """Rows of each set, in order of a."""
+    tasks: dict[str, Rows] = {}
+    for row in accuracy:
+        tasks.setdefault(row["task"], []).append(row)
+    return tasks
+
+
+def verdict_of(rows: Rows) -> str:
+    """What a set's accuracies over a say; the first row is a = 0."""
+    low, high = rows[0]["interval95"]
+    near = ", at chance" if low <= rows[0]["chance"] <= high else ""
+    for row in rows:
+        if row["interval95"][0] > high or row["interval95"][1] < low:
+            return f"differs from a = 0 from a = {row['a']:g} on{near}"
+    return f"not informative{near}"
+
+
+def answer_of(accuracy: Rows, fidelity: Rows) -> tuple[str, list[str]]:
+    """The answer and further sentences; says plainly what is not informative."""
+    *single, together = tasks_of(accuracy).values()
+    silent = sum(verdict_of(rows).startswith("not") for rows in single)
+    first, last, end = together[0], together[-1], fidelity[-1]
+    answer = (
+        f"{silent} of {len(single)} sets are not informative; over all {first['n']} "
+        f"questions accuracy is {100 * first['accuracy']:.1f} % at a = 0 and "
+        f"{100 * last['accuracy']:.1f} % at a = {last['a']:g} "
+        f"(chance {100 * first['chance']:.1f} %)."
+    )
+    return answer, [
+        "Not informative: the 95 % intervals overlap with a = 0 at every a. Over all "
+        f"questions: {verdict_of(together)}.",
+        f"At a = {last['a']:g}, {100 * last['same_answer']:.1f} % of answers are the "
+        f"unmodified model's; on text {100 * end['agreement']:.1f} % of tokens agree "
+        f"and perplexity is x{end['perplexity_ratio']:.3f}.",
+    ]
+
+
+def table_of(accuracy: Rows, fidelity: Rows) -> str:
+    """Markdown in the paper's form: a row a set, a column an a."""
+    tasks = tasks_of(accuracy)
+    table = [["set", "n", "chance", *(f"{row['a']:g}" for row in fidelity), "verdict"]]
+    table.append(["---"] * len(table[0]))
+    for task, rows in tasks.items():
+        cells = [task, str(rows[0]["n"]), f"{100 * rows[0]['chance']:.1f}"]
+        for row in rows:
+            low, high = row["interval95"]
+            cells.append(f"{100 * row['accuracy']:.1f} ± {50 * (high - low):.1f}")
+        table.append([*cells, verdict_of(rows)])
+    for name, rows, key, scale, form in (
+        ("same answers", tasks[ALL], "same_answer", 100, ".1f"),
+        ("agreement on text", fidelity, "agreement", 100, ".1f"),
+        ("perplexity ratio", fidelity, "perplexity_ratio", 1, ".4f"),
+        ("substituted", fidelity, "changed_ratio", 100, ".1f"),
+    ):
+        values = (f"{scale * row[key]:{form}}" for row in rows)
+        table.append([name, "", "", *values, ""])
+    head = "# Accuracy (%) over a, as in SMoE's table IV\n\n± is half of the 95 % "
+    lines = (f"| {' | '.join(cells)} |" for cells in table)
+    return head + "interval (Wilson).\n\n" + "\n".join(lines) + "\n"
+
+
+def plot(path, accuracy: Rows, fidelity: Rows) -> None:
+    """Accuracy of each set with its interval and chance, then fidelity on the text."""
+
+    def panel(title: str, rows: Rows, key: str, interval: str, level=None) -> Panel:
+        half = [(row[interval][1] - row[interval][0]) / 2 for row in rows]
+        series, a = {"measured": [row[key] for row in rows]}, [r["a"] for r in rows]
+        return Panel(
+            title, key.replace("_", " "), a, series, {"measured": half}, "a", level
+        )
+
+    panels = [
+        panel(task, rows, "accuracy", "interval95", ("chance", rows[0]["chance"]))
+        for task, rows in tasks_of(accuracy).items()
+    ]
+    for key, interval in (
+        ("agreement", "agreement_interval95"),
+        ("perplexity_ratio", "ratio_interval95"),
+    ):
+        panels.append(panel("text", fidelity, key, interval))
+    line_panels(path, panels, title="Accuracy and fidelity over a", columns=3)
+
+
+STUDY = Study(
+    name="smoe_table4",
+    question="Does accuracy fall with SMoE's a (SMoE table IV)?",
+    settings=AccuracySettings,
+    measure=run,
+    check=check,
+    claim=Claim(
+        source="SMoE, table IV: accuracy (%) at alpha 0, 0.35 and 0.6",
+        paper=PAPER,
+        why=WHY,
+    ),
+)

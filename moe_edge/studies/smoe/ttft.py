@@ -1,22 +1,31 @@
 """Time to first token: experts on demand, layer-wise, and resident (SMoE fig. 13)."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import describe_link
+from moe_edge.studies.cases import (
+    LIMITS,
+    LinkSettings,
+    check_margin,
+    describe_link,
+    linked,
+    workload_of,
+)
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import PromptPool, make_pool
+from moe_edge.studies.prompts import PromptPool, check_inputs, check_list, make_pool
+from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
-from moe_edge.studies.smoe.settings import LIMITS, Findings, Settings, claim
-from moe_edge.studies.study import median_and_spread
+from moe_edge.studies.study import Claim, Findings, Study
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B
@@ -28,13 +37,40 @@ WHY = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TtftSettings(LinkSettings):
+    """`LinkSettings` names the rest; `prompt_tokens` and `new_tokens` are of the runs
+    that a layer's compute is taken from.
+
+    Attributes:
+      device_memory: of the experts.
+      a: SMoE's margin.
+      lengths: tokens of the measured prompts.
+    """
+
+    sources: Sequence[str] = ("text/wikipedia_en.txt", "text/c4_web.txt")
+    rounds: int = 5
+    prompt_tokens: int = 48
+    new_tokens: int = 32
+    device_memory: str = "25%"
+    a: float = 0.2
+    lengths: Sequence[int] = (32, 128, 512)
+
+    def __post_init__(self):
+        super().__post_init__()
+        OffloadOptions(device_memory=self.device_memory)
+        check_margin(self.a)
+        for length in check_list("lengths", self.lengths):
+            check_count("lengths", length)
+
+
 @dataclasses.dataclass
 class Waited:
-    """Seconds to the first token, and bytes moved for it, one of each a round."""
+    """Of every round: seconds to the first token, bytes moved for it, the tokens."""
 
-    ttft_s: list[float] = dataclasses.field(default_factory=list)
-    moved_bytes: list[float] = dataclasses.field(default_factory=list)
-    is_same: list[bool] = dataclasses.field(default_factory=list)
+    ttft_s: Sequence[float]
+    moved_bytes: Sequence[float]
+    tokens: Sequence
 
 
 Found = dict[tuple[str, int], Waited]  # by policy and prompt length
@@ -49,13 +85,12 @@ def policies(a: float) -> dict[str, OffloadOptions]:
     }
 
 
-def run(settings: Settings) -> tuple[dict, Findings]:
-    """Measures all lengths; returns the model and the findings.
+def run(settings: TtftSettings) -> Findings:
+    """Measures all lengths.
 
     Raises:
       ConfigError: a prompt that leaves no room in the model's context.
     """
-    budget = settings.budgets[0]
     with Bench(settings.checkpoint) as bench:
         longest, limit = max(settings.lengths), bench.config.max_positions
         if longest >= limit:
@@ -74,119 +109,112 @@ def run(settings: Settings) -> tuple[dict, Findings]:
         engines = {RESIDENT: bench.resident, LAYERWISE: layerwise}
         for policy, options in policies(settings.a).items():
             engines[policy] = bench.engine(
-                dataclasses.replace(
-                    options,
-                    device_memory=budget,
-                    link_bytes_per_s=link.bytes_per_s,
-                    link_latency_s=link.latency_s,
-                )
+                linked(options, settings.device_memory, link)
             )
         try:
             found, pool = measure(bench, engines, settings)
         finally:
             layerwise.close()
-    return bench.model, findings(found, pool, link, layer_s, settings)
+    described = describe_link(link, layer_s, settings)
+    workload = workload_of(settings, pool) | {"link": described}
+    return findings(bench.model, found, workload, settings)
 
 
 def measure(
-    bench: Bench, engines: dict, settings: Settings
+    bench: Bench, engines: dict, settings: TtftSettings
 ) -> tuple[Found, PromptPool]:
-    """Compiles every length, then interleaves engines within rounds."""
+    """Interleaves the engines within rounds, one prompt length after the other."""
     found: Found = {}
+    calls = {name: functools.partial(_wait, one) for name, one in engines.items()}
     for length in settings.lengths:
         pool = make_pool(settings, bench.tokenizer, settings.rounds + 1, length)
         warm, *prompts = pool.rows
-        for policy, engine in engines.items():
-            generate(engine, [warm], 1)
-            found[policy, length] = Waited()
-        for prompt in prompts:
-            expected = None
-            for policy, engine in engines.items():
-                engine.reset_records()
-                result = generate(engine, [prompt], 1)
-                expected = expected or result.tokens  # the resident engine is first
-                one = found[policy, length]
-                one.ttft_s.append(result.ttft_s)
-                one.moved_bytes.append(engine.movement()["bytes_moved"])
-                one.is_same.append(result.tokens == expected)
+        measured = measure_rounds(calls, prompts, warm=[warm])
+        for policy, rounds in measured.figures.items():
+            found[policy, length] = Waited(*zip(*rounds, strict=True))
     return found, pool
 
 
+def _wait(engine, prompt):
+    """(seconds to the first token, bytes moved, tokens)."""
+    engine.reset_records()
+    result = generate(engine, [prompt], 1)
+    return result.ttft_s, engine.movement()["bytes_moved"], result.tokens
+
+
 def findings(
-    found: Found, pool: PromptPool, link: EmulatedLink, layer_s: float, settings
+    model: dict, found: Found, workload: dict, settings: TtftSettings
 ) -> Findings:
     """The entry from what was measured."""
-    rows = []
+    rows, changes, details, budget = [], {}, [], settings.device_memory
     for (policy, length), one in found.items():
-        value, spread = median_and_spread(one.ttft_s)
-        n, name = len(one.ttft_s), f"{length} prompt tokens"
-        rows.append(metric(policy, f"TTFT, {name}", value, "s", n, spread))
-        moved = np.median(one.moved_bytes) * 1e-6
-        rows.append(metric(policy, f"moved, {name}", moved, "MB", n))
-    changes, parts = {}, []
+        at = f"{length} prompt tokens"
+        rows.append(median_metric(policy, f"TTFT, {at}", one.ttft_s, "s"))
+        moved = 1e-6 * float(np.median(one.moved_bytes))
+        rows.append(metric(policy, f"moved, {at}", moved, "MB", len(one.moved_bytes)))
     for length in settings.lengths:
         ours, layers, resident = (
             float(np.median(found[policy, length].ttft_s))
             for policy in ("smoe", LAYERWISE, RESIDENT)
         )
         changes[length] = ours / layers - 1
-        parts.append(
-            f"{length} tokens: {ours:.3f} s, layer-wise {layers:.3f} s "
-            f"({100 * changes[length]:+.0f} %), resident {resident:.3f} s"
+        details.append(
+            f"{length} tokens: {ours:.3f} s, layer-wise {layers:.3f} s, resident "
+            f"{resident:.3f} s."
         )
-    budget = settings.budgets[0]
-    entry = {
-        "question": f"How long until the first token with {budget} of the experts on "
-        "the device (SMoE fig. 13)?",
-        "answer": f"{'; '.join(parts)} (the paper: {100 * PAPER_CHANGE:.0f} % against "
-        "the best existing approach).",
-        "kind": "emulated",
-        "workload": {
-            "prompts": list(pool.sources),
-            "lengths": list(settings.lengths),
-            "rounds": settings.rounds,
-            "budget": budget,
-            "a": settings.a,
-            "link": describe_link(link, layer_s, settings),
-        },
-        "metrics": rows,
-        "baselines": [RESIDENT, LAYERWISE, "on_demand", "lru"],
-        "checks": {
-            "every engine gave the resident engine's first token in every round": all(
-                all(one.is_same) for one in found.values()
-            )
-        },
-        "limits": [
+    told = ", ".join(f"{n} tokens {100 * v:+.0f} %" for n, v in changes.items())
+    return Findings(
+        answer=f"With {budget} of the experts on the device, SMoE against layer-wise "
+        f"offload: {told} (the paper: {100 * PAPER_CHANGE:.0f} % against the best "
+        "existing approach).",
+        details=details,
+        model=model,
+        workload=workload,
+        metrics=rows,
+        limits=[
             *LIMITS[:2],
             "Batch 1. The caches hold what the prompt before left in them.",
             "Layer-wise offload has room for two whole layers on the device, however "
             f"much that is, not {budget}.",
-            WHY,
         ],
-        "paper_claim": claim(
-            "SMoE, section VI-B and fig. 13: TTFT against the best existing approach",
-            {"change": PAPER_CHANGE},
-            {f"against layer-wise, {n} tokens": v for n, v in changes.items()},
-            WHY,
-        ),
-    }
+        kind="emulated",
+        baselines=[RESIDENT, LAYERWISE, "on_demand", "lru"],
+        checks={
+            "every engine gave the resident engine's first token in every round": all(
+                list(one.tokens) == list(found[RESIDENT, length].tokens)
+                for (_, length), one in found.items()
+            )
+        },
+        ours={f"against layer-wise, {n} tokens": v for n, v in changes.items()},
+        plot=lambda path: plot(path, found, settings),
+        summary={"ttft_change": changes},
+    )
 
-    def plot(path) -> None:
-        names = list(dict.fromkeys(policy for policy, _ in found))
-        series, spreads = {}, {}
-        for name in names:
-            pairs = [median_and_spread(found[name, n].ttft_s) for n in settings.lengths]
-            series[name] = [value for value, _ in pairs]
-            spreads[name] = [spread[1] for _, spread in pairs]
-        panel = Panel(
-            f"{budget} of the experts on the device, emulated link",
-            "seconds",
-            list(settings.lengths),
-            series,
-            spreads,
-            x_label="prompt tokens",
-            log=True,
-        )
-        line_panels(path, [panel], title="Time to first token", columns=1)
 
-    return Findings(entry=entry, plot=plot, summary={"ttft_change": changes})
+def plot(path, found: Found, settings: TtftSettings) -> None:
+    """Seconds to the first token by prompt length, a line an engine."""
+    names = dict.fromkeys(policy for policy, _ in found)
+    panel = median_panel(
+        f"{settings.device_memory} of the experts on the device, emulated link",
+        "seconds",
+        list(settings.lengths),
+        {name: [found[name, n].ttft_s for n in settings.lengths] for name in names},
+        x_label="prompt tokens",
+        log=True,
+    )
+    line_panels(path, [panel], title="Time to first token", columns=1)
+
+
+STUDY = Study(
+    name="smoe_ttft",
+    question="How long until the first token with a part of the experts on the device "
+    "(SMoE fig. 13)?",
+    settings=TtftSettings,
+    measure=run,
+    check=check_inputs,
+    claim=Claim(
+        source="SMoE, section VI-B, fig. 13: TTFT against the best existing approach",
+        paper={"change": PAPER_CHANGE},
+        why=WHY,
+    ),
+)

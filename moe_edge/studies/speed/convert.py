@@ -1,18 +1,20 @@
-"""Suite `convert`: time and memory of conversion beside copying the files."""
+"""Suite `convert`: time and memory of conversion, compared with copying the files."""
 
 import functools
-import json
 import os
 import shutil
-import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from moe_edge.core.checks import CheckpointError
+from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.models import olmoe_config, write_random
-from moe_edge.studies.speed.timing import interleave, round_ratios
+from moe_edge.studies.speed.suite import (
+    Rows,
+    SuiteSettings,
+    make_row,
+    run_process,
+    speed_study,
+)
 
 LAYERS = 18  # 2.0 GB in bfloat16
 
@@ -23,7 +25,7 @@ def convert_models(work_dir: Path) -> list[tuple[str, Path]]:
     return [(f"random in OLMoE's shape, {LAYERS} layers, bfloat16", folder)]
 
 
-def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
+def convert_rows(settings: SuiteSettings, work_dir: Path) -> Rows:
     """Seconds to convert a 2 GB random checkpoint, both ways; peak memory.
 
     Each conversion is a process of its own, so that its peak is its own; its seconds
@@ -41,34 +43,28 @@ def convert_suite(repeats: int, work_dir: Path) -> list[dict]:
         "to_hf": functools.partial(_convert, ours, to="hf"),
     }
     cases = {
-        name: functools.partial(_afresh, job, target) for name, job in jobs.items()
+        name: functools.partial(_on_clean_disk, job, target)
+        for name, job in jobs.items()
     }
-    runs = interleave(cases, repeats)
+    runs = interleave(cases, settings.repeats)
     shutil.rmtree(target)
     shutil.rmtree(ours)
-    figures = {name: [run["seconds"] for run in runs[name]] for name in runs}
-    rows = []
-    for name in ("to_ours", "to_hf"):
-        ratios = round_ratios(figures[name], figures["copy"])
-        rows.append(
-            {
-                "case": f"convert/{name}",
-                "ours": statistics.median(figures[name]),
-                "peer": statistics.median(figures["copy"]),
-                "peer_name": "shutil.copytree",
-                "unit": "s",
-                "ratio": statistics.median(ratios),
-                "round_ratios": ratios,
-                "limit_fraction": None,
-                "bytes": runs[name][-1]["bytes"],
-                "peak_rss_bytes": max(run["peak_rss_bytes"] for run in runs[name]),
-                "runs": {"ours": figures[name], "copy": figures["copy"]},
-            }
+    seconds = {name: [run["seconds"] for run in found] for name, found in runs.items()}
+    return [
+        make_row(
+            f"convert/{name}",
+            seconds[name],
+            "s",
+            peer=seconds["copy"],
+            peer_name="shutil.copytree",
+            bytes=runs[name][-1]["bytes"],
+            peak_rss_bytes=max(run["peak_rss_bytes"] for run in runs[name]),
         )
-    return rows
+        for name in ("to_ours", "to_hf")
+    ]
 
 
-def _afresh(job, target: Path) -> dict:
+def _on_clean_disk(job, target: Path) -> dict:
     """Runs a job with no `target` yet and all earlier writes on the disk."""
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
@@ -83,10 +79,13 @@ def _copy(source: Path, target: Path) -> dict:
 
 def _convert(src: Path, dst: Path, to: str) -> dict:
     """Runs `launch.convert` in a process of its own; returns its JSON line."""
-    command = [sys.executable, "-m", "launch.convert"]
-    command += [f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    if done.returncode:
-        raise CheckpointError(f"conversion of {src} failed: {done.stderr.strip()}")
-    return json.loads(done.stdout.splitlines()[-1])
+    flags = f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"
+    return run_process("launch.convert", *flags)
+
+
+STUDY = speed_study(
+    "convert",
+    "How long does a conversion take, compared with copying the files?",
+    convert_rows,
+    lambda _, work_dir: convert_models(work_dir),
+)

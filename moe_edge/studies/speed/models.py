@@ -20,17 +20,19 @@ from moe_edge.core.files import atomic_folder
 DTYPES = ("float32", "bfloat16")
 
 
-def olmoe_config(layers: int, dtype: str, experts: int = 64) -> dict:
+def olmoe_config(
+    layers: int, dtype: str, experts: int = 64, hidden: int = 768, heads: int = 12
+) -> dict:
     """HF config of an OLMoE-shaped model; 8 layers have 0.45 B parameters."""
     return {
         "architectures": ["OlmoeForCausalLM"],
         "model_type": "olmoe",
         "vocab_size": 8192,
-        "hidden_size": 768,
-        "intermediate_size": 384,
+        "hidden_size": hidden,
+        "intermediate_size": hidden // 2,
         "num_hidden_layers": layers,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
         "num_experts": experts,
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
@@ -57,7 +59,7 @@ def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
     config, dtype = config_from_hf(hf_config), WEIGHT_DTYPES[hf_config["dtype"]]
     shapes = hf_shapes(config)
     rng = np.random.default_rng(seed)
-    # One large draw, reused at random offsets: drawing 2 GB anew takes a minute.
+    # One large draw, reused at random offsets: drawing 2 GB takes a minute.
     pool = rng.standard_normal(1 << 22, np.float32)
     with atomic_folder(folder) as partial:
         (partial / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.studies.speed.engines import greedy_steps
+from moe_edge.studies.speed.decode import greedy_steps
 from moe_edge.studies.speed.offload_runs import decode_run
 
 

@@ -1,4 +1,4 @@
-"""Time per token over emulated links, beside its bound and beside its replay.
+"""Time per token over emulated links, compared with its bound and with its replay.
 
 A standard link loads one expert in 0.5, 2 or 8 times a layer's resident compute, of
 which 50 us are latency. The bound of the oracle row is max(resident compute, needed
@@ -18,18 +18,16 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.policy import get_policy
 from moe_edge.simulate.replay.timed import replay_time
 from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.studies.rounds import interleave
+from moe_edge.studies.speed.decode import random_prompts
 from moe_edge.studies.speed.offload_controls import (
     step_after_waits,
     step_beside_transfers,
 )
-from moe_edge.studies.speed.offload_rows import (
-    MS,
-    SHARE,
-    Sizes,
-    make_row,
-    random_prompts,
-)
 from moe_edge.studies.speed.offload_runs import (
+    PROMPT_TOKENS,
+    SHARE,
+    OffloadSettings,
     Replayed,
     Run,
     RunLog,
@@ -40,7 +38,7 @@ from moe_edge.studies.speed.offload_runs import (
     load_offloaded,
     trace_of,
 )
-from moe_edge.studies.speed.timing import interleave
+from moe_edge.studies.speed.suite import MS, Rows, make_row
 
 LATENCY_S = 50e-6
 BAR = 1.10
@@ -56,8 +54,8 @@ def link_for(load_s: float, block_bytes: int) -> EmulatedLink:
 
 
 def link_rows(
-    name: str, folder, sizes: Sizes, repeats: int, predictors, forced: bool = False
-) -> list[dict]:
+    name: str, folder, settings: OffloadSettings, predictors, forced: bool = False
+) -> Rows:
     """Rows of one model at the three links: the oracle, these predictors, controls.
 
     Args:
@@ -67,7 +65,7 @@ def link_rows(
     """
     run = functools.partial(decode_run, forced=forced)
     resident = load_engine(folder, with_tokenizer=False).engine
-    prompts = random_prompts(resident, 1)
+    prompts = random_prompts(resident, 1, PROMPT_TOKENS)
     options = {predictor: {"predictor": predictor} for predictor in predictors}
     if "smoe_partial" in options:  # all that the next layer would choose
         options["smoe_partial"]["predictor_options"] = {"top_a": None}
@@ -76,7 +74,7 @@ def link_rows(
         for predictor, given in options.items()
     }
     # The longest run: the shorter ones are its beginning.
-    recorded = run(engines["none"], prompts, max(sizes.link_steps.values()))
+    recorded = run(engines["none"], prompts, max(settings.link_steps.values()))
     future = foreseen(recorded, resident.config.moe.num_experts)
     oracle = {"predictor": "oracle", "predictor_options": {"chosen_SLK": future}}
     oracle |= {"horizon": min(HORIZON, resident.config.num_layers)}
@@ -84,10 +82,10 @@ def link_rows(
         folder, device_memory=SHARE, prefetch_limit=PREFETCH_LIMIT, **oracle
     )
     engines = {"oracle": oracle, **engines}
-    share, rows = layer_share(resident, prompts, sizes.host_steps), []
-    for ratio, steps in sizes.link_steps.items():
+    share, rows = layer_share(resident, prompts, settings.host_steps), []
+    for ratio, steps in settings.link_steps.items():
         decode = functools.partial(run, prompts=prompts, steps=steps)
-        runs, link = _rounds(decode, resident, engines, repeats, share, ratio)
+        runs, link = _rounds(decode, resident, engines, settings.repeats, share, ratio)
         case = f"{name}, 25 %, emulated link {ratio:g}x"
         found = {
             predictor: _row(
@@ -146,10 +144,10 @@ def _row(case: str, predictor: str, engine, runs, link: EmulatedLink, share) -> 
     return make_row(
         case,
         [MS * value for value in ours],
-        [MS * value for value in bounds],
-        "bound: compute or link" if is_oracle else "replay",
         "ms/token",
-        BAR,
+        peer=[MS * value for value in bounds],
+        peer_name="bound: compute or link" if is_oracle else "replay",
+        bar=BAR,
         emulated=True,
         needed_blocks_per_token=statistics.median(needed),
         waited_ms_per_token=MS * statistics.median(late),
@@ -160,7 +158,7 @@ def _row(case: str, predictor: str, engine, runs, link: EmulatedLink, share) -> 
 
 
 def _beside_row(row: dict, beside_s: list[float]) -> dict:
-    """The oracle's runs beside what this machine makes of its bound.
+    """The oracle's runs compared with what this machine makes of its bound.
 
     The oracle row's bound is a step that nothing disturbs, or the link alone. Here the
     resident engine reads every layer's routing back, as a host that plans does, while
@@ -170,16 +168,16 @@ def _beside_row(row: dict, beside_s: list[float]) -> dict:
     return make_row(
         f"{row['case']}, read-backs and copies",
         row["runs"]["ours"],
-        [MS * value for value in beside_s],
-        "a resident step that reads each routing while as many blocks travel",
         "ms/token",
+        peer=[MS * value for value in beside_s],
+        peer_name="a resident step that reads each routing while as many blocks travel",
         emulated=True,
         link=row["link"],
     )
 
 
 def _rested_row(row: dict, resident, prompts, steps: int) -> dict:
-    """The same run beside its replay plus what waiting costs the resident engine.
+    """The same run against its replay plus what waiting costs the resident engine.
 
     The replay counts a layer's compute as it is when nothing ever waits. How much of a
     missed bar is the machine's, which computes slower after a wait, this row tells.
@@ -194,10 +192,10 @@ def _rested_row(row: dict, resident, prompts, steps: int) -> dict:
     return make_row(
         f"{row['case']}, compute after waits",
         row["runs"]["ours"],
-        [bound + slower_ms for bound in row["runs"]["bound"]],
-        "replay + what a resident step loses by waiting as long",
         "ms/token",
-        BAR,
+        peer=[bound + slower_ms for bound in row["runs"]["peer"]],
+        peer_name="replay + what a resident step loses by waiting as long",
+        bar=BAR,
         emulated=True,
         lost_by_waiting_ms_per_token=slower_ms,
         link=row["link"],

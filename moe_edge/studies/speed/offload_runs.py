@@ -7,18 +7,62 @@ over a fresh emulated link: all runs, and their replay, start from the same stat
 import dataclasses
 import statistics
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
+from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.predict import chosen_by_step
-from moe_edge.studies.speed.engines import argmax
+from moe_edge.studies.speed.decode import argmax
+from moe_edge.studies.speed.models import olmoe_config, write_random
+from moe_edge.studies.speed.suite import SuiteSettings
 from moe_edge.workload.traces import DECODE, Trace, TraceRecorder
+
+SHARE = "25%"  # of the experts on the device, in the rows over emulated links
+PROMPT_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffloadSettings(SuiteSettings):
+    """How much suite `offload` does; `SuiteSettings` names the rest.
+
+    Attributes:
+      hf_config: of the random model that is timed: 0.2 B parameters, d = 512.
+      large_config: of the model of at least 2 GB whose memory is measured.
+      link_steps: decode steps by link ratio (expert load / a layer's compute).
+      host_steps: of the rows without a link.
+      smoe_tokens: decode steps of the SMoE row.
+      fidelity_tokens: scored of each held-out text.
+      absolute_memory: an absolute budget for the timed model.
+    """
+
+    hf_config: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: olmoe_config(8, "bfloat16", hidden=512, heads=8)
+    )
+    large_config: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: olmoe_config(18, "bfloat16")
+    )
+    link_steps: Mapping[float, int] = dataclasses.field(
+        default_factory=lambda: {0.5: 32, 2.0: 16, 8.0: 8}
+    )
+    host_steps: int = 24
+    smoe_tokens: int = 48
+    fidelity_tokens: int = 256
+    absolute_memory: str = "200MiB"
+
+
+def timed_models(work_dir: Path, settings: OffloadSettings) -> list[tuple[str, Path]]:
+    """Name and HF folder of the models that are timed."""
+    folder = write_random(work_dir / "olmoe_d512", settings.hf_config)
+    return [("olmoe_d512", folder), ("default", DEFAULT_MODEL)]
 
 
 class RunLog(PredictionLog):

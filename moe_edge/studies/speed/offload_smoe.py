@@ -14,15 +14,21 @@ from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_forced
 from moe_edge.offload.link import Link
 from moe_edge.studies.quickstart.texts import held_out_texts
+from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.offload_links import link_for
-from moe_edge.studies.speed.offload_rows import MS, SHARE, Sizes, make_row
-from moe_edge.studies.speed.offload_runs import layer_share, load_offloaded, start_cold
-from moe_edge.studies.speed.timing import interleave
+from moe_edge.studies.speed.offload_runs import (
+    PROMPT_TOKENS,
+    SHARE,
+    OffloadSettings,
+    layer_share,
+    load_offloaded,
+    start_cold,
+)
+from moe_edge.studies.speed.suite import MS, Rows, make_row
 
 LINK_RATIO = 2.0
 AIM = 0.55
 DOMAINS = ("books", "code", "arithmetic")
-PROMPT_TOKENS = 16
 # As configs/policies/smoe.gin.
 SMOE = {
     "eviction": "smoe_score",
@@ -46,27 +52,29 @@ LOSSLESS = {
 }
 
 
-def smoe_rows(sizes: Sizes, repeats: int) -> list[dict]:
-    """SMoE beside our best lossless configuration, with and without CPU assist.
+def smoe_rows(settings: OffloadSettings) -> Rows:
+    """SMoE against our best lossless configuration, with and without CPU assist.
 
     With assist the lossless ones are equal up to rounding (interfaces.md, gate B),
     without it bit by bit.
     """
     loaded = load_engine(DEFAULT_MODEL)
     resident, B = loaded.engine, len(DOMAINS)
-    timed = forced_rows(loaded.tokenizer, PROMPT_TOKENS + sizes.smoe_tokens)
+    timed = forced_rows(loaded.tokenizer, PROMPT_TOKENS + settings.smoe_tokens)
     options = {"smoe": SMOE, **LOSSLESS}
     engines = {
         name: load_offloaded(DEFAULT_MODEL, device_memory=SHARE, batch=B, **given)
         for name, given in options.items()
     }
     prompts = [row.ids[:PROMPT_TOKENS] for row in timed]
-    share = layer_share(resident, prompts, sizes.host_steps)
-    # One capacity for all calls: another one would compile everything anew.
-    capacity = PROMPT_TOKENS + max(sizes.smoe_tokens, sizes.fidelity_tokens)
+    share = layer_share(resident, prompts, settings.host_steps)
+    # One capacity for all calls: another one would compile everything again.
+    capacity = PROMPT_TOKENS + max(settings.smoe_tokens, settings.fidelity_tokens)
     score = functools.partial(score_forced, capacity=capacity)
     score(resident, timed)  # compiles
-    step_s = statistics.median(tpot_s(score(resident, timed)) for _ in range(repeats))
+    step_s = statistics.median(
+        tpot_s(score(resident, timed)) for _ in range(settings.repeats)
+    )
     block_bytes = engines["smoe"].manager.queue.store.block_bytes
     layer_s = share * step_s / resident.config.num_layers
     link = link_for(LINK_RATIO * layer_s, block_bytes)
@@ -74,9 +82,9 @@ def smoe_rows(sizes: Sizes, repeats: int) -> list[dict]:
         name: functools.partial(_forced_run, score, engine, timed, link)
         for name, engine in engines.items()
     }
-    runs = interleave(cases, repeats)
+    runs = interleave(cases, settings.repeats)
     times_ms = {name: [MS * tpot_s(run) for run in runs[name]] for name in engines}
-    longer = forced_rows(loaded.tokenizer, PROMPT_TOKENS + sizes.fidelity_tokens)
+    longer = forced_rows(loaded.tokenizer, PROMPT_TOKENS + settings.fidelity_tokens)
     lossy = _forced_run(score, engines["smoe"], longer, link)
     fidelity = dataclasses.asdict(compare(lossy, score(resident, longer)))
     rows = []
@@ -90,10 +98,10 @@ def smoe_rows(sizes: Sizes, repeats: int) -> list[dict]:
                 f"default, 25 %, batch {B}, emulated link {LINK_RATIO:g}x, SMoE "
                 f"beside {kind}",
                 times_ms["smoe"],
-                times_ms[best],
-                f"best {kind}: {best}",
                 "ms/token",
-                AIM,
+                peer=times_ms[best],
+                peer_name=f"best {kind}: {best}",
+                bar=AIM,
                 emulated=True,
                 peers={n: statistics.median(t) for n, t in times_ms.items()},
                 resident_ms_per_token=MS * step_s,

@@ -6,7 +6,6 @@ share. Shapes: 26 layers of 64 blocks (DeepSeek-V2-Lite), like the placements st
 
 import dataclasses
 import functools
-import statistics
 import time
 from collections.abc import Callable
 
@@ -23,8 +22,9 @@ from moe_edge.hardware.specs import Cluster
 from moe_edge.place.objective import objective
 from moe_edge.place.optimal import best_cover
 from moe_edge.place.policy import get_placer
-from moe_edge.studies.speed.placement_simulate import SimulateSizes, simulate_rows
-from moe_edge.studies.speed.timing import interleave, round_ratios
+from moe_edge.studies.rounds import interleave
+from moe_edge.studies.speed.placement_simulate import SimulateSettings, simulate_rows
+from moe_edge.studies.speed.suite import Rows, make_row, speed_study
 
 MODEL = "deepseek_v2_lite"
 KINDS = ("rtx_4090", "rtx_4060_ti", "rtx_3090")  # the last behind a slow line
@@ -32,14 +32,14 @@ HEURISTICS = ("uniform", "redundance", "smartmoe", "eplb_heterogeneous")
 HEURISTICS += ("prism", "greedy", "latency")
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """How much the suite does; tests make it small.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlacementSettings(SimulateSettings):
+    """How much suite `placement` does; `SimulateSettings` names the rest.
 
     Attributes:
       layers, experts: of the model.
       limit_s: servers -> seconds that the optimum, and our placer, may take.
-      lp_servers: up to so many servers the linear program runs beside it.
+      lp_servers: up to so many servers the linear program runs next to it.
       gap_servers, ratios, seeds: cases of the gap rows; memory in all / one copy.
     """
 
@@ -54,33 +54,21 @@ class Sizes:
     seeds: int = 3
 
 
-def placement_models(work_dir) -> list:
-    """No checkpoint is read."""
-    del work_dir
-    return []
-
-
-def placement_suite(
-    repeats: int,
-    work_dir,
-    sizes: Sizes | None = None,
-    simulated: SimulateSizes | None = None,
-) -> list[dict]:
+def placement_rows(settings: PlacementSettings, work_dir) -> Rows:
     """Times of the optimum and of our placer, gaps of every heuristic in %, then the
-    simulator's speed and our placer's latency in it."""
+    simulator's speed and our placer's latency in it; no checkpoint is read."""
     del work_dir
-    sizes = sizes or Sizes()
     rows = []
-    for servers, limit_s in sizes.limit_s.items():
-        rows += time_rows(servers, limit_s, repeats, sizes)
-    for servers in sizes.gap_servers:
-        for ratio in sizes.ratios:
+    for servers, limit_s in settings.limit_s.items():
+        rows += time_rows(servers, limit_s, settings)
+    for servers in settings.gap_servers:
+        for ratio in settings.ratios:
             for unequal in (False, True):
-                rows += gap_rows(servers, ratio, unequal, sizes)
-    return rows + simulate_rows(repeats, simulated)
+                rows += gap_rows(servers, ratio, unequal, settings)
+    return rows + simulate_rows(settings)
 
 
-def zipf(servers: int, sizes: Sizes, seed: int) -> np.ndarray:
+def zipf(servers: int, sizes: PlacementSettings, seed: int) -> np.ndarray:
     """float64 [N, L, E], rows sum to 1."""
     rng = np.random.default_rng(seed)
     base_E = 1 / np.arange(1, sizes.experts + 1)
@@ -118,7 +106,7 @@ def machines(servers: int, unequal: bool) -> CostModel:
     return CostModel(cluster, shape.block, shape.dense)
 
 
-def time_rows(servers: int, limit_s: float, repeats: int, sizes: Sizes) -> list[dict]:
+def time_rows(servers: int, limit_s: float, sizes: PlacementSettings) -> Rows:
     """Tight unequal memory, the hardest case for coverage."""
     blocks = sizes.layers * sizes.experts
     frequency_NLE = zipf(servers, sizes, seed=0)
@@ -133,11 +121,20 @@ def time_rows(servers: int, limit_s: float, repeats: int, sizes: Sizes) -> list[
     }
     if servers <= sizes.lp_servers:
         cases["lp"] = functools.partial(linear_program, value_NM, capacity_N)
-    runs = interleave({name: timed(case) for name, case in cases.items()}, repeats)
+    runs = interleave(
+        {name: timed(case) for name, case in cases.items()}, sizes.repeats
+    )
     name = f"{servers} x {sizes.layers} x {sizes.experts}"
     rows = [
-        row(f"seconds/optimal {name}", runs["optimal"], "s", runs.get("lp"), limit_s),
-        row(f"seconds/latency {name}", runs["latency"], "s", None, limit_s),
+        make_row(
+            f"seconds/optimal {name}",
+            runs["optimal"],
+            "s",
+            peer=runs.get("lp"),
+            peer_name="linear program, SciPy HiGHS",
+            limit=limit_s,
+        ),
+        make_row(f"seconds/latency {name}", runs["latency"], "s", limit=limit_s),
     ]
     return rows
 
@@ -170,7 +167,9 @@ def linear_program(value_NM: np.ndarray, capacity_N: np.ndarray) -> float:
     return -result.fun
 
 
-def gap_rows(servers: int, ratio: float, unequal: bool, sizes: Sizes) -> list[dict]:
+def gap_rows(
+    servers: int, ratio: float, unequal: bool, sizes: PlacementSettings
+) -> Rows:
     """Gap of every heuristic's objective to the optimum, %, one figure a seed."""
     cost_model = machines(servers, unequal)
     gaps: dict[str, list[float]] = {name: [] for name in HEURISTICS}
@@ -189,29 +188,18 @@ def gap_rows(servers: int, ratio: float, unequal: bool, sizes: Sizes) -> list[di
             gaps[name].append(100 * (value - least) / least)
     kind = "unequal" if unequal else "equal"
     return [
-        row(f"gap/{name} {servers} {kind} {ratio}x", values, "%")
+        make_row(f"gap/{name} {servers} {kind} {ratio}x", values, "%")
         for name, values in gaps.items()
     ]
 
 
-def row(
-    case: str,
-    ours: list[float],
-    unit: str,
-    peer: list[float] | None = None,
-    limit: float | None = None,
-) -> dict:
-    """One row; `limit_fraction` up to 1 says that the bar holds."""
-    ratios = None if peer is None else round_ratios(ours, peer)
-    middle = statistics.median(ours)
-    return {
-        "case": case,
-        "ours": middle,
-        "peer": None if peer is None else statistics.median(peer),
-        "peer_name": None if peer is None else "linear program, SciPy HiGHS",
-        "unit": unit,
-        "ratio": None if ratios is None else statistics.median(ratios),
-        "round_ratios": ratios,
-        "limit_fraction": None if limit is None else middle / limit,
-        "runs": {"ours": ours, **({} if peer is None else {"peer": peer})},
-    }
+STUDY = speed_study(
+    "placement",
+    "How fast are the placers, how far from the optimum are heuristics, and what does "
+    "that give in the simulator?",
+    placement_rows,
+    settings=PlacementSettings,
+    limit="Seconds and gaps: made-up statistics, Zipf-1 over a layer's blocks, half of "
+    "it in an order that all servers share; gaps are of eq. 2. Latencies: simulated, "
+    "routing from a fitted generator; ratios only.",
+)

@@ -10,16 +10,14 @@ equal lines there is little to win over eq. 2: the row says how much.
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import resource
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
-from moe_edge.studies.speed.timing import round_ratios
+from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, peak_rss_bytes
 
 OURS = "latency"
 # Peer -> largest ratio of mean latencies that the bar allows on unequal machines, and
@@ -35,16 +33,16 @@ HELD_OUT_GPUS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class SimulateSizes:
-    """How much is simulated; tests make it small.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulateSettings(SuiteSettings):
+    """How much is simulated; `SuiteSettings` names the rest.
 
     Attributes:
       gpus, tokens: of the speed rows.
       speed: (requests, batch, seconds allowed or None) of each speed row.
       speed_methods: placers whose placements are run; "uniform" has hardly a local
         call, so it is the most work there is.
-      requests_per_server, seeds: of the latency rows.
+      requests_per_server, latency_seeds: of the latency rows.
     """
 
     gpus: int = 256
@@ -55,7 +53,7 @@ class SimulateSizes:
     )
     speed_methods: tuple[str, ...] = ("prism", "uniform")
     requests_per_server: int = 100
-    seeds: int = 5
+    latency_seeds: int = 5
 
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -91,15 +89,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def simulate_rows(repeats: int, sizes: SimulateSizes | None = None) -> list[dict]:
+def simulate_rows(sizes: SimulateSettings) -> Rows:
     """Speed rows, then latency rows."""
-    sizes = SimulateSizes() if sizes is None else sizes
     rows = []
     for requests, batch, limit_s in sizes.speed:
         for method in sizes.speed_methods:
             if limit_s is None and method == "uniform":
                 continue  # ten times the largest case says nothing new
-            rows += speed_rows(requests, batch, limit_s, method, repeats, sizes)
+            rows += speed_rows(requests, batch, limit_s, method, sizes)
     for name, setting in SETTINGS.items():
         rows += latency_rows(name, setting, sizes)
     return rows
@@ -110,23 +107,24 @@ def speed_rows(
     batch: int,
     limit_s: float | None,
     method: str,
-    repeats: int,
-    sizes: SimulateSizes,
-) -> list[dict]:
+    sizes: SimulateSettings,
+) -> Rows:
     """Seconds and memory of one run, by itself."""
-    runs = [alone(speed_run, requests, batch, method, sizes) for _ in range(repeats)]
+    runs = [
+        alone(speed_run, requests, batch, method, sizes) for _ in range(sizes.repeats)
+    ]
     case = f"{requests} requests {sizes.gpus} GPUs {method}"
     seconds, rss, events = (list(column) for column in zip(*runs, strict=True))
     each = [1e6 * s / e for s, e in zip(seconds, events, strict=True)]
     return [
-        row(f"simulate/seconds {case}", seconds, "CPU s", limit=limit_s),
-        row(f"simulate/memory {case}", rss, "bytes", limit=MEMORY_BAR),
-        row(f"simulate/event {case}", each, "CPU us"),
+        make_row(f"simulate/seconds {case}", seconds, "CPU s", limit=limit_s),
+        make_row(f"simulate/memory {case}", rss, "bytes", limit=MEMORY_BAR),
+        make_row(f"simulate/event {case}", each, "CPU us"),
     ]
 
 
 def speed_run(
-    requests: int, batch: int, method: str, sizes: SimulateSizes
+    requests: int, batch: int, method: str, sizes: SimulateSettings
 ) -> tuple[float, float, int]:
     """Processor seconds, peak bytes of this process, events."""
     options = {"num_gpus": sizes.gpus}
@@ -144,8 +142,7 @@ def speed_run(
     loop.run()
     seconds = time.process_time() - started
     report(loop)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return seconds, float(peak), loop.events
+    return seconds, float(peak_rss_bytes()), loop.events
 
 
 def alone(function, *args):
@@ -156,12 +153,12 @@ def alone(function, *args):
 
 
 def latency_rows(
-    name: str, setting: Mapping[str, Any], sizes: SimulateSizes
-) -> list[dict]:
+    name: str, setting: Mapping[str, Any], sizes: SimulateSettings
+) -> Rows:
     """Our mean latency against each peer's; the ratio is what the bar is about."""
     means: dict[str, list[float]] = {method: [] for method in (OURS, *BARS)}
     first = setting.get("seed", 0)
-    for seed in range(first, first + sizes.seeds):
+    for seed in range(first, first + sizes.latency_seeds):
         wanted = {**setting, "seed": seed}
         case = build_case(**wanted, requests_per_server=sizes.requests_per_server)
         for method, found in means.items():
@@ -170,48 +167,13 @@ def latency_rows(
             found.append(report(loop).mean_latency_s)
     unequal = setting["cluster"] == "mixed"
     return [
-        row(
+        make_row(
             f"latency/{OURS} {name} against {peer}",
             means[OURS],
             "s",
-            means[peer],
-            peer,
+            peer=means[peer],
+            peer_name=peer,
             bar=bars[0] if unequal else bars[1],
         )
         for peer, bars in BARS.items()
     ]
-
-
-def row(
-    case: str,
-    ours: list[float],
-    unit: str,
-    peer: list[float] | None = None,
-    peer_name: str | None = None,
-    limit: float | None = None,
-    bar: float | None = None,
-) -> dict:
-    """One row; `limit_fraction` up to 1 says that the bar holds.
-
-    Args:
-      limit: largest median allowed.
-      bar: largest ratio to the peer allowed.
-    """
-    ratios = None if peer is None else round_ratios(ours, peer)
-    middle = statistics.median(ours)
-    ratio = None if ratios is None else statistics.median(ratios)
-    fraction = None if limit is None else middle / limit
-    if bar is not None:
-        fraction = ratio / bar
-    return {
-        "case": case,
-        "ours": middle,
-        "peer": None if peer is None else statistics.median(peer),
-        "peer_name": peer_name,
-        "unit": unit,
-        "ratio": ratio,
-        "bar": bar,
-        "round_ratios": ratios,
-        "limit_fraction": fraction,
-        "runs": {"ours": ours, **({} if peer is None else {"peer": peer})},
-    }

@@ -1,14 +1,13 @@
-"""Suite `refactor`: cutting experts into sub-experts, beside the paper's annealing.
+"""Suite `refactor`: cutting experts into sub-experts, against the paper's annealing.
 
-A row's `ratio` is ours / peer, `bar` the ratio that is allowed and `limit_fraction`
-ratio / bar: up to 1 the bar holds. All solvers of a round get the same problem.
+All solvers of a round get the same problem. The process that partitions a whole model
+is `python -m moe_edge.studies.speed.refactor FOLDER LAYERS EXPERTS NEURONS WORK_DIR`.
 """
 
 import dataclasses
 import json
 import math
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.model.config import ModelConfig
 from moe_edge.refactor.partition.alternate import (
     FIRST,
     WIDE,
@@ -26,20 +24,32 @@ from moe_edge.refactor.partition.alternate import (
 )
 from moe_edge.refactor.partition.anneal import STEPS, anneal, anneal_numpy
 from moe_edge.refactor.partition.blas_threads import one_blas_thread
+from moe_edge.refactor.partition.model import PartitionOptions, partition_model
 from moe_edge.refactor.partition.problem import Problem, build_problem
 from moe_edge.refactor.partition.synthetic import planted_activations
-from moe_edge.studies.speed.offload_rows import MS, make_row
+from moe_edge.studies.speed.suite import (
+    MS,
+    Rows,
+    SuiteSettings,
+    make_row,
+    peak_rss_bytes,
+    run_process,
+    speed_study,
+)
 
 SUBS = 4
 WITHIN = 1.005  # of the annealer's objective
 MAX_BATCHES = 16
 MODEL_S, MODEL_BYTES = 300.0, 2e9  # allowed for the whole model
-ROOT = Path(__file__).parents[2]
+SYNTHETIC = (
+    "Synthetic activations: planted clusters of neurons with log-normal scales. They "
+    "show the solver's speed and objective, no model's quality."
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """How much the suite does; tests make it small.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefactorSettings(SuiteSettings):
+    """How much suite `refactor` does; `SuiteSettings` names the rest.
 
     Attributes:
       tokens, neurons: of one expert.
@@ -56,36 +66,26 @@ class Sizes:
     numpy_steps: int = 20_000
 
 
-def refactor_models(work_dir: Path) -> list[tuple[str, Path | ModelConfig]]:
-    """None: the suite reads activations, no checkpoint."""
-    return []
-
-
-def refactor_suite(
-    repeats: int, work_dir: Path, sizes: Sizes | None = None
-) -> list[dict]:
+def refactor_rows(settings: RefactorSettings, work_dir: Path) -> Rows:
     """All rows: one expert at `inactive` 2 and 3, a round's limit, the whole model.
 
-    Args:
-      repeats: measured rounds, each with activations and seed of its own.
-      work_dir: of the synthetic activations, 4.3 GB.
-      sizes: how much to do (None: `Sizes()`).
+    Each round has activations and a seed of its own; `work_dir` holds the synthetic
+    activations of the whole model, 4.3 GB.
     """
-    sizes = sizes or Sizes()
     rows = []
     for inactive in (2, 3):
-        rows += expert_rows(inactive, sizes, repeats)
-    return [*rows, round_row(sizes, repeats), *model_rows(work_dir, sizes)]
+        rows += expert_rows(inactive, settings)
+    return [*rows, round_row(settings), *model_rows(work_dir, settings)]
 
 
-def expert_rows(inactive: int, sizes: Sizes, repeats: int) -> list[dict]:
+def expert_rows(inactive: int, sizes: RefactorSettings) -> Rows:
     """Time to the annealer's objective, and the objective in the annealer's time.
 
     Both annealers walk the same path up to rounding, so the target is the jitted one's
     objective for both; what a NumPy step takes does not depend on how many there are.
     """
     _expert_round(inactive, sizes, 0)  # compiles
-    rounds = [_expert_round(inactive, sizes, seed) for seed in range(repeats)]
+    rounds = [_expert_round(inactive, sizes, seed) for seed in range(sizes.repeats)]
     figures = {name: [r[name] for r in rounds] for name in rounds[0]}
     # Rounds whose time is a lower bound: the last batch was still above the target.
     not_reached = figures["reached"].count(False)
@@ -97,10 +97,10 @@ def expert_rows(inactive: int, sizes: Sizes, repeats: int) -> list[dict]:
             make_row(
                 f"{case}, to within 0.5 % of {peer}",
                 ours,
-                [MS * s for s in figures[f"{peer.lower()}_s"]],
-                f"{peer} {steps}",
                 "ms",
-                bar,
+                peer=[MS * s for s in figures[f"{peer.lower()}_s"]],
+                peer_name=f"{peer} {steps}",
+                bar=bar,
                 not_reached=not_reached,
                 numpy_steps=sizes.numpy_steps,
             )
@@ -109,16 +109,18 @@ def expert_rows(inactive: int, sizes: Sizes, repeats: int) -> list[dict]:
         make_row(
             f"{case}, objective in its time",
             figures["same_time"],
-            figures["annealed"],
-            f"jitted {steps}",
             "sum |M|",
-            1.0,
+            peer=figures["annealed"],
+            peer_name=f"jitted {steps}",
+            bar=1.0,
             seconds={n: figures[n] for n in ("same_time_s", "jitted_s")},
         ),
     ]
 
 
-def _expert_round(inactive: int, sizes: Sizes, seed: int) -> dict[str, float]:
+def _expert_round(
+    inactive: int, sizes: RefactorSettings, seed: int
+) -> dict[str, float]:
     M_TF, _ = planted_activations(sizes.tokens, sizes.neurons, seed=seed)
     problem = build_problem(M_TF, SUBS, inactive)
     started = time.perf_counter()
@@ -165,15 +167,15 @@ def _time_to(
         batches *= 2
 
 
-def round_row(sizes: Sizes, repeats: int) -> dict:
-    """One round of WIDE descents beside its operations at the matmul rate."""
+def round_row(sizes: RefactorSettings) -> dict:
+    """One round of WIDE descents against its operations at the matmul rate."""
     M_TF, _ = planted_activations(sizes.tokens, sizes.neurons)
     problem = build_problem(M_TF, SUBS, 2)
     rng = np.random.default_rng(0)
     labels_RF = random_partitions(rng, WIDE, sizes.neurons, SUBS)
     square = rng.random((2048, 2048), dtype=np.float32)
     ours_s, limit_s = [], []
-    for measured in range(-1, repeats):
+    for measured in range(-1, sizes.repeats):
         started = time.perf_counter()
         with one_blas_thread():
             descend(problem, labels_RF, max_rounds=1)
@@ -187,40 +189,35 @@ def round_row(sizes: Sizes, repeats: int) -> dict:
     return make_row(
         f"one round of {WIDE} partitions",
         [MS * s for s in ours_s],
-        [MS * s for s in limit_s],
-        "its two products at the rate of a large one, one core",
         "ms",
+        peer=[MS * s for s in limit_s],
+        peer_name="its two products at the rate of a large one, one core",
     )
 
 
-def model_rows(work_dir: Path, sizes: Sizes) -> list[dict]:
+def model_rows(work_dir: Path, sizes: RefactorSettings) -> Rows:
     """Seconds and peak memory of a process that partitions a whole model."""
     folder = write_activations(work_dir, sizes)
     results = work_dir / "partitions"
     shutil.rmtree(results, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "moe_edge.studies.speed.refactor_child",
-        str(folder),
-    ]
-    command += [str(n) for n in (sizes.layers, sizes.experts, sizes.neurons)]
-    done = subprocess.run(
-        [*command, str(results)], cwd=ROOT, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"partitioning {folder} failed: {done.stderr[-2000:]}")
-    child = json.loads(done.stdout.splitlines()[-1])
-    shape = f"{sizes.layers} x {sizes.experts} x {sizes.neurons} x {sizes.tokens}"
-    case = f"whole model, {shape}"
-    peak, bar = [child["peak_rss_bytes"] / 1e6], [MODEL_BYTES / 1e6]
+    shape = sizes.layers, sizes.experts, sizes.neurons
+    module = "moe_edge.studies.speed.refactor"
+    child = run_process(module, folder, *shape, results)
+    case = f"whole model, {' x '.join(map(str, (*shape, sizes.tokens)))}"
+    peak = [child["peak_rss_bytes"] / 1e6]
     return [
-        make_row(case, [child["seconds"]], [MODEL_S], "bar", "s", 1.0, **child),
-        make_row(f"{case}, peak memory", peak, bar, "bar", "MB", 1.0),
-    ]
+        make_row(
+            case, [child["seconds"]], "s",
+            peer=[MODEL_S], peer_name="bar", bar=1.0, **child,
+        ),
+        make_row(
+            f"{case}, peak memory", peak, "MB",
+            peer=[MODEL_BYTES / 1e6], peer_name="bar", bar=1.0,
+        ),
+    ]  # fmt: skip
 
 
-def write_activations(work_dir: Path, sizes: Sizes) -> Path:
+def write_activations(work_dir: Path, sizes: RefactorSettings) -> Path:
     """Synthetic activations of a whole model, float16, made where they lack.
 
     Raises:
@@ -248,3 +245,43 @@ def write_activations(work_dir: Path, sizes: Sizes) -> Path:
             np.save(path, M_TF.astype(np.float16), allow_pickle=False)
     partial.rename(folder)
     return folder
+
+
+class FolderSource:
+    """`LLL_EEE.npy` files, read as a profile's activations are."""
+
+    def __init__(self, folder: Path, layers: int, experts: int, neurons: int):
+        self.folder, self.layers = Path(folder), tuple(range(layers))
+        self.num_experts, self.neurons = experts, neurons
+
+    def activations(self, layer: int, expert: int) -> np.ndarray:
+        path = self.folder / f"{layer:03}_{expert:03}.npy"
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def gate_weights(self, layer: int, expert: int) -> np.ndarray:
+        return np.ones(len(self.activations(layer, expert)), np.float32)
+
+
+def partition(folder: str, layers: str, experts: str, neurons: str, work: str) -> dict:
+    """Partitions all experts on all of their tokens, with the default solver."""
+    source = FolderSource(Path(folder), int(layers), int(experts), int(neurons))
+    options = PartitionOptions(subs=4, inactive=3, heldout_ratio=0.0)
+    found = partition_model(source, work, options, report=None)
+    return {
+        "seconds": found.seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "experts": len(found.experts),
+        "shares": found.summary()["shares"]["fitted"],
+    }
+
+
+STUDY = speed_study(
+    "refactor",
+    "How fast and how well are experts cut into sub-experts, against annealing?",
+    refactor_rows,
+    settings=RefactorSettings,
+    limit=SYNTHETIC,
+)
+
+if __name__ == "__main__":
+    print(json.dumps(partition(*sys.argv[1:])))

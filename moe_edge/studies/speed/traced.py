@@ -4,6 +4,7 @@ On a GPU: an OLMoE-shaped model of 7 B parameters and a DeepSeek-V2-Lite-shaped 
 16 B, experts in host memory. On a CPU: one of 0.45 B, so that the suite can be tried.
 """
 
+import dataclasses
 import functools
 import gc
 import statistics
@@ -21,29 +22,37 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.evaluate.texts import find_path
 from moe_edge.model.config import ModelConfig
+from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.models import olmoe_config
-from moe_edge.studies.speed.timing import interleave
+from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
 from moe_edge.workload.trace_reader import read_trace
 
-TRACE = "../shared/data/routing/trace_qwen3_30b_a3b.csv.gz"
 TRACE_EXPERTS = 128
 TOP_K = 6  # what the trace holds
 STEPS = 48  # timed tokens; as many warm the cache before
 BUDGETS = ("25%", "50%")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedSettings(SuiteSettings):
+    """What suite `traced` reads; `SuiteSettings` names the rest.
+
+    Attributes:
+      data_dir: where `trace` is looked up.
+      trace: route trace with TOP_K experts a token.
+    """
+
+    data_dir: str = "../shared/data"
+    trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
+
+
 def olmoe_7b() -> dict:
     """HF config in the shape of OLMoE-1B-7B, at the trace's top-6."""
-    return olmoe_config(16, "bfloat16") | {
-        "vocab_size": 50304,
-        "hidden_size": 2048,
-        "intermediate_size": 1024,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "num_experts_per_tok": TOP_K,
-    }
+    shape = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
+    return shape | {"vocab_size": 50304, "num_experts_per_tok": TOP_K}
 
 
 def deepseek_v2_lite() -> dict:
@@ -91,8 +100,9 @@ def models() -> dict[str, dict]:
     return {"olmoe_7b": olmoe_7b(), "deepseek_v2_lite_16b": deepseek_v2_lite()}
 
 
-def traced_models(work_dir: Path) -> list[tuple[str, ModelConfig]]:
+def traced_models(settings, work_dir) -> list[tuple[str, ModelConfig]]:
     """Name and config of the suite's models, which lie in memory only."""
+    del settings, work_dir
     return [(name, config_from_hf(hf_config)) for name, hf_config in models().items()]
 
 
@@ -135,41 +145,35 @@ def copy_rate(num_bytes: int, repeats: int = 20) -> float:
     return num_bytes / statistics.median(seconds)
 
 
-def _row(case: str, ours: list[float], resident: list[float], extra: dict) -> dict:
-    ratios = [a / b for a, b in zip(ours, resident, strict=True)]
-    return {
-        "case": case,
-        "ours": 1e3 * statistics.median(ours),
-        "peer": 1e3 * statistics.median(resident),
-        "peer_name": "all experts resident",
-        "unit": "ms/token",
-        "round_ratios": ratios,
-        "ratio": statistics.median(ratios),
-        "runs": {"ours": ours, "resident": resident},
-    } | extra
+def trace_path(settings: TracedSettings) -> Path:
+    """Of the trace. Raises ConfigError where it is not found."""
+    path = Path(find_path(settings.trace, settings.data_dir))
+    if not path.is_file():
+        raise ConfigError(
+            f"no trace {settings.trace} in {settings.data_dir}; name the folder of the "
+            "data: --data_dir"
+        )
+    return path
 
 
-def traced_suite(repeats: int, work_dir: Path, trace: str = TRACE) -> list[dict]:
-    """Time per token at 25 % and 50 %, layered and fused, beside all resident.
+def traced_rows(settings: TracedSettings, work_dir) -> Rows:
+    """Time per token at 25 % and 50 %, layered and fused, against all resident.
 
     `limit_fraction` of a row is the time that the missed bytes take at the measured
     copy rate, over the time per token.
     """
-    if not Path(trace).is_file():
-        raise ConfigError(
-            f"no trace at {trace}; carry trace_qwen3_30b_a3b.csv.gz there or run in a "
-            "folder beside shared/"
-        )
-    recorded = read_trace(trace, num_experts=TRACE_EXPERTS)
+    del work_dir
+    recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
+    repeats = settings.repeats
     rows = []
     for name, hf_config in models().items():
         config = config_from_hf(hf_config)
         chosen_SLK = trace_choices(recorded, config)
         steps = min(STEPS, (len(chosen_SLK) - 1) // 2)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
+        # One after the other: a GPU has no room for both.
         resident = ResidentEngine(load_weights(reader))
-        resident_s = [seconds_per_token(resident, steps) for _ in range(repeats + 1)]
-        resident_s = resident_s[1:]
+        resident_s = _alone(resident, steps, repeats)
         del resident
         gc.collect()
         for budget in BUDGETS:
@@ -181,19 +185,40 @@ def traced_suite(repeats: int, work_dir: Path, trace: str = TRACE) -> list[dict]
                     memory="pinned" if on_gpu else "host",
                 )
                 with make_offloaded(reader, options) as engine:
-                    run = functools.partial(seconds_per_token, engine, steps)
-                    ours = interleave({"ours": run}, repeats)["ours"]
+                    ours_s = _alone(engine, steps, repeats)
                     moved = engine.movement()
-                ours_s = statistics.median(ours)
                 rate = copy_rate(reader.layout.size * reader.dtype.itemsize)
                 missed_s = moved["bytes_moved"] / steps / rate
-                extra = {
-                    "limit_fraction": missed_s / ours_s,
-                    "hit_ratio": moved["hit_ratio"],
-                    "bytes_per_token": moved["bytes_moved"] / steps,
-                    "copy_bytes_per_s": rate,
-                }
-                case = f"traced/{name}/{mode}/{budget}"
-                rows.append(_row(case, ours, resident_s, extra))
+                row = make_row(
+                    f"traced/{name}/{mode}/{budget}",
+                    [MS * s for s in ours_s],
+                    "ms/token",
+                    peer=[MS * s for s in resident_s],
+                    peer_name="all experts resident",
+                    hit_ratio=moved["hit_ratio"],
+                    bytes_per_token=moved["bytes_moved"] / steps,
+                    copy_bytes_per_s=rate,
+                )
+                row["limit_fraction"] = missed_s / statistics.median(ours_s)
+                rows.append(row)
                 gc.collect()
     return rows
+
+
+def _alone(engine: Engine, steps: int, repeats: int) -> list[float]:
+    """Seconds a token of `repeats` runs, after one that is not kept."""
+    run = functools.partial(seconds_per_token, engine, steps)
+    return interleave({"alone": run}, repeats)["alone"]
+
+
+STUDY = speed_study(
+    "traced",
+    "What does offloading cost a token on the real link, where routing repeats a "
+    "recorded trace?",
+    traced_rows,
+    traced_models,
+    settings=TracedSettings,
+    check=trace_path,
+    limit="Random weights: speed only, no quality claim. Routers repeat a recorded "
+    "trace.",
+)

@@ -77,7 +77,7 @@ class TracedReader(DenseReader):
             )
         self.config, self.dtype = config, np.dtype(dtype)
         self.layout, self._chosen_SLK = RecordLayout.of(config), chosen_SLK
-        # One draw, reused at random offsets: drawing 32 GB anew takes minutes.
+        # One draw, reused at random offsets: drawing 32 GB takes minutes.
         self._pool = np.random.default_rng(seed).standard_normal(1 << 22, np.float32)
         self._seed = seed
 

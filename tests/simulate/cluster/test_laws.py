@@ -6,9 +6,8 @@ import pytest
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.simulate.cluster.build import build_case, followed
 from moe_edge.simulate.cluster.case import METHODS
-from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.simulate.cluster.state import LoopOptions
 from tests.support.tiny_cluster import asked, constant_pools, placed, run, tiny_costs
 
 RUNS = [m for m in METHODS if m != "eplb"]
@@ -40,13 +39,14 @@ def test_every_request_and_every_byte_is_accounted_for(crowded, method):
         tokens_N[request.server] += request.input_tokens + request.output_tokens - 1
     pairs = tokens_N.sum() * shape.num_layers * shape.top_k
     assert (result.latency_R > 0).all() and (result.first_R <= result.latency_R).all()
-    assert len(loop.heap) == 0 and not any(s.running or s.waiting for s in loop.servers)
+    assert len(loop.heap) == 0 and not loop.schedule.open
+    assert all(lane.idle for lane in loop.schedule.lanes)
     assert result.pairs == pairs == result.counts_NX.sum()
     calls = result.bytes_NN["call"]
     away = result.pairs - result.local_pairs
     assert calls.sum() == 2 * away * shape.block.token_bytes
     np.testing.assert_array_equal(calls, calls.T)  # results are as large as messages
-    assert (result.line_use <= 1).all() and (result.gpu_use_G <= 1).all()
+    assert (result.link_use <= 1).all() and (result.gpu_use_G <= 1).all()
     if method == "moe_infinity_lb":
         assert result.facts["redirected"] > 0
     else:
@@ -73,7 +73,7 @@ def test_planning_ahead_changes_nothing(crowded, monkeypatch):
         return report(loop).latency_R
 
     ahead = latencies()
-    monkeypatch.setattr("moe_edge.simulate.cluster.loop.AHEAD", 1)
+    monkeypatch.setattr("moe_edge.simulate.cluster.calls.AHEAD", 1)
     np.testing.assert_array_equal(latencies(), ahead)
 
 

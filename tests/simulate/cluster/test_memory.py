@@ -8,8 +8,7 @@ import pytest
 from moe_edge.place.migrate import Decision
 from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
-from moe_edge.simulate.cluster.migration import MigratingLoop
-from moe_edge.simulate.cluster.policy import MigrationPolicy
+from moe_edge.simulate.cluster.migration import Migration, MigrationPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
 from tests.support.tiny_cluster import asked, run, tiny_costs
 
@@ -42,20 +41,25 @@ class Restless(Placer):
         return full(self.rng)
 
 
-class Watched(MigratingLoop):
+@pytest.fixture
+def most_G(monkeypatch):
     """Counts for itself what is on the GPUs, whenever a copy begins."""
+    most_G, load = [], Migration._load
 
-    def _load(self, time_s, gpu):
-        super()._load(time_s, gpu)
+    def watched(self, time_s, gpu):
+        load(self, time_s, gpu)
         held_NX = self.table.gpu_NX
         held_G = np.bincount(held_NX[held_NX >= 0], minlength=3)
         held_G[list(self._loading)] += 1
-        self.most_G = [*getattr(self, "most_G", []), held_G.max()]
+        most_G.append(held_G.max())
+
+    monkeypatch.setattr(Migration, "_load", watched)
+    return most_G
 
 
 @pytest.mark.parametrize("source", ["host", "network"])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_gpu_holds_more_than_one_block_too_many(seed, source, monkeypatch):
+def test_no_gpu_holds_more_than_one_block_too_many(seed, source, monkeypatch, most_G):
     monkeypatch.setattr(
         "moe_edge.simulate.cluster.migration.decide",
         lambda *args: Decision(True, 2.0, 1.0, 0.5, 1),
@@ -66,9 +70,9 @@ def test_no_gpu_holds_more_than_one_block_too_many(seed, source, monkeypatch):
     requests = asked((0, 0.0, 1, 60, "a"), (1, 0.0, 1, 60, "a"))
     policy = MigrationPolicy(Restless(rng), 20.0, source=source, chunk_bytes=256)
     costs = tiny_costs((1, 2), SLOTS)
-    loop, result = run(requests, full(rng), costs, pools, Watched, policy=policy)
-    done = [m for m in loop.migrations if m.done_s is not None]
+    loop, result = run(requests, full(rng), costs, pools, migration=policy)
+    done = [m for m in loop.migration.migrations if m.done_s is not None]
     assert len(done) > 1
-    assert max(loop.most_G) <= SLOTS + 1
-    assert result.facts["peak_memory"] == max(SLOTS, *loop.most_G) / SLOTS
-    assert (loop.table.gpu_NX >= 0).sum() == loop.placement.on_NLE.sum()
+    assert max(most_G) <= SLOTS + 1
+    assert result.facts["peak_memory"] == max(SLOTS, *most_G) / SLOTS
+    assert (loop.table.gpu_NX >= 0).sum() == loop.migration.placement.on_NLE.sum()

@@ -1,36 +1,26 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.place.placer import Placer
-from moe_edge.place.plan import Placement
-from moe_edge.simulate.cluster.migration import MigratingLoop
-from moe_edge.simulate.cluster.policy import MigrationPolicy
-from tests.support.tiny_cluster import asked, constant_pools, placed, run, tiny_costs
+from moe_edge.simulate.cluster.migration import Migration, MigrationPolicy
+from tests.support.tiny_cluster import (
+    Fixed,
+    asked,
+    constant_pools,
+    placed,
+    run,
+    tiny_costs,
+)
 
 POOLS = constant_pools(2, a=[[1]], b=[[0]])
 WRONG = placed([[0, -1]], [[-1, 0]])  # server 0 asks for 1, server 1 for 0
 RIGHT = [[[-1, 0]], [[0, -1]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Fixed(Placer):
-    """Always one placement."""
-
-    name = "fixed"
-    SOURCE = "test"
-    target: list = dataclasses.field(default_factory=lambda: RIGHT)
-
-    def assign(self, problem):
-        return Placement(np.array(self.target))
-
-
 def serve(requests, source="host", slots=1, **options):
-    policy = MigrationPolicy(Fixed(), source=source, hysteresis=0.0, **options)
+    policy = MigrationPolicy(Fixed(RIGHT), source=source, hysteresis=0.0, **options)
     costs = tiny_costs((1, 1), slots)
-    return run(requests, WRONG, costs, POOLS, MigratingLoop, policy=policy)
+    return run(requests, WRONG, costs, POOLS, migration=policy)
 
 
 def early(count):
@@ -45,11 +35,11 @@ def test_blocks_land_over_host_links_and_calls_become_local():
     # worth .625 s each; two blocks at 1.125 s each cost 2.25 < 2.5. One lands at
     # 9.125 in spare memory, then block 1 of server 1 makes room for the other one.
     assert loop.finish_R.tolist() == [1.125, 3.125, 5.125, 7.125, 9.625, 20.75]
-    first = loop.migrations[0]
+    first = loop.migration.migrations[0]
     assert (first.time_s, first.done_s) == (8.0, 10.25)
     assert (first.decision.moves, first.decision.current_s) == (2, 2.5)
     assert result.host_bytes_G.tolist() == [768, 768]
-    assert loop.placement.gpu_NLE.tolist() == RIGHT
+    assert loop.migration.placement.gpu_NLE.tolist() == RIGHT
     assert loop.table.gpu_NX.tolist() == [[-1, 0], [1, -1]]
 
 
@@ -57,7 +47,7 @@ def test_tokens_planned_ahead_learn_of_a_block_that_landed():
     requests = asked(*early(4), (0, 7.5, 1, 4, "a"), (0, 20.0, 1, 1, "a"))
     loop, _ = serve(requests, period_s=8.0)
     # Remote: 8.625 and, begun before the block landed at 9.125, 9.75. Then local.
-    assert loop.migrations[0].done_s == 10.25
+    assert loop.migration.migrations[0].done_s == 10.25
     assert loop.finish_R.tolist()[4:] == [11.25, 20.75]
 
 
@@ -65,7 +55,7 @@ def test_too_few_calls_move_nothing():
     requests = asked(*early(3), (0, 8.5, 1, 1, "a"), (0, 20.0, 1, 1, "a"))
     loop, result = serve(requests, period_s=8.0)
     assert loop.finish_R.tolist() == [1.125, 3.125, 5.125, 9.625, 21.125]
-    assert [m.decision.adopt for m in loop.migrations] == [False, False]
+    assert [m.decision.adopt for m in loop.migration.migrations] == [False, False]
     assert result.host_bytes_G.sum() == 0
 
 
@@ -82,7 +72,7 @@ def test_blocks_over_the_network_let_calls_between_their_chunks():
     assert result.bytes_NN["migrate"].tolist() == [[0, 768], [768, 0]]
     # To server 0 the chunks end at 30, 32 and, behind the result, 34.125; + .0625,
     # then two exchanged blocks, one after the other, over the host links.
-    assert loop.migrations[0].done_s == 34.1875 + 2 * 1.125
+    assert loop.migration.migrations[0].done_s == 34.1875 + 2 * 1.125
 
 
 def test_blocks_over_the_network_must_be_worth_their_way():
@@ -90,7 +80,8 @@ def test_blocks_over_the_network_must_be_worth_their_way():
     # over the host links they take 2.25 s.
     requests = asked((0, 0.0, 1, 23, "a"), (0, 60.0, 1, 1, "a"))
     for source, seconds in (("network", 14.375), ("host", 2.25)):
-        first = serve(requests, source, period_s=28.0)[0].migrations[0].decision
+        loop, _ = serve(requests, source, period_s=28.0)
+        first = loop.migration.migrations[0].decision
         assert (first.current_s, first.migration_s) == (14.375, seconds)
         assert first.adopt == (source == "host")
 
@@ -103,33 +94,33 @@ def test_second_decision_forgets_a_share_of_the_first_period(keep, calls):
     later = [(0, 8.5 + 2.0 * i, 1, 1, "a") for i in range(4)]
     requests = asked(*early(3), *later, (0, 20.0, 1, 1, "a"))
     loop, _ = serve(requests, period_s=8.0, keep=keep)
-    first, second = [m.decision for m in loop.migrations[:2]]
+    first, second = [m.decision for m in loop.migration.migrations[:2]]
     assert (first.current_s, first.adopt) == (1.875, False)
     assert second.current_s == pytest.approx(calls * 8 * 0.625)
     assert second.adopt == (keep < 1)
 
 
-class Endless(MigratingLoop):
-    """Its first migration never ends; keeps what it expects after each period."""
+def test_periods_during_a_migration_forget_as_others_do(monkeypatch):
+    # The first migration never ends.
+    expected, judge = [], Migration._judge
 
-    def _begin(self, time_s, moves):
-        self._on_way = 1
+    def watched(self, time_s, *_):
+        judge(self, time_s)
+        expected.append(self.propose()[2][0, 0, 1])
 
-    def _judge(self, time_s):
-        super()._judge(time_s)
-        self.expected = [
-            *getattr(self, "expected", []),
-            self.propose()[2][0, 0, 1],
-        ]
-
-
-def test_periods_during_a_migration_forget_as_others_do():
+    monkeypatch.setattr(Migration, "_judge", watched)
+    monkeypatch.setattr(
+        Migration, "_begin", lambda self, *_: setattr(self, "_on_way", 1)
+    )
     requests = [(0, 0.5 + 2.0 * i, 1, 1, "a") for i in range(16)]
-    policy = MigrationPolicy(Fixed(), 8.0, keep=0.5, hysteresis=0.0)
-    loop, _ = run(asked(*requests), WRONG, tiny_costs((1, 1), 1), POOLS, Endless,
-                  policy=policy)  # fmt: skip
-    assert len(loop.migrations) == 1 and loop.migrations[0].decision.adopt
-    np.testing.assert_allclose(loop.expected[:4], 4.0)
+    policy = MigrationPolicy(Fixed(RIGHT), 8.0, keep=0.5, hysteresis=0.0)
+    loop, _ = run(asked(*requests), WRONG, tiny_costs((1, 1), 1), POOLS,
+                  migration=policy)  # fmt: skip
+    assert (
+        len(loop.migration.migrations) == 1
+        and loop.migration.migrations[0].decision.adopt
+    )
+    np.testing.assert_allclose(expected[:4], 4.0)
 
 
 def test_use_is_a_share_of_the_time_until_the_last_job():
@@ -145,15 +136,13 @@ def test_use_is_a_share_of_the_time_until_the_last_job():
 
 def test_memory_is_freed_first_where_another_server_holds_the_block():
     before, after = [[[0, 0, -1]], [[0, -1, 0]]], [[[-1, 0, 0]], [[0, -1, 0]]]
-    policy = MigrationPolicy(Fixed(target=after), 8.0, hysteresis=0.0)
+    policy = MigrationPolicy(Fixed(after), 8.0, hysteresis=0.0)
     # Block 0 is dropped at 8: the second token of the request of 7.5 asks server 1.
     requests = asked(*early(4), (0, 7.5, 1, 2, "b"), (0, 20.0, 1, 1, "a"))
     costs = tiny_costs((1, 1), 2)
     pools = constant_pools(3, a=[[2]], b=[[0]])
-    loop, result = run(
-        requests, placed(*before), costs, pools, MigratingLoop, policy=policy
-    )
-    assert loop.migrations[0].done_s == 9.125
+    loop, result = run(requests, placed(*before), costs, pools, migration=policy)
+    assert loop.migration.migrations[0].done_s == 9.125
     assert loop.finish_R.tolist()[3:] == [7.125, 9.375, 20.75]
     assert result.facts["peak_memory"] == 1.0
     # Two servers that exchange their only copies: one block in spare memory.
@@ -173,4 +162,4 @@ def test_policies_that_mean_nothing_are_refused():
     }
     for message, options in refused.items():
         with pytest.raises(ConfigError, match=message):
-            MigrationPolicy(Fixed(), **options)
+            MigrationPolicy(Fixed(RIGHT), **options)

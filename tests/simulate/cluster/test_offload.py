@@ -1,16 +1,26 @@
 import pytest
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.simulate.cluster.offload import OffloadLoop, OffloadPolicy
-from tests.support.tiny_cluster import asked, constant_pools, run, tiny_costs
+from moe_edge.schedule.fifo import FifoToIdle
+from moe_edge.simulate.cluster.migration import MigrationPolicy
+from moe_edge.simulate.cluster.offload import OffloadPolicy
+from tests.support.tiny_cluster import (
+    Fixed,
+    asked,
+    constant_pools,
+    placed,
+    run,
+    tiny_costs,
+)
 
 ALONE = OffloadPolicy(eviction="lru", predictor="none")
 POOLS = constant_pools(2, a=[[0], [1]], b=[[1], [0]])
 
 
-def serve(requests, gpus=(1,), slots=2, policy=ALONE):
+def serve(requests, gpus=(1,), slots=2, policy=ALONE, redirect=False):
     costs = tiny_costs(gpus, slots)
-    return run(requests, None, costs, POOLS, OffloadLoop, policy=policy)
+    schedule = FifoToIdle(1, lambda n, m: costs.send_s(n, m, 1)) if redirect else None
+    return run(requests, None, costs, POOLS, schedule=schedule, offload=policy)
 
 
 def test_misses_are_loaded_once_and_computed_as_they_come():
@@ -29,7 +39,7 @@ def test_all_blocks_fit_then_every_block_is_loaded_once():
     requests = asked((0, 0.0, 3, 2, "a"), (0, 6.0, 1, 1, "b"), (0, 12.0, 1, 1, "a"))
     loop, _ = serve(requests, slots=4)
     assert loop.finish_R.tolist() == [5.25, 9.75, 13.5]
-    assert loop.hit_ratio == 0.5
+    assert loop.memory.hit_ratio == 0.5
 
 
 def test_two_gpus_load_their_own_blocks():
@@ -41,9 +51,7 @@ def test_two_gpus_load_their_own_blocks():
 
 def test_busy_server_passes_requests_on_to_an_idle_one():
     requests = asked((0, 0.0, 1, 1, "a"), (0, 0.25, 4, 1, "a"), (0, 0.375, 1, 1, "a"))
-    loop, result = serve(
-        requests, (1, 1), policy=OffloadPolicy("lru", "none", redirect=True)
-    )
+    loop, result = serve(requests, (1, 1), redirect=True)
     # Request 1: 4 token ids, 16 bytes -> .4375 at server 1, 3.75 there, 4 bytes back
     # in .03125 + .0625. Request 2 finds one busy, one promised: waits, then hits.
     assert loop.finish_R.tolist() == [3.75, 4.28125, 5.25]
@@ -53,7 +61,7 @@ def test_busy_server_passes_requests_on_to_an_idle_one():
 
 
 def test_a_gpu_without_room_for_its_share_of_a_layer_is_refused():
-    with pytest.raises(CapacityError, match="holds 1 blocks.*share of a layer, 2"):
+    with pytest.raises(CapacityError, match="holds 1 blocks that .* a layer, 2"):
         serve(asked((0, 0.0, 1, 1, "a")), slots=1)
     loop, _ = serve(asked((0, 0.0, 1, 1, "a")), gpus=(2,), slots=1)
     assert loop.finish_R.tolist() == [3.75]
@@ -68,4 +76,46 @@ def test_a_block_that_was_foreseen_is_loaded_while_its_layer_waits():
     # Request 2: layer 0 is there at 20.5. Its block of layer 1 is asked for at once and
     # there at 21.625; routed at 21.25, computed at 21.875 instead of 22.625.
     assert loop.finish_R.tolist() == [3.75, 13.75, 21.875]
-    assert loop.managers[0][0].counters[True].late == 1
+    assert loop.memory.managers[0][0].counters[True].late == 1
+
+
+def test_a_placement_stays_and_what_a_server_lacks_is_loaded():
+    # Half of 4 slots is the placement's. Server 0 holds block 0 of layer 0; block 1 of
+    # layer 1 it lacks, although server 1 holds it: nobody is asked.
+    half = OffloadPolicy("lru", "none", share=0.5)
+    here = placed([[0, -1], [0, -1]], [[-1, 0], [-1, 0]])
+    requests = asked((0, 0.0, 1, 2, "a"))
+    costs = tiny_costs((1, 1), 4)
+    loop, result = run(requests, here, costs, POOLS, offload=half)
+    # Layer 0: .75. Layer 1: dense 1.25, loaded 2.375, computed 2.625. Then it is there.
+    assert loop.first_R.tolist() == [2.625] and loop.finish_R.tolist() == [4.125]
+    assert result.host_bytes_G.tolist() == [768, 0]
+    assert result.remote_calls == 0 and not result.bytes_NN["call"].any()
+    assert result.facts["hit_ratio"] == 0.5
+
+
+def test_a_migrating_cluster_may_load_what_its_servers_lack():
+    # Server 0 asks for block 1 of both layers, server 1 for block 0 (domains c and d),
+    # and are told the contrary. Each server's cache has room for one layer's blocks.
+    pools = constant_pools(2, c=[[1], [1]], d=[[0], [0]])
+    wrong = placed([[0, -1], [0, -1]], [[-1, 0], [-1, 0]])
+    right = [[[-1, 0], [-1, 0]], [[0, -1], [0, -1]]]
+    rows = [(n, 4.0 * i, 1, 2, "cd"[n]) for i in range(20) for n in (0, 1)]
+    costs = tiny_costs((1, 1), 4)
+    migration = MigrationPolicy(Fixed(right), 16.0, hysteresis=0.0)
+    half = OffloadPolicy("lru", "none", share=0.5)
+    both, result = run(
+        asked(*rows), wrong, costs, pools, offload=half, migration=migration
+    )
+    alone, _ = run(asked(*rows), wrong, costs, pools, offload=half)
+    first, *later = both.migration.migrations
+    # A lacking block costs a copy, 1.125 s: 2 layers x 2 tokens x 8 requests.
+    assert first.decision.adopt and first.decision.current_s == 32 * 1.125
+    assert first.done_s is not None and not any(m.decision.adopt for m in later)
+    assert both.migration.placement.gpu_NLE.tolist() == right
+    assert result.facts["migrated"] == 1 and result.facts["peak_memory"] == 1.5
+    assert not result.bytes_NN["call"].any() and result.local_ratio == 1
+    assert both.memory.managers[0][0].counters[True].misses == 2
+    latency_s = both.finish_R - [row[1] for row in rows]
+    assert (latency_s[-4:] == 2 * 2 * 0.75).all()
+    assert both.finish_R[0] == alone.finish_R[0]

@@ -1,7 +1,6 @@
 import json
 
-from moe_edge.simulate.cluster.loop import ClusterLoop
-from moe_edge.simulate.cluster.state import LoopOptions
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.timeline import write_timeline
 from tests.support.tiny_cluster import asked, constant_pools, placed, tiny_costs
 
@@ -32,7 +31,7 @@ def test_spans_of_a_remote_call_are_written_for_perfetto(tmp_path):
     # The second token begins at 1.125 s: after the end of what is kept.
     assert spans == [
         ("GPU 0", 0, "dense", 0.0, 5e5),
-        ("line to server1", 0, "call", 5e5, 1.25e5),
+        ("link to server1", 0, "call", 5e5, 1.25e5),
         ("GPU 0", 1, "called", 6.875e5, 2.5e5),
-        ("line to server0", 1, "call", 9.375e5, 1.25e5),
+        ("link to server0", 1, "call", 9.375e5, 1.25e5),
     ]

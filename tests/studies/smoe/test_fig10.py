@@ -3,11 +3,16 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe.fig10 import options_at, run_tpot
-from moe_edge.studies.smoe.tpot_fit import falls, fit_of, sentence
+from moe_edge.studies.smoe.fig10 import (
+    STUDY,
+    TpotSettings,
+    change,
+    fit_of,
+    options_at,
+    sentence,
+)
+from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
-
-pytestmark = pytest.mark.slow
 
 A = (0.0, 0.2, 0.4, 0.6)
 
@@ -21,7 +26,7 @@ def test_fit_of_finds_the_least_a_of_a_known_curve():
     assert found["a"] == pytest.approx(0.3, abs=1e-6)
     assert found["linear_r2"] == pytest.approx(1.0)
     assert found["tpot_s"][0.6] == pytest.approx(0.014)
-    assert falls(found) and "least a is 0.30" in sentence(found)
+    assert change(found) == pytest.approx(-30) and "least a is 0.30" in sentence(found)
     assert fit_of(3, a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
 
 
@@ -37,12 +42,12 @@ def test_options_at_uses_one_margin():
     assert options.route_options["a"] == options.predictor_options["top_a"] == 0.3
 
 
-def test_run_tpot_writes_an_emulated_entry(tmp_path):
+@pytest.mark.slow
+def test_study_writes_an_emulated_entry(tmp_path):
     tiny = write_tiny_checkpoint(tmp_path / "tiny")
     text = tmp_path / "t.txt"
     text.write_text(TEXT * 40)
-    summary = run_tpot(
-        out_dir=str(tmp_path / "o"),
+    settings = TpotSettings(
         checkpoint=str(tiny),
         data_dir=str(tmp_path),
         sources=("t.txt",),
@@ -54,6 +59,7 @@ def test_run_tpot_writes_an_emulated_entry(tmp_path):
         new_tokens=4,
         fidelity_rows=1,
     )
+    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     result = validate_entry(tmp_path / "o")
     assert result["kind"] == "emulated"
     assert result["workload"]["prompts"][0]["path"] == "t.txt"
@@ -74,6 +80,6 @@ def test_run_tpot_writes_an_emulated_entry(tmp_path):
         ({"link_factor": -1.0}, "link_factor must be positive, got -1"),
     ],
 )
-def test_run_tpot_refuses_before_measuring(tmp_path, given, message):
+def test_settings_refuse_before_measuring(given, message):
     with pytest.raises(ConfigError, match=message):
-        run_tpot(out_dir=str(tmp_path / "o"), dry_run=True, **given)
+        TpotSettings(**given)

@@ -7,11 +7,8 @@ from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
 from moe_edge.studies.cases import Case
 from moe_edge.studies.smoe import fig17
-from moe_edge.studies.smoe.fig17 import Judged, TopScoreLog
-from moe_edge.studies.smoe.settings import Settings
+from moe_edge.studies.smoe.fig17 import Judged, PredictorSettings, TopScoreLog
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
-
-pytestmark = pytest.mark.slow
 
 MOE = MoeConfig(num_experts=4, top_k=2, expert_dim=8)
 
@@ -65,26 +62,25 @@ def test_judged_shares_add_rounds_up():
     assert judged.share("top_hits_L", "top_L") is None
 
 
+@pytest.mark.slow
 def test_run_measures_predictors_of_a_real_run(tmp_path, monkeypatch):
-    every = fig17.policies(Settings(horizon=1))
+    every = fig17.policies(PredictorSettings(horizon=1))
     few = ("smoe_partial", "smoe_partial, all chosen", "stale_gate")
     monkeypatch.setattr(
         fig17, "policies", lambda settings: {name: every[name] for name in few}
     )
-    settings = Settings(
+    settings = PredictorSettings(
         checkpoint=str(write_tiny_checkpoint(tmp_path / "tiny")),
-        budgets=("50%",),
+        device_memory="50%",
         batches=(1,),
         rounds=2,
         prompt_tokens=8,
         new_tokens=8,
         history=1,
     )
-    _, found = fig17.run(settings)
-    value_of = {
-        (row["policy"], row["name"]): row["value"] for row in found.entry["metrics"]
-    }
-    assert all(found.entry["checks"].values())
+    found = fig17.run(settings)
+    value_of = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
+    assert all(found.checks.values())
     at = "one layer ahead, batch 1"
     # As many are predicted as are chosen: recall and precision are one number.
     for policy in few[1:]:

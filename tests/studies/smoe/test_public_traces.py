@@ -3,13 +3,13 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.studies.smoe.public_traces import (
     KNOWN,
+    TraceSettings,
     findings,
     recall_all,
     replay_all,
     trace_paths,
     worst_difference,
 )
-from moe_edge.studies.smoe.settings import Settings
 from tests.support.traces import one_layer
 
 SIZES = (2, 3)
@@ -45,20 +45,20 @@ def test_findings_check_fails_beyond_the_tolerance(tmp_path):
     name = "trace_qwen3_30b_a3b"
     path = tmp_path / f"{name}.csv.gz"
     path.write_bytes(b"x")
-    settings = Settings(traces=(str(path),))
+    settings = TraceSettings(traces=(str(path),))
     ratios = {
         policy: dict(zip((13, 32, 64), values, strict=True))
         for policy, values in KNOWN[name].items()
     }
     found = findings({name: ratios}, {name: {}}, [path], settings)
-    assert list(found.entry["checks"].values()) == [True]
+    assert list(found.checks.values()) == [True]
     ratios["belady"][13] -= 0.006
     found = findings({name: ratios}, {name: {}}, [path], settings)
-    assert list(found.entry["checks"].values()) == [False]
+    assert list(found.checks.values()) == [False]
 
 
 def test_trace_paths_missing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="traces is empty"):
-        trace_paths(Settings())
+    with pytest.raises(ConfigError, match=r"traces is \(\), expected a list"):
+        TraceSettings(traces=())
     with pytest.raises(ConfigError, match=r"no trace nowhere.csv; .*--data_dir"):
-        trace_paths(Settings(traces=("nowhere.csv",), data_dir=str(tmp_path)))
+        trace_paths(TraceSettings(traces=("nowhere.csv",), data_dir=str(tmp_path)))

@@ -5,13 +5,18 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.evaluate.multiple_choice import Question
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe.table4 import run_accuracy
-from moe_edge.studies.smoe.table4_rows import by_task, short_questions
-from moe_edge.studies.smoe.table4_text import answer_of, table_of, verdict_of
+from moe_edge.studies.smoe.table4 import (
+    STUDY,
+    AccuracySettings,
+    answer_of,
+    by_task,
+    short_questions,
+    table_of,
+    verdict_of,
+)
+from moe_edge.studies.study import run_study
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
-
-pytestmark = pytest.mark.slow
 
 
 def write_questions(path, prompts):
@@ -62,8 +67,8 @@ def test_answer_and_table_say_what_is_not_informative():
         {"a": a, "agreement": 0.75, "perplexity_ratio": 1.25, "changed_ratio": 0.5}
         for a in (0.0, 0.3)
     ]
-    text = answer_of(accuracy, fidelity)
-    assert "1 of 1 sets are not informative" in text and "x1.250" in text
+    answer, details = answer_of(accuracy, fidelity)
+    assert "1 of 1 sets are not informative" in answer and "x1.250" in details[-1]
     table = table_of(accuracy, fidelity)
     assert "| x | 9 | 50.0 | 52.5 ± 7.5 | 62.5 ± 7.5 | not informative" in table
     assert "| agreement on text |  |  | 75.0 | 75.0 |" in table
@@ -77,12 +82,12 @@ def test_short_questions_skips_long_ones(tmp_path):
         short_questions(LetterTokenizer(), path, 2, 5)
 
 
-def test_run_accuracy_writes_an_entry_and_a_zero_is_exact(tmp_path):
+@pytest.mark.slow
+def test_study_writes_an_entry_and_a_zero_is_exact(tmp_path):
     tiny = write_tiny_checkpoint(tmp_path / "tiny")
     (tmp_path / "t.txt").write_text(TEXT * 3)
     write_questions(tmp_path / "q.jsonl", ["How many", "Who counts", "Is it"])
-    summary = run_accuracy(
-        out_dir=str(tmp_path / "o"),
+    settings = AccuracySettings(
         checkpoint=str(tiny),
         data_dir=str(tmp_path),
         sets=("q.jsonl",),
@@ -95,6 +100,7 @@ def test_run_accuracy_writes_an_entry_and_a_zero_is_exact(tmp_path):
         prompt_tokens=4,
         forced_tokens=12,
     )
+    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     result = validate_entry(tmp_path / "o")
     assert all(result["checks"].values()) and len(result["checks"]) == 2
     assert [row["a"] for row in summary["fidelity"]] == [0.0, 0.6]
@@ -111,6 +117,6 @@ def test_run_accuracy_writes_an_entry_and_a_zero_is_exact(tmp_path):
         ({"limit": 0}, "limit must be a positive whole number, got 0"),
     ],
 )
-def test_run_accuracy_refuses_before_measuring(tmp_path, given, message):
+def test_settings_refuse(given, message):
     with pytest.raises(ConfigError, match=message):
-        run_accuracy(out_dir=str(tmp_path / "o"), dry_run=True, **given)
+        AccuracySettings(**given)

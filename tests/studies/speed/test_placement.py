@@ -6,14 +6,20 @@ import pytest
 from moe_edge.place.optimal import best_cover
 from moe_edge.studies.speed import placement_simulate
 from moe_edge.studies.speed.placement import (
-    Sizes,
+    PlacementSettings,
     linear_program,
     memory,
-    placement_suite,
+    placement_rows,
     zipf,
 )
 
-SMALL = Sizes(
+SMALL = PlacementSettings(
+    repeats=2,
+    gpus=4,
+    tokens=1,
+    speed=(),
+    requests_per_server=1,
+    latency_seeds=1,
     layers=3,
     experts=8,
     limit_s={2: 1.0, 4: 2.0},
@@ -24,13 +30,10 @@ SMALL = Sizes(
 )
 
 
-def test_placement_suite_times_gaps_and_simulated_rows(monkeypatch):
-    run = placement_simulate.SimulateSizes(
-        gpus=4, tokens=1, speed=(), requests_per_server=1, seeds=1
-    )
+def test_placement_rows_are_times_gaps_and_simulated_rows(monkeypatch):
     kept = {"mixed": placement_simulate.SETTINGS["mixed bigbench"]}
     monkeypatch.setattr(placement_simulate, "SETTINGS", kept)
-    rows = {row["case"]: row for row in placement_suite(2, None, SMALL, run)}
+    rows = {row["case"]: row for row in placement_rows(SMALL, None)}
     assert rows["latency/latency mixed against optimal"]["bar"] == 0.9
     timed = rows["seconds/optimal 2 x 3 x 8"]
     assert timed["limit_fraction"] == timed["ours"] / 1.0

@@ -3,8 +3,7 @@ import pytest
 from moe_edge.studies.speed import placement_simulate as module
 from moe_edge.studies.speed.placement_simulate import (
     SETTINGS,
-    SimulateSizes,
-    row,
+    SimulateSettings,
     simulate_rows,
 )
 
@@ -16,14 +15,15 @@ def test_rows_name_bars_and_peers(monkeypatch):
         {"mixed": {**SETTINGS["mixed bigbench"], "correlated": False}},
     )
     monkeypatch.setattr(module, "alone", lambda function, *args: function(*args))
-    sizes = SimulateSizes(
+    sizes = SimulateSettings(
+        repeats=1,
         gpus=8,
         tokens=2,
         speed=((6, 1, 60.0), (12, 2, None)),
         requests_per_server=2,
-        seeds=1,
+        latency_seeds=1,
     )
-    rows = {r["case"]: r for r in simulate_rows(1, sizes)}
+    rows = {r["case"]: r for r in simulate_rows(sizes)}
     assert set(rows) == {
         *(
             f"simulate/{what} 6 requests 8 GPUs {method}"
@@ -45,12 +45,6 @@ def test_rows_name_bars_and_peers(monkeypatch):
     assert against["limit_fraction"] == against["ratio"] / 0.9
 
 
-def test_medians_of_ratios_round_by_round():
-    found = row("x", [1.0, 2.0, 9.0], "s", [2.0, 2.0, 10.0], "p", bar=0.5)
-    assert (found["ours"], found["peer"], found["ratio"]) == (2.0, 2.0, 0.9)
-    assert found["limit_fraction"] == pytest.approx(1.8)
-
-
 def test_held_out_seeds_and_machines_are_not_those_of_the_other_rows(monkeypatch):
     seen = []
 
@@ -61,5 +55,5 @@ def test_held_out_seeds_and_machines_are_not_those_of_the_other_rows(monkeypatch
     monkeypatch.setattr(module, "build_case", spy)
     for name in ("mixed bigbench", "held-out bigbench"):
         with pytest.raises(KeyboardInterrupt):
-            module.latency_rows(name, SETTINGS[name], SimulateSizes())
+            module.latency_rows(name, SETTINGS[name], SimulateSettings())
     assert seen == [(0, None), (100, module.HELD_OUT_GPUS)]

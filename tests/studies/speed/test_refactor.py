@@ -1,18 +1,21 @@
 """Suite `refactor` on tiny sizes: its rows, and the folder it reads."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.studies.speed import refactor
 
-TINY = refactor.Sizes(
-    tokens=300, neurons=64, layers=2, experts=2, steps=400, numpy_steps=100
+TINY = refactor.RefactorSettings(
+    repeats=1, tokens=300, neurons=64, layers=2, experts=2, steps=400, numpy_steps=100
 )
 
 
+@pytest.mark.slow
 def test_refactor_suite_rows_and_model(tmp_path):
-    rows = refactor.refactor_suite(1, tmp_path, TINY)
+    rows = refactor.refactor_rows(TINY, tmp_path)
     peers = [row["peer_name"] for row in rows]
     assert sum("NumPy annealing, 400 steps" in name for name in peers) == 2
     assert all(row["ratio"] > 0 and np.isfinite(row["ratio"]) for row in rows)
@@ -34,7 +37,7 @@ def test_write_activations_is_kept_and_refuses_a_small_disk(tmp_path, monkeypatc
     usage = refactor.shutil._ntuple_diskusage(10, 9, 1)
     monkeypatch.setattr(refactor.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(CapacityError, match=r"take 4\.3 GB, .* has 0\.0 GB free"):
-        refactor.write_activations(tmp_path, refactor.Sizes())
+        refactor.write_activations(tmp_path, refactor.RefactorSettings())
 
 
 def test_time_to_target_is_that_of_the_first_batch_below():
@@ -53,14 +56,15 @@ def test_rows_say_how_often_the_target_was_not_reached(monkeypatch):
     )
     rounds = [figures | {"reached": seed != 1} for seed in range(3)]
     monkeypatch.setattr(refactor, "_expert_round", lambda i, s, seed: rounds[seed])
-    rows = refactor.expert_rows(2, TINY, 3)
+    rows = refactor.expert_rows(2, dataclasses.replace(TINY, repeats=3))
     assert [row.get("not_reached") for row in rows] == [1, 1, None]
 
 
+@pytest.mark.slow
 def test_failed_child_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(refactor, "write_activations", lambda *args: tmp_path / "gone")
     with pytest.raises(
-        RuntimeError, match=r"(?s)gone failed: .*No such file"
+        RuntimeError, match=r"(?s)gone .* failed: .*No such file"
     ) as caught:
         refactor.model_rows(tmp_path, TINY)
     assert not isinstance(caught.value, ValueError)

@@ -1,4 +1,4 @@
-"""What is busy until when: GPUs, network lines and host links, each one job at a time.
+"""What is busy until when: GPUs, network links and host links, each one job at a time.
 
 Jobs are served in the order in which they become ready, without interruption; the
 event loop calls in that order, so a queue is one number: when its owner is free.
@@ -14,15 +14,15 @@ CALL, MIGRATE, PROMPT = "call", "migrate", "prompt"
 CAUSES = (CALL, MIGRATE, PROMPT)
 
 
-class Lines:
+class Links:
     """Queues of a cluster, and what went through them.
 
     Attributes:
       gpu_free, gpu_busy: seconds, a GPU.
       host_links: from host memory to each GPU.
       host_free, host_busy, host_bytes: of these.
-      line_free, line_busy: seconds, a network line.
-      line_of, byte_s, late_s: at n * N + m, the line from server n to m, its seconds a
+      link_free, link_busy: seconds, a network link.
+      link_of, byte_s, late_s: at n * N + m, the link from server n to m, its seconds a
         byte, and its latency.
       sent: cause -> bytes from server n to m at n * N + m.
     """
@@ -33,13 +33,13 @@ class Lines:
         self.num_servers, self._spans = N, spans
         self.gpu_free, self.gpu_busy = [0.0] * G, [0.0] * G
         self.host_free, self.host_busy, self.host_bytes = [0.0] * G, [0.0] * G, [0] * G
-        links = [[cluster.link(n, m) for m in range(N)] for n in range(N)]
-        self.byte_s = [1 / link.bytes_per_s for row in links for link in row]
-        self.late_s = [link.latency_s for row in links for link in row]
+        network = [[cluster.link(n, m) for m in range(N)] for n in range(N)]
+        self.byte_s = [1 / link.bytes_per_s for row in network for link in row]
+        self.late_s = [link.latency_s for row in network for link in row]
         pair = cluster.sharing == "pair"
-        self.line_of = [n * N + m if pair else n for n in range(N) for m in range(N)]
-        lines = N * N if pair else N
-        self.line_free, self.line_busy = [0.0] * lines, [0.0] * lines
+        self.link_of = [n * N + m if pair else n for n in range(N) for m in range(N)]
+        count = N * N if pair else N
+        self.link_free, self.link_busy = [0.0] * count, [0.0] * count
         self.sent = {cause: [0] * (N * N) for cause in CAUSES}
         self.host_links = [
             gpu.host_link for server in cluster.servers for gpu in server.gpus
@@ -58,15 +58,15 @@ class Lines:
     def send(self, n: int, m: int, ready_s: float, num_bytes: int, cause: str) -> float:
         """Queues a message from server n to m: when it is there."""
         pair = n * self.num_servers + m
-        line = self.line_of[pair]
-        free_s = self.line_free[line]
+        link = self.link_of[pair]
+        free_s = self.link_free[link]
         start_s = ready_s if ready_s > free_s else free_s
         seconds = num_bytes * self.byte_s[pair]
-        self.line_free[line] = end_s = start_s + seconds
-        self.line_busy[line] += seconds
+        self.link_free[link] = end_s = start_s + seconds
+        self.link_busy[link] += seconds
         self.sent[cause][pair] += num_bytes
         if start_s < self._spans.until_s:
-            self._spans.add("line", pair, cause, start_s, seconds)
+            self._spans.add("link", pair, cause, start_s, seconds)
         return end_s + self.late_s[pair]
 
     def load(self, gpu: int, ready_s: float, num_bytes: int, cause: str) -> float:
@@ -90,7 +90,7 @@ class Lines:
     @property
     def end_s(self) -> float:
         """When the last job ended."""
-        return max(*self.gpu_free, *self.line_free, *self.host_free)
+        return max(*self.gpu_free, *self.link_free, *self.host_free)
 
     def bytes_NN(self, cause: str) -> np.ndarray:
         """int64 [N, N]: bytes that went from server to server."""

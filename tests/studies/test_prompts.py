@@ -1,10 +1,12 @@
+"""Prompts of studies, and the sizes that every study refuses."""
+
 import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.studies.prompts import make_pool, prompt_files
-from moe_edge.studies.smoe.settings import Settings
+from moe_edge.studies.prompts import PromptSettings, make_pool, prompt_files
+from moe_edge.studies.smoe.fig14 import BudgetSettings
 from moe_edge.studies.study import mean_change, median_and_spread
 
 
@@ -15,9 +17,8 @@ class Words:
         return [len(word) for word in text.split()]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_settings_bad_value_is_refused():
+    for changes, message in (
         ({"rounds": 0}, "rounds must be a positive whole number, got 0"),
         ({"batches": ()}, r"batches is \(\), expected a list of at least one"),
         ({"batches": (0,)}, "batches must be a positive whole number, got 0"),
@@ -26,11 +27,11 @@ class Words:
         ({"new_tokens": 1}, "new_tokens is 1, expected at least 2"),
         ({"a": 1.0}, r"a must lie in \[0, 1\), got 1.0"),
         ({"link_factor": 0.0}, "link_factor must be positive, got 0.0"),
-    ],
-)
-def test_settings_bad_value_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        Settings(**changes)
+        ({"history": 0}, "history must be a positive whole number, got 0"),
+        ({"fidelity_rows": 0}, "fidelity_rows must be a positive whole number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            BudgetSettings(**changes)
 
 
 def test_mean_change_leaves_out_what_starts_from_zero():
@@ -49,7 +50,7 @@ def write_sources(folder):
     lines = [f'{{"id": "{i}", "prompt": "{row}"}}' for i, row in enumerate(rows)]
     (folder / "p.jsonl").write_text("\n".join(lines))
     (folder / "t.txt").write_text("xxxxxx " * 40)
-    return Settings(data_dir=str(folder), sources=("p.jsonl", "t.txt"))
+    return PromptSettings(data_dir=str(folder), sources=("p.jsonl", "t.txt"))
 
 
 def test_pool_takes_files_in_turn_and_skips_short_prompts(tmp_path):
@@ -69,14 +70,14 @@ def test_pool_too_little_text_is_refused(tmp_path):
 
 
 def test_prompt_files_without_data_dir_are_the_packaged_text():
-    (path,) = prompt_files(Settings())
+    (path,) = prompt_files(PromptSettings())
     assert path.name == "books.txt" and path.is_file()
     with pytest.raises(FileNotFoundError, match="nothing.txt"):
-        prompt_files(Settings(data_dir="/", sources=("nothing.txt",)))
+        prompt_files(PromptSettings(data_dir="/", sources=("nothing.txt",)))
 
 
 def test_packaged_text_is_enough_for_the_longest_prompts():
     tokenizer = load_tokenizer(open_checkpoint("default"))
-    rows = make_pool(Settings(), tokenizer, 6, 512).rows
+    rows = make_pool(PromptSettings(), tokenizer, 6, 512).rows
     assert [len(row) for row in rows] == [512] * 6
     assert len({tuple(row) for row in rows}) == 6

@@ -1,0 +1,254 @@
+"""What all speed suites share: rows that compare ours with a peer, and their entry.
+
+A row's `ratio` is ours / peer, the median over rounds that were measured in turn. Where
+a bar or a limit is set, `limit_fraction` is the share of it that was used: up to 1 the
+bar holds.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.rules import hf_shapes
+from moe_edge.core.checks import check_count
+from moe_edge.metrics.machine import REPOSITORY
+from moe_edge.metrics.plots import benchmark_bars
+from moe_edge.metrics.results import metric
+from moe_edge.model.config import ModelConfig
+from moe_edge.studies.rounds import round_ratios
+from moe_edge.studies.study import Findings, Study
+
+MS = 1e3
+KEYS = ("case", "ours", "peer", "unit", "ratio", "limit_fraction")  # of the last line
+RANDOM = "Random weights: speed only, no quality claim. They route uniformly."
+ONE_MACHINE = (
+    "One machine; other programs may have shared it. Trust the ratios, which are "
+    "medians over rounds measured in turn."
+)
+Rows = list[dict[str, Any]]
+# Name, and Hugging Face folder or config, of each model that a suite measures.
+Models = Sequence[tuple[str, Path | ModelConfig]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SuiteSettings:
+    """How long a speed suite runs.
+
+    Attributes:
+      repeats: measured rounds of every case.
+      work_dir: where random checkpoints (up to 4 GB) are made and kept for a next run;
+        None: a temporary folder.
+    """
+
+    repeats: int = 5
+    work_dir: str | None = None
+
+    def __post_init__(self):
+        check_count("repeats", self.repeats)
+
+
+def make_row(
+    case: str,
+    ours: Sequence[float],
+    unit: str,
+    *,
+    peer: Sequence[float] | None = None,
+    peer_name: str | None = None,
+    bar: float | None = None,
+    limit: float | None = None,
+    **extra,
+) -> dict[str, Any]:
+    """One row of a suite.
+
+    Args:
+      case: what was measured.
+      ours, peer: a figure a round.
+      unit: of both.
+      peer_name: whom or what ours is compared with.
+      bar: largest ratio to the peer that is allowed.
+      limit: largest median of ours that is allowed; kept as `bar` too.
+      **extra: more of the row, for `benchmark.json`; `emulated=True` says that the case
+        ran over an emulated link.
+    """
+    middle, ratio, fraction = statistics.median(ours), None, None
+    row = {"case": case, "ours": middle, "peer": None, "unit": unit}
+    runs = {"ours": list(ours)}
+    if peer is not None:
+        runs["peer"] = list(peer)
+        ratios = round_ratios(ours, peer)
+        ratio = statistics.median(ratios)
+        row |= {"peer": statistics.median(peer), "peer_name": peer_name}
+        row["round_ratios"] = ratios
+    if limit is not None:
+        fraction = middle / limit
+    elif bar is not None:
+        fraction = ratio / bar
+    row |= {"bar": limit if bar is None else bar, "ratio": ratio}
+    return {**row, "limit_fraction": fraction, "runs": runs, **extra}
+
+
+def speed_study(
+    name: str,
+    question: str,
+    rows_of: Callable[[Any, Path], Rows],
+    models_of: Callable[[Any, Path], Models] = lambda settings, work_dir: (),
+    *,
+    settings: type = SuiteSettings,
+    check: Callable[[Any], None] = lambda settings: None,
+    limit: str = RANDOM,
+) -> Study:
+    """The study `benchmark_NAME`.
+
+    Args:
+      name: of the suite.
+      question: of the entry.
+      rows_of: measures; takes the settings and the folder for random checkpoints.
+      models_of: the models that it measured; takes the same.
+      settings, check: as in `Study`.
+      limit: what the suite's figures do not show.
+    """
+
+    def measure(given: SuiteSettings) -> Findings:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(given.work_dir or temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            rows = rows_of(given, folder)
+            model = describe_models(models_of(given, folder))
+        print(table_of(rows))
+        return findings(name, rows, model, given, limit)
+
+    return Study(
+        name=f"benchmark_{name}",
+        question=question,
+        settings=settings,
+        measure=measure,
+        check=check,
+    )
+
+
+def findings(
+    name: str, rows: Rows, model: dict, settings: SuiteSettings, limit: str
+) -> Findings:
+    """The entry from a suite's rows."""
+    is_emulated = any(row.get("emulated") for row in rows)
+    return Findings(
+        answer=answer_of(rows),
+        details=[f"{sentence(row)}." for row in rows],
+        model=model,
+        workload={"suite": name, "repeats": settings.repeats},
+        metrics=[found for row in rows for found in metrics_of(row)],
+        limits=[limit, ONE_MACHINE],
+        plot=lambda path: benchmark_bars(path, rows, f"Speed suite `{name}`"),
+        kind="emulated" if is_emulated else "measured",
+        baselines=sorted({row["peer_name"] for row in rows if row["peer"] is not None}),
+        files={"benchmark.json": json.dumps(rows, indent=1, default=float) + "\n"},
+        summary={
+            "suite": name,
+            "rows": [{key: row[key] for key in KEYS} for row in rows],
+        },
+    )
+
+
+def run_process(module: str, *arguments) -> dict[str, Any]:
+    """Runs `python -m MODULE ARGUMENTS`; returns the JSON of its last line.
+
+    Raises:
+      RuntimeError: it failed; with the end of what it wrote.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[2:])} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak_rss_bytes() -> int:
+    """Most memory this process ever occupied.
+
+    `ru_maxrss` may start with the parent's peak, from before `exec`.
+    """
+    try:
+        text = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:  # no Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
+
+
+def answer_of(rows: Rows) -> str:
+    """All ratios and bars in one sentence."""
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+    used = [row["limit_fraction"] for row in rows if row["bar"] is not None]
+    parts = [f"{len(rows)} cases"]
+    if ratios:
+        parts.append(
+            f"ours / peer is {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)}, "
+            f"median {statistics.median(ratios):.2f}"
+        )
+    if used:
+        held = sum(share <= 1 for share in used)
+        parts.append(f"{held} of {len(used)} stay within their bar")
+    return "; ".join(parts) + "."
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """A row in a few words."""
+    text = f"{row['case']}: {row['ours']:.3g} {row['unit']}"
+    return text if row["ratio"] is None else f"{text} ({row['ratio']:.2f}x the peer)"
+
+
+def metrics_of(row: dict[str, Any]) -> list[dict]:
+    """Metrics of a row for the results entry."""
+    case, n, found = row["case"], len(row["runs"]["ours"]), []
+    found.append(metric("ours", case, row["ours"], row["unit"], n))
+    if row["peer"] is not None:
+        found.append(metric(row["peer_name"], case, row["peer"], row["unit"], n))
+        width = (max(row["round_ratios"]) - min(row["round_ratios"])) / 2
+        spread = ("half range", width)
+        found.append(metric("ours / peer", case, row["ratio"], "1", n, spread))
+    for name, unit in (("limit_fraction", "1"), ("peak_rss_bytes", "bytes")):
+        if row.get(name) is not None:
+            found.append(metric(name, case, row[name], unit, n))
+    return found
+
+
+def describe_models(models: Models) -> dict[str, Any]:
+    """`model` of the results entry; of several, the name lists their parameters."""
+    if not models:
+        return {"name": "no model", "params": 0, "weights": "none"}
+    params = {}
+    for name, source in models:
+        is_config = isinstance(source, ModelConfig)
+        shapes = hf_shapes(source if is_config else open_checkpoint(source).config)
+        params[name] = sum(math.prod(shape) for shape in shapes.values())
+    listed = ", ".join(f"{name} ({n / 1e6:.1f} M)" for name, n in params.items())
+    return {
+        "name": next(iter(params)) if len(params) == 1 else listed,
+        "params": next(iter(params.values())) if len(params) == 1 else 0,
+        "weights": "random" if "default" not in params else "random, but for default",
+    }
+
+
+def table_of(rows: Rows) -> str:
+    """One line a case, for people."""
+    head = (
+        f"{'case':34}{'ours':>10}{'peer':>10}  {'unit':9}{'ratio':>7}{'of limit':>10}"
+    )
+    lines = [head]
+    for row in rows:
+        peer = "-" if row["peer"] is None else f"{row['peer']:.1f}"
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+        share = row["limit_fraction"]
+        share = "-" if share is None else f"{100 * share:.0f} %"
+        line = f"{row['case']:34}{row['ours']:10.1f}{peer:>10}  {row['unit']:9}"
+        lines.append(f"{line}{ratio:>7}{share:>10}")
+    return "\n".join(lines)

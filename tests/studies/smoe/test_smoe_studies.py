@@ -1,0 +1,101 @@
+"""The SMoE studies as the driver runs them: small runs, refusals, dry runs."""
+
+import json
+
+import pytest
+
+from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.studies.smoe import fig6, fig12, fig14, fig17, public_traces, table4, ttft
+from moe_edge.studies.study import run_study
+from moe_edge.workload.trace_writer import write_trace
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
+from tests.support.traces import one_layer
+
+SMALL = {"rounds": 1, "prompt_tokens": 8, "new_tokens": 6}
+CASES = {"budgets": ("50%",), "batches": (1,), "history": 1, "fidelity_rows": 1}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def run(study, out, **given):
+    summary = run_study(study, study.settings(**given), out_dir=str(out))
+    assert len(summary["answer"].split()) <= 40
+    return summary, validate_entry(out)
+
+
+def test_dry_runs_write_nothing_and_refuse_inputs(tmp_path):
+    for study in (fig6.STUDY, fig12.STUDY, fig14.STUDY, fig17.STUDY, ttft.STUDY):
+        out = tmp_path / "o"
+        summary = run_study(study, study.settings(), out_dir=str(out), dry_run=True)
+        assert summary["dry_run"]
+        for given, error, message in (
+            ({"checkpoint": "nowhere"}, CheckpointError, "nowhere"),
+            ({"data_dir": "/", "sources": ("gone.txt",)}, OSError, "gone.txt"),
+        ):
+            settings = study.settings(**given)
+            with pytest.raises(error, match=message):
+                run_study(study, settings, out_dir=str(out), dry_run=True)
+        assert not out.exists()
+    for study in (public_traces.STUDY, table4.STUDY):
+        with pytest.raises((ConfigError, OSError), match="trace_qwen3|arc_challenge"):
+            run_study(study, study.settings(), out_dir=str(out), dry_run=True)
+
+
+def test_traces_are_replayed_without_a_model(tmp_path):
+    trace = one_layer([0, 1, 2], [0, 1, 3, 0, 1, 0, 2, 1], num_experts=4)
+    write_trace(tmp_path / "t.csv.gz", trace)
+    summary, result = run(
+        public_traces.STUDY,
+        tmp_path / "o",
+        data_dir=str(tmp_path),
+        traces=("t.csv.gz",),
+        slots_per_layer=(2, 3),
+        trace_experts=4,
+    )
+    ratios = summary["hit_ratio"]["t"]
+    assert ratios["belady"][2] >= ratios["lru"][2]
+    assert result["kind"] == "simulated"
+    stored = json.loads((tmp_path / "o" / "replay.json").read_text())
+    assert stored["hit_ratio"]["t"]["lru"]["3"] == ratios["lru"][3]
+
+
+@pytest.mark.slow
+def test_ablation_writes_an_entry(tiny, tmp_path):
+    summary, result = run(
+        fig14.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL, **CASES
+    )
+    assert list(summary["tpot_change"]) == ["+CE", "+CR", "+Pre", "+BA"]
+    assert all(summary["checks"].values()), summary["checks"]
+    assert result["kind"] == "emulated" and result["workload"]["link"]["emulated"]
+    assert set(result["paper_claim"]) == {"source", "paper", "ours", "why_they_differ"}
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert ("+BA", "perplexity ratio, 50%, batch 1") in names
+    assert ("resident", "TPOT, 100%, batch 1") in names
+    (prompts,) = result["workload"]["prompts"]
+    assert prompts["path"] == "books.txt" and len(prompts["sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_ttft_writes_an_entry(tiny, tmp_path):
+    summary, result = run(
+        ttft.STUDY,
+        tmp_path / "o",
+        checkpoint=tiny,
+        device_memory="50%",
+        lengths=(8,),
+        **SMALL,
+    )
+    assert all(summary["checks"].values()), summary["checks"]
+    policies = {row["policy"] for row in result["metrics"]}
+    assert policies == {"resident", "layer-wise", "on_demand", "lru", "smoe"}
+
+
+@pytest.mark.slow
+def test_reuse_by_rank_writes_an_entry(tiny, tmp_path):
+    summary, result = run(fig6.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL)
+    assert 0 <= summary["reuse"]["chosen"] <= 1
+    assert len(result["metrics"]) == 8
