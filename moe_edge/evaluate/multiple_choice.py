@@ -9,7 +9,7 @@ wins, the first of equals. A text longer than the context loses its left end.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,26 @@ def read_questions(paths: Sequence[str], limit: int | None = None) -> list[Quest
             raise RequestError(f"{path} holds no questions")
         questions += rows[:limit]
     return questions
+
+
+def short_questions(
+    tokenizer, path: str, limit: int, max_tokens: int
+) -> list[Question]:
+    """The first questions of a file whose every text has at most `max_tokens` tokens.
+
+    Raises:
+      RequestError: the file has none.
+    """
+    found = []
+    for question in read_questions([path]):
+        texts = [f"{question.prompt} {choice}" for choice in question.choices]
+        if all(len(tokenizer.encode(text)) <= max_tokens for text in texts):
+            found.append(question)
+        if len(found) == limit:
+            break
+    if not found:
+        raise RequestError(f"{path} has no question of at most {max_tokens} tokens")
+    return found
 
 
 def encode_choice(
@@ -172,12 +192,18 @@ def answer_questions(
             }
         )
         start = end
+    truncated = sum(line["truncated"] for line in lines)
+    return accuracy_of(questions, lines) | {"truncated": truncated}, lines
+
+
+def accuracy_of(
+    questions: Sequence[Question], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Share of right answers, of how many, its 95 % interval, that of guessing."""
     right = sum(line["chosen_index"] == line["answer_index"] for line in lines)
-    summary = {
+    return {
         "accuracy": right / len(lines),
         "n": len(lines),
         "interval95": list(wilson_interval(right, len(lines))),
         "chance": float(np.mean([1 / len(q.choices) for q in questions])),
-        "truncated": sum(line["truncated"] for line in lines),
     }
-    return summary, lines

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, StudyEngine, record_history
-from moe_edge.studies.prompts import PromptPool, PromptSettings, check_list, make_pool
+from moe_edge.studies.prompts import PromptPool, PromptSettings, make_pool
 
 LIMITS = (
     "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
@@ -36,10 +35,6 @@ class LinkSettings(PromptSettings):
     link_factor: float = 2.0
     link_latency_s: float = 50e-6
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_positive("link_factor", self.link_factor)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseSettings(LinkSettings):
@@ -52,18 +47,6 @@ class CaseSettings(LinkSettings):
 
     batches: Sequence[int] = (1, 3)
     history: int = 8
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_count("history", self.history)
-        for batch in check_list("batches", self.batches):
-            check_count("batches", batch)
-
-
-def check_margin(a: float) -> None:
-    """Raises ConfigError unless SMoE's margin lies in [0, 1)."""
-    if not 0 <= a < 1:
-        raise ConfigError(f"a must lie in [0, 1), got {a}")
 
 
 @dataclasses.dataclass(frozen=True)

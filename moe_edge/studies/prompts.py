@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Protocol
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.core.checks import RequestError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.studies.quickstart.texts import BOOKS
+from moe_edge.studies.settings import StudySettings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
 
@@ -24,7 +25,7 @@ class Sources(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptSettings:
+class PromptSettings(StudySettings):
     """A study that runs a model on real prompts.
 
     Attributes:
@@ -47,15 +48,6 @@ class PromptSettings:
     prompt_tokens: int = 40
     new_tokens: int = 24
 
-    def __post_init__(self):
-        """Raises ConfigError for a size that no study could run with."""
-        for name in ("rounds", "prompt_tokens"):
-            check_count(name, getattr(self, name))
-        if self.new_tokens < 2:
-            raise ConfigError(
-                f"new_tokens is {self.new_tokens}, expected at least 2: one decode step"
-            )
-
 
 def check_inputs(settings: PromptSettings) -> None:
     """Refuses a checkpoint or prompt files that cannot be read, before weights are.
@@ -66,13 +58,6 @@ def check_inputs(settings: PromptSettings) -> None:
     """
     check_checkpoint(settings.checkpoint)
     prompt_files(settings)
-
-
-def check_list(name: str, values: Sequence) -> Sequence:
-    """The values. Raises ConfigError unless they are a list of at least one."""
-    if isinstance(values, str) or not len(values):
-        raise ConfigError(f"{name} is {values!r}, expected a list of at least one")
-    return values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -189,22 +189,6 @@ def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     return root
 
 
-def model_entry(name: str, num_bytes: int, dtype: str) -> dict[str, Any]:
-    """`model` of a results entry.
-
-    Args:
-      name: what the user asked for.
-      num_bytes: of the weights on the device; vectors are widened there, so that the
-        parameters are a few too many.
-      dtype: of the stored weights.
-    """
-    return {
-        "name": name,
-        "params": num_bytes // (2 if dtype == "bfloat16" else 4),
-        "weights": "toy trained here" if name == "default" else "given",
-    }
-
-
 def median_and_spread(values: Sequence[float]) -> tuple[float, tuple[str, float]]:
     """Median, and half the range as `results.metric` takes it."""
     return float(np.median(values)), (SPREAD, float(np.ptp(values)) / 2)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import check_count
 from moe_edge.engine.generate import generate
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
@@ -32,10 +31,6 @@ class TimedSettings(CaseSettings):
     """
 
     fidelity_rows: int = 3
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_count("fidelity_rows", self.fidelity_rows)
 
 
 @dataclasses.dataclass

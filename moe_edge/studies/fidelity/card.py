@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import check_count
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
@@ -28,10 +27,11 @@ from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.evaluate.weight_rules import RuleTally, rule_of
 from moe_edge.metrics.results import metric
 from moe_edge.route.policy import get_route
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.plots import fidelity_curves
-from moe_edge.studies.prompts import check_list
 from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.study import Findings, Study, model_entry
+from moe_edge.studies.settings import check_field
+from moe_edge.studies.study import Findings, Study
 
 # Serial transfers and no prefetching: what is resident is then the same in every run.
 BASE = OffloadOptions(eviction="smoe_score", asynchronous=False)
@@ -82,10 +82,9 @@ class FidelitySettings:
     seed: int = 0
 
     def __post_init__(self):
-        for size in check_list("batch_sizes", self.batch_sizes):
-            check_count("batch size", size)
-        for name in ("rows", "prompt_tokens", "forced_tokens"):
-            check_count(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            if field.name != "device_memory":  # of several budgets
+                check_field(field.name, field.type, getattr(self, field.name))
         _ = self.grid, self.offloads  # refuse their values
 
     @property
@@ -216,9 +215,7 @@ def findings(
         + ("; ".join(f"a={c['a']:g} {_agrees(c)}" for c in ends) or "no substitution")
         + f"; in scale, {half['option']} {_agrees(half)}.",
         details=details,
-        model=model_entry(
-            settings.checkpoint, loaded.engine.weights.num_bytes, loaded.dtype
-        ),
+        model=describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype),
         workload={
             "text": {"source": source, "sha256": sha256_of(settings.path)},
             "rows": settings.rows,

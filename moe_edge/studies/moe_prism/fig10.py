@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
@@ -23,7 +23,7 @@ from moe_edge.studies.moe_prism.operating_points import (
     StepTimes,
     operating_points,
 )
-from moe_edge.studies.prompts import PromptSettings, check_list, make_pool
+from moe_edge.studies.prompts import PromptSettings, make_pool
 from moe_edge.studies.rounds import measure_rounds
 from moe_edge.studies.study import Claim, Findings, Study, median_and_spread
 
@@ -58,10 +58,7 @@ class Fig10Settings(quality.QualitySettings, PromptSettings):
     batches: Sequence[int] = (1, 8)
 
     def __post_init__(self):
-        quality.QualitySettings.__post_init__(self)
-        PromptSettings.__post_init__(self)
-        for batch in check_list("batches", self.batches):
-            check_count("batches", batch)
+        super().__post_init__()
         for name, least in (("rounds", 2), ("new_tokens", 3)):
             if getattr(self, name) < least:
                 raise ConfigError(

@@ -20,6 +20,7 @@ from moe_edge.engine.weights import load_weights
 from moe_edge.metrics.results import metric
 from moe_edge.profile.reader import Profile, open_profile
 from moe_edge.profile.run_profile import run_profile
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.sparsity import (
     COVERED,
     MAGNITUDES,
@@ -31,7 +32,8 @@ from moe_edge.studies.moe_prism.sparsity import (
     measure,
     own_order,
 )
-from moe_edge.studies.study import Claim, Findings, Study, model_entry
+from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Claim, Findings, Study
 
 RATIO = "75th percentile / median of the magnitude"
 PAPER = {
@@ -71,7 +73,7 @@ MEASURES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fig3Settings:
+class Fig3Settings(StudySettings):
     """The profile that is measured: made of texts, or a folder.
 
     Attributes:
@@ -224,7 +226,6 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
         return f"{100 * values[name]:.0f} %"
 
     picture, curves = curves_of(profile, experts)
-    num_bytes = load_weights(reader).num_bytes
     return Findings(
         answer="The quarter of neurons that is largest for a token carries "
         f"{percent(OWN)} of its L1 norm; if neurons fired independently, "
@@ -236,7 +237,7 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
             f"{of_noise[RATIO]:.2f}).",
             explain(ratios_X, of_noise[RATIO]),
         ],
-        model=model_entry(checkpoint, num_bytes, str(reader.dtype)),
+        model=describe_model(checkpoint, load_weights(reader), str(reader.dtype)),
         workload={name: profile.info[name] for name in described}
         | {"experts": len(experts), "experts_with_too_few_tokens": skipped},
         metrics=rows,

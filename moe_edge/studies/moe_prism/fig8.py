@@ -31,7 +31,7 @@ from moe_edge.studies.moe_prism.quality import (
     measure,
     read_tokens,
 )
-from moe_edge.studies.prompts import check_list, make_pool
+from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.rounds import (
     ON_TIME,
     Rounds,
@@ -70,12 +70,6 @@ class Fig8Settings(QualitySettings, LinkSettings):
     prompt_tokens: int = 48
     k_values: Sequence[int] = (13, 16, 17, 21, 25)
     budgets: Sequence[str] = ("25%", "50%")
-
-    def __post_init__(self):
-        QualitySettings.__post_init__(self)
-        LinkSettings.__post_init__(self)
-        for budget in check_list("budgets", self.budgets):
-            OffloadOptions(device_memory=budget)
 
 
 class Step(NamedTuple):

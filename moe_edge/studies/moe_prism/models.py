@@ -18,7 +18,6 @@ from moe_edge.core.checks import (
     ConfigError,
     OutputError,
     build_known,
-    check_count,
     check_known,
 )
 from moe_edge.core.files import write_text
@@ -27,6 +26,7 @@ from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.finetune.settings import FineTuning
 from moe_edge.refactor.run import run_refactor
+from moe_edge.studies.settings import StudySettings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
 ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
@@ -37,7 +37,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(StudySettings):
     """The part of a study's settings that says which models it compares.
 
     Attributes:
@@ -53,7 +53,7 @@ class ModelSettings:
     lg: str | None = None
     lg_ft: str | None = None
     cg: str | None = None
-    make: Sequence[str] = ()
+    make: tuple[str, ...] = ()
     work_dir: str = "results/local/moe_prism"
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     calibration_tokens: int = 131_072
@@ -61,7 +61,7 @@ class ModelSettings:
     data_dir: str | None = None
 
     def __post_init__(self):
-        check_count("calibration_tokens", self.calibration_tokens)
+        super().__post_init__()
         for gate in self.make:
             check_known("gate", gate, FIELDS.values())
 

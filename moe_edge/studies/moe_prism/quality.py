@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import check_count
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.model.config import ModelConfig
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
-from moe_edge.studies.prompts import check_list
-from moe_edge.studies.study import model_entry
 
 EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts
 
@@ -33,13 +31,6 @@ class QualitySettings(ModelSettings):
     texts: Sequence[str] = ("text/wikitext-2/test.txt",)
     max_tokens: int = 4096
     k_values: Sequence[int] = EVERY_K
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_count("max_tokens", self.max_tokens)
-        check_list("texts", self.texts)
-        for k in check_list("k_values", self.k_values):
-            check_count("k_values", k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +63,8 @@ class Compared:
     @property
     def model(self) -> dict[str, Any]:
         """`model` of a results entry."""
-        num_bytes = self.parent.engine.weights.num_bytes
-        return model_entry(self.parent.name, num_bytes, self.parent.dtype)
+        parent = self.parent
+        return describe_model(parent.name, parent.engine.weights, parent.dtype)
 
     def at(self, k_values: Sequence[int]) -> dict[tuple[str, int], Engine]:
         """(name, K) -> engine, as far as a model can: the original at whole experts."""

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import check_count
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models, quality
 from moe_edge.studies.moe_prism.models import CG, LG, LG_FT, ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, log_interpolate
-from moe_edge.studies.prompts import check_list
 from moe_edge.studies.study import Claim, Findings, Study
 
 CLAIM = Claim(
@@ -47,12 +45,6 @@ class Table2Settings(quality.QualitySettings):
     k_values: Sequence[int] = (4, 8, 12, 16, 20, 24, 28, 32)
     curve_k_values: Sequence[int] = quality.EVERY_K
     curve_tokens: int = 4096
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_count("curve_tokens", self.curve_tokens)
-        for k in check_list("curve_k_values", self.curve_k_values):
-            check_count("curve_k_values", k)
 
 
 def run(settings: Table2Settings) -> Findings:

@@ -4,16 +4,18 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.evaluate.multiple_choice import answer_questions, wilson_interval
+from moe_edge.core.checks import ConfigError
+from moe_edge.evaluate.multiple_choice import (
+    answer_questions,
+    short_questions,
+    wilson_interval,
+)
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
 from moe_edge.studies.moe_prism.quality import Compared
-from moe_edge.studies.prompts import check_list
-from moe_edge.studies.smoe.table4 import short_questions
 from moe_edge.studies.study import Claim, Findings, Study
 
 FULL = "all experts"
@@ -47,12 +49,6 @@ class Table3Settings(ModelSettings):
     sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
     limit: int = 100
     question_tokens: int = 256
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_list("sets", self.sets)
-        for name in ("k", "limit", "question_tokens"):
-            check_count(name, getattr(self, name))
 
 
 def check(settings: Table3Settings) -> None:

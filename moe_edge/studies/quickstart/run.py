@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import check_positive
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.prompts import TextStream, encode_prompts
 from moe_edge.engine.run_generate import generate_rows
@@ -21,13 +20,15 @@ from moe_edge.evaluate.specialisation import (
 from moe_edge.metrics.plots import expert_usage
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.quickstart.offloaded import show_offloaded
 from moe_edge.studies.quickstart.texts import (
     held_out_texts,
     story_prompt,
     task_prompts,
 )
-from moe_edge.studies.study import Findings, Study, model_entry
+from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Findings, Study
 
 LIMITS = (
     "A model of a few million parameters trained on two CPU cores: its text shows "
@@ -39,7 +40,7 @@ LIMITS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuickstartSettings:
+class QuickstartSettings(StudySettings):
     """What is shown, and on how much text it is measured.
 
     Attributes:
@@ -53,10 +54,6 @@ class QuickstartSettings:
     max_new_tokens: int = 64
     characters: int = 6000
     seed: int = 0
-
-    def __post_init__(self):
-        check_positive("max_new_tokens", self.max_new_tokens)
-        check_positive("characters", self.characters)
 
 
 def show_generation(loaded: Loaded, max_new_tokens: int, seed: int) -> dict[str, float]:
@@ -171,7 +168,7 @@ def run(settings: QuickstartSettings) -> Findings:
     started = time.time()
     loaded = load_engine(settings.checkpoint)
     config, weights = loaded.engine.config, loaded.engine.weights
-    model = model_entry(settings.checkpoint, weights.num_bytes, loaded.dtype)
+    model = describe_model(settings.checkpoint, weights, loaded.dtype)
     moe = config.moe
     print(
         f"{settings.checkpoint}: {config.model_type}, {model['params'] / 1e6:.1f} M "

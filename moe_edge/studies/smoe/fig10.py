@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, check_positive
+from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
@@ -19,7 +19,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
 from moe_edge.studies.cases import LIMITS, Case
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import check_list, prompt_files
+from moe_edge.studies.prompts import prompt_files
 from moe_edge.studies.rounds import median_panel
 from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.studies.timed_cases import Timed, TimedSettings, run_cases
@@ -57,9 +57,7 @@ class TpotSettings(TimedSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.tpot_budget_s is not None:
-            check_positive("tpot_budget_s", self.tpot_budget_s)
-        values = sorted(set(map(float, check_list("a_values", self.a_values))))
+        values = sorted(set(map(float, self.a_values)))
         object.__setattr__(self, "a_values", tuple(values))
         # Refuses too few points before anything is measured.
         choose_a(values, [1.0] * len(values), 1.0, degree=self.degree)

@@ -24,12 +24,11 @@ from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import (
     LIMITS,
     Case,
-    check_margin,
     count_history,
     past_sequences,
 )
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import check_inputs, check_list
+from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.rounds import median_panel
 from moe_edge.studies.study import Claim, Findings, Study, mean_change
 from moe_edge.studies.timed_cases import TimedSettings, Timing, run_cases
@@ -64,12 +63,6 @@ class BudgetSettings(TimedSettings):
     rounds: int = 2
     budgets: Sequence[str] = ("15%", "25%", "50%")
     a: float = 0.2
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_margin(self.a)
-        for budget in check_list("budgets", self.budgets):
-            OffloadOptions(device_memory=budget)
 
 
 def bases(profile_LE: np.ndarray) -> dict[str, OffloadOptions]:

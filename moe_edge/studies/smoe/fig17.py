@@ -7,7 +7,6 @@ import json
 import jax
 import numpy as np
 
-from moe_edge.core.checks import check_count
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
@@ -19,7 +18,6 @@ from moe_edge.studies.cases import (
     Case,
     CaseSettings,
     Ready,
-    check_margin,
     prepare,
 )
 from moe_edge.studies.engines import Bench, StudyEngine
@@ -51,12 +49,6 @@ class PredictorSettings(CaseSettings):
     history: int = 16
     a: float = 0.2
     horizon: int = 3
-
-    def __post_init__(self):
-        super().__post_init__()
-        OffloadOptions(device_memory=self.device_memory)
-        check_margin(self.a)
-        check_count("horizon", self.horizon)
 
 
 class TopScoreLog(PredictionLog):

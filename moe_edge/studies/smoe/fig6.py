@@ -11,7 +11,7 @@ from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.route.base import gate_scores
-from moe_edge.studies.cases import LIMITS, check_margin, workload_of
+from moe_edge.studies.cases import LIMITS, workload_of
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import (
     PromptPool,
@@ -42,10 +42,6 @@ class ReuseSettings(PromptSettings):
     prompt_tokens: int = 48
     new_tokens: int = 64
     a: float = 0.2
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_margin(self.a)
 
 
 def needed(

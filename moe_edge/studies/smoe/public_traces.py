@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_path, sha256_of
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
@@ -18,7 +18,7 @@ from moe_edge.simulate.replay.predict import (
     predictor_of,
     replay_predictor,
 )
-from moe_edge.studies.prompts import check_list
+from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings, Study
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import Trace
@@ -44,7 +44,7 @@ Ratios = dict[str, dict[int, float]]  # by policy and slots a layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TraceSettings:
+class TraceSettings(StudySettings):
     """What is replayed.
 
     Attributes:
@@ -60,12 +60,6 @@ class TraceSettings:
     )
     trace_experts: int = 128
     slots_per_layer: Sequence[int] = KNOWN_SLOTS
-
-    def __post_init__(self):
-        check_count("trace_experts", self.trace_experts)
-        check_list("traces", self.traces)
-        for slots in check_list("slots_per_layer", self.slots_per_layer):
-            check_count("slots_per_layer", slots)
 
 
 def stem(path: str | Path) -> str:

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import RequestError, check_count
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
 from moe_edge.evaluate.multiple_choice import (
     Question,
+    accuracy_of,
     answer_questions,
     read_questions,
+    short_questions,
     wilson_interval,
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
@@ -27,9 +28,10 @@ from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.route.substitute import Substitute
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.card import BASE, find_text
-from moe_edge.studies.prompts import check_list
-from moe_edge.studies.study import Claim, Findings, Study, model_entry
+from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Claim, Findings, Study
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
 ALL = "all sets"
@@ -64,7 +66,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracySettings:
+class AccuracySettings(StudySettings):
     """What is asked, and of which model.
 
     Attributes:
@@ -94,12 +96,6 @@ class AccuracySettings:
     prompt_tokens: int = 64
     forced_tokens: int = 192
     seed: int = 0
-
-    def __post_init__(self):
-        for name in ("limit", "max_tokens", "batch_size"):
-            check_count(name, getattr(self, name))
-        check_list("sets", self.sets)
-        self.routes()
 
     def routes(self) -> dict[float, Substitute]:
         """By a, ascending from 0."""
@@ -166,13 +162,12 @@ def run(settings: AccuracySettings) -> Findings:
             flush=True,
         )
     switch.close()
-    weights = resident.weights
     answer, details = answer_of(accuracy, fidelity)
     numbers = {"accuracy": accuracy, "fidelity": fidelity}
     return Findings(
         answer=answer,
         details=details,
-        model=model_entry(settings.checkpoint, weights.num_bytes, loaded.dtype),
+        model=describe_model(settings.checkpoint, resident.weights, loaded.dtype),
         workload={
             "sets": {
                 name: {"sha256": sha256_of(path), "questions": len(part)}
@@ -213,43 +208,15 @@ def run(settings: AccuracySettings) -> Findings:
     )
 
 
-def short_questions(
-    tokenizer, path: str, limit: int, max_tokens: int
-) -> list[Question]:
-    """The first questions of a file whose every text has at most `max_tokens` tokens.
-
-    Raises:
-      RequestError: the file has none.
-    """
-    found = []
-    for question in read_questions([path]):
-        texts = [f"{question.prompt} {choice}" for choice in question.choices]
-        if all(len(tokenizer.encode(text)) <= max_tokens for text in texts):
-            found.append(question)
-        if len(found) == limit:
-            break
-    if not found:
-        raise RequestError(f"{path} has no question of at most {max_tokens} tokens")
-    return found
-
-
 def summarise(task: str, a: float, questions, lines, reference) -> dict[str, Any]:
     """Accuracy of some questions, and how many are answered as the reference does."""
-    n = len(lines)
-    right = sum(line["chosen_index"] == line["answer_index"] for line in lines)
     same = sum(
         line["chosen_index"] == other["chosen_index"]
         for line, other in zip(lines, reference, strict=True)
     )
-    return {
-        "task": task,
-        "a": a,
-        "n": n,
-        "accuracy": right / n,
-        "interval95": wilson_interval(right, n),
-        "chance": sum(1 / len(q.choices) for q in questions) / n,
-        "same_answer": same / n,
-        "same_interval95": wilson_interval(same, n),
+    return {"task": task, "a": a, **accuracy_of(questions, lines)} | {
+        "same_answer": same / len(lines),
+        "same_interval95": wilson_interval(same, len(lines)),
     }
 
 

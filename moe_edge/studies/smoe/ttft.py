@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import line_panels
@@ -15,13 +15,12 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.cases import (
     LIMITS,
     LinkSettings,
-    check_margin,
     describe_link,
     linked,
     workload_of,
 )
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import PromptPool, check_inputs, check_list, make_pool
+from moe_edge.studies.prompts import PromptPool, check_inputs, make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
@@ -55,13 +54,6 @@ class TtftSettings(LinkSettings):
     device_memory: str = "25%"
     a: float = 0.2
     lengths: Sequence[int] = (32, 128, 512)
-
-    def __post_init__(self):
-        super().__post_init__()
-        OffloadOptions(device_memory=self.device_memory)
-        check_margin(self.a)
-        for length in check_list("lengths", self.lengths):
-            check_count("lengths", length)
 
 
 @dataclasses.dataclass

@@ -20,12 +20,12 @@ from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
-from moe_edge.core.checks import check_count
 from moe_edge.metrics.machine import REPOSITORY
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.rounds import round_ratios
+from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings, Study
 
 MS = 1e3
@@ -41,7 +41,7 @@ Models = Sequence[tuple[str, Path | ModelConfig]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SuiteSettings:
+class SuiteSettings(StudySettings):
     """How long a speed suite runs.
 
     Attributes:
@@ -52,9 +52,6 @@ class SuiteSettings:
 
     repeats: int = 5
     work_dir: str | None = None
-
-    def __post_init__(self):
-        check_count("repeats", self.repeats)
 
 
 def make_row(

@@ -65,8 +65,8 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
     ("given", "error", "message"),
     [
         ({"batch_sizes": ()}, ConfigError, r"batch_sizes is \(\), expected a list"),
-        ({"batch_sizes": (0,)}, ConfigError, "batch size must be .* got 0"),
-        ({"a_values": (1.5,)}, ConfigError, "a must lie in .0, 1., got 1.5"),
+        ({"batch_sizes": (0,)}, ConfigError, "batch_sizes must be .* got 0"),
+        ({"a_values": (1.5,)}, ConfigError, "must lie in .0, 1., got 1.5"),
         ({"device_memory": "25%,x"}, ConfigError, "device memory 'x' is no budget"),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],

@@ -75,7 +75,7 @@ def test_study_writes_an_emulated_entry(tmp_path):
     "given, message",
     [
         ({"a_values": (0.0, 0.2, 0.4)}, "3 distinct a are too few"),
-        ({"a_values": (0.0, 0.2, 0.4, 1.0)}, "expected a in .0, 1"),
+        ({"a_values": (0.0, 0.2, 0.4, 1.0)}, "a_values must lie in .0, 1"),
         ({"tpot_budget_s": 0.0}, "tpot_budget_s must be positive, got 0"),
         ({"link_factor": -1.0}, "link_factor must be positive, got -1"),
     ],

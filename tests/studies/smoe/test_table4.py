@@ -3,14 +3,13 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.evaluate.multiple_choice import Question
+from moe_edge.evaluate.multiple_choice import Question, short_questions
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.smoe.table4 import (
     STUDY,
     AccuracySettings,
     answer_of,
     by_task,
-    short_questions,
     table_of,
     verdict_of,
 )
@@ -113,7 +112,7 @@ def test_study_writes_an_entry_and_a_zero_is_exact(tmp_path):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"a_values": (1.0,)}, "a must lie in .0, 1., got 1"),
+        ({"a_values": (1.0,)}, "a_values must lie in .0, 1., got 1"),
         ({"limit": 0}, "limit must be a positive whole number, got 0"),
     ],
 )
