@@ -1,19 +1,21 @@
-"""What all scripts share: common flags, gin, errors in one line, JSON last.
+"""What all scripts share: common flags, exit codes, errors in one line, JSON last.
 
-A script defines flags named like parameters of its root function (registered in
-`moe_edge/configurables.py`) and calls `run(root, flags)`. A value comes from, in
-rising order: the function's default, a gin file, `--gin_param`, a flag that was
-given. gin files may use the macros `OUT_DIR` and `SEED`.
+A script calls `run(ROOT)`, which derives its flags from the root's signature and
+docstring (`root_flags.py`), or `run(ROOT, FLAGS)` with flags named like parameters of
+the root. A value comes from, in rising order: the function's default, a gin file,
+`--gin_param`, a flag that was given. gin files may use the macros `OUT_DIR` and `SEED`.
 """
 
 import contextlib
 import inspect
 import json
+import logging as python_logging
 import math
 import os
 import re
 import signal
 import sys
+import tokenize
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,8 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
-from launch import out_dir
+from launch import out_dir, root_flags
+from launch.gin_data import check_is_data
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
@@ -46,7 +49,16 @@ DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 
 # User errors: what a person can mend without reading our code.
 USER_ERRORS = (MoeEdgeError, OSError, flags.Error)
+GIN_ERRORS = (
+    *(ValueError, TypeError, NameError, SyntaxError, RuntimeError),
+    tokenize.TokenError,
+)
 BAD_INPUT = 2
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 + the signal, as shells say
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends like Ctrl-C, so half-written folders are removed on the way out."""
 
 
 def define_data_dir() -> flags.FlagHolder:
@@ -74,21 +86,28 @@ def define_device_memory() -> flags.FlagHolder:
 
 def run(
     root: str | Callable[[], str],
-    script_flags: Sequence[flags.FlagHolder] = (),
+    script_flags: Sequence[flags.FlagHolder] | None = None,
     out_parameter: str = "out_dir",
 ) -> None:
     """Parses flags and gin, calls the root, prints its summary; never returns.
 
     Args:
       root: name of the root function in gin, or what gives it once flags are known.
-      script_flags: the script's own flags, named like parameters of the root.
+      script_flags: the script's own flags, named like parameters of the root; None:
+        one for every parameter that a flag can set.
       out_parameter: the root's parameter that --out_dir sets; there is a default
         folder only if that is `out_dir`.
     """
+    if script_flags is None:
+        from moe_edge.configurables import get_root
+
+        function = get_root(root)
+        script_flags = root_flags.define(function, set(flags.FLAGS))
 
     def main(argv: Sequence[str]) -> int:
-        if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.FATAL)  # JAX's and gin's chatter
+        if not flags.FLAGS["verbosity"].present:  # JAX's, gin's and asyncio's chatter
+            logging.set_verbosity(logging.FATAL)
+            python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; flags start with --")
         name = root if isinstance(root, str) else root()
@@ -97,22 +116,40 @@ def run(
         print(json.dumps(plain(summary)), flush=True)
         return 0
 
-    def guarded(argv: Sequence[str]) -> int:
-        # A kill ends like Ctrl-C: half-written folders are removed on the way out.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            return main(argv)
-        except USER_ERRORS as error:
-            return report(error)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
+    app.run(lambda argv: guarded(main, argv), flags_parser=parse_flags)
 
-    app.run(guarded, flags_parser=parse_flags)
+
+def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """The exit code of `main`; errors of the user are one line on stderr."""
+    signal.signal(signal.SIGTERM, terminate)
+    if hasattr(sys.stdout, "reconfigure"):  # files hold what a terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        return main(argv)
+    except BrokenPipeError:  # the reader of our output is gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except USER_ERRORS as error:
+        return report(error)
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def terminate(number, frame) -> None:
+    """Handler of SIGTERM."""
+    raise Terminated
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """absl's parsing, with an error in one line."""
+    """absl's parsing, with an error in one line; `--help` lists all our flags."""
+    asked = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+    if {"-h", "--help", "-help"} & set(asked):
+        text = root_flags.help_text(sys.modules["__main__"].__doc__ or "")
+        sys.exit(guarded(lambda _: print(text, flush=True) or 0, argv))
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -127,12 +164,16 @@ def call_root(
     check_data_dir()
     made = None
     with gin_errors():
-        from moe_edge.configurables import get_root  # registers the roots
+        check_is_data(GIN_FILE.value, GIN_PARAM.value)
+        from moe_edge.configurables import get_root, others  # JAX, by way of most roots
 
         gin.clear_config()
         function = get_root(root)
         gin.parse_config_files_and_bindings(
-            GIN_FILE.value, GIN_PARAM.value, finalize_config=False
+            GIN_FILE.value,
+            GIN_PARAM.value,
+            finalize_config=False,
+            skip_unknown=others(root),
         )
         known = inspect.signature(function).parameters
         if OUT_DIR.present and out_parameter not in known:
@@ -193,7 +234,7 @@ def gin_errors() -> Iterator[None]:
         yield
     except USER_ERRORS:
         raise
-    except (ValueError, TypeError, NameError, SyntaxError, RuntimeError) as error:
+    except GIN_ERRORS as error:
         raise ConfigError(f"gin: {error}") from error
 
 

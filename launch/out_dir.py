@@ -9,11 +9,11 @@ from pathlib import Path
 
 import gin
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, OutputError
 
 
 def check_one_folder(out_dir: str | None, name: str, value: str | None) -> None:
-    """Refuses --out_dir beside a flag of the same meaning and another value."""
+    """Refuses --out_dir together with a flag of the same meaning and another value."""
     if None in (out_dir, value) or Path(out_dir).resolve() == Path(value).resolve():
         return
     raise ConfigError(
@@ -61,6 +61,11 @@ def default_out_dir(experiment: str, make: bool) -> str:
                 os.makedirs(path)
             except FileExistsError:
                 continue
+            except OSError as error:
+                raise OutputError(
+                    f"results folder {path} cannot be made ({error.strerror}); name "
+                    "one with --out_dir"
+                ) from error
         return path
 
 

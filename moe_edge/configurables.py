@@ -1,66 +1,68 @@
 """What gin may configure: the root of every script, by the name used in gin files.
 
-`gin.register` leaves plain Python calls untouched: only `launch/common.py`, which
-asks gin for a root, sees bindings. Add a root here and a script in launch/. `offload`
-is no root: policy files (configs/policies/) set it and hand it to roots. A study is a
-root of its own name, registered when it is asked for.
+Nothing is imported before it is asked for, so a script loads its own root only.
+`gin.register` leaves plain Python calls untouched: only `launch/common.py`, which asks
+for a root here, sees bindings, and only there are types checked (`checked`). Add a root
+to ROOTS and a script to launch/. `offload` is no root: policy files (configs/policies/)
+set it and hand it to roots. A study is a root of its own name.
 """
 
 import dataclasses
 import functools
+import importlib
+import inspect
 from collections.abc import Callable
 
 import gin
 
-from moe_edge.convert.convert import convert_checkpoint
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.run_generate import run_generate
-from moe_edge.evaluate.run import run_evaluate
-from moe_edge.evaluate.run_lm_eval import run_lm_eval
-from moe_edge.hardware.run_profile_machine import run_profile_machine
-from moe_edge.place.run_place import run_place
-from moe_edge.profile.run_profile import run_profile
-from moe_edge.refactor.run import run_refactor
-from moe_edge.simulate.cluster.run import run_simulate
-from moe_edge.simulate.replay.run import run_replay
-from moe_edge.studies.prism.roots import run_prism_study
-from moe_edge.studies.registry import STUDIES, find
-from moe_edge.studies.study import study_root
-from moe_edge.training.model_card import run_model_card
-from moe_edge.training.run import run_pretrain
+from moe_edge.core.checks import checked
 
-gin.register("convert_checkpoint", module="convert")(convert_checkpoint)
-gin.register("generate", module="engine")(run_generate)
-gin.register("offload", module="engine")(OffloadOptions)
-gin.register("evaluate", module="evaluate")(run_evaluate)
-gin.register("lm_eval", module="evaluate")(run_lm_eval)
-gin.register("model_card", module="metrics")(run_model_card)
-gin.register("place_experts", module="place")(run_place)
-gin.register("pretrain", module="training")(run_pretrain)
-gin.register("profile_model", module="profile")(run_profile)
-gin.register("profile_machine", module="hardware")(run_profile_machine)
-gin.register("refactor_model", module="refactor")(run_refactor)
-gin.register("replay", module="simulate")(run_replay)
-gin.register("simulate", module="simulate")(run_simulate)
-gin.register("study_prism", module="metrics")(run_prism_study)
-
-
-# Users' commands that run a study under a name of their own.
-COMMANDS = {"fidelity": "fidelity_default"}
+ROOTS = {
+    "convert_checkpoint": "convert.convert.convert_checkpoint",
+    "evaluate": "evaluate.run.run_evaluate",
+    "generate": "engine.run_generate.run_generate",
+    "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
+    "model_card": "training.model_card.run_model_card",
+    "place_experts": "place.run_place.run_place",
+    "pretrain": "training.run.run_pretrain",
+    "profile_machine": "hardware.run_profile_machine.run_profile_machine",
+    "profile_model": "profile.run_profile.run_profile",
+    "refactor_model": "refactor.run.run_refactor",
+    "replay": "simulate.replay.run.run_replay",
+    "simulate": "simulate.cluster.run.run_simulate",
+}
+# Users' commands that run a study, under the name that their gin files bind.
+COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}
+OPTIONS = {"offload": "engine.offload_options.OffloadOptions"}
 
 
 @functools.cache
-def register_study(name: str) -> None:
-    """Registers a study (moe_edge/studies/registry.py) under its own name."""
-    study = dataclasses.replace(find(COMMANDS.get(name, name)), name=name)
-    gin.register(name, module="studies")(study_root(study))
+def register(name: str) -> None:
+    """Registers a root with gin, or what roots take as an option; imports it."""
+    where = (ROOTS | OPTIONS).get(name)
+    if where is not None:
+        module, _, attribute = where.rpartition(".")
+        found = getattr(importlib.import_module(f"moe_edge.{module}"), attribute)
+    else:
+        from moe_edge.studies.registry import STUDIES, find
+        from moe_edge.studies.study import study_root
 
-
-register_study("fidelity")  # policy files bind its `offload`, whatever is run
+        study = COMMANDS.get(name, name)
+        if study not in STUDIES:
+            return  # a root of its own script
+        found = study_root(dataclasses.replace(find(study), name=name))
+        module = "studies"
+    gin.register(name, module=module.partition(".")[0])(checked(name, found))
+    for option in OPTIONS.keys() & inspect.signature(found).parameters:
+        register(option)
 
 
 def get_root(name: str) -> Callable[..., dict]:
     """The root of that name as gin binds it."""
-    if name in STUDIES:
-        register_study(name)
+    register(name)
     return gin.get_configurable(name)
+
+
+def others(name: str) -> list[str]:
+    """Names that a gin file may bind though the root of that name ignores them."""
+    return [other for other in (*ROOTS, *COMMANDS, *OPTIONS) if other != name]

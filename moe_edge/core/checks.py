@@ -4,10 +4,15 @@ Every error says what was wrong, what was found, what was expected and what to
 do about it. All are ValueErrors, so a caller may catch them without importing us.
 """
 
+import collections.abc
 import dataclasses
+import functools
+import inspect
 import math
+import re
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,19 +120,74 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
             known = ", ".join(kinds) or "none"
             raise ConfigError(f"{name} has no option {option!r}; known: {known}")
         if not _is_of(value, kinds[option]):
-            kind = getattr(kinds[option], "__name__", kinds[option])
+            kind = _kind_text(kinds[option])
             raise ConfigError(f"{name}: {option} is {value!r}, expected {kind}")
+        check_64_bits(f"{name}: {option}", value)
+
+
+def checked(name: str, function: Callable) -> Callable:
+    """The function, refusing arguments of another type than its signature says.
+
+    Args:
+      name: of the function, for the message.
+    Raises (the result):
+      ConfigError: the first argument of another type, or a whole number beyond 64 bits.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function, updated=())
+    def call(*args, **kwargs):
+        for given, value in signature.bind_partial(*args, **kwargs).arguments.items():
+            kind = signature.parameters[given].annotation
+            if not _is_of(value, kind):
+                raise ConfigError(
+                    f"{name}.{given} is {value!r}, expected {_kind_text(kind)}"
+                )
+            check_64_bits(f"{name}.{given}", value)
+        return function(*args, **kwargs)
+
+    call.__signature__ = signature
+    del call.__wrapped__  # gin would call that a class, where it is one
+    return call
+
+
+def check_64_bits(name: str, value) -> None:
+    """Raises ConfigError for a whole number beyond 64 bits, also inside of lists."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_64_bits(name, item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(
+            f"{name} is {value}, expected a whole number of at most 64 bits"
+        )
 
 
 def _is_of(value, kind) -> bool:
     """Whether a value is of an annotated type; True where that cannot be told."""
     value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(kind, str):
-        return True
-    if isinstance(value, bool) and bool not in (kind, *typing.get_args(kind)):
-        return kind in (object, Any)
-    try:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        return isinstance(value, kind) or (is_whole and isinstance(1.0, kind))
-    except TypeError:  # a type with parameters
-        return True
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in args)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if origin in (list, collections.abc.Sequence):
+        if isinstance(value, (list, tuple)):
+            return all(_is_of(item, args[0]) for item in value)
+        return isinstance(value, (np.ndarray, range))
+    if origin is not None:
+        return isinstance(value, origin) if isinstance(origin, type) else True
+    if kind in (None, type(None)):
+        return value is None
+    if not isinstance(kind, type) or kind in (object, inspect.Parameter.empty):
+        return True  # Any, or the name of a type as text
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+def _kind_text(kind) -> str:
+    """An annotated type without the modules that it comes from."""
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    return re.sub(r"\w+\.", "", text)

@@ -53,7 +53,8 @@ def check_out_dir(path: str | Path, overwrite: bool) -> Path:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise OutputError(
-            f"output folder {path} cannot be written: no access to {parent}"
+            f"output folder {path} cannot be written: no access to {parent}; name "
+            "another --out_dir"
         )
     return path
 
@@ -71,6 +72,30 @@ def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
             raise OutputError(
                 f"output folder {out_dir} overlaps the source {source}; name another"
             )
+
+
+def check_out_file(path: str | Path, out_dir: str | Path) -> None:
+    """Checks, before a run, that a file can be written at its end.
+
+    Args:
+      path: of the file; one that is there will be replaced.
+      out_dir: the run's folder, which will be there by then.
+    Raises:
+      OutputError: the file is a folder, or its folder is missing or cannot be written.
+    """
+    path = Path(path)
+    if path.parent.resolve() == Path(out_dir).resolve():
+        return
+    if path.is_dir():
+        raise OutputError(f"output file {path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"output file {path}: folder {path.parent} does not exist; make it first"
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"output file {path} cannot be written: no access to {path.parent}"
+        )
 
 
 @contextlib.contextmanager

@@ -19,8 +19,7 @@ from moe_edge.model.experts import choose_method
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import Shared, add_experts, seam
-from moe_edge.predict.partial_state import partial_gate
-from moe_edge.predict.stale_gate import gate_scores
+from moe_edge.predict.device_scores import gate_scores, partial_gate
 
 
 class Routed(NamedTuple):

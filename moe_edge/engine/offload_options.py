@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
-from moe_edge.engine.assisted import RULES
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.offload.store import MEMORIES
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.route.policy import get_route
 
@@ -73,7 +71,10 @@ class OffloadOptions:
         check_known("offload mode", self.mode, ("layered", "fused"))
         self._check_eviction()
         check_known("predictor", self.predictor, PREDICTORS)
-        check_known("expert memory", self.memory, MEMORIES)
+        if self.memory != "host":
+            from moe_edge.offload.store import MEMORIES  # loads JAX
+
+            check_known("expert memory", self.memory, MEMORIES)
         if self.slot_plan == "adapmoe_dp" and not self._has(
             "hit_curves", self.slot_plan_options
         ):
@@ -85,6 +86,8 @@ class OffloadOptions:
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
         if self.assist is not None:
+            from moe_edge.engine.assisted import RULES  # loads JAX
+
             check_known("CPU assist", self.assist, RULES)
         self.link()
         layered_only = {

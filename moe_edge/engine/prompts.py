@@ -42,7 +42,20 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise RequestError(
                     f"{where}: {type(row).__name__}, expected a JSON object"
                 )
+            if rb"\ud" in raw.lower():  # an escape that may be half a character
+                check_text(where, json.dumps(row, ensure_ascii=False))
             yield where, row
+
+
+def check_text(where: str, text: str) -> None:
+    """Raises RequestError for text that UTF-8 cannot hold, such as half a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{where} is not UTF-8 text: {error.reason} at character {error.start}; "
+            "expected whole characters"
+        ) from error
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:

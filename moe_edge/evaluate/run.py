@@ -15,16 +15,7 @@ from moe_edge.core.checks import (
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
-from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
-from moe_edge.evaluate.multiple_choice import (
-    answer_questions,
-    read_questions,
-    score_continuations,
-)
-from moe_edge.evaluate.perplexity import measure_perplexity
-from moe_edge.evaluate.stepwise import Stepwise, step_continuations
 from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
 
 
@@ -113,6 +104,15 @@ def run_evaluate(
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
         return summary
+    # Only now: these load JAX, and a refused value should not wait for that.
+    from moe_edge.engine.load import check_checkpoint, load_engine
+    from moe_edge.evaluate.multiple_choice import (
+        answer_questions,
+        read_questions,
+        score_continuations,
+    )
+    from moe_edge.evaluate.stepwise import Stepwise, step_continuations
+
     # Input is read before the model: a bad file shows at once.
     if mode == "mcq":
         paths = [find_path(path, data_dir) for path in mcq.split(",")]
@@ -178,6 +178,8 @@ def _write(
 
 
 def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
+    from moe_edge.evaluate.perplexity import measure_perplexity
+
     result = measure_perplexity(
         engine, ids, window=window, stride=stride, batch_size=batch_size
     )
@@ -198,6 +200,10 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
 
 
 def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
+    from moe_edge.engine.load import check_checkpoint, load_engine
+    from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
+    from moe_edge.evaluate.stepwise import Stepwise
+
     tokens_BS = read_tokens(tokens)
     if Path(logits).resolve().is_relative_to(run.path):
         # The results folder appears as a whole, and an old one disappears so.

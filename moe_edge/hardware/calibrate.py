@@ -3,15 +3,16 @@
 A block is run at several batch sizes, each call on another copy of it, so that caches
 do not help. The fixed time of a call is that of a block of a few values; the memory
 rate comes from one token (bound by reading weights), the arithmetic rate from the
-largest batch. What the fitted formula then says of the sizes between is kept beside
-what was measured.
+largest batch, and a curve of factors (`Device.curve`) from the sizes between, which no
+two rates describe on a CPU: two tokens may take twice as long as one. The fit is judged
+at sizes that it was not made from.
 """
 
 import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ from moe_edge.hardware.specs import Device, Gpu, Link
 DTYPES = {"float32": 4, "bfloat16": 2}
 TINY = 8  # width of a block whose arithmetic takes no time
 BETWEEN = (2, 4, 8, 16, 64)
+HELD_OUT = (3, 6, 12, 32, 128)
+LARGE_ERROR = 0.25  # relative, above which costs are not to be trusted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Calibration:
     Attributes:
       gpu: its numbers, as any preset has them.
       block: the shape that was run.
-      rows: (tokens, measured seconds, seconds by the fitted formula).
+      rows: (tokens, measured seconds, seconds by the fitted formula), HELD_OUT ones
+        too.
       copy_bytes_per_s: of reading and writing a large array on the device.
     """
 
@@ -50,6 +54,18 @@ class Calibration:
         """Largest relative error of the formula over the batch sizes."""
         return max(abs(fitted / seen - 1) for _, seen, fitted in self.rows)
 
+    @property
+    def warning(self) -> str | None:
+        """One line for people where the formula is far from what was measured."""
+        if self.worst_error <= LARGE_ERROR:
+            return None
+        tokens, seen, fitted = max(self.rows, key=lambda row: abs(row[2] / row[1] - 1))
+        return (
+            f"the fit is off by up to {100 * self.worst_error:.0f} %: {tokens} tokens "
+            f"took {1e3 * seen:.3f} ms, the formula says {1e3 * fitted:.3f}; measure "
+            "again on a quiet machine, or with more --repeats"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """What is stored, for `machine_file.read_machine`."""
         return {
@@ -59,8 +75,14 @@ class Calibration:
             "block": dataclasses.asdict(self.block),
             "copy_bytes_per_s": self.copy_bytes_per_s,
             "worst_error": self.worst_error,
+            "warning": self.warning,
             "rows": [
-                {"tokens": tokens, "measured_s": seen, "fitted_s": fitted}
+                {
+                    "tokens": tokens,
+                    "measured_s": seen,
+                    "fitted_s": fitted,
+                    "held_out": tokens in HELD_OUT,
+                }
                 for tokens, seen, fitted in self.rows
             ],
         }
@@ -103,12 +125,13 @@ def calibrate(
     blocks = [_weights(rng, d_model, expert_dim, dtype) for _ in range(copies)]
     tiny = [_weights(rng, TINY, TINY, dtype)]
     call_s = _block_seconds(tiny, 1, repeats * copies)
+    between = [tokens for tokens in (*BETWEEN, *HELD_OUT) if tokens < most_tokens]
     seen = {
         tokens: _block_seconds(blocks, tokens, repeats)
-        for tokens in sorted({1, most_tokens, *(t for t in BETWEEN if t < most_tokens)})
+        for tokens in sorted({1, most_tokens, *between})
     }
     device = jax.devices()[0]
-    fitted = Device(
+    rates = Device(
         name=name,
         memory_bytes=_memory_bytes(device),
         flops_per_s=_rate(block.flops(most_tokens), seen[most_tokens], call_s),
@@ -116,6 +139,7 @@ def calibrate(
         call_s=call_s,
         source=f"measured: {device.device_kind}, {dtype}, jax {jax.__version__}",
     )
+    fitted = dataclasses.replace(rates, curve=_curve(rates, block, seen))
     rows = tuple(
         (
             tokens,
@@ -127,6 +151,20 @@ def calibrate(
     link = host_link(block.num_bytes, repeats * copies)
     rate = copy_rate(64 * 2**20, repeats)
     return Calibration(Gpu(device=fitted, host_link=link), block, rows, rate)
+
+
+def _curve(
+    rates: Device, block: BlockShape, seen: Mapping[int, float]
+) -> tuple[tuple[float, float], ...]:
+    """How much longer than by its rates a device took, at the sizes of the fit."""
+    points = []
+    for tokens, seconds in seen.items():
+        if tokens not in HELD_OUT:
+            flops = block.flops(tokens)
+            bound_s = roofline_s(rates, flops, block.num_bytes) - rates.call_s
+            factor = max(seconds - rates.call_s, 0.01 * bound_s) / bound_s
+            points.append((flops / block.num_bytes, float(factor)))
+    return tuple(points)
 
 
 def host_link(num_bytes: int, repeats: int) -> Link:

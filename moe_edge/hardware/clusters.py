@@ -1,9 +1,10 @@
 """Clusters by name: Prism's test bed, larger copies of it, and unequal machines."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.hardware.presets import gpu, lan
 from moe_edge.hardware.specs import Cluster, Server
 
@@ -80,6 +81,28 @@ def mixed_cluster(
     )
 
 
+def measured_cluster(
+    machine: str,
+    num_servers: int = 3,
+    gpus_per_server: int = 1,
+    mbps: float = 500.0,
+    expert_memory_share: float | Sequence[float] = 0.7,
+) -> Cluster:
+    """Equal machines as `profile_machine` measured one, on one network.
+
+    Args:
+      machine: path of its machine.json.
+    """
+    check_count("num_servers", num_servers)
+    check_count("gpus_per_server", gpus_per_server)
+    groups = [[machine] * gpus_per_server] * num_servers
+    return Cluster(
+        servers=servers_of(groups, expert_memory_share),
+        network=lan(mbps),
+        sharing="egress",
+    )
+
+
 CLUSTERS: Mapping[str, Callable[..., Cluster]] = {
     "prism": prism_cluster,
     "mixed": mixed_cluster,
@@ -89,12 +112,19 @@ CLUSTERS: Mapping[str, Callable[..., Cluster]] = {
 def build_cluster(name: str, **options) -> Cluster:
     """A cluster by name, with the options of its function.
 
+    Args:
+      name: one of CLUSTERS, or the path of a machine.json (`measured_cluster`).
     Raises:
       ConfigError: an unknown name, with the known ones, or what it refuses.
+      OSError: a machine.json that cannot be read.
     """
-    check_known("cluster preset", name, CLUSTERS)
+    if name.endswith(".json"):
+        build = functools.partial(measured_cluster, name)
+    else:
+        check_known("cluster preset", name, CLUSTERS)
+        build = CLUSTERS[name]
     try:
-        return CLUSTERS[name](**options)
+        return build(**options)
     except TypeError as error:
         raise ConfigError(f"cluster preset {name}: {error}") from error
 

@@ -5,6 +5,9 @@ plus a fixed time a call (roofline):
 
     t(tokens) = call_s + max(flops(tokens) / flops_per_s, bytes / memory_bytes_per_s)
 
+A measured device has a curve too, because small batches on a CPU are slower than both
+bounds say: the maximum is multiplied by `Device.slowdown(flops / bytes)`.
+
 Activations, their copies between host and GPU and the KV cache are not counted: at
 edge batch sizes they are small beside the weights. Token counts may be numbers or
 arrays; no tokens cost nothing.
@@ -131,4 +134,6 @@ def roofline_s(device: Device, flops, num_bytes):
     bound = np.maximum(
         flops / device.flops_per_s, num_bytes / device.memory_bytes_per_s
     )
+    if device.curve:
+        bound = bound * device.slowdown(flops / max(num_bytes, 1))
     return np.where(flops > 0, device.call_s + bound, 0.0)[()]

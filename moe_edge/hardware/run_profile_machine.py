@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import jax
-
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.hardware.calibrate import calibrate
 
 
 @root
@@ -25,15 +22,23 @@ def run_profile_machine(
     """Measures block compute, copies and memory of the default JAX device.
 
     Args:
-      run: folder of `machine.json` (a GPU preset for `cluster_options`, by its
-        path) and `config.gin`.
+      run: folder of `machine.json` (by its path a preset: a cluster of such
+        machines, or a GPU in `cluster_options`) and `config.gin`.
       name: given to the device.
-      d_model, expert_dim, copies, most_tokens, repeats: see `calibrate`.
+      d_model: width of the expert block that is timed.
+      expert_dim: its neurons.
+      copies: blocks that take turns, so that none stays in a processor's cache.
+      most_tokens: largest batch.
+      repeats: rounds behind each median.
       dtype: float32 or bfloat16; empty for float32 on CPU, else bfloat16.
       seed: of the weights.
     Raises:
       ConfigError: bad input; OutputError: `out_dir` cannot be written.
     """
+    import jax  # only now: a refused value should not wait for it
+
+    from moe_edge.hardware.calibrate import calibrate
+
     if not dtype:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     if run.dry_run:
@@ -54,6 +59,8 @@ def run_profile_machine(
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:
         print(f"{tokens:8}{1e3 * seen:13.3f}{1e3 * fitted:11.3f}")
+    if measured.warning:
+        print(f"warning: {measured.warning}")
     return {
         "flops_per_s": device.flops_per_s,
         "memory_bytes_per_s": device.memory_bytes_per_s,
@@ -62,4 +69,5 @@ def run_profile_machine(
         "host_latency_s": link.latency_s,
         "copy_bytes_per_s": measured.copy_bytes_per_s,
         "worst_error": measured.worst_error,
+        "warning": measured.warning,
     }

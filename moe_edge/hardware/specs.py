@@ -36,6 +36,9 @@ class Device:
       source: where the numbers come from.
       call_s: fixed time of one call (kernel launches), whatever its size.
       checked: False if a number could not be held against its source.
+      curve: (operations a byte, factor) of a measured device, rising: how much longer
+        than by these rates a call takes; linear in the logarithm between two points,
+        constant outside. Empty: the rates alone.
     """
 
     name: str
@@ -45,11 +48,32 @@ class Device:
     source: str
     call_s: float = 0.0
     checked: bool = True
+    curve: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self):
         for field in ("memory_bytes", "flops_per_s", "memory_bytes_per_s"):
             check_positive(f"{self.name}: {field}", getattr(self, field))
         _check_delay(f"{self.name}: call_s", self.call_s)
+        object.__setattr__(self, "curve", tuple(map(tuple, self.curve)))
+        before = 0.0
+        for intensity, factor in self.curve:
+            check_positive(f"{self.name}: curve's operations a byte", intensity)
+            check_positive(f"{self.name}: curve's factor", factor)
+            if intensity <= before:
+                raise ConfigError(
+                    f"{self.name}: curve has {intensity} after {before} operations a "
+                    "byte, expected rising ones"
+                )
+            before = intensity
+
+    def slowdown(self, intensity):
+        """The curve's factor at so many operations a byte (number or array)."""
+        if not self.curve:
+            return 1.0
+        known, factors = zip(*self.curve, strict=True)
+        return np.interp(
+            np.log2(np.maximum(intensity, known[0])), np.log2(known), factors
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

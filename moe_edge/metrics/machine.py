@@ -8,10 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jax
-import jaxlib
-
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Device files of NVIDIA GPUs, AMD GPUs, TPUs and WSL's GPUs.
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio", "/dev/dxg")
 
 
 def run_tool(*command: str) -> str | None:
@@ -66,6 +65,10 @@ def ram_bytes() -> int | None:
 
 def gpu_name() -> str | None:
     """Kind of the default device if it is no CPU."""
+    if not any(map(os.path.exists, ACCELERATORS)):
+        return None  # without loading JAX
+    import jax
+
     device = jax.devices()[0]
     return None if device.platform == "cpu" else device.device_kind
 
@@ -81,6 +84,9 @@ def device_slug() -> str:
 @functools.cache
 def machine_info() -> dict[str, Any]:
     """The `machine` part of a results entry; what is not known is None."""
+    import jax
+    import jaxlib
+
     gpu = gpu_name()
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {

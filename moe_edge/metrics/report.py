@@ -1,64 +1,112 @@
-"""Pages written from results: an entry's README and the index of all entries."""
+"""Pages written from results: an entry's README and the index of all entries.
 
-from collections.abc import Mapping
+A page is made from `result.json` alone. Metrics are named `measure, setting`: each
+measure becomes one table of what ran over settings. `python -m moe_edge.metrics.report`
+writes all pages of `results/` again.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import write_text
+from moe_edge.metrics.schema import check_answer, read_result, validate_entry
+from moe_edge.metrics.tables import tables_of, text_of
+
+PAGE_LINES = 100
+CLAIM_ROWS = 14
+WORDS = 70  # of a detail or a limit; the whole text stays in result.json
+SHORT = "... (all of it: `result.json`)"
 
 
-def format_value(row: Mapping[str, Any]) -> str:
-    """A metric's value with its spread, four digits."""
-    text = f"{row['value']:.4g}"
-    if row["spread"]["kind"] != "none":
-        text += f" ± {row['spread']['value']:.2g} ({row['spread']['kind']})"
-    return text
+def shortened(text: str, words: int = WORDS) -> str:
+    """The text, or its first words."""
+    parts = text.split()
+    return text if len(parts) <= words else f"{' '.join(parts[:words])} {SHORT}"
 
 
-def entry_readme(result: Mapping[str, Any]) -> str:
-    """The entry's README.md: question, answer, table, picture, command, limits."""
+def flattened(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Numbers and words of nested claims, by their joined keys."""
+    if isinstance(value, Mapping):
+        found: dict[str, str] = {}
+        for key, item in value.items():
+            found |= flattened(item, (*path, str(key)))
+        return found
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return {", ".join(path): " / ".join(text_of(item) for item in value)}
+    return {", ".join(path): text_of(value)}
+
+
+def claim_lines(claim: Mapping[str, Any]) -> list[str]:
+    """The section that compares the paper's numbers with ours."""
+    paper, ours = (flattened(claim.get(side) or {}) for side in ("paper", "ours"))
+    for name, value in list(paper.items()):  # one statement, ours in several settings
+        alike = [one for one in ours if one.endswith(f", {name}")]
+        paper |= dict.fromkeys(alike, value)
+        if alike and name not in ours:
+            del paper[name]
+    both = [name for name in paper if name in ours]
+    alone = [name for name in (*paper, *ours) if name not in both]
+    if len(both) < CLAIM_ROWS < len(both) + len(alone):
+        of_paper = [name for name in alone if name in paper]
+        of_ours = [name for name in alone if name in ours]
+        left = CLAIM_ROWS - len(both)
+        first = of_paper[: max(left // 2, left - len(of_ours))]
+        alone = [*first, *of_ours[: left - len(first)]]
+    names = [*both, *alone][:CLAIM_ROWS]
+    cut = len(names) < len(paper | ours)
+    lines = ["## Paper, ours, why", "", f"{claim['source']}.", ""]
+    if paper:
+        lines += ["| what | paper | ours |", "| --- | --- | --- |"]
+        lines += [f"| {n} | {paper.get(n, '-')} | {ours.get(n, '-')} |" for n in names]
+        lines.append("")
+    if paper and cut:
+        lines += [f"{len(names)} of {len(paper | ours)} rows; all: `result.json`.", ""]
+    lines += [f"Why: {claim['why_they_differ']}", ""]
+    if claim.get("comparable") is False:
+        lines += [f"Not comparable: {claim['reason']}", ""]
+    return lines
+
+
+def check_lines(checks: Mapping[str, bool]) -> list[str]:
+    """What was checked; what failed comes first and in capitals."""
+    failed = [f"- NOT so: {name}." for name, passed in checks.items() if not passed]
+    passed = [name for name, passed in checks.items() if passed]
+    if passed:
+        failed.append(f"- Yes: {'; '.join(passed)}.")
+    return ["Checks:", "", *failed, ""] if checks else []
+
+
+def origin_line(result: Mapping[str, Any]) -> str:
+    """Kind, model, machine, versions and commit in one paragraph."""
     machine, git = result["machine"], result["git"]
-    rows = [
-        f"| {row['policy']} | {row['name']} | {format_value(row)} | {row['unit']} | "
-        f"{row['n']} |"
-        for row in result["metrics"]
-    ]
-    checks = [
-        f"- {name}: {'yes' if passed else 'NO'}"
-        for name, passed in result["checks"].items()
-    ]
     memory = f"{(machine['ram_bytes'] or 0) / 2**30:.0f} GiB"
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {memory}"
     dirty = " with uncommitted changes" if git["dirty"] else ""
-    lines = [
-        f"# {result['question']}",
-        "",
-        f"**{result['answer']}**",
-        "",
-        "| what ran | measure | value | unit | n |",
-        "| --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-        f"![{result['question']}](plot.png)",
-        "",
-        *(["Checks:", "", *checks, ""] if checks else []),
-        "Run again:",
-        "",
-        "```",
-        result["command"],
-        "```",
-        "",
+    return (
         f"Kind: {result['kind']}. Model: {result['model'].get('name')} "
         f"({result['model'].get('weights')}). Machine: {where}; Python "
         f"{machine['python']}, JAX {machine['jax']} on {machine['backend']}. "
         f"Started {result['started_utc']}, {result['wall_s']:.0f} s. Commit "
-        f"{git['commit'] or 'unknown'}{dirty}.",
-        "",
-        "What this does not show:",
-        "",
-        *(f"- {limit}" for limit in result["limits"]),
-    ]
-    return "\n".join(lines) + "\n"
+        f"{git['commit'] or 'unknown'}{dirty}."
+    )
+
+
+def entry_readme(result: Mapping[str, Any]) -> str:
+    """The entry's README.md: answer, picture, tables, claim, command, limits."""
+    head = [f"# {result['question']}", "", f"**{result['answer']}**", ""]
+    details = result.get("details", [])
+    head += [f"- {shortened(text)}" for text in details] + [""] * bool(details)
+    head += [f"![{result['question']}](plot.png)", ""]
+    tail = claim_lines(result["paper_claim"]) if result["paper_claim"] else []
+    tail += ["## How it was run", "", *check_lines(result["checks"])]
+    tail += ["```", result["command"], "```", "", origin_line(result), ""]
+    tail += ["What this does not show:", ""]
+    tail += [f"- {shortened(limit)}" for limit in result["limits"]]
+    left = PAGE_LINES - len(head) - len(tail)
+    return "\n".join([*head, *tables_of(result["metrics"], left - 2), *tail]) + "\n"
 
 
 INDEX_HEAD = """# Results
@@ -92,5 +140,24 @@ def index_text(root: str | Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_pages(root: str | Path) -> list[str]:
+    """Writes every entry's page and the index again; returns what is wrong with them.
+
+    Raises:
+      ConfigError: an entry that does not fit the schema.
+    """
+    faults = []
+    for folder in find_entries(root):
+        result = read_result(folder)
+        write_text(folder / "README.md", entry_readme(result))
+        try:
+            validate_entry(folder)
+            check_answer(result["answer"])
+        except ConfigError as error:
+            faults.append(f"{folder}: {error}")
+    write_text(Path(root) / "README.md", index_text(root))
+    return faults
+
+
 if __name__ == "__main__":
-    (Path("results") / "README.md").write_text(index_text("results"), encoding="utf-8")
+    sys.exit("\n".join(write_pages(Path("results"))) or 0)

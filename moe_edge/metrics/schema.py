@@ -54,16 +54,27 @@ def validate_entry(folder: str | Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ConfigError(f"results entry {folder} lacks {name}")
     path = folder / "result.json"
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    _check_fields(path, result)
+    result = read_result(folder)
     config = (folder / "config.gin").read_bytes()
     if hashlib.sha256(config).hexdigest() != result["config_sha256"]:
         raise ConfigError(f"{folder}/config.gin does not have the hash in {path}")
     if result["command"] not in (folder / "README.md").read_text(encoding="utf-8"):
         raise ConfigError(f"{folder}/README.md does not name the command of {path}")
+    return result
+
+
+def read_result(folder: str | Path) -> dict[str, Any]:
+    """The entry's result.json.
+
+    Raises:
+      ConfigError: it is damaged or does not fit the schema.
+    """
+    path = Path(folder) / "result.json"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    _check_fields(path, result)
     return result
 
 

@@ -1,11 +1,12 @@
 """Choosing the next token from logits: greedy, temperature, top-k, top-p."""
 
 import dataclasses
-
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING
 
 from moe_edge.core.checks import ConfigError
+
+if TYPE_CHECKING:  # the functions import it when they are traced: `Sampling` is light
+    import jax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +36,15 @@ class Sampling:
             raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}")
 
 
-def keep_likely(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
+def keep_likely(logits_BV: "jax.Array", top_k: int, top_p: float) -> "jax.Array":
     """Logits with -inf outside the top-k and the top-p nucleus of each row.
 
     The likeliest token is always kept. Both limits apply to the tempered logits,
     top_k first, as in Hugging Face's logits processors.
     """
+    import jax
+    import jax.numpy as jnp
+
     sorted_BV = -jnp.sort(-logits_BV, axis=-1)
     if top_k:
         last = min(top_k, logits_BV.shape[-1]) - 1
@@ -58,7 +62,9 @@ def keep_likely(logits_BV: jax.Array, top_k: int, top_p: float) -> jax.Array:
     return logits_BV
 
 
-def sample(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.Array:
+def sample(
+    logits_BV: "jax.Array", keys_B: "jax.Array", sampling: Sampling
+) -> "jax.Array":
     """Next token of each row, int32 `[B]`.
 
     Args:
@@ -67,6 +73,9 @@ def sample(logits_BV: jax.Array, keys_B: jax.Array, sampling: Sampling) -> jax.A
         depend on its neighbours.
       sampling: its `seed` is not used here.
     """
+    import jax
+    import jax.numpy as jnp
+
     if sampling.temperature == 0.0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = logits_BV / sampling.temperature

@@ -127,7 +127,7 @@ seam = jax.lax.optimization_barrier
 def add_experts(x_BSD, y_TD, shared: Shared) -> jax.Array:
     """The residual stream with the routed and the shared experts' outputs.
 
-    The gate is applied here, beside the sums, because XLA joins a product and a sum
+    The gate is applied together with the sums, because XLA joins a product and a sum
     into one rounding wherever it sees both: so all engines round alike.
     """
     if shared.mlp_TD is not None:

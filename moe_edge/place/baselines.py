@@ -69,6 +69,7 @@ class Uniform(Placer):
 
     name: ClassVar[str] = "uniform"
     SOURCE: ClassVar[str] = "Prism, section IV-A, after Megatron-LM"
+    follows_statistics: ClassVar[bool] = False
 
     def assign(self, problem: Problem) -> Placement:
         rng = np.random.default_rng(problem.seed)
@@ -85,6 +86,7 @@ class Redundance(Placer):
 
     name: ClassVar[str] = "redundance"
     SOURCE: ClassVar[str] = "Prism, section IV-A"
+    follows_statistics: ClassVar[bool] = False
 
     def assign(self, problem: Problem) -> Placement:
         rng = np.random.default_rng(problem.seed)

@@ -120,17 +120,27 @@ class Eplb(Placer):
     SOURCE: ClassVar[str] = "EPLB, github.com/deepseek-ai/EPLB"
     groups: int = 1
 
-    def assign(self, problem: Problem) -> Placement:
-        N, L, E = problem.frequency_NLE.shape
-        slots_NG = _equal_slots(problem)
-        gpus = slots_NG.size
-        each = min(int(slots_NG.flat[0]) // L, E)
-        if each * gpus < E:
-            raise ConfigError(
-                f"EPLB gives every GPU {each} slots of each of {L} layers: "
-                f"{each * gpus} on {gpus} GPUs hold no copy of {E} blocks; use "
+    def unfit(self, problem: Problem) -> str | None:
+        _, L, E = problem.frequency_NLE.shape
+        flat = np.concatenate(problem.slots)
+        if len({len(s) for s in problem.slots}) > 1 or len(set(flat.tolist())) > 1:
+            listed = [slots_G.tolist() for slots_G in problem.slots]
+            return (
+                f"eplb needs equal servers with equal GPUs, slots are {listed}; use "
                 "eplb_heterogeneous"
             )
+        if (each := flat[0] // L) * len(flat) < E:
+            return (
+                f"EPLB gives every GPU {each} slots of each of {L} layers: "
+                f"{each * len(flat)} on {len(flat)} GPUs hold no copy of {E} blocks; "
+                "use eplb_heterogeneous"
+            )
+        return None
+
+    def assign(self, problem: Problem) -> Placement:
+        N, L, E = problem.frequency_NLE.shape
+        flat = np.concatenate(problem.slots)
+        gpus, each = len(flat), min(int(flat[0]) // L, E)
         load_LE = problem.frequency_NLE.sum(axis=0)
         block_LR, _ = rebalance(load_LE, each * gpus, self.groups, N, gpus)
         server_D, gpu_D = gpu_list(problem.slots)
@@ -140,18 +150,6 @@ class Eplb(Placer):
             blocks_LS = block_LR[:, gpu * each : (gpu + 1) * each]
             gpu_NLE[server_D[gpu], layer_L1, blocks_LS] = gpu_D[gpu]
         return Placement(gpu_NLE)
-
-
-def _equal_slots(problem: Problem) -> np.ndarray:
-    """int64 [N, G] of equal numbers."""
-    flat = np.concatenate(problem.slots)
-    if len({len(s) for s in problem.slots}) > 1 or len(set(flat.tolist())) > 1:
-        listed = [slots_G.tolist() for slots_G in problem.slots]
-        raise ConfigError(
-            f"eplb needs equal servers with equal GPUs, slots are {listed}; use "
-            "eplb_heterogeneous"
-        )
-    return np.stack(problem.slots)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,11 @@ descends on them.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_positive
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.latency_search import Search
@@ -35,10 +34,6 @@ class LatencyAware(Placer):
     it lowers the prediction. First on a smooth form of the prediction, then on itself.
 
     Attributes:
-      top_k: blocks that a token calls.
-      prompt_tokens: of a request, one number or one a server.
-      output_tokens: likewise; each is a decode step.
-      requests_per_s: that arrive at a server; None leaves queues out.
       steps: proposals of the smooth and of the exact descent, over the number of
         servers, so that the time stays alike.
       horizon_requests: over how many requests the copy of a block that moves is spread,
@@ -47,36 +42,26 @@ class LatencyAware(Placer):
 
     name: ClassVar[str] = "latency"
     SOURCE: ClassVar[str] = "ours, for Prism's eq. 1"
-    top_k: int = 8
-    prompt_tokens: float | Sequence[float] = 256.0
-    output_tokens: float | Sequence[float] = 32.0
-    requests_per_s: float | Sequence[float] | None = None
+    needs: ClassVar[tuple[str, ...]] = ("cost_model",)
     steps: int = 280
     horizon_requests: float = 1000.0
 
     def __post_init__(self):
-        check_count("top_k", self.top_k)
         check_count("steps", self.steps)
-        for name in ("prompt_tokens", "output_tokens", "requests_per_s"):
-            given = getattr(self, name)
-            for value in () if given is None else np.atleast_1d(given):
-                check_positive(name, value)
         if not self.horizon_requests >= 0:
             raise ConfigError(
                 f"horizon_requests is {self.horizon_requests}, expected 0 or more"
             )
 
-    def model(self, problem: Problem) -> LatencyModel:
-        """The prediction for a problem.
+    @staticmethod
+    def model(problem: Problem) -> LatencyModel:
+        """The prediction for a problem with a cost model.
 
         Raises:
-          ConfigError: no cost model, or numbers for another count of servers.
+          ConfigError: numbers for another count of servers.
         """
-        if problem.cost_model is None:
-            raise ConfigError(
-                "placer latency needs a cost model; name a cluster, or use optimal"
-            )
-        rate_N = self.requests_per_s
+        traffic = problem.traffic
+        rate_N = traffic.requests_per_s
         if rate_N is not None:
             N, rate_N = len(problem.slots), np.atleast_1d(np.asarray(rate_N, float))
             if rate_N.shape not in ((1,), (N,)):
@@ -88,8 +73,8 @@ class LatencyAware(Placer):
         return LatencyModel(
             problem.frequency_NLE,
             CallCosts.of(problem.cost_model),
-            self.top_k,
-            [Batch(self.prompt_tokens, 1.0), Batch(1.0, self.output_tokens)],
+            traffic.top_k,
+            [Batch(traffic.prompt_tokens, 1.0), Batch(1.0, traffic.output_tokens)],
             rate_N,
         )
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_64_bits
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.hardware.clusters import cluster_for, servers_of
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.models import model_shape
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.plan import check_slots
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
@@ -44,6 +45,15 @@ class Case:
     cost_model: CostModel
     top_k: int
     facts: Mapping[str, Any]
+
+    def problem(self, seed: int, **lengths: float) -> Problem:
+        """What placers get; `lengths`: of `Traffic`."""
+        traffic = Traffic(self.top_k, **lengths)
+        return Problem(
+            *(self.frequency_NLE, self.slots, self.cost_model),
+            seed=seed,
+            traffic=traffic,
+        )
 
 
 def statistics_case(
@@ -154,5 +164,7 @@ def parse_slots(text: str) -> list[np.ndarray]:
                 f"--slots is {str(text)!r}, expected whole numbers separated by commas"
                 ", such as 80,80,160 (80+80: a server of two GPUs)"
             )
-        servers.append(np.array([int(n) for n in numbers], np.int64))
+        slots_G = [int(n) for n in numbers]
+        check_64_bits("--slots", slots_G)
+        servers.append(np.array(slots_G, np.int64))
     return servers

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.objective import check_frequency
 from moe_edge.place.packing import pack, served_load
@@ -14,22 +14,64 @@ from moe_edge.place.plan import Placement, check_slots
 
 
 @dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What requests are like, for placers that predict seconds.
+
+    Attributes:
+      top_k: blocks that a token calls.
+      prompt_tokens: of a request, one number or one a server.
+      output_tokens: likewise; each is a decode step.
+      requests_per_s: that arrive at a server; None leaves queues out.
+    """
+
+    top_k: int = 8
+    prompt_tokens: float | Sequence[float] = 256.0
+    output_tokens: float | Sequence[float] = 32.0
+    requests_per_s: float | Sequence[float] | None = None
+
+    def __post_init__(self):
+        check_count("top_k", self.top_k)
+        for name in ("prompt_tokens", "output_tokens", "requests_per_s"):
+            given = getattr(self, name)
+            for value in () if given is None else np.atleast_1d(given):
+                check_positive(name, value)
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
-    """A placement to be found.
+    """A placement to be found: all that placers may look at, checked once.
 
     Attributes:
       frequency_NLE: float64 [N, L, E], how often server N calls a block.
       slots: of every server int64 [G], blocks that fit on each GPU.
-      cost_model: seconds on this cluster; None where nobody knows.
+      cost_model: the machines and what calls cost on them; None where nobody knows.
       current: where blocks are now, if anywhere.
       seed: orders what is random.
+      traffic: what requests are like.
+    Raises:
+      ConfigError: statistics, slots or a current placement that make no sense.
+      CapacityError: memory for less than one copy of the model.
     """
 
     frequency_NLE: np.ndarray
-    slots: tuple[np.ndarray, ...]
+    slots: Sequence[np.ndarray]
     cost_model: CostModel | None = None
     current: Placement | None = None
     seed: int = 0
+    traffic: Traffic = Traffic()
+
+    def __post_init__(self):
+        frequency_NLE = check_frequency(self.frequency_NLE)
+        slots = check_slots(self.slots, len(frequency_NLE), frequency_NLE[0].size)
+        object.__setattr__(self, "frequency_NLE", frequency_NLE)
+        object.__setattr__(self, "slots", slots)
+        if self.current is not None and (
+            self.current.gpu_NLE.shape != frequency_NLE.shape
+        ):
+            raise ConfigError(
+                f"current placement has shape {self.current.gpu_NLE.shape}, statistics "
+                f"have {frequency_NLE.shape}"
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -58,44 +100,48 @@ class Placer:
 
     A subclass sets `name` and `SOURCE` and implements `choose` (what each server
     holds) or `assign` (which GPU holds it).
+
+    Attributes:
+      needs: fields of a `Problem` that must not be None.
+      follows_statistics: whether other statistics give another placement.
     """
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    follows_statistics: ClassVar[bool] = True
 
     def place(
         self,
         frequency_NLE: np.ndarray,
         slots: Sequence[np.ndarray],
         cost_model: CostModel | None = None,
-        current: Placement | None = None,
-        seed: int = 0,
+        **context: Any,
     ) -> Placement:
+        """`solve`, given the fields of a `Problem`."""
+        return self.solve(Problem(frequency_NLE, slots, cost_model, **context))
+
+    def solve(self, problem: Problem) -> Placement:
         """A placement that covers every block within the memory of every GPU.
 
-        Args:
-          frequency_NLE: [N, L, E], how often server N calls block E of layer L.
-          slots: of every server, blocks that fit on each of its GPUs.
-          cost_model: seconds on this cluster, for placers that look at time.
-          current: where blocks are now.
-          seed: orders what is random.
         Raises:
-          ConfigError: statistics, slots or a current placement that make no sense.
-          CapacityError: memory for less than one copy of the model.
+          ConfigError: the placer is unfit for the problem.
         """
-        frequency_NLE = check_frequency(frequency_NLE)
-        N, L, E = frequency_NLE.shape
-        slots = check_slots(slots, N, L * E)
-        if current is not None and current.gpu_NLE.shape != frequency_NLE.shape:
-            raise ConfigError(
-                f"current placement has shape {current.gpu_NLE.shape}, statistics "
-                f"have {frequency_NLE.shape}"
-            )
-        placement = self.assign(
-            Problem(frequency_NLE, slots, cost_model, current, seed)
-        )
-        placement.check(slots)
+        if reason := self.unfit(problem):
+            raise ConfigError(reason)
+        placement = self.assign(problem)
+        placement.check(problem.slots)
         return placement
+
+    def unfit(self, problem: Problem) -> str | None:
+        """Why the placer cannot solve a problem that has a solution; None if it can."""
+        for field in self.needs:
+            if getattr(problem, field) is None:
+                return (
+                    f"placer {self.name} needs a {field.replace('_', ' ')}; name a "
+                    "cluster, or use optimal"
+                )
+        return None
 
     def assign(self, problem: Problem) -> Placement:
         """The choice of `choose`, packed on the GPUs of each server."""

@@ -1,6 +1,8 @@
 """Placers by name. Their shared interface is placer.Placer."""
 
-from moe_edge.core.checks import build_known
+from collections.abc import Collection
+
+from moe_edge.core.checks import build_known, check_known
 from moe_edge.place.baselines import Redundance, SmartMoe, Uniform
 from moe_edge.place.eplb import Eplb, EplbHeterogeneous
 from moe_edge.place.greedy import Greedy
@@ -8,8 +10,6 @@ from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.optimal import Optimal
 from moe_edge.place.placer import Placer
 from moe_edge.place.prism import Prism
-
-__all__ = ["DEFAULT_PLACER", "PLACERS", "Placer", "get_placer"]
 
 PLACERS = {
     cls.name: cls
@@ -26,6 +26,16 @@ PLACERS = {
     )
 }
 DEFAULT_PLACER = Optimal.name
+
+
+def chosen(methods: str, kind: str, known: Collection[str]) -> list[str] | None:
+    """Names in a list separated by commas, checked; None for `all`."""
+    if methods == "all":
+        return None
+    names = list(dict.fromkeys(part.strip() for part in methods.split(",")))
+    for name in names:
+        check_known(kind, name, known)
+    return names
 
 
 def get_placer(name: str, **options) -> Placer:

@@ -4,18 +4,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_path
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.objective import objective
-from moe_edge.place.place_cases import Case, preset_case, statistics_case
+from moe_edge.place.place_cases import preset_case, statistics_case
 from moe_edge.place.placer import Problem
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS, get_placer
-
-PICKY = ("eplb",)  # placers that refuse machines on which a placement exists
+from moe_edge.place.policy import PLACERS, chosen, get_placer
 
 
 @root
@@ -51,11 +49,14 @@ def run_place(
       server_domains: one domain a server, separated by commas.
       slots: with `statistics`, blocks that fit on each server over all layers of the
         file, separated by commas; `80+80` is a server of two GPUs.
-      d_model, expert_dim: with `statistics`, the block that predictions and messages
-        are about; None: of a model that is known here, else OLMoE's (in `assumed`).
-      cluster, cluster_options: preset and its options.
+      d_model: with `statistics`, of the block that predictions and messages are about;
+        None: of a model that is known here, else OLMoE's (in `assumed`).
+      expert_dim: likewise, neurons of an expert.
+      cluster: preset of machines, instead of `slots`.
+      cluster_options: of the preset.
       methods: placers separated by commas, or `all` that fit the machines.
-      prompt_tokens, output_tokens: of a mean request, for the predicted latency.
+      prompt_tokens: of a mean request, for the predicted latency.
+      output_tokens: likewise.
       data_dir: where a relative path is looked up too.
       seed: of what is random.
     Raises:
@@ -63,7 +64,7 @@ def run_place(
       OutputError: `out_dir` cannot be written.
       OSError: statistics cannot be read.
     """
-    names = chosen_methods(methods)
+    names = chosen(methods, "placer", PLACERS)
     if statistics is not None:
         if cluster is not None:
             raise ConfigError("--statistics needs --slots, not --cluster; give one")
@@ -84,13 +85,13 @@ def run_place(
             cluster_options or {},
             server_domains,
         )
-    timing = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    latency = get_placer("latency", top_k=case.top_k, **timing)
+    problem = case.problem(
+        seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+    )
     if run.dry_run:
         return case.facts
-    placed, left_out = place_all(names or PLACERS, latency, case, seed, names is None)
-    best = get_placer("optimal").place(case.frequency_NLE, case.slots).on_NLE
-    rows = compare(placed, objective(case.frequency_NLE, best), latency, case)
+    placed, left_out = place_all(problem, names)
+    rows = compare(placed, problem)
     with run.writing() as folder:
         for name, (placement, _) in placed.items():
             facts = {"method": name, **case.facts}
@@ -101,65 +102,44 @@ def run_place(
     return {"methods": rows, "left_out": left_out}
 
 
-def chosen_methods(methods: str) -> list[str] | None:
-    """Names, checked; None for `all`."""
-    if methods == "all":
-        return None
-    names = list(dict.fromkeys(part.strip() for part in methods.split(",")))
-    for name in names:
-        check_known("placer", name, PLACERS)
-    return names
-
-
 def place_all(
-    names: Sequence[str], latency: LatencyAware, case: Case, seed: int, skip: bool
+    problem: Problem, names: Sequence[str] | None
 ) -> tuple[dict[str, tuple[Placement, float]], dict[str, str]]:
     """Placement and seconds of every method, and why others are left out.
 
     Args:
-      skip: whether those of PICKY that refuse these machines are left out.
+      names: of placers; None: all that are fit for the problem.
     """
     placed, left_out = {}, {}
-    for name in names:
-        placer = latency if name == latency.name else get_placer(name)
-        started = time.perf_counter()
-        try:
-            placement = placer.place(
-                case.frequency_NLE, case.slots, case.cost_model, seed=seed
-            )
-        except ConfigError as error:
-            if not skip or name not in PICKY:
-                raise
-            left_out[name] = str(error)
+    for name in names or PLACERS:
+        placer = get_placer(name)
+        if names is None and (reason := placer.unfit(problem)):
+            left_out[name] = reason
             continue
+        started = time.perf_counter()
+        placement = placer.solve(problem)
         placed[name] = (placement, time.perf_counter() - started)
     return placed, left_out
 
 
 def compare(
-    placed: Mapping[str, tuple[Placement, float]],
-    least: float,
-    latency: LatencyAware,
-    case: Case,
+    placed: Mapping[str, tuple[Placement, float]], problem: Problem
 ) -> dict[str, dict[str, Any]]:
-    """A row a method.
-
-    Args:
-      least: objective of the optimum.
-    """
-    problem = Problem(case.frequency_NLE, case.slots, case.cost_model)
-    model = latency.model(problem)
-    servers_layers = case.frequency_NLE.shape[0] * case.frequency_NLE.shape[1]
+    """A row a method."""
+    frequency_NLE = problem.frequency_NLE
+    least = objective(frequency_NLE, get_placer("optimal").solve(problem).on_NLE)
+    model = LatencyAware.model(problem)
+    servers_layers = frequency_NLE.shape[0] * frequency_NLE.shape[1]
     rows = {}
     for name, (placement, seconds) in placed.items():
-        value = objective(case.frequency_NLE, placement.on_NLE)
+        value = objective(frequency_NLE, placement.on_NLE)
         gap = None if least == 0 else 100 * (value - least) / least
         rows[name] = {
             "objective": value,
             "gap_pct": 0.0 if value == least else gap,
             "remote_share": value / servers_layers,
             "coverage": placement.coverage,
-            "memory_use": placement.memory_use(case.slots),
+            "memory_use": placement.memory_use(problem.slots),
             "predicted_s": model.seconds(placement.on_NLE),
             "seconds": round(seconds, 4),
         }

@@ -4,23 +4,19 @@ The residual stream changes little from layer to layer, so the router of layer l
 on the state of layer l already names most of its experts (Mixtral-offloading, arXiv
 2312.17238); HOBBIT (arXiv 2411.01433) asks the next n routers.
 
-`gate_scores` is pure: an engine calls it inside the program that attends and routes,
-so that a prediction comes with the read-back of the layer's own routing.
+The scores come from `device_scores.gate_scores`, inside the program that attends and
+routes.
 """
 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from moe_edge.core.checks import check_count, check_known
-from moe_edge.model.config import ModelConfig, MoeConfig
-from moe_edge.model.router import Router
+from moe_edge.model.config import ModelConfig
 from moe_edge.predict.base import (
     NOT_WANTED,
     Predictor,
@@ -29,64 +25,8 @@ from moe_edge.predict.base import (
     no_prediction,
 )
 
-Flat = Mapping[str, jax.Array]
+Flat = Mapping[str, Any]  # device arrays by name
 NORMS = ("target", "own")
-
-
-def wanted_scores(
-    ids_TK: jax.Array, scores_TE: jax.Array, moe: MoeConfig, top_a: float | None = None
-) -> jax.Array:
-    """What a batch's routing asks for: float32 [E], `NOT_WANTED` if not asked for.
-
-    Args:
-      ids_TK: chosen experts; E is padding.
-      scores_TE: the router's scores.
-      moe: whose scores they are (logits are turned into probabilities).
-      top_a: with it, only top-score experts: score >= (1 + top_a) times the token's
-        (k+1)-th highest score (SMoE, section IV.B).
-    Returns:
-      the largest score among the tokens that choose an expert.
-    """
-    E, K = scores_TE.shape[1], ids_TK.shape[1]
-    if moe.scoring == "softmax_topk":
-        scores_TE = jax.nn.softmax(scores_TE, axis=-1)
-    wanted_TE = (ids_TK[:, :, None] == jnp.arange(E).reshape(1, 1, -1)).any(axis=1)
-    if top_a is not None and K < E:
-        next_T1 = jax.lax.top_k(scores_TE, K + 1)[0][:, K:]
-        wanted_TE &= scores_TE >= (1 + top_a) * next_T1
-    return jnp.where(wanted_TE, scores_TE, NOT_WANTED).max(axis=0)
-
-
-def gate_scores(
-    config: ModelConfig,
-    gates: Sequence[Flat],
-    hidden_TD: jax.Array,
-    valid_T: jax.Array,
-) -> jax.Array:
-    """What later routers would choose on this layer's state; pure, for use in jit.
-
-    Args:
-      config: the model (static).
-      gates: of the later layers, `GatePredictor.gates_after`.
-      hidden_TD: float32, the normed state that this layer's router sees.
-      valid_T: bool, False for padding.
-    Returns:
-      float32 `[N, E]`, a row per gate: see `wanted_scores`.
-    """
-    graph = nnx.split(nnx.eval_shape(lambda: Router(config, nnx.Rngs(0))))[0]
-
-    def run(gate):
-        params = [
-            (tuple(name.split(".")[1:]), nnx.Param(array))
-            for name, array in gate.items()
-            if name.startswith("router.")
-        ]
-        router = nnx.merge(graph, nnx.from_flat_state(params))
-        routing = router(hidden_TD * gate["scale"][None])
-        ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, routing.scores_TE, config.moe)
-
-    return jnp.stack([run(gate) for gate in gates])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,6 +88,8 @@ class GatePredictor(DevicePredictor):
 
     @functools.cached_property
     def _gates(self) -> dict[tuple[int, int], Flat]:
+        import jax
+
         gates = {}
         for layer in self.config.moe_layers:
             own_D = np.asarray(self.layers[layer]["mlp_norm"], np.float32)
@@ -161,7 +103,7 @@ class GatePredictor(DevicePredictor):
                     target_D = np.asarray(flat["mlp_norm"], np.float32)
                     safe_D = np.where(own_D == 0, 1.0, own_D)
                     scale_D = np.where(own_D == 0, 0.0, target_D / safe_D)
-                scale_D = jnp.array(scale_D.astype(np.float32))
+                scale_D = jax.numpy.array(scale_D.astype(np.float32))
                 gates[layer, target] = gate | {"scale": scale_D}
         return gates
 
@@ -180,6 +122,10 @@ class GatePredictor(DevicePredictor):
 
     @functools.cached_property
     def _jitted(self):
+        import jax
+
+        from moe_edge.predict.device_scores import gate_scores
+
         return jax.jit(functools.partial(gate_scores, self.config))
 
     def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
@@ -187,8 +133,11 @@ class GatePredictor(DevicePredictor):
         gates = self.gates_after(layer)
         if not gates:
             return self.store(state, layer, ())
-        valid_T = jax.device_put(np.asarray(ids_TK)[:, 0] < self.config.moe.num_experts)
-        wanted_NE = self._jitted(gates, jnp.asarray(hidden_TD), valid_T)
+        import jax
+
+        valid_T = np.asarray(ids_TK)[:, 0] < self.config.moe.num_experts
+        given = jax.numpy.asarray(hidden_TD), jax.device_put(valid_T)
+        wanted_NE = self._jitted(gates, *given)
         return self.store(state, layer, wanted_NE)
 
 

@@ -10,10 +10,8 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
-from moe_edge.evaluate.perplexity import default_window
 from moe_edge.profile.calibration import parse_files, read_calibration
 from moe_edge.profile.reader import FORMAT_VERSION
-from moe_edge.profile.record_layers import record_layers
 from moe_edge.profile.space import check_space, needed_bytes
 from moe_edge.profile.writer import (
     COUNTS_NAME,
@@ -71,6 +69,9 @@ def run_profile(
     if tokens is not None:
         check_count("tokens", tokens)
     files = parse_files(text, data_dir)
+    # Only now: it loads JAX, and a refused value should not wait for that.
+    from moe_edge.profile.record_layers import record_layers
+
     reader = open_checkpoint(checkpoint)
     window = _check_window(window, reader.config.max_positions)
     calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
@@ -111,6 +112,8 @@ def run_profile(
 
 
 def _check_window(window: int | None, max_positions: int) -> int:
+    from moe_edge.evaluate.perplexity import default_window
+
     window = default_window(max_positions) if window is None else window
     check_count("window", window)
     if window > max_positions:

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from moe_edge.core.checks import (
@@ -254,5 +253,7 @@ def _chained(rng, tokens: int, experts: int, rho: float) -> np.ndarray:
     noise_TE = rng.standard_normal((tokens, experts))
     if rho:
         noise_TE[1:] *= np.sqrt(1 - rho**2)
+        from scipy.signal import lfilter  # takes a second to import
+
         noise_TE = lfilter([1.0], [1.0, -rho], noise_TE, axis=0)
     return noise_TE

@@ -7,6 +7,7 @@ from moe_edge.core.files import (
     atomic_folder,
     check_apart,
     check_out_dir,
+    check_out_file,
     locked_folder,
     write_text,
 )
@@ -144,3 +145,12 @@ def test_locked_folder_keeps_a_second_run_out_and_frees_after_the_first(tmp_path
     with pytest.raises(OutputError, match="cannot be made"):
         with locked_folder(tmp_path / "file", "out"):
             pass
+
+
+def test_check_out_file_refuses_what_cannot_be_written_at_the_end(tmp_path):
+    check_out_file(tmp_path / "t.csv.gz", tmp_path / "o")
+    check_out_file(tmp_path / "o" / "t.csv.gz", tmp_path / "o")  # will be there
+    with pytest.raises(OutputError, match="folder .*no does not exist; make it first"):
+        check_out_file(tmp_path / "no" / "t.csv.gz", tmp_path / "o")
+    with pytest.raises(OutputError, match="is a folder; name a file in it"):
+        check_out_file(tmp_path, tmp_path / "o")

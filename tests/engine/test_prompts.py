@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.prompts import Prompt, TextStream, encode_prompts, read_prompts
+from moe_edge.engine.run_generate import collect_prompts
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
 
@@ -100,3 +101,18 @@ def test_encode_prompts_rejects_prompt_beyond_context():
 def test_encode_prompts_rejects_prompt_without_tokens():
     with pytest.raises(RequestError, match="prompt 'p' is empty"):
         encode_prompts(LetterTokenizer(), [Prompt("p", "")], 4, 8)
+
+
+def test_prompt_that_is_not_utf8_is_refused():
+    shown = b"caf\xe9".decode("utf-8", "surrogateescape")  # as the shell hands it over
+    with pytest.raises(RequestError, match="number 0 is not UTF-8 .* character 3"):
+        collect_prompts([shown], None)
+
+
+def test_prompt_file_with_half_a_character_is_refused(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "prompt": "whole \\ud83d\\ude00"}\n')
+    assert read_prompts(path)[0].text == "whole \U0001f600"
+    path.write_text('{"id": "a", "prompt": "half \\uD83D"}\n')
+    with pytest.raises(RequestError, match="p.jsonl:1 is not UTF-8 text"):
+        read_prompts(path)

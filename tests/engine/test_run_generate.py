@@ -1,15 +1,15 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.engine.generate import Generation
-from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.run_generate import (
-    collect_prompts,
+from moe_edge.engine.batches import (
     even_batches,
     generate_rows,
     shape_of,
     speed_of,
 )
+from moe_edge.engine.generate import Generation
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.run_generate import collect_prompts
 from moe_edge.model.sampling import Sampling
 from tests.support.layered import layered
 from tests.support.tiny_models import GQA, random_prompts, random_weights

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware import calibrate as module
 from moe_edge.hardware.calibrate import Calibration, calibrate
+from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.machine_file import read_machine
 from moe_edge.hardware.presets import gpu, lan
@@ -28,7 +30,46 @@ def test_fit_gives_back_the_sizes_it_was_made_from(monkeypatch):
     assert device.memory_bytes_per_s == pytest.approx(1e9)
     assert device.flops_per_s == pytest.approx(1e10)
     assert found.worst_error < 1e-9
-    assert [row[0] for row in found.rows] == [1, 2, 4, 8, 16, 64, 256]
+    assert [row[0] for row in found.rows] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        32,
+        64,
+        128,
+        256,
+    ]
+    assert found.warning is None
+
+
+@pytest.mark.parametrize("odd, warns", [({}, False), ({12: 9e-3}, True)])
+def test_a_processor_that_no_two_rates_describe(monkeypatch, odd, warns):
+    # As on the Xeon: one token 1.8 ms, a few tokens 3.8 ms, many in proportion.
+    def seconds(blocks, tokens, repeats):
+        del repeats
+        if blocks[0][0].size < 1000:
+            return 1e-5
+        usual = 1.8e-3 if tokens == 1 else max(3.8e-3, 2e-4 * tokens)
+        return odd.get(tokens, usual)
+
+    monkeypatch.setattr(module, "_block_seconds", seconds)
+    found = calibrate("m", d_model=512, expert_dim=512, copies=1, repeats=3)
+    by_tokens = {row[0]: row for row in found.rows}
+    for tokens in (1, 2, 8, 16, 64, 256):
+        assert by_tokens[tokens][2] == pytest.approx(by_tokens[tokens][1])
+    assert (
+        (found.worst_error > 0.25) == warns == (found.to_json()["warning"] is not None)
+    )
+    if warns:
+        assert (
+            "up to 58 %: 12 tokens took 9.000 ms, the formula says 3.78"
+            in found.warning
+        )
 
 
 def test_this_machine_becomes_a_preset(tmp_path):
@@ -47,6 +88,9 @@ def test_this_machine_becomes_a_preset(tmp_path):
         Cluster(servers=(server,), network=lan(100)), module.BlockShape(256, 256, 4)
     )
     rows = json.loads((out_dir / "machine.json").read_text())["rows"]
+    measured = cluster_for("deepseek_v2_lite", path, {"mbps": 100, "num_servers": 2})
+    assert measured.servers[1].gpus[0].device == built.device
+    assert measured.network == lan(100)
     for row in rows:
         assert costs.compute_s(0, 0, row["tokens"]) == pytest.approx(row["fitted_s"])
 
@@ -64,6 +108,9 @@ def test_bad_input_is_refused(tmp_path):
         calibrate("m", expert_dim=0)
     with pytest.raises(ConfigError, match="most_tokens is 1, expected at least 2"):
         calibrate("m", most_tokens=1)
+    with pytest.raises(ConfigError, match="curve has 1.0 after 2.0 operations a byte"):
+        device = gpu("a6000").device
+        dataclasses.replace(device, curve=((2.0, 1.0), (1.0, 1.0)))
     path = tmp_path / "m.json"
     for content, message in (
         ("{}", "is no machine file"),

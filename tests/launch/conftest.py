@@ -1,11 +1,18 @@
+import contextlib
+import io
 import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import gin
 import pytest
+from absl.testing import flagsaver
 
+import launch.common  # noqa: F401  its flags outlive a script that runs here
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -18,11 +25,10 @@ def tiny(tmp_path_factory):
 
 
 class Done:
-    """A finished script."""
+    """A finished script: its exit code and what it printed."""
 
-    def __init__(self, process):
-        self.code, self.stdout = process.returncode, process.stdout
-        self.stderr = process.stderr
+    def __init__(self, code, stdout, stderr):
+        self.code, self.stdout, self.stderr = code, stdout, stderr
 
     @property
     def summary(self) -> dict:
@@ -39,13 +45,60 @@ class Done:
         return lines[0]
 
 
+@contextlib.contextmanager
+def as_a_new_process(folder: Path, arguments: list[str]):
+    """This process as a script finds it: its folder, arguments, no flags, no gin."""
+    handler, cwd, argv = signal.getsignal(signal.SIGTERM), Path.cwd(), sys.argv
+    path, environment = list(sys.path), dict(os.environ)
+    os.environ.pop("MOE_EDGE_DEBUG", None)
+    os.environ["GLIBC_TUNABLES"] = ""  # launch/pretrain.py starts again without
+    os.chdir(folder)
+    sys.argv = arguments
+    try:
+        with flagsaver.as_parsed():  # flags defined meanwhile go too
+            yield
+    finally:
+        os.chdir(cwd)
+        sys.argv, sys.path[:] = argv, path
+        signal.signal(signal.SIGTERM, handler)
+        gin.clear_config()
+        os.environ.clear()
+        os.environ.update(environment)
+
+
 @pytest.fixture
 def run_script(tmp_path):
-    """Runs `python launch/NAME.py ARGS` (or `-m launch.NAME`) in an empty folder."""
+    """Runs `python launch/NAME.py ARGS` in this process and an empty folder.
+
+    A script's imports and compiled programs are there from the test before; only what
+    is about the process itself needs `run_process`.
+    """
+
+    def run(name, *arguments):
+        script = name if os.path.isabs(name) else f"{ROOT}/launch/{name}.py"
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            as_a_new_process(tmp_path, [script, *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+        return Done(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def run_process(tmp_path):
+    """Runs a script in a process of its own: `launch/NAME.py`, or `-m launch.NAME`."""
 
     def run(name, *arguments, as_module=False, **env):
-        script = ["-m", f"launch.{name}"] if as_module else [f"{ROOT}/launch/{name}.py"]
-        process = subprocess.run(
+        script = f"{ROOT}/launch/{name}.py" if not os.path.isabs(name) else name
+        script = ["-m", f"launch.{name}"] if as_module else [script]
+        done = subprocess.run(
             [sys.executable, *script, *map(str, arguments)],
             capture_output=True,
             text=True,
@@ -53,6 +106,6 @@ def run_script(tmp_path):
             env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
             timeout=300,
         )
-        return Done(process)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -51,6 +51,7 @@ def test_script_loose_argument_is_one_line(run_script):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--gin_param", "import os"], "--gin_param:1: import 'os' would run code"),
         (["--gin_param", "generate.colour = 1"], "parameter named 'colour'"),
         (["--gin_file", "none.gin"], "Unable to open file: none.gin"),
         (["--prompts", "none.jsonl"], "No such file or directory: 'none.jsonl'"),
@@ -155,7 +156,7 @@ def test_script_killed_by_sigterm_leaves_nothing(tmp_path):
         text=True,
         timeout=100,
     )
-    assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
+    assert (done.returncode, done.stderr.strip()) == (143, "terminated")
     assert [path.name for path in tmp_path.iterdir()] == ["killed.py"]
 
 
@@ -167,3 +168,102 @@ def test_data_dir_that_is_missing_is_refused(run_script):
 def test_seed_out_of_range_is_refused(run_script):
     done = run_script("generate", "--prompt=x", "--seed=99999999999999999999")
     assert "seed" in done.error and "99999999999999999999" in done.error
+
+
+GIN_FILE = """
+import nowhere.at.all
+generate.prompt = ['a']
+"""
+
+
+def test_gin_import_is_refused_also_in_an_included_file(run_script, tmp_path):
+    (tmp_path / "code.gin").write_text(GIN_FILE)
+    (tmp_path / "run.gin").write_text("include 'code.gin'\n")
+    for file in ("code.gin", "run.gin"):
+        done = run_script("generate", "--gin_file", file, "--dry_run")
+        assert done.error.startswith(
+            "error: code.gin:2: import 'nowhere.at.all' would run code"
+        )
+
+
+def test_gin_file_that_includes_itself_is_refused(run_script, tmp_path):
+    (tmp_path / "a.gin").write_text("include 'b.gin'\n")
+    (tmp_path / "b.gin").write_text("include 'a.gin'\n")
+    done = run_script("generate", "--gin_file", "a.gin", "--dry_run")
+    assert "gin file a.gin includes itself" in done.error
+
+
+@pytest.mark.parametrize(
+    "script, binding, expected",
+    [
+        ("generate", "generate.checkpoint = 3", "str"),
+        ("generate", "generate.temperature = 'a'", "float"),
+        ("generate", "generate.offload = 3", "OffloadOptions | None"),
+        ("generate", "generate.device_memory = 25", "str | None"),
+        ("generate", "generate.prompt = 'one'", "Sequence[str]"),
+        ("generate", "generate.batch_size = True", "int"),
+        ("generate", "offload.predictor_options = 3", "Mapping[str, Any]"),
+        ("generate", "offload.asynchronous = 'no'", "bool"),
+        ("simulate", "simulate.skew = 'a'", "float"),
+        ("simulate", "simulate.cluster_options = 5", "Mapping[str, Any] | None"),
+        ("convert", "convert_checkpoint.dtype = 16", "str | None"),
+        ("refactor", "refactor_model.gate = 1", "str"),
+        ("pretrain", "pretrain.learning_rate = 'fast'", "float"),
+    ],
+)
+def test_gin_value_of_another_type_is_refused(run_script, script, binding, expected):
+    name, value = binding.split(" = ")
+    flags = ["--gin_param", binding, "--dry_run"]
+    if name.startswith("offload"):
+        flags += ["--gin_param", "generate.offload = @offload()", "--prompt", "a"]
+    done = run_script(script, *flags)
+    assert done.error == f"error: {name} is {value}, expected {expected}"
+
+
+@pytest.mark.parametrize(
+    "binding", ["generate.batch_size = 2", "offload.slot_plan_options = {'slots': [2"]
+)
+def test_gin_number_beyond_64_bits_is_refused(run_script, binding):
+    binding += "0" * 30 + ("]}" if "[" in binding else "")
+    flags = ["--gin_param", binding, "--gin_param", "generate.offload = @offload()"]
+    done = run_script("generate", *flags, "--prompt", "a", "--dry_run")
+    assert "expected a whole number of at most 64 bits" in done.error
+
+
+def test_help_lists_all_flags_and_exits_0(run_script):
+    done = run_script("generate", "--help")
+    assert (done.code, done.stderr) == (0, "")
+    heads = [line.split()[0] for line in done.stdout.splitlines() if "  --" in line]
+    wanted = {"--device_memory", "--k", "--out_dir", "--gin_file", "--[no]dry_run"}
+    assert wanted | {"--seed", "--prompt"} <= set(heads)
+    assert "  --data_dir " in run_script("evaluate", "--help").stdout
+    assert max(map(len, done.stdout.splitlines())) < 100
+
+
+PIPED = """
+import gin
+from launch import common
+
+@gin.register
+def piped(*, out_dir: str) -> dict:
+    for number in range(100_000):
+        print(number)
+    return {}
+
+common.run("piped")
+"""
+
+
+def test_script_whose_reader_goes_away_is_quiet(tmp_path):
+    (tmp_path / "piped.py").write_text(PIPED)
+    process = subprocess.Popen(
+        [sys.executable, "piped.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.wait(timeout=100), process.stderr.read()) == (141, b"")
+    process.stderr.close()

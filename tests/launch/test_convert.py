@@ -8,7 +8,7 @@ def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tm
     gin = (tmp_path / "ours" / "config.gin").read_text()
     assert "convert_checkpoint.dst = 'ours'" in gin
     flags = ["--src", "ours", "--out_dir", "back", "--to", "hf"]
-    back = run_script("convert", *flags, as_module=True).summary
+    back = run_script("convert", *flags).summary
     assert back["content_sha256"] == summary["content_sha256"]
     for name in ("config.json", "tokenizer.json"):
         assert (tmp_path / "back" / name).read_bytes() == (tiny / name).read_bytes()

@@ -95,3 +95,8 @@ def test_replay_bad_trace_is_one_line(run_script, tmp_path):
     assert "is no gzip file" in run_script("replay", *flags).error
     missing = run_script("replay", "--trace", "none.csv", *flags[2:]).error
     assert "No such file" in missing
+
+
+def test_replay_refuses_slots_beyond_64_bits(tmp_path):
+    with pytest.raises(ConfigError, match="slots_per_layer is 1000.* at most 64 bits"):
+        run_replay(out_dir=tmp_path / "o", trace="t", slots_per_layer=f"2,1{'0' * 30}")

@@ -6,9 +6,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.metrics import results
-from moe_edge.metrics.report import find_entries, index_text
+from moe_edge.metrics.report import entry_readme, find_entries, index_text
 from moe_edge.metrics.results import Entry, metric, write_entry
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.metrics.schema import check_answer, validate_entry
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = find_entries(ROOT / "results")
@@ -41,7 +41,7 @@ def test_write_entry_is_complete_and_valid(tmp_path):
     assert result["config_sha256"] == hashlib.sha256(b"x.y = 1\n").hexdigest()
     assert result["metrics"][0]["spread"] == {"kind": "std", "value": 0.2}
     page = (folder / "README.md").read_text()
-    for part in ("# How fast?", "3 ± 0.2 (std)", "plot.png", "--out_dir o", "One mac"):
+    for part in ("# How fast?", "3 ± 0.2", "plot.png", "--out_dir o", "One mac"):
         assert part in page
     assert (folder / "extra.txt").read_text() == "hello"
 
@@ -133,9 +133,19 @@ def test_index_names_entries_but_not_local_ones(tmp_path):
     assert "(speed/2026_cpu2_abc/README.md)" in text
 
 
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: path.name)
-def test_committed_entry_is_valid(folder):
-    validate_entry(folder)
+def test_committed_entries_are_valid_short_and_as_the_report_writes_them():
+    faults = []
+    for folder in COMMITTED:
+        result, page = validate_entry(folder), (folder / "README.md").read_text()
+        check_answer(result["answer"])
+        if page != entry_readme(result):
+            faults.append(f"{folder.name}: run python -m moe_edge.metrics.report")
+        if (lines := len(page.splitlines())) > 100:
+            faults.append(f"{folder.name}: a page of {lines} lines")
+        script = ROOT / result["command"].split()[1]
+        if not script.is_file():
+            faults.append(f"{folder.name}: no {script}")
+    assert faults == []
 
 
 def test_committed_index_is_up_to_date():

@@ -9,7 +9,7 @@ from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.latency_search import block_values, propose
 from moe_edge.place.migrate import arrivals
 from moe_edge.place.objective import objective
-from moe_edge.place.placer import Problem
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import get_placer
 from tests.place.support import all_choices, cost_model, frequencies, unequal_slots
 
@@ -17,20 +17,20 @@ SLOW = Link(bytes_per_s=1e5, latency_s=1e-3, source="test")
 LINKS = {(n, m): SLOW for n in range(3) for m in range(3) if n != m and 2 in (n, m)}
 
 
-def problem(seed=0, ratio=1.5, shape=(3, 6, 16), links=LINKS):
+def problem(seed=0, ratio=1.5, shape=(3, 6, 16), current=None, top_k=4, **traffic):
     frequency_NLE = frequencies(*shape, seed)
     slots = unequal_slots(shape[0], shape[1] * shape[2], ratio, seed)
-    return Problem(frequency_NLE, tuple(slots), cost_model(links=links))
+    traffic = Traffic(top_k, **traffic)
+    costs = cost_model(links=LINKS)
+    return Problem(frequency_NLE, slots, costs, current, traffic=traffic)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_latency_is_never_predicted_worse_than_the_optimum_of_eq_2(seed):
     ratio = 1.0 + 0.25 * seed
-    case = problem(seed, ratio)
-    placer = LatencyAware(top_k=4, requests_per_s=0.05)
-    model = placer.model(case)
-    ours = placer.place(case.frequency_NLE, case.slots, case.cost_model)
-    best = get_placer("optimal").place(case.frequency_NLE, case.slots)
+    case = problem(seed, ratio, requests_per_s=0.05)
+    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
+    best = get_placer("optimal").solve(case)
     assert model.seconds(ours.on_NLE) <= model.seconds(best.on_NLE)
     assert objective(case.frequency_NLE, ours.on_NLE) >= objective(
         case.frequency_NLE, best.on_NLE
@@ -43,22 +43,20 @@ def test_latency_wins_clearly_behind_a_slow_line():
         frequencies(3, 6, 16, shared=0.6),
         (np.array([48]),) * 3,
         cost_model(links=LINKS),
+        traffic=Traffic(4),
     )
-    placer = LatencyAware(top_k=4)
-    model = placer.model(case)
-    ours = placer.place(case.frequency_NLE, case.slots, case.cost_model)
-    best = get_placer("optimal").place(case.frequency_NLE, case.slots)
+    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
+    best = get_placer("optimal").solve(case)
     assert model.seconds(ours.on_NLE) < 0.85 * model.seconds(best.on_NLE)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_latency_is_close_to_the_best_of_all_placements(seed):
     shape, slots = (3, 1, 5), (np.array([2]), np.array([3]), np.array([2]))
-    frequency_NLE = frequencies(*shape, seed)
-    case = Problem(frequency_NLE, slots, cost_model(links=LINKS))
-    placer = LatencyAware(top_k=2, prompt_tokens=10, output_tokens=5)
-    model = placer.model(case)
-    ours = placer.place(frequency_NLE, slots, case.cost_model)
+    traffic = Traffic(2, prompt_tokens=10, output_tokens=5)
+    costs = cost_model(links=LINKS)
+    case = Problem(frequencies(*shape, seed), slots, costs, traffic=traffic)
+    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
     best_s = min(
         model.seconds(on_NM.reshape(shape)) for on_NM in all_choices((2, 3, 2), 5)
     )
@@ -66,14 +64,11 @@ def test_latency_is_close_to_the_best_of_all_placements(seed):
 
 
 def test_latency_short_horizon_stays_and_long_horizon_moves():
-    case = problem()
-    current = get_placer("prism").place(case.frequency_NLE, case.slots)
+    current = get_placer("prism").solve(problem())
 
     def moved(horizon):
-        placer = LatencyAware(top_k=4, horizon_requests=horizon)
-        new = placer.place(
-            case.frequency_NLE, case.slots, case.cost_model, current=current
-        )
+        placer = LatencyAware(horizon_requests=horizon)
+        new = placer.solve(problem(current=current))
         return len(arrivals(current, new))
 
     assert moved(1e-12) == 0
@@ -85,14 +80,14 @@ def test_latency_moves_only_blocks_new_to_their_server():
     model = cost_model(gpus=((1.0, 1.0), (1.0,), (1.0, 1.0)), links=LINKS)
     frequency_NLE = frequencies(3, 6, 16)
     current = get_placer("redundance").place(frequency_NLE, slots)
-    new = LatencyAware(top_k=4).place(frequency_NLE, slots, model, current=current)
+    new = LatencyAware().place(frequency_NLE, slots, model, current=current)
     assert len(arrivals(current, new)) == (new.on_NLE & ~current.on_NLE).sum()
 
 
 def test_block_values_new_copy_serves_others_once():
     case = problem(ratio=1.6)
-    model = LatencyAware(top_k=4).model(case)
-    on_NLE = get_placer("optimal").place(case.frequency_NLE, case.slots).on_NLE
+    model = LatencyAware.model(case)
+    on_NLE = get_placer("optimal").solve(case).on_NLE
     own_NLE, others_NLE = model.marginals(on_NLE)
     value_NLE = block_values(model, on_NLE)
     shared_LE = ((value_NLE != own_NLE) & ~on_NLE & (others_NLE != 0)).sum(axis=0)
@@ -107,35 +102,23 @@ def test_propose_covers_with_every_slot():
     assert on_NLE.sum(axis=(1, 2)).tolist() == [6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"top_k": 0}, "top_k must be a positive whole number"),
-        ({"steps": -1}, "steps must be"),
-        ({"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got 0.0"),
-        ({"requests_per_s": -1.0}, "requests_per_s must be positive"),
-        ({"horizon_requests": -1.0}, "horizon_requests is -1.0"),
-    ],
-)
-def test_latency_bad_options_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        LatencyAware(**options)
+def test_latency_bad_options_are_refused():
+    for kind, options, message in (
+        (Traffic, {"top_k": 0}, "top_k must be a positive whole number"),
+        (Traffic, {"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got"),
+        (Traffic, {"requests_per_s": -1.0}, "requests_per_s must be positive"),
+        (LatencyAware, {"steps": -1}, "steps must be"),
+        (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests is -1.0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            kind(**options)
 
 
-def test_latency_without_a_cost_model_is_refused():
+def test_latency_problems_it_cannot_predict_are_refused():
     case = problem()
-    with pytest.raises(ConfigError, match="latency needs a cost model"):
+    with pytest.raises(ConfigError, match="latency needs a cost model; name a cluster"):
         LatencyAware().place(case.frequency_NLE, case.slots)
-
-
-def test_latency_tokens_of_other_servers_are_refused():
-    case = problem()
     with pytest.raises(ConfigError, match="tokens has 2 numbers for 3 servers"):
-        LatencyAware(prompt_tokens=(5.0, 6.0)).model(case)
-
-
-def test_latency_rates_of_another_number_of_servers_are_refused():
-    case = problem()
-    placer = LatencyAware(top_k=4, requests_per_s=[0.1, 0.2])
+        LatencyAware().solve(problem(prompt_tokens=(5.0, 6.0)))
     with pytest.raises(ConfigError, match="requests_per_s has 2 numbers for 3 servers"):
-        placer.place(case.frequency_NLE, case.slots, case.cost_model)
+        LatencyAware().solve(problem(requests_per_s=[0.1, 0.2]))

@@ -90,7 +90,7 @@ def test_run_place_all_leaves_out_nothing_but_the_picky(tmp_path, counts, monkey
     def refuse(*args, **kwargs):
         raise ConfigError("broken statistics")
 
-    monkeypatch.setattr(module.get_placer("greedy").__class__, "place", refuse)
+    monkeypatch.setattr(module.get_placer("greedy").__class__, "assign", refuse)
     with pytest.raises(ConfigError, match="broken statistics"):
         placed(tmp_path, counts)
 

@@ -17,9 +17,10 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
-from moe_edge.predict.partial_state import PartialState, partial_gate
+from moe_edge.predict.device_scores import gate_scores, partial_gate, wanted_scores
+from moe_edge.predict.partial_state import PartialState
 from moe_edge.predict.registry import PREDICTORS, get_predictor
-from moe_edge.predict.stale_gate import GatePredictor, gate_scores, wanted_scores
+from moe_edge.predict.stale_gate import GatePredictor
 from tests.predict.support import Shape, rows_of
 from tests.support.tiny_models import ALL, BF16, random_weights
 

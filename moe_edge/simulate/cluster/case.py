@@ -10,8 +10,7 @@ import numpy as np
 from moe_edge.core.checks import check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
-from moe_edge.place.placer import Placer
-from moe_edge.place.plan import Placement
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import PLACERS, get_placer
 from moe_edge.schedule.fifo import Fifo, FifoToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
@@ -23,7 +22,6 @@ from moe_edge.workload.requests import Request
 # Servers that serve alone: name -> whether busy ones pass requests on (Prism, table I).
 ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
 METHODS = (*PLACERS, *ALONE)
-NEVER_MIGRATE = ("uniform", "redundance")  # Prism, section IV-B, figure 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,26 +55,17 @@ class Case:
         count_N = np.bincount(servers, minlength=len(self.lengths_N2))
         return tuple((np.maximum(count_N, 1) / span_s).tolist())
 
-    def placer(self, name: str, **options) -> Placer:
-        """A placer by name; ours is told what the model and requests are like."""
-        if name == "latency":
-            known = {
-                "top_k": self.shape.top_k,
-                "prompt_tokens": tuple(self.lengths_N2[:, 0].tolist()),
-                "output_tokens": tuple(self.lengths_N2[:, 1].tolist()),
-                "requests_per_s": self.requests_per_s,
-            }
-            options = known | options
-        return get_placer(name, **options)
-
-    def placement(
-        self, placer: Placer, seed: int = 0, offload: OffloadPolicy | None = None
-    ) -> Placement:
-        """Where a placer puts the blocks, in the memory that offloading leaves."""
+    def problem(self, seed: int = 0, offload: OffloadPolicy | None = None) -> Problem:
+        """What placers get: the memory that offloading leaves, and this traffic."""
         slots = self.cost_model.cluster.slots(self.shape.block.num_bytes)
-        if offload is not None:
-            slots = offload.placed(slots)
-        return placer.place(self.frequency_NLE, slots, self.cost_model, seed=seed)
+        prompt_N, output_N = (tuple(column.tolist()) for column in self.lengths_N2.T)
+        return Problem(
+            self.frequency_NLE,
+            slots if offload is None else offload.placed(slots),
+            self.cost_model,
+            seed=seed,
+            traffic=Traffic(self.shape.top_k, prompt_N, output_N, self.requests_per_s),
+        )
 
     def loop(
         self,
@@ -94,7 +83,8 @@ class Case:
           method: one of METHODS.
           options: of the loop; None: its defaults.
           seed: of placements and of where requests read their routing.
-          period_s: of migration; 0 keeps the first placement, as does NEVER_MIGRATE.
+          period_s: of migration; 0 keeps the first placement, as do placers that no
+            statistics change (Prism, section IV-B, figure 6).
           cache_share: above 0 a server loads the blocks that it lacks from host memory
             into so much of its GPUs' memory, instead of asking other servers.
           **migration: further options of `MigrationPolicy`.
@@ -111,10 +101,12 @@ class Case:
         else:
             if cache_share:
                 offload = OffloadPolicy(share=cache_share)
-            placer = self.placer(method)
-            placement = self.placement(placer, seed, offload)
-            if period_s and method not in NEVER_MIGRATE:
-                moving = MigrationPolicy(placer, period_s, **migration)
+            placer, problem = get_placer(method), self.problem(seed, offload)
+            placement = placer.solve(problem)
+            if period_s and placer.follows_statistics:
+                moving = MigrationPolicy(
+                    placer, period_s, traffic=problem.traffic, **migration
+                )
         return ClusterLoop(
             *(self.requests, placement, self.cost_model, self.pools, options, seed),
             schedule=schedule,

@@ -31,7 +31,7 @@ from moe_edge.place.migrate import (
     remote_seconds,
     settle,
 )
-from moe_edge.place.placer import Placer
+from moe_edge.place.placer import Placer, Traffic
 from moe_edge.place.plan import Placement
 from moe_edge.place.transfers import Transfer, schedule
 from moe_edge.simulate.cluster.drive import LANDED, PERIOD, SENDING
@@ -51,6 +51,7 @@ class MigrationPolicy:
       source: where blocks come from (`place.migrate.SOURCES`); Prism's eq. 3 counts
         host links, so its servers have every block in host memory.
       chunk_bytes: of a block on the network, so that calls need not wait for all of it.
+      traffic: what placers are told of requests.
     """
 
     placer: Placer
@@ -59,6 +60,7 @@ class MigrationPolicy:
     hysteresis: float = 0.05
     source: str = "host"
     chunk_bytes: int = 2**20
+    traffic: Traffic = Traffic()
 
     def __post_init__(self):
         check_positive("migration period_s", self.period_s)
@@ -186,7 +188,8 @@ class Migration:
             pairs_NLE / layers_pairs,
             self._slots,
             self.cost_model,
-            self.placement,
+            current=self.placement,
+            traffic=self.policy.traffic,
         )
         candidate = settle(self.placement, candidate, self._slots)
         scale = self.policy.period_s / self._seen_s

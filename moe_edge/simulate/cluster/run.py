@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.policy import PLACERS, chosen
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
@@ -22,9 +22,6 @@ from moe_edge.simulate.cluster.report import (
     write_requests,
 )
 from moe_edge.simulate.cluster.timeline import write_timeline
-
-# Refuses Prism's unequal servers: its heterogeneous variant stands for it.
-EQUAL_ONLY = "eplb"
 
 
 @root
@@ -54,6 +51,7 @@ def run_simulate(
     hysteresis: float = 0.05,
     source: str = "host",
     window_s: float = 60.0,
+    cache_share: float = 0.0,
     timeline_s: float = 0.0,
     seeds: int = 1,
     data_dir: str | None = None,
@@ -64,9 +62,23 @@ def run_simulate(
     Args:
       run: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
         first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto).
-      model, cluster, cluster_options, workload, then_workload, placed_for, arrivals,
-        interval_s, requests_per_server, input_tokens, output_tokens, trace_speed,
-        most_tokens, skew, correlated, routing_trace: see `cluster_build.build_case`.
+      model: preset of its sizes.
+      cluster: preset of machines, such as prism or mixed.
+      cluster_options: of the preset.
+      workload: bigbench, multidata, or one routing domain a server, by commas.
+      then_workload: after these requests come as many of this workload (Poisson
+        arrivals only).
+      placed_for: workload whose frequencies the first placement sees; None: `workload`.
+      arrivals: poisson, or a trace: azure_conv, azure_code, mooncake.
+      interval_s: mean seconds between requests of a server, or one a server.
+      requests_per_server: how many.
+      input_tokens: of every request, instead of the domain's (Poisson only).
+      output_tokens: likewise.
+      trace_speed: factor on the pace of a trace.
+      most_tokens: cuts longer requests of a trace.
+      skew: exponent on the generator's popularity of experts.
+      correlated: whether a request's tokens resemble each other in routing.
+      routing_trace: route trace instead of the generator.
       methods: placers and servers that serve alone (`moe_infinity`, `moe_infinity_lb`)
         separated by commas, or `all`: every placer that fits the machines.
       max_batch: requests a server runs at a time.
@@ -75,6 +87,8 @@ def run_simulate(
       hysteresis: share of the cost that a migration must win on top.
       source: of migrating blocks, "host" or "network".
       window_s: of the local ratio over time.
+      cache_share: above 0 servers load the blocks that they lack from host memory, into
+        this share of their GPUs' memory, instead of asking others.
       timeline_s: spans that begin before this are written; 0 for none.
       seeds: runs, from `seed` on; rows are medians over them.
       data_dir: holds traces.
@@ -86,9 +100,11 @@ def run_simulate(
       OSError: a trace cannot be read.
     """
     check_count("seeds", seeds)
-    names = chosen_methods(methods)
+    names = chosen(methods, "method", METHODS)
     options = LoopOptions(max_batch, window_s, timeline_s)
     check_rule(period_s, keep, hysteresis, source)
+    if not 0 <= cache_share < 1:
+        raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
     wanted = {
         "model": model,
         "cluster": cluster,
@@ -109,12 +125,13 @@ def run_simulate(
     }
     first = build_case(**wanted, data_dir=data_dir, seed=seed)
     moving = {"period_s": period_s, "keep": keep, "source": source}
-    moving["hysteresis"] = hysteresis
-    skip = names is None
-    names = list(PLACERS) if names is None else names
+    moving |= {"hysteresis": hysteresis, "cache_share": cache_share}
     left_out: dict[str, str] = {}
-    if skip:
-        names, left_out = that_fit(first, names)
+    if names is None:
+        problem = first.problem(seed)
+        reasons = {name: cls().unfit(problem) for name, cls in PLACERS.items()}
+        left_out = {name: reason for name, reason in reasons.items() if reason}
+        names = [name for name in PLACERS if name not in left_out]
     if run.dry_run:
         for name in names:
             first.loop(name, options, seed=seed, **moving)
@@ -162,28 +179,6 @@ def run_simulate(
         write_json(folder / "simulate.json", stored)
     print_table(rows, left_out)
     return {"methods": rows, "left_out": left_out}
-
-
-def that_fit(case: Case, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The methods that take the case's machines, and why others do not."""
-    fit, left_out = list(names), {}
-    if EQUAL_ONLY in fit:
-        try:
-            case.placement(case.placer(EQUAL_ONLY))
-        except ConfigError as error:
-            fit.remove(EQUAL_ONLY)
-            left_out[EQUAL_ONLY] = str(error)
-    return fit, left_out
-
-
-def chosen_methods(methods: str) -> list[str] | None:
-    """Names, checked; None for `all`."""
-    if methods == "all":
-        return None
-    names = list(dict.fromkeys(part.strip() for part in methods.split(",")))
-    for name in names:
-        check_known("method", name, METHODS)
-    return names
 
 
 def median_row(results: Sequence[ClusterResult]) -> dict[str, Any]:

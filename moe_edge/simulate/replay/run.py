@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError, check_64_bits, check_known
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_path, sha256_of
@@ -135,7 +135,9 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
             f"--{flag} is {str(text)!r}, expected whole numbers separated by commas, "
             "such as 13,32,64"
         )
-    return list(dict.fromkeys(map(int, parts)))
+    numbers = list(dict.fromkeys(map(int, parts)))
+    check_64_bits(f"--{flag}", numbers)
+    return numbers
 
 
 def _names(kind: str, text: str, known: Iterable[str]) -> list[str] | None:

@@ -1,6 +1,7 @@
 """Prism, figure 5: what remote experts cost a layer."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,18 +10,9 @@ from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.studies.prism.runs import (
-    cases_of,
-    median_row,
-    prism_claim,
-    shape_entry,
-    workload_entry,
-)
-from moe_edge.studies.prism.settings import (
-    LIMITS,
-    PrismFindings,
-    PrismSettings,
-)
+from moe_edge.studies.prism.rows import median_row, simulated, study_of
+from moe_edge.studies.prism.runs import Runs, cases_of
+from moe_edge.studies.study import Findings
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
 GAP_S = 1000.0  # between requests of figure 5: never two at a time
@@ -30,6 +22,20 @@ WHY = (
     "queue and arithmetic. All of a layer's calls to a server share a message: the "
     "first remote expert costs most, further ones little more than their bytes."
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure5(Runs):
+    """The size of the study.
+
+    Attributes:
+      tokens: of a request, prefilled at once.
+      remote_shares: of a layer's experts, rising.
+    """
+
+    requests_per_server: int = 8
+    tokens: Sequence[int] = (1, 32, 256)
+    remote_shares: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def split_placement(case: Case, share: float, seed: int) -> Placement:
@@ -73,83 +79,75 @@ def layer_seconds(case: Case, share: float, seed: int) -> tuple[float, float]:
     return float(found.latency_R.sum()) / layers, 1 - found.local_ratio
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+def measure(settings: Figure5) -> Findings:
     """Time of a layer over the share of experts that are remote."""
-    found: dict[tuple[str, int], list[list[tuple[float, float]]]] = {}
-    shapes, first = [], None
+    metrics, ms_of, shapes, first = [], {}, [], None
     for model in MODELS:
         for tokens in settings.tokens:
             fixed = {"input_tokens": tokens, "output_tokens": 1}
             cases = [(s, alone(c)) for s, c in cases_of(settings, model=model, **fixed)]
             first = first or cases[0][1]
-            found[model, tokens] = [
-                [layer_seconds(case, share, seed) for seed, case in cases]
-                for share in settings.remote_shares
-            ]
+            ms_of[model, tokens] = []
+            for share in settings.remote_shares:
+                found = np.array([layer_seconds(c, share, seed) for seed, c in cases])
+                at = f"{model}, {tokens} tokens, {share:.0%} of experts remote"
+                for name, by_seed, unit in (
+                    ("time of a layer", 1e3 * found[:, 0], "ms"),
+                    ("remote computations", found[:, 1], "1"),
+                ):
+                    metrics.append(median_row("all", f"{name}, {at}", by_seed, unit))
+                ms_of[model, tokens].append(float(np.median(1e3 * found[:, 0])))
             print(f"figure 5: {model}, {tokens} tokens", flush=True)
         shapes.append(cases[0][1].shape)
-    rows, times, sentences, ours = [], {}, [], {}
-    for (model, tokens), by_share in found.items():
-        at = f"{model}, {tokens} tokens"
-        times[model, tokens] = [np.array(pairs)[:, 0] for pairs in by_share]
-        for share, pairs in zip(settings.remote_shares, by_share, strict=True):
-            name = f"time of a layer, {at}, {share:.0%} of experts remote"
-            rows.append(median_row("all", name, 1e3 * np.array(pairs)[:, 0], "ms"))
-            name = f"remote computations, {at}, {share:.0%} of experts remote"
-            rows.append(median_row("all", name, np.array(pairs)[:, 1], "1"))
-        low, high = (float(np.median(times[model, tokens][i])) for i in (0, -1))
-        ours[at] = [
-            round(1e3 * float(np.median(seconds)), 4)
-            for seconds in times[model, tokens]
-        ]
-        sentences.append(f"{at}: {1e3 * low:.2f} to {1e3 * high:.2f} ms")
-    rising = all(
-        (np.diff([float(np.median(x)) for x in values]) > 0).all()
-        for values in times.values()
-    )
-    ends = settings.remote_shares[0], settings.remote_shares[-1]
-    entry = {
-        "question": "What do remote experts cost a layer (Prism, figure 5)?",
-        "answer": f"Time of a layer with {ends[0]:.0%} to {ends[1]:.0%} of its experts "
-        f"remote, nothing else running: {'; '.join(sentences)}.",
-        "workload": workload_entry(
-            settings,
-            first,
-            tokens=list(settings.tokens),
-            remote_shares=list(settings.remote_shares),
-            models=list(MODELS),
-            domain=first.requests[0].domain,
-        ),
-        "metrics": rows,
-        "checks": {"a layer takes longer the more experts are remote": rising},
-        "limits": [*LIMITS, "Memory is no limit here: the others hold every expert."],
-        "paper_claim": prism_claim(
-            "Prism, figure 5: time of a layer over the share of remote experts",
-            {"trend": "rises sharply"},
-            {"ms by share": ours, "shares": list(settings.remote_shares)},
-            WHY,
-        ),
-    }
+    low, high = settings.remote_shares[0], settings.remote_shares[-1]
+    slowdowns = [ms[-1] / ms[0] for ms in ms_of.values()]
+    ours = {f"{m}, {n} tokens": ms for (m, n), ms in ms_of.items()}
     panels = [
         Panel(
             model,
             "time of a layer (ms)",
             [100 * share for share in settings.remote_shares],
-            {
-                f"{tokens} tokens": [
-                    1e3 * float(np.median(x)) for x in times[model, tokens]
-                ]
-                for tokens in settings.tokens
-            },
+            {f"{tokens} tokens": ms_of[model, tokens] for tokens in settings.tokens},
             x_label="experts remote (%)",
             log=True,
         )
         for model in MODELS
     ]
-    return shape_entry(*shapes), PrismFindings(
-        entry=entry,
+    return simulated(
+        settings,
+        first,
+        shapes=shapes,
+        answer=f"A layer with {high:.0%} instead of {low:.0%} of its experts remote "
+        f"takes {min(slowdowns):.1f} to {max(slowdowns):.1f} times as long, nothing "
+        "else running.",
+        details=[
+            f"{at}: {ms[0]:.2f} to {ms[-1]:.2f} ms a layer." for at, ms in ours.items()
+        ],
+        workload={"models": list(MODELS), "domain": first.requests[0].domain},
+        metrics=metrics,
+        checks={
+            "a layer takes longer the more experts are remote": all(
+                (np.diff(ms) > 0).all() for ms in ms_of.values()
+            )
+        },
+        limits=["Memory is no limit here: the others hold every expert."],
+        ours={
+            "ms by share": {at: [round(x, 4) for x in ms] for at, ms in ours.items()},
+            "shares": list(settings.remote_shares),
+        },
         plot=lambda path: line_panels(
             path, panels, title="Time of a layer over remote experts (simulated)"
         ),
         summary={"layer_ms": ours},
     )
+
+
+STUDY = study_of(
+    "prism_fig5",
+    "What do remote experts cost a layer (Prism, figure 5)?",
+    Figure5,
+    measure,
+    source="Prism, figure 5: time of a layer over the share of remote experts",
+    paper={"trend": "rises sharply"},
+    why=WHY,
+)

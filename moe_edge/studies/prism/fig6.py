@@ -1,5 +1,6 @@
 """Prism, figure 6: who computes most at home, over time."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
@@ -8,30 +9,52 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.simulate.cluster.report import ClusterResult
+from moe_edge.studies.prism.rows import median_row, simulated, study_of
 from moe_edge.studies.prism.runs import (
-    cases_of,
-    median_row,
-    prism_claim,
-    serve,
-    shape_entry,
-    workload_entry,
-)
-from moe_edge.studies.prism.settings import (
     EPLB,
-    LIMITS,
     OPTIMUM,
     OURS,
+    PAPERS,
     PRISM,
-    PrismFindings,
-    PrismSettings,
+    Migration,
+    Runs,
+    cases_of,
+    check_has_prism,
+    serve,
 )
 from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2
+from moe_edge.studies.study import Findings
 
 WHY = (
     "The figure has no numbers in its text. First placed for general text (c4), as the "
     "paper's was for other data; the paper's rule of migration: every 5 minutes, all "
     "statistics kept, no hysteresis. Uniform and Redundance never migrate (IV-B)."
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure6(Migration, Runs):
+    """The size of the study.
+
+    Attributes:
+      methods: what is compared.
+      window_s: of the local ratio over time.
+    """
+
+    requests_per_server: int = 80
+    methods: Sequence[str] = (*PAPERS, OPTIMUM, OURS)
+    window_s: float = 120.0
+
+
+def check(settings: Figure6) -> None:
+    """Refuses runs without Prism, or that last fewer than four windows."""
+    check_has_prism(settings.methods)
+    end_s = 0.9 * min(INTERVAL_S.values()) * settings.requests_per_server
+    if end_s < 4 * settings.window_s:
+        raise ConfigError(
+            f"{settings.requests_per_server} requests a server last {end_s:g} s, "
+            f"expected 4 windows of {settings.window_s:g} s; ask for more requests"
+        )
 
 
 def over_time(results: Sequence[ClusterResult]) -> list[float]:
@@ -52,28 +75,21 @@ def share_between(result: ClusterResult, start_s: float, end_s: float) -> float:
     return float(np.nanmean(result.ratio_W[first:last]))
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+def measure(settings: Figure6) -> Findings:
     """Local ratio over time for every method, placed for other data at first."""
-    rows, panels, curves, after, shapes, first = [], [], {}, {}, {}, None
+    metrics, curves, after, shapes, first = [], {}, {}, {}, None
     for workload, model in TABLE_2:
-        label = f"{workload}, {model}"
-        interval_s = INTERVAL_S[workload]
-        cases = cases_of(
-            settings,
-            workload=workload,
-            model=model,
-            interval_s=interval_s,
-            placed_for="c4",
-        )
+        label, interval_s = f"{workload}, {model}", INTERVAL_S[workload]
+        wanted = {"workload": workload, "model": model, "interval_s": interval_s}
+        cases = cases_of(settings, **wanted, placed_for="c4")
         first = first or cases[0][1]
         shapes[model] = cases[0][1].shape
         end_s = 0.9 * interval_s * settings.requests_per_server
-        if end_s < 4 * settings.window_s:
-            raise ConfigError(
-                f"{settings.requests_per_server} requests a server last {end_s:g} s, "
-                f"expected 4 windows of {settings.window_s:g} s; ask for more requests"
-            )
         changed_s = min(2 * settings.period_s, end_s / 2)
+        spans = {
+            "before the first migration": (0.0, settings.period_s),
+            f"from {changed_s:.0f} s on": (changed_s, end_s),
+        }
         curves[label], after[label] = {}, {}
         for method in settings.methods:
             found = [
@@ -81,24 +97,53 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
                 for seed, case in cases
             ]
             curves[label][method] = over_time(found)
-            for part, span in (
-                ("before the first migration", (0.0, settings.period_s)),
-                (f"from {changed_s:.0f} s on", (changed_s, end_s)),
-            ):
+            for part, span in spans.items():
                 shares = [share_between(result, *span) for result in found]
-                rows.append(
-                    median_row(method, f"local ratio, {label}, {part}", shares, "1")
-                )
+                name = f"local ratio, {label}, {part}"
+                metrics.append(median_row(method, name, shares, "1"))
             after[label][method] = round(float(np.median(shares)), 4)
             if "migrated" in found[0].facts:
                 moved = [float(result.facts["migrated"]) for result in found]
-                rows.append(median_row(method, f"migrations, {label}", moved, "1"))
+                metrics.append(median_row(method, f"migrations, {label}", moved, "1"))
         print(f"figure 6: {label}: {after[label]}", flush=True)
-        panels.append(ratio_panel(label, curves[label], settings.window_s))
-    entry = fig6_entry(settings, rows, after, first)
+    others = [m for m in settings.methods if m not in (PRISM, OPTIMUM, OURS)]
+    shown = [m for m in (EPLB, PRISM, OPTIMUM, OURS) if m in settings.methods]
+    best = {label: max(by, key=by.get) for label, by in after.items()}
+    below = {
+        label: by[best[label]] - by[PRISM]
+        for label, by in after.items()
+        if by[PRISM] < by[best[label]]
+    }
+    at_home = [100 * by[PRISM] for by in after.values()]
     text = json.dumps({"window_s": settings.window_s, "local_ratio": curves}, indent=1)
-    return shape_entry(*shapes.values()), PrismFindings(
-        entry=entry,
+    panels = [ratio_panel(label, by, settings.window_s) for label, by in curves.items()]
+    return simulated(
+        settings,
+        first,
+        shapes=list(shapes.values()),
+        answer="After the first migrations Prism's placement computes "
+        f"{min(at_home):.1f} to {max(at_home):.1f} % at home; it is the highest of all "
+        f"methods in {len(after) - len(below)} of {len(after)} settings, otherwise at "
+        f"most {100 * max(below.values(), default=0.0):.1f} points below.",
+        details=[
+            f"{label}, after the first migrations: "
+            + ", ".join(f"{m} {100 * by[m]:.1f} %" for m in shown)
+            + (f"; highest: {best[label]}." if label in below else ".")
+            for label, by in after.items()
+        ],
+        workload={"placed_for": "c4", "intervals_s": INTERVAL_S},
+        metrics=metrics,
+        baselines=others,
+        checks={
+            "Prism is above the paper's baselines, after migrations": all(
+                by[PRISM] >= by[m] for by in after.values() for m in others
+            )
+        },
+        limits=[
+            "Curves are medians over seeds, window by window; seeds do not all migrate "
+            "at the same times.",
+        ],
+        ours={"local ratio after the first migrations": after},
         plot=lambda path: line_panels(
             path, panels, title="Local compute ratio over time (simulated)"
         ),
@@ -124,51 +169,14 @@ def ratio_panel(
     )
 
 
-def fig6_entry(settings, rows, after: Mapping[str, Mapping[str, float]], case) -> dict:
-    """The entry's arguments, from local ratios after the first migrations."""
-    shown = [m for m in (EPLB, PRISM, OPTIMUM, OURS) if m in settings.methods]
-    sentences = [
-        f"{label}: " + ", ".join(f"{m} {100 * by[m]:.1f} %" for m in shown)
-        for label, by in after.items()
-    ]
-    below = [
-        f"{label} ({by[PRISM]:.3f}, {max(by, key=by.get)} {max(by.values()):.3f})"
-        for label, by in after.items()
-        if PRISM in by and by[PRISM] < max(by.values())
-    ]
-    above = all(
-        by[PRISM] >= max(v for m, v in by.items() if m not in (PRISM, OPTIMUM, OURS))
-        for by in after.values()
-        if PRISM in by and len(by) > 3
-    )
-    return {
-        "question": "Who computes most at home, over time (Prism, figure 6)?",
-        "answer": "Computed locally after the first migrations: "
-        + "; ".join(sentences)
-        + ". Prism's own placement is not the highest in: "
-        + (", ".join(below) or "none")
-        + ".",
-        "workload": workload_entry(
-            settings,
-            case,
-            placed_for="c4",
-            window_s=settings.window_s,
-            intervals_s=INTERVAL_S,
-            **settings.moving,
-        ),
-        "metrics": rows,
-        "baselines": [m for m in settings.methods if m not in (OPTIMUM, OURS, PRISM)],
-        "checks": {"Prism is above the paper's baselines, after migrations": above},
-        "limits": [
-            *LIMITS,
-            "Curves are medians over seeds, window by window; seeds do not all migrate "
-            "at the same times.",
-        ],
-        "paper_claim": prism_claim(
-            "Prism, figure 6: highest local ratio after migrations at 5 minutes "
-            "(BigBench) and 10 minutes (MultiData)",
-            {"trend": "Prism highest in all four panels"},
-            {"local ratio after the first migrations": after},
-            WHY,
-        ),
-    }
+STUDY = study_of(
+    "prism_fig6",
+    "Who computes most at home, over time (Prism, figure 6)?",
+    Figure6,
+    measure,
+    check=check,
+    source="Prism, figure 6: highest local ratio after migrations at 5 minutes "
+    "(BigBench) and 10 minutes (MultiData)",
+    paper={"trend": "Prism highest in all four panels"},
+    why=WHY,
+)

@@ -5,7 +5,9 @@ grid is picked. Two first placements: for general text, as the paper's was for o
 data, and for the data that is asked at first.
 """
 
+import dataclasses
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,23 +16,9 @@ from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.studies.prism.fig6 import over_time, ratio_panel
-from moe_edge.studies.prism.runs import (
-    cases_of,
-    median_row,
-    percent,
-    prism_claim,
-    serve,
-    shape_entry,
-    slower,
-    workload_entry,
-)
-from moe_edge.studies.prism.settings import (
-    LIMITS,
-    OURS,
-    PRISM,
-    PrismFindings,
-    PrismSettings,
-)
+from moe_edge.studies.prism.rows import median_row, percent, simulated, slower, study_of
+from moe_edge.studies.prism.runs import OURS, PRISM, Runs, cases_of, serve
+from moe_edge.studies.study import Findings
 
 FIRST, THEN = "multidata", "bigbench"
 STARTS = {"placed for general text": "c4", "placed for the first data": None}
@@ -44,9 +32,32 @@ WHY = (
 )
 
 
-def rule_name(keep: float, hysteresis: float) -> str:
-    """A point of the grid."""
-    return f"keep {keep:g}, hysteresis {hysteresis:g}"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure7(Runs):
+    """The size of the study.
+
+    Attributes:
+      model, interval_s: what serves; mean seconds between requests of a server.
+      period_s: between two migrations.
+      keeps, hystereses: the grid: share of statistics kept, gain that is asked for.
+      window_s: of the local ratio over time.
+    """
+
+    seed: int = 101
+    requests_per_server: int = 200
+    model: str = "deepseek_v2_lite"
+    interval_s: float = 10.0
+    period_s: float = 300.0
+    keeps: Sequence[float] = (1.0, 0.5, 0.0)
+    hystereses: Sequence[float] = (0.0, 0.05)
+    window_s: float = 120.0
+
+
+def rule_name(rule: tuple[float, float] | None) -> str:
+    """A point of the grid, or no migration."""
+    if rule is None:
+        return "no migration"
+    return f"keep {rule[0]:g}, hysteresis {rule[1]:g}"
 
 
 def after_change(result: ClusterResult) -> float:
@@ -55,7 +66,12 @@ def after_change(result: ClusterResult) -> float:
     return float(result.latency_R[new_R].mean())
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+def means(results: Sequence[ClusterResult]) -> np.ndarray:
+    """float64 [seeds]: mean latency."""
+    return np.array([result.mean_latency_s for result in results])
+
+
+def measure(settings: Figure7) -> Findings:
     """Prism's placer over the whole grid, ours by the paper's rule."""
     grid = [(keep, h) for keep in settings.keeps for h in settings.hystereses]
     rules = [PAPER_RULE, *(rule for rule in grid if rule != PAPER_RULE)]
@@ -74,155 +90,116 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
                     serve(case, method, seed, settings.window_s, **moving)
                     for seed, case in cases
                 ]
-                means = [result.mean_latency_s for result in results]
-                told = "no migration" if rule is None else rule_name(*rule)
-                print(
-                    f"{start}, {method}, {told}: {np.median(means):.4f} s", flush=True
-                )
-    return shape_entry(cases[0][1].shape), findings(settings, found, cases[0][1])
+                told = f"{start}, {method}, {rule_name(rule)}"
+                print(f"{told}: {np.median(means(results)):.4f} s", flush=True)
+    return findings(settings, found, cases[0][1])
 
 
-def findings(settings: PrismSettings, found, case) -> PrismFindings:
+def metrics_of(method: str, at: str, results, base) -> list[dict]:
+    """Metrics of one run; `base`: those without migration, None for themselves."""
+    late = np.array([after_change(result) for result in results])
+    rows = [median_row(method, f"mean latency, {at}", means(results))]
+    for n in range(results[0].num_servers):
+        by_server = [result.latency_s_N[n] for result in results]
+        rows.append(
+            median_row(method, f"mean latency, server {n + 1}, {at}", by_server)
+        )
+    rows.append(median_row(method, f"mean latency of the new data, {at}", late))
+    local = [result.local_ratio for result in results]
+    rows.append(median_row(method, f"local ratio, {at}", local, "1"))
+    if base is None:
+        return rows
+    late_over = late / np.array([after_change(result) for result in base])
+    over = means(results) / means(base)
+    rows.append(median_row(method, f"latency over no migration, {at}", over, "1"))
+    rows.append(median_row(method, f"the same for the new data, {at}", late_over, "1"))
+    for name, fact in (("migrations", "migrated"), ("moved blocks", "moved_blocks")):
+        count = float(np.median([result.facts[fact] for result in results]))
+        rows.append(metric(method, f"{name}, {at}", count, "1", len(results)))
+    return rows
+
+
+def findings(settings: Figure7, found, case) -> Findings:
     """The entry from the results of every (start, method, rule or None)."""
     rows, ours, ratios = [], {}, {}
+    curves: dict[str, dict[str, list[float]]] = {start: {} for start in STARTS}
     for (start, method, rule), results in found.items():
-        told = "no migration" if rule is None else rule_name(*rule)
-        at = f"{start}, {told}"
-        means = np.array([result.mean_latency_s for result in results])
-        rows.append(median_row(method, f"mean latency, {at}", means))
-        for n in range(results[0].num_servers):
-            by_server = [result.latency_s_N[n] for result in results]
-            name = f"mean latency, server {n + 1}, {at}"
-            rows.append(median_row(method, name, by_server))
-        late = np.array([after_change(result) for result in results])
-        rows.append(median_row(method, f"mean latency of the new data, {at}", late))
-        local = [result.local_ratio for result in results]
-        rows.append(median_row(method, f"local ratio, {at}", local, "1"))
-        if rule is None:
+        at = f"{start}, {rule_name(rule)}"
+        curves[start][f"{method}, {rule_name(rule)}"] = over_time(results)
+        base = found[start, method, None] if rule is not None else None
+        rows += metrics_of(method, at, results, base)
+        if base is None:
             continue
-        base = found[start, method, None]
-        over = means / np.array([result.mean_latency_s for result in base])
-        late_over = late / np.array([after_change(result) for result in base])
-        ratios[start, method, rule] = over
-        rows += [
-            median_row(method, f"latency over no migration, {at}", over, "1"),
-            median_row(method, f"the same for the new data, {at}", late_over, "1"),
-            metric(
-                method,
-                f"migrations, {at}",
-                float(np.median([r.facts["migrated"] for r in results])),
-                "1",
-                len(results),
-            ),
-            metric(
-                method,
-                f"moved blocks, {at}",
-                float(np.median([r.facts["moved_blocks"] for r in results])),
-                "1",
-                len(results),
-            ),
-        ]
+        over = ratios[start, method, rule] = means(results) / means(base)
         ours[f"{method}, {at}"] = {
-            "without migration, s": round(
-                float(np.median([r.mean_latency_s for r in base])), 4
-            ),
-            "with, s": round(float(np.median(means)), 4),
+            "without migration, s": round(float(np.median(means(base))), 4),
+            "with, s": round(float(np.median(means(results))), 4),
             "change": percent(over),
         }
     worse = [
-        f"{method}, {start}, {rule_name(*rule)}: {slower(over)} of {len(over)} seeds "
+        f"{method}, {start}, {rule_name(rule)}: {slower(over)} of {len(over)} seeds "
         f"({percent(over)})"
         for (start, method, rule), over in ratios.items()
         if slower(over)
     ]
-    sentences = []
+    details = []
     for start in STARTS:
         grid = [
             float(np.median(over)) - 1
             for (s, m, _), over in ratios.items()
             if (s, m) == (start, PRISM)
         ]
-        sentences.append(
-            f"{start}: {percent(ratios[start, PRISM, PAPER_RULE])} by the paper's own "
-            f"rule (our placer {percent(ratios[start, OURS, PAPER_RULE])}), "
-            f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid"
-        )
-    against = [
-        f"{start}: {beside(found, start, None)} without migration, "
-        f"{beside(found, start, PAPER_RULE)} with"
-        for start in STARTS
-    ]
-    curves = {
-        start: {
-            f"{method}, {'no migration' if rule is None else rule_name(*rule)}": (
-                over_time(results)
+        against = {
+            rule: percent(
+                means(found[start, OURS, rule]) / means(found[start, PRISM, rule])
             )
-            for (s, method, rule), results in found.items()
-            if s == start
+            for rule in (None, PAPER_RULE)
         }
-        for start in STARTS
-    }
-    entry = {
-        "question": "What does migration gain when the data changes (Prism, figure 7)?",
-        "answer": "Mean latency with migration against without (paper -10 %): "
-        + "; ".join(sentences)
-        + f". Slower with migration: {'; '.join(worse) or 'nowhere'}. Our placer "
-        f"against Prism's: {'; '.join(against)}.",
-        "workload": workload_entry(
-            settings,
-            case,
-            workload=FIRST,
-            then_workload=THEN,
-            interval_s=settings.interval_s,
-            period_s=settings.period_s,
-            keeps=list(settings.keeps),
-            hystereses=list(settings.hystereses),
-            starts=dict(STARTS),
-        ),
-        "metrics": rows,
-        "baselines": ["no migration"],
-        "checks": {
+        details.append(
+            f"{start.capitalize()}: {percent(ratios[start, PRISM, PAPER_RULE])} by "
+            "the paper's own rule (our placer "
+            f"{percent(ratios[start, OURS, PAPER_RULE])}), "
+            f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid; our "
+            f"placer against Prism's: {against[None]} without migration, "
+            f"{against[PAPER_RULE]} with."
+        )
+    changes = [f"{percent(ratios[s, PRISM, PAPER_RULE])} when {s}" for s in STARTS]
+    text = json.dumps({"window_s": settings.window_s, "local_ratio": curves}, indent=1)
+    return simulated(
+        settings,
+        case,
+        answer="Migration by the paper's own rule changes Prism's mean latency by "
+        f"{' and by '.join(changes)} (paper {PAPER['change']}).",
+        details=[*details, f"Slower with migration: {'; '.join(worse) or 'nowhere'}."],
+        workload={
+            "workload": FIRST,
+            "then_workload": THEN,
+            "starts": dict(STARTS),
+        },
+        metrics=rows,
+        baselines=["no migration"],
+        checks={
             "the rules of a first placement start from the same local ratio": all(
                 abs(results[0].ratio_W[0] - found[s, m, None][0].ratio_W[0]) < 1e-12
                 for (s, m, rule), results in found.items()
                 if rule is not None and settings.window_s <= settings.period_s
             )
         },
-        "limits": [
-            *LIMITS,
+        limits=[
             "The grid is published whole; its best point was not known before and is "
             "no promise. Its seeds were used for nothing else.",
         ],
-        "paper_claim": prism_claim(
-            "Prism, figure 7 and section IV-B", PAPER, ours, WHY
-        ),
-    }
-    return PrismFindings(
-        entry=entry,
+        ours=ours,
         plot=lambda path: plot_curves(path, curves, settings),
         summary={"change": {name: row["change"] for name, row in ours.items()}},
-        files={
-            "curves.json": json.dumps(
-                {"window_s": settings.window_s, "local_ratio": curves}, indent=1
-            )
-            + "\n"
-        },
+        files={"curves.json": text + "\n"},
         pictures={"grid.png": lambda path: plot_grid(path, ratios)},
     )
 
 
-def beside(found, start: str, rule) -> str:
-    """Our placer's mean latency over Prism's, as a change."""
-    ours_S, prism_S = (
-        np.array([result.mean_latency_s for result in found[start, method, rule]])
-        for method in (OURS, PRISM)
-    )
-    return percent(ours_S / prism_S)
-
-
-def plot_curves(path, curves, settings: PrismSettings) -> None:
+def plot_curves(path, curves, settings: Figure7) -> None:
     """Local ratio over time, without migration and by the paper's rule."""
-    shown = ("no migration", rule_name(*PAPER_RULE))
+    shown = ("no migration", rule_name(PAPER_RULE))
     panels = [
         ratio_panel(
             start,
@@ -261,3 +238,14 @@ def plot_grid(path, ratios) -> None:
         for start in STARTS
     ]
     bar_panels(path, panels, title="Migration rules (simulated)")
+
+
+STUDY = study_of(
+    "prism_fig7",
+    "What does migration gain when the data changes (Prism, figure 7)?",
+    Figure7,
+    measure,
+    source="Prism, figure 7 and section IV-B",
+    paper=PAPER,
+    why=WHY,
+)

@@ -1,35 +1,38 @@
 """Prism, figure 8: 4 to 256 GPUs at two rates of arrival, and 100 to 1000 Mbps."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
 from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.studies.prism.rows import (
+    measured_rows,
+    median_row,
+    percent,
+    percents,
+    ratio,
+    simulated,
+    slower,
+    stored,
+    study_of,
+    values,
+)
 from moe_edge.studies.prism.runs import (
     LOCAL,
     MEAN,
-    Rows,
-    cases_of,
-    median_row,
-    on_cluster,
-    percent,
-    prism_claim,
-    ratio,
-    serve,
-    shape_entry,
-    slower,
-    stored,
-    values,
-    workload_entry,
-)
-from moe_edge.studies.prism.settings import (
-    LIMITS,
+    OPTIMUM,
     OURS,
     PRISM,
-    PrismFindings,
-    PrismSettings,
+    Rows,
+    Runs,
+    cases_of,
+    check_has_prism,
+    on_cluster,
+    serve,
 )
+from moe_edge.studies.study import Findings
 
 MBPS = 500.0  # of figure 8a, as in the test bed
 OURS_UP_TO = 64  # GPUs: beyond, our placer would take most of the study's time
@@ -50,28 +53,50 @@ WHY = (
 )
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure8(Runs):
+    """The size of the study.
+
+    Attributes:
+      model, workload: what is asked.
+      methods: what is compared, at 500 Mbps.
+      gpus: of all servers together.
+      intervals_s: mean seconds between requests of a server.
+      mbps: rates of the lines, at the longest interval.
+    """
+
+    requests_per_server: int = 6
+    model: str = "deepseek_v2_lite"
+    workload: str = "multidata"
+    methods: Sequence[str] = (PRISM, OPTIMUM, OURS)
+    gpus: Sequence[int] = (4, 32, 256)
+    intervals_s: Sequence[float] = (8.0, 15.0)
+    mbps: Sequence[float] = (100.0, 200.0, 500.0, 1000.0)
+
+
+def place_of(gpus: int, interval_s: float, mbps: float) -> str:
+    """A point of the study in words."""
+    return f"{gpus} GPUs, arrival {interval_s:g} s, {mbps:g} Mbps"
+
+
+def measure(settings: Figure8) -> Findings:
     """All sizes at all rates of arrival; all line rates at the longest interval."""
     rows_of: dict[tuple[int, float, float], Rows] = {}
-    calm_s, first = max(settings.intervals), None
+    longest_s, first = max(settings.intervals_s), None
     share = PRISM_MEMORY_SHARE.get(settings.model, 1.0)
     for gpus in settings.gpus:
-        for interval_s in settings.intervals:
+        for interval_s in settings.intervals_s:
             options = {"num_gpus": gpus}
             cases = cases_of(settings, interval_s=interval_s, cluster_options=options)
             first = first or cases[0][1]
-            rates = settings.mbps if interval_s == calm_s else ()
+            rates = settings.mbps if interval_s == longest_s else ()
             for mbps in dict.fromkeys((MBPS, *rates)):
                 methods = settings.methods if mbps == MBPS else (PRISM,)
                 methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
                 found = rows_of[gpus, interval_s, mbps] = {m: [] for m in methods}
                 for seed, case in cases:
-                    moved = on_cluster(
-                        *(case, "prism"),
-                        num_gpus=gpus,
-                        mbps=mbps,
-                        expert_memory_share=share,
-                    )
+                    machines = {"mbps": mbps, "expert_memory_share": share, **options}
+                    moved = on_cluster(case, "prism", **machines)
                     for method in methods:
                         row = serve(moved, method, seed, period_s=0.0).row()
                         # Means of each of hundreds of servers would say nothing.
@@ -79,10 +104,8 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
                 told = {
                     m: round(float(np.median(values(r))), 4) for m, r in found.items()
                 }
-                print(
-                    f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps: {told}", flush=True
-                )
-    return shape_entry(first.shape), findings(settings, rows_of, first)
+                print(f"{place_of(gpus, interval_s, mbps)}: {told}", flush=True)
+    return findings(settings, rows_of, first)
 
 
 def change(
@@ -92,37 +115,29 @@ def change(
     return values(rows_of[new][PRISM]) / values(rows_of[old][PRISM])
 
 
-def findings(settings: PrismSettings, rows_of, case) -> PrismFindings:
+def findings(settings: Figure8, rows_of, case) -> Findings:
     """The entry from rows of every (GPUs, interval, Mbps)."""
-    metrics, ours = [], {}
-    for (gpus, interval_s, mbps), rows in rows_of.items():
-        at = f"{gpus} GPUs, arrival {interval_s:g} s, {mbps:g} Mbps"
-        for method, by_seed in rows.items():
-            metrics += [
-                median_row(method, f"mean latency, {at}", values(by_seed)),
-                median_row(method, f"local ratio, {at}", values(by_seed, LOCAL), "1"),
-            ]
+    metrics = []
+    for point, rows in rows_of.items():
+        metrics += measured_rows(rows, place_of(*point))
     fewest, most = min(settings.gpus), max(settings.gpus)
     low, high = min(settings.mbps), max(settings.mbps)
-    calm_s = max(settings.intervals)
-    pairs = {
-        f"{fewest} to {most} GPUs, arrival {interval_s:g} s": (
-            (fewest, interval_s, MBPS),
-            (most, interval_s, MBPS),
+    longest_s = max(settings.intervals_s)
+    sizes = {
+        f"{fewest} to {most} GPUs, arrival {interval_s:g} s": change(
+            rows_of, (fewest, interval_s, MBPS), (most, interval_s, MBPS)
         )
-        for interval_s in settings.intervals
-    } | {
-        f"{low:g} to {high:g} Mbps, {gpus} GPUs": (
-            (gpus, calm_s, low),
-            (gpus, calm_s, high),
+        for interval_s in settings.intervals_s
+    }
+    rates = {
+        f"{low:g} to {high:g} Mbps, {gpus} GPUs": change(
+            rows_of, (gpus, longest_s, low), (gpus, longest_s, high)
         )
         for gpus in settings.gpus
     }
-    for name, (old, new) in pairs.items():
-        found = change(rows_of, old, new)
+    for name, found in (sizes | rates).items():
         metrics.append(median_row(PRISM, f"latency ratio, {name}", found, "1"))
-        ours[name] = percent(found)
-    parts = [f"{name}: {ours[name]} (paper {PAPER.get(name, 'none')})" for name in ours]
+    ours = {name: percent(found) for name, found in (sizes | rates).items()}
     losers = [
         f"{gpus} GPUs, {interval_s:g} s: {method} {percent(over)}"
         for (gpus, interval_s, mbps), rows in rows_of.items()
@@ -130,51 +145,37 @@ def findings(settings: PrismSettings, rows_of, case) -> PrismFindings:
         if method != PRISM
         and slower(over := ratio(rows, method, PRISM)) > len(over) / 2
     ]
-    faster = all(
-        (change(rows_of, (gpus, calm_s, low), (gpus, calm_s, high)) < 1).all()
-        for gpus in settings.gpus
-    )
-    entry = {
-        "question": "How does latency change with GPUs and with the network (Prism, "
-        "figure 8)?",
-        "answer": f"Prism's placement on {settings.workload}: {'; '.join(parts)}. "
-        f"Slower than Prism's placement: {', '.join(losers) or 'nowhere'}.",
-        "workload": workload_entry(
-            settings,
-            case,
-            workload=settings.workload,
-            gpus=list(settings.gpus),
-            intervals_s=list(settings.intervals),
-            mbps=list(settings.mbps),
-            migration="none",
-        ),
-        "metrics": metrics,
-        "baselines": [],
-        "checks": {"a faster network is faster at every size": faster},
-        "limits": [
-            *LIMITS,
+    return simulated(
+        settings,
+        case,
+        answer=f"On {settings.workload}, {fewest} to {most} GPUs change the mean "
+        f"latency of Prism's placement by {percents(sizes.values())}, and {low:g} to "
+        f"{high:g} Mbps by {percents(rates.values())}.",
+        details=[
+            *(f"{at}: {ours[at]} (paper {PAPER.get(at, 'none')})." for at in ours),
+            f"Slower than Prism's placement: {', '.join(losers) or 'nowhere'}.",
+        ],
+        workload={"migration": "none"},
+        metrics=metrics,
+        checks={
+            "a faster network is faster at every size": all(
+                (found < 1).all() for found in rates.values()
+            )
+        },
+        limits=[
             f"{settings.requests_per_server} requests a server: too few for long "
             "queues to build up.",
             f"Our placer was run up to {OURS_UP_TO} GPUs here.",
         ],
-        "paper_claim": prism_claim(
-            "Prism, figure 8 and section IV-C", PAPER, ours, WHY
-        ),
-    }
-    texts = {
-        f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps": rows
-        for (gpus, interval_s, mbps), rows in rows_of.items()
-    }
-    return PrismFindings(
-        entry=entry,
+        ours=ours,
         plot=lambda path: plot_sizes(path, settings, rows_of),
         summary={"change": ours},
-        files={"by_seed.json": stored(texts)},
+        files={"by_seed.json": stored({place_of(*p): r for p, r in rows_of.items()})},
         pictures={"bandwidth.png": lambda path: plot_rates(path, settings, rows_of)},
     )
 
 
-def plot_sizes(path, settings: PrismSettings, rows_of) -> None:
+def plot_sizes(path, settings: Figure8, rows_of) -> None:
     """A panel a rate of arrival: latency over the number of GPUs."""
     methods = [m for m in settings.methods if m in rows_of[next(iter(rows_of))]]
 
@@ -197,26 +198,26 @@ def plot_sizes(path, settings: PrismSettings, rows_of) -> None:
             all_of(lambda found: np.ptp(found) / 2, interval_s),
             x_label="GPUs",
         )
-        for interval_s in settings.intervals
+        for interval_s in settings.intervals_s
     ]
     bar_panels(path, panels, title="Latency over size (simulated)")
 
 
-def plot_rates(path, settings: PrismSettings, rows_of) -> None:
+def plot_rates(path, settings: Figure8, rows_of) -> None:
     """Prism's latency over the number of GPUs, a bar a line rate."""
-    calm_s = max(settings.intervals)
+    longest_s = max(settings.intervals_s)
 
     def all_of(reduce):
         return {
             f"{mbps:g} Mbps": [
-                float(reduce(values(rows_of[gpus, calm_s, mbps][PRISM])))
+                float(reduce(values(rows_of[gpus, longest_s, mbps][PRISM])))
                 for gpus in settings.gpus
             ]
             for mbps in settings.mbps
         }
 
     panel = Panel(
-        f"Prism's placement, a request every {calm_s:g} s at each server",
+        f"Prism's placement, a request every {longest_s:g} s at each server",
         "seconds a request",
         [str(gpus) for gpus in settings.gpus],
         all_of(np.median),
@@ -224,3 +225,15 @@ def plot_rates(path, settings: PrismSettings, rows_of) -> None:
         x_label="GPUs",
     )
     bar_panels(path, [panel], title="Latency over the network's rate (simulated)")
+
+
+STUDY = study_of(
+    "prism_fig8",
+    "How does latency change with GPUs and with the network (Prism, figure 8)?",
+    Figure8,
+    measure,
+    check=lambda settings: check_has_prism(settings.methods),
+    source="Prism, figure 8 and section IV-C",
+    paper=PAPER,
+    why=WHY,
+)

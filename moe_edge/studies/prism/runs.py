@@ -1,42 +1,109 @@
-"""What the studies of placement (Prism) share: runs in computed time, rows of entries.
+"""What the studies of placement (Prism) read, and their runs in computed time.
 
 A `Case` is built once for a seed: every method, line and memory size serves the same
 requests with the same routing, so that ratios are of pairs.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+    check_positive,
+)
 from moe_edge.hardware.clusters import build_cluster
-from moe_edge.hardware.models import ModelShape
-from moe_edge.metrics.results import metric
-from moe_edge.simulate.cluster.build import build_case
-from moe_edge.simulate.cluster.case import Case
+from moe_edge.hardware.models import model_shape
+from moe_edge.simulate.cluster.build import WORKLOADS, build_case
+from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
-from moe_edge.simulate.cluster.run import sources
-from moe_edge.studies.prism.settings import (
-    EPLB,
-    LIMITS,
-    OPTIMUM,
-    OURS,
-    PRISM,
-    REASON,
-    Runs,
-)
-from moe_edge.studies.smoe.settings import claim
-from moe_edge.studies.study import Findings
 
-SPREAD = "half range of seeds"
-EQUAL = 5e-4  # relative: latencies closer than that count as equal
+EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
+PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
 MEAN, LOCAL = "mean_latency_s", "local_ratio"
+MORE_THAN_ZERO = ("interval_s", "window_s")
+FROM_ZERO = ("period_s", "hysteresis")
+SHARES = ("keep", "keeps", "remote_shares")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs:
+    """What every study of placement reads, and the checks of what some add.
+
+    Attributes:
+      seed, seeds: the first one and how many; rows are medians over them.
+      requests_per_server: how many.
+    """
+
+    seed: int = 0
+    seeds: int = 5
+    requests_per_server: int = 60
+
+    def __post_init__(self):
+        for name in ("seeds", "requests_per_server"):
+            check_count(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if isinstance(field.default, tuple) and (
+                isinstance(value, str) or not len(value)
+            ):
+                raise ConfigError(f"{name} is {value!r}, expected a list")
+            values = value if isinstance(field.default, tuple) else (value,)
+            if name in MORE_THAN_ZERO:
+                check_positive(name, value)
+            if name in FROM_ZERO:
+                check_from_zero(name, value)
+            if name in SHARES and not all(0 <= share <= 1 for share in values):
+                raise ConfigError(f"{name}: shares must lie in [0, 1], got {value}")
+            if name == "methods":
+                for method in values:
+                    check_known("method", method, METHODS)
+            if name == "workload":
+                check_known("workload", value, WORKLOADS)
+            if name == "model":
+                model_shape(value)
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Migration:
+    """The rule by which placements change; the defaults are the paper's.
+
+    Attributes:
+      period_s: between two decisions; 0 is no migration.
+      keep: of the statistics, at each decision.
+      hysteresis: gain that a new placement must promise, as a share.
+    """
+
+    period_s: float = 300.0
+    keep: float = 1.0
+    hysteresis: float = 0.0
+
+    @property
+    def moving(self) -> dict[str, float]:
+        """As `Case.loop` takes them."""
+        return {
+            "period_s": self.period_s,
+            "keep": self.keep,
+            "hysteresis": self.hysteresis,
+        }
+
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]  # method -> one row a seed
+
+
+def check_has_prism(methods: Sequence[str]) -> None:
+    """Raises ConfigError where the method that a figure is about is missing."""
+    if PRISM not in methods:
+        raise ConfigError(f"methods is {tuple(methods)}, expected {PRISM!r} among them")
 
 
 def on_cluster(case: Case, cluster: str, **options) -> Case:
@@ -76,156 +143,3 @@ def cases_of(settings: Runs, **wanted) -> list[tuple[int, Case]]:
     return [
         (seed, build_case(**common | wanted, seed=seed)) for seed in settings.all_seeds
     ]
-
-
-def values(rows: Sequence[Row], key: str = MEAN) -> np.ndarray:
-    """float64 [seeds]."""
-    return np.array([row[key] for row in rows], np.float64)
-
-
-def median_row(
-    method: str, name: str, found: Sequence[float], unit: str = "s"
-) -> dict[str, Any]:
-    """A metric: the median over seeds with half their range."""
-    spread = (SPREAD, float(np.ptp(found)) / 2)
-    return metric(method, name, float(np.median(found)), unit, len(found), spread)
-
-
-def ratio(rows: Rows, method: str, over: str, key: str = MEAN) -> np.ndarray:
-    """float64 [seeds]: one method's mean latency over another's, seed by seed."""
-    return values(rows[method], key) / values(rows[over], key)
-
-
-def percent(found: Sequence[float]) -> str:
-    """How far a ratio is from 1, such as `-12.3 %`; the median over seeds."""
-    return f"{100 * (float(np.median(found)) - 1):+.1f} %"
-
-
-def slower(ratios: np.ndarray) -> int:
-    """In how many seeds a ratio of latencies is above 1 by more than EQUAL."""
-    return int((ratios > 1 + EQUAL).sum())
-
-
-def losses(rows: Rows, method: str, over: str) -> str | None:
-    """In how many seeds a method that ought to win was slower; None if in none."""
-    if method not in rows or over not in rows:
-        return None
-    found = ratio(rows, method, over)
-    worse = slower(found)
-    if not worse:
-        return None
-    return (
-        f"{method} slower than {over} in {worse} of {len(found)} seeds "
-        f"(median {percent(found)})"
-    )
-
-
-def worse_than(rows_of: Mapping[str, Rows]) -> str:
-    """Where our placer or the optimum of eq. 2 loses, case by case."""
-    pairs = ((OURS, OPTIMUM), (OURS, PRISM), (OURS, EPLB), (OPTIMUM, PRISM))
-    pairs += ((PRISM, EPLB),)
-    found = []
-    for label, rows in rows_of.items():
-        lost = [text for pair in pairs if (text := losses(rows, *pair))]
-        if lost:
-            found.append(f"{label}: {'; '.join(lost)}")
-    return "Slower than it should be: " + (" | ".join(found) or "nowhere") + "."
-
-
-def prism_claim(source: str, paper: Mapping, ours: Mapping, why: str) -> dict[str, Any]:
-    """`paper_claim`, marked as not comparable, with the reason."""
-    found = claim(source, paper, ours, why)
-    return found | {"comparable": False, "reason": REASON}
-
-
-def shape_entry(*shapes: ModelShape) -> dict[str, Any]:
-    """`model` of an entry: only shapes took part; params are of a token's layers."""
-    params = {
-        shape.name: int(
-            shape.num_blocks * shape.block.flops(1) / 2
-            + shape.num_layers * shape.dense.flops_per_token / 2
-        )
-        for shape in shapes
-    }
-    return {
-        "name": ", ".join(params),
-        "params": params if len(params) > 1 else next(iter(params.values())),
-        "weights": "none: shapes only, routing generated",
-    }
-
-
-def workload_entry(settings: Runs, case: Case, **facts) -> dict[str, Any]:
-    """`workload` of an entry."""
-    return {
-        "comparable": False,
-        "why_not_comparable": REASON,
-        "routing": "generated by moe_edge/workload/routing_model.py",
-        "requests_per_server": settings.requests_per_server,
-        "arrivals": "poisson",
-        "max_batch": LoopOptions().max_batch,
-        **facts,
-        "hardware": sources(case),
-    }
-
-
-def simulated(
-    settings: Runs,
-    cases: Sequence[tuple[int, Case]],
-    *,
-    workload: Mapping[str, Any],
-    limits: Sequence[str] = (),
-    shapes: Sequence[ModelShape] = (),
-    **found,
-) -> Findings:
-    """Findings of runs in computed time.
-
-    Args:
-      settings: of the study.
-      cases: of the first workload; tells model and hardware.
-      workload: facts of the study, added to what all studies say of theirs.
-      limits: of the study alone.
-      shapes: of all models, where the study has several.
-      found: further fields of Findings.
-    """
-    case = cases[0][1]
-    return Findings(
-        model=shape_entry(*(shapes or [case.shape])),
-        workload=workload_entry(settings, case, **workload),
-        limits=[*LIMITS, *limits],
-        kind="simulated",
-        cost_model_source="preset",
-        seeds=settings.all_seeds,
-        **found,
-    )
-
-
-def cells(rows: Rows) -> dict[str, list[float]]:
-    """method -> seconds on each server and the mean over all requests; medians."""
-    found = {}
-    for method, by_seed in rows.items():
-        table = np.array([[*row["latency_s_N"], row[MEAN]] for row in by_seed])
-        found[method] = [round(float(x), 4) for x in np.median(table, axis=0)]
-    return found
-
-
-def stored(rows_of: Mapping[str, Rows]) -> str:
-    """All seeds, without the list of decisions."""
-    kept = {
-        label: {
-            method: [
-                {k: v for k, v in row.items() if k != "migrations"} for row in some
-            ]
-            for method, some in rows.items()
-        }
-        for label, rows in rows_of.items()
-    }
-    return json.dumps(kept, indent=1, allow_nan=False) + "\n"
-
-
-def served(rows: Rows) -> bool:
-    """All latencies are there, and none is negative."""
-    return all(
-        None not in row["latency_s_N"] and min(row["latency_s_N"]) > 0
-        for by_seed in rows.values()
-        for row in by_seed
-    )

@@ -1,37 +1,37 @@
 """How skew, memory and the number of copies change who places best."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.simulate.cluster.case import Case
-from moe_edge.studies.prism.runs import (
-    LOCAL,
-    Rows,
-    cases_of,
-    median_row,
-    on_cluster,
+from moe_edge.studies.prism.rows import (
+    measured_rows,
     percent,
-    prism_claim,
+    percents,
     ratio,
-    serve_all,
-    shape_entry,
+    ratio_rows,
+    simulated,
     stored,
+    study_of,
     values,
-    workload_entry,
     worse_than,
 )
-from moe_edge.studies.prism.settings import (
+from moe_edge.studies.prism.runs import (
     EPLB,
-    LIMITS,
     OPTIMUM,
     OURS,
     PRISM,
-    PrismFindings,
-    PrismSettings,
+    Rows,
+    Runs,
+    cases_of,
+    on_cluster,
+    serve_all,
 )
+from moe_edge.studies.study import Findings
 
 CLUSTERS = ("prism", "mixed")
 BASE_SHARE = {"prism": 0.3, "mixed": 0.6}  # 1.7 copies of DeepSeek-V2-Lite on both
@@ -41,6 +41,33 @@ WHY = (
     "of the model that all servers hold together; more servers of the same memory are "
     "more copies at the same memory of each."
 )
+
+
+METHODS = (EPLB, PRISM, OPTIMUM, OURS)
+PAIRS = (
+    *((OURS, EPLB), (OURS, PRISM), (OURS, OPTIMUM)),
+    *((OPTIMUM, EPLB), (OPTIMUM, PRISM), (PRISM, EPLB)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sensitivity(Runs):
+    """The size of the study.
+
+    Attributes:
+      model, workload, interval_s: what is asked, how often at each server.
+      skews: factors on what sets the domains apart.
+      memory_shares: of a GPU's memory, for experts, on the mixed cluster.
+      gpus: of all servers together.
+    """
+
+    requests_per_server: int = 40
+    model: str = "deepseek_v2_lite"
+    workload: str = "bigbench"
+    interval_s: float = 10.0
+    skews: Sequence[float] = (0.5, 1.0, 2.0)
+    memory_shares: Sequence[float] = (0.4, 0.5, 0.6, 0.8)
+    gpus: Sequence[int] = (4, 16)
 
 
 class Point(NamedTuple):
@@ -57,62 +84,44 @@ def copies(case: Case) -> float:
     return float(sum(one.sum() for one in slots)) / case.shape.num_blocks
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+def measure(settings: Sensitivity) -> Findings:
     """Every skew, memory and number of servers; static placements."""
     found: dict[Point, Rows] = {}
     base = None
 
-    def add(study: str, cluster: str, value: str, cases) -> None:
+    def add(study: str, cluster: str, value: str | None, cases, share=None) -> None:
+        if share is not None:
+            options = {"expert_memory_share": share}
+            cases = [(s, on_cluster(case, cluster, **options)) for s, case in cases]
+        value = value or f"{copies(cases[0][1]):.2f}"
         point = Point(study, cluster, value)
-        found[point] = serve_all(cases, settings.methods, " ".join(point), period_s=0.0)
+        found[point] = serve_all(cases, METHODS, " ".join(point), period_s=0.0)
 
     for skew in settings.skews:
         cases = cases_of(settings, skew=skew)
         base = cases if base is None or skew == 1.0 else base
         for name in CLUSTERS:
-            share = BASE_SHARE[name]
-            moved = [
-                (seed, on_cluster(case, name, expert_memory_share=share))
-                for seed, case in cases
-            ]
-            add("skew", name, f"{skew:g}", moved)
+            add("skew", name, f"{skew:g}", cases, BASE_SHARE[name])
     for name in CLUSTERS:
         for relative in settings.memory_shares:
             # Shares are of the base: both clusters hold alike.
             share = round(BASE_SHARE[name] * relative / BASE_SHARE["mixed"], 6)
-            moved = [
-                (seed, on_cluster(case, name, expert_memory_share=share))
-                for seed, case in base
-            ]
-            add("memory", name, f"{copies(moved[0][1]):.2f}", moved)
+            add("memory", name, None, base, share)
     for gpus in settings.gpus:
         cases = cases_of(settings, cluster_options={"num_gpus": gpus})
         add("copies", "prism", f"{copies(cases[0][1]):.1f}", cases)
-    case = base[0][1]
-    return shape_entry(case.shape), findings(settings, found, case)
+    return findings(settings, found, base[0][1])
 
 
 def findings(
-    settings: PrismSettings, found: Mapping[Point, Rows], case: Case
-) -> PrismFindings:
+    settings: Sensitivity, found: Mapping[Point, Rows], case: Case
+) -> Findings:
     """The entry from rows at every point."""
-    metrics, ours, sentences = [], {}, []
-    pairs = ((OURS, EPLB), (OURS, PRISM), (OURS, OPTIMUM))
-    pairs += ((OPTIMUM, EPLB), (OPTIMUM, PRISM), (PRISM, EPLB))
+    metrics, ours, details = [], {}, []
     for point, rows in found.items():
         at = f"{point.study} {point.value}, {point.cluster} cluster"
-        for method, by_seed in rows.items():
-            metrics += [
-                median_row(method, f"mean latency, {at}", values(by_seed)),
-                median_row(method, f"local ratio, {at}", values(by_seed, LOCAL), "1"),
-            ]
-        ours[at] = {}
-        for method, over in pairs:
-            over_S = ratio(rows, method, over)
-            metrics.append(
-                median_row(method, f"latency over {over}, {at}", over_S, "1")
-            )
-            ours[at][f"{method} to {over}"] = percent(over_S)
+        more, ours[at] = ratio_rows(rows, PAIRS, at)
+        metrics += measured_rows(rows, at) + more
     for study, cluster in dict.fromkeys(point[:2] for point in found):
         these = [p for p in found if p[:2] == (study, cluster)]
         spans = [
@@ -120,36 +129,33 @@ def findings(
             for method, over in ((OURS, EPLB), (OURS, OPTIMUM), (PRISM, EPLB))
         ]
         ends = f"{these[0].value} to {these[-1].value}"
-        sentences.append(f"{study} {ends} ({cluster} cluster): {', '.join(spans)}")
+        details.append(
+            f"Mean latency, {study} {ends} ({cluster} cluster): {', '.join(spans)}."
+        )
     lost = worse_than(
         {f"{p.study} {p.value} ({p.cluster})": rows for p, rows in found.items()}
     )
-    entry = {
-        "question": "How do skew, memory and the number of copies change who places "
-        "best?",
-        "answer": f"Mean latency from first to last: {'; '.join(sentences)}.",
-        "workload": workload_entry(
-            settings,
-            case,
-            workload=settings.workload,
-            interval_s=settings.interval_s,
-            skews=list(settings.skews),
-            base_memory_share=BASE_SHARE,
-            gpus=list(settings.gpus),
-            migration="none",
-        ),
-        "metrics": metrics,
-        "baselines": [EPLB, PRISM],
-        "checks": {
+    over = {
+        other: percents(ratio(rows, OURS, other) for rows in found.values())
+        for other in (EPLB, OPTIMUM)
+    }
+    return simulated(
+        settings,
+        case,
+        answer="Over all skews, memories and numbers of copies our placer's mean "
+        f"latency is {over[EPLB]} against heterogeneous EPLB's and {over[OPTIMUM]} "
+        "against that of the optimum of eq. 2.",
+        details=details,
+        workload={"base_memory_share": BASE_SHARE, "migration": "none"},
+        metrics=metrics,
+        baselines=[EPLB, PRISM],
+        checks={
             "more memory is never slower than least, for the optimum": more_is_faster(
                 found
             )
         },
-        "limits": [*LIMITS, lost],
-        "paper_claim": prism_claim("none: not in the paper", {}, ours, WHY),
-    }
-    return PrismFindings(
-        entry=entry,
+        limits=[lost],
+        ours=ours,
         plot=lambda path: plot(path, found),
         summary={"change": ours},
         files={"by_seed.json": stored({" ".join(p): r for p, r in found.items()})},
@@ -200,3 +206,14 @@ def plot(path, found: Mapping[Point, Rows]) -> None:
             )
         )
     bar_panels(path, panels, title="Sensitivity of placements (simulated)")
+
+
+STUDY = study_of(
+    "prism_sensitivity",
+    "How do skew, memory and the number of copies change who places best?",
+    Sensitivity,
+    measure,
+    source="none: not in the paper",
+    paper={},
+    why=WHY,
+)

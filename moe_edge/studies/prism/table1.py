@@ -4,21 +4,21 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.metrics.plots_panels import Panel, bar_panels
-from moe_edge.studies.prism.runs import (
-    cases_of,
+from moe_edge.studies.prism.rows import (
     cells,
     median_row,
     percent,
     ratio,
-    serve_all,
     served,
     simulated,
     stored,
+    study_of,
     values,
 )
-from moe_edge.studies.prism.settings import REASON, Migration, Runs
-from moe_edge.studies.study import Claim, Findings, Study
+from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
+from moe_edge.studies.study import Findings
 
+ALONE = "moe_infinity"
 # Seconds on servers 1, 2, 3 and the mean over all.
 TABLE_1 = {
     "moe_infinity": (9.14, 4.77, 3.18, 5.19),
@@ -34,7 +34,7 @@ WHY = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table1(Migration, Runs):
+class Table1(Runs):
     """The size of the study.
 
     Attributes:
@@ -51,13 +51,12 @@ class Table1(Migration, Runs):
         "uniform",
         "redundance",
     )
-    period_s: float = 0.0
 
 
 def measure(settings: Table1) -> Findings:
     """Serving alone, with requests passed on, and random experts together."""
     cases = cases_of(settings)
-    rows = serve_all(cases, settings.methods, "table I", **settings.moving)
+    rows = serve_all(cases, settings.methods, "table I", period_s=0.0)
     ours = cells(rows)
     metrics = []
     for method, by_seed in rows.items():
@@ -69,16 +68,15 @@ def measure(settings: Table1) -> Findings:
             if key in by_seed[0]:
                 found = values(by_seed, key)
                 metrics.append(median_row(method, key.replace("_", " "), found, unit))
-    alone = "moe_infinity"
     changes = {
-        method: percent(ratio(rows, method, alone))
+        method: percent(ratio(rows, method, ALONE))
         for method in rows
-        if alone in rows and method != alone
+        if ALONE in rows and method != ALONE
     }
     paper = {
-        method: f"{100 * (row[3] / TABLE_1[alone][3] - 1):+.1f} %"
+        method: f"{100 * (row[3] / TABLE_1[ALONE][3] - 1):+.1f} %"
         for method, row in TABLE_1.items()
-        if method != alone
+        if method != ALONE
     }
     parts = [
         f"{method} {change} (paper {paper.get(method, 'none')})"
@@ -91,11 +89,11 @@ def measure(settings: Table1) -> Findings:
     ]
     return simulated(
         settings,
-        cases,
-        answer=f"Mean latency against {alone} on {settings.model}: {', '.join(parts)}.",
-        workload={"workload": settings.workload, **settings.moving},
+        cases[0][1],
+        answer=f"Mean latency against {ALONE} on {settings.model}: {', '.join(parts)}.",
+        workload={"migration": "none"},
         metrics=metrics,
-        baselines=[alone],
+        baselines=[ALONE],
         checks={"every request was served once": served(rows)},
         ours=ours,
         plot=lambda path: bar_panels(
@@ -106,10 +104,12 @@ def measure(settings: Table1) -> Findings:
     )
 
 
-STUDY = Study(
-    name="prism_table1",
-    question="Does sharing experts beat serving alone (Prism, table I)?",
-    settings=Table1,
-    measure=measure,
-    claim=Claim(source="Prism, table I", paper=TABLE_1, why=WHY, not_comparable=REASON),
+STUDY = study_of(
+    "prism_table1",
+    "Does sharing experts beat serving alone (Prism, table I)?",
+    Table1,
+    measure,
+    source="Prism, table I",
+    paper=TABLE_1,
+    why=WHY,
 )

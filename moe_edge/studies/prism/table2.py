@@ -1,38 +1,40 @@
 """Prism, table II: mean latency of every placement, on every server."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots_panels import Panel, bar_panels
-from moe_edge.studies.prism.runs import (
-    LOCAL,
-    Rows,
-    cases_of,
+from moe_edge.studies.prism.rows import (
     cells,
-    median_row,
-    on_cluster,
-    percent,
-    prism_claim,
+    measured_rows,
+    percents,
     ratio,
-    serve_all,
+    ratio_rows,
     served,
-    shape_entry,
+    simulated,
     stored,
+    study_of,
     values,
-    workload_entry,
     worse_than,
 )
-from moe_edge.studies.prism.settings import (
+from moe_edge.studies.prism.runs import (
     EPLB,
-    LIMITS,
+    LOCAL,
     OPTIMUM,
     OURS,
+    PAPERS,
     PRISM,
-    PrismFindings,
-    PrismSettings,
+    Migration,
+    Rows,
+    Runs,
+    cases_of,
+    on_cluster,
+    serve_all,
 )
+from moe_edge.studies.study import Findings
 
 # Seconds on servers 1, 2, 3 and the mean over all.
 TABLE_2 = {
@@ -81,7 +83,19 @@ WHY = (
 )
 
 
-def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
+METHODS = (*PAPERS, OPTIMUM, OURS)
+PAIRS = (
+    *((PRISM, EPLB), (OPTIMUM, EPLB), (OURS, EPLB)),
+    *((OURS, OPTIMUM), (OURS, PRISM)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table2(Migration, Runs):
+    """The size of the study; models, tasks and intervals are the paper's."""
+
+
+def measure(settings: Table2) -> Findings:
     """The paper's 20 cells, the optimum, our placer; and unequal machines."""
     rows_of, shapes, first = {}, {}, None
     for workload, model in TABLE_2:
@@ -91,87 +105,68 @@ def run(settings: PrismSettings) -> tuple[dict, PrismFindings]:
         )
         first = first or cases[0][1]
         shapes[model] = cases[0][1].shape
-        rows_of[label] = serve_all(cases, settings.methods, label, **settings.moving)
+        rows_of[label] = serve_all(cases, METHODS, label, **settings.moving)
         for name, options in UNEQUAL.items():
             try:
                 moved = [(s, on_cluster(case, "mixed", **options)) for s, case in cases]
             except CapacityError:
                 continue  # Mixtral does not fit on them
-            label = f"{workload}, {model}, {name}"
-            rows_of[label] = serve_all(
-                moved, settings.methods, label, **settings.moving
-            )
-    return shape_entry(*shapes.values()), table2_findings(settings, rows_of, first)
+            at = f"{label}, {name}"
+            rows_of[at] = serve_all(moved, METHODS, at, **settings.moving)
+    return findings(settings, rows_of, first, list(shapes.values()))
 
 
-def table2_findings(settings, rows_of: Mapping[str, Rows], case) -> PrismFindings:
+def findings(settings: Table2, rows_of: Mapping[str, Rows], case, shapes) -> Findings:
     """The entry from rows of every case."""
     metrics, changes = [], {}
     for label, rows in rows_of.items():
-        for method, by_seed in rows.items():
-            metrics += [
-                median_row(method, f"mean latency, {label}", values(by_seed)),
-                median_row(
-                    method, f"local ratio, {label}", values(by_seed, LOCAL), "1"
-                ),
-            ]
-        for method, over in ((PRISM, EPLB), (OPTIMUM, EPLB), (OURS, EPLB)):
-            found = ratio(rows, method, over)
-            name = f"latency over {over}, {label}"
-            metrics.append(median_row(method, name, found, "1"))
-            changes.setdefault(label, {})[f"{method} to {over}"] = percent(found)
-        for over in (OPTIMUM, PRISM):
-            found = ratio(rows, OURS, over)
-            name = f"latency over {over}, {label}"
-            metrics.append(median_row(OURS, name, found, "1"))
-            changes[label][f"{OURS} to {over}"] = percent(found)
-    paper, ours, sentences = {}, {}, []
-    for (workload, model), table in TABLE_2.items():
-        label = f"{workload}, {model}"
-        paper[label], ours[label] = table, cells(rows_of[label])
-        told = f"{100 * (table[PRISM][3] / table[EPLB][3] - 1):+.1f} %"
-        found = changes[label]
-        sentences.append(
-            f"{label}: Prism {found[f'{PRISM} to {EPLB}']} (paper {told}), optimum "
-            f"{found[f'{OPTIMUM} to {EPLB}']}, our placer {found[f'{OURS} to {EPLB}']}"
-        )
-    unequal = [
-        f"{label}: Prism {found[f'{PRISM} to {EPLB}']}, our placer "
-        f"{found[f'{OURS} to {EPLB}']}, and {found[f'{OURS} to {OPTIMUM}']} against "
-        "the optimum"
-        for label, found in changes.items()
-        if label not in ours
-    ]
+        found, changes[label] = ratio_rows(rows, PAIRS, label)
+        metrics += measured_rows(rows, label) + found
+    papers = {f"{w}, {m}": table for (w, m), table in TABLE_2.items()}
+    told = {at: table[PRISM][3] / table[EPLB][3] for at, table in papers.items()}
+    details = []
+    for label, found in changes.items():
+        if label in papers:
+            details.append(
+                f"{label}: Prism {found[f'{PRISM} to {EPLB}']} (paper "
+                f"{100 * (told[label] - 1):+.1f} %), optimum "
+                f"{found[f'{OPTIMUM} to {EPLB}']}, our placer "
+                f"{found[f'{OURS} to {EPLB}']}, all against EPLB."
+            )
+    for label, found in changes.items():
+        if label not in papers:
+            details.append(
+                f"Not in the paper, {label}: Prism {found[f'{PRISM} to {EPLB}']}, our "
+                f"placer {found[f'{OURS} to {EPLB}']}, and "
+                f"{found[f'{OURS} to {OPTIMUM}']} against the optimum."
+            )
+    spans = {
+        method: percents(ratio(rows_of[at], method, EPLB) for at in papers)
+        for method in (PRISM, OURS)
+    }
     lost = worse_than(rows_of)
     local = all(
         np.median(values(rows[OPTIMUM], LOCAL)) >= np.median(values(some, LOCAL)) - 0.01
         for rows in rows_of.values()
         for some in rows.values()
     )
-    entry = {
-        "question": "How fast do requests come back under each placement (Prism, "
-        "table II)?",
-        "answer": "Mean latency against heterogeneous EPLB. "
-        + "; ".join(sentences)
-        + ". Not in the paper: "
-        + "; ".join(unequal)
-        + ".",
-        "workload": workload_entry(
-            settings,
-            case,
-            intervals_s=INTERVAL_S,
-            unequal=UNEQUAL,
-            **settings.moving,
-        ),
-        "metrics": metrics,
-        "baselines": [EPLB],
-        "checks": {
+    return simulated(
+        settings,
+        case,
+        shapes=shapes,
+        answer="Mean latency against heterogeneous EPLB in the paper's four settings: "
+        f"Prism's placement {spans[PRISM]} (paper "
+        f"{percents([x] for x in told.values())}), our placer {spans[OURS]}.",
+        details=details,
+        workload={"intervals_s": INTERVAL_S, "unequal": UNEQUAL},
+        metrics=metrics,
+        baselines=[EPLB],
+        checks={
             "every request was served once": all(map(served, rows_of.values())),
             "the optimum's local ratio is the highest, within 0.01": local,
             **targets(rows_of),
         },
-        "limits": [
-            *LIMITS,
+        limits=[
             lost,
             f"Servers are overloaded (a mean latency above the mean gap between "
             f"requests; seconds and ratios then grow with the number of requests): "
@@ -179,10 +174,7 @@ def table2_findings(settings, rows_of: Mapping[str, Rows], case) -> PrismFinding
             "The statistics of the first placement are those of the generator itself, "
             "so migration has little to mend here; see prism_fig6 and prism_fig7.",
         ],
-        "paper_claim": prism_claim("Prism, table II", paper, ours, WHY),
-    }
-    return PrismFindings(
-        entry=entry,
+        ours={label: cells(rows_of[label]) for label in papers},
         plot=lambda path: plot_table2(path, rows_of),
         summary={"change": changes, "worse": lost},
         files={"by_seed.json": stored(rows_of)},
@@ -242,3 +234,14 @@ def plot_table2(path, rows_of: Mapping[str, Rows]) -> None:
             )
         )
     bar_panels(path, panels, title="Mean latency by placement (simulated)")
+
+
+STUDY = study_of(
+    "prism_table2",
+    "How fast do requests come back under each placement (Prism, table II)?",
+    Table2,
+    measure,
+    source="Prism, table II",
+    paper={f"{w}, {m}": table for (w, m), table in TABLE_2.items()},
+    why=WHY,
+)

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from moe_edge.core.events import Event, Recorder
+from moe_edge.engine.batches import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import encode_prompts
-from moe_edge.engine.run_generate import generate_rows
 from moe_edge.metrics.plots_timeline import timeline
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling

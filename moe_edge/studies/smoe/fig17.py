@@ -12,7 +12,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.stale_gate import wanted_scores
+from moe_edge.predict.device_scores import wanted_scores
 from moe_edge.studies.cases import (
     LIMITS,
     Case,

@@ -21,6 +21,7 @@ from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
 from moe_edge.place.objective import objective
 from moe_edge.place.optimal import best_cover
+from moe_edge.place.placer import Traffic
 from moe_edge.place.policy import get_placer
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.placement_simulate import SimulateSettings, simulate_rows
@@ -113,11 +114,13 @@ def time_rows(servers: int, limit_s: float, sizes: PlacementSettings) -> Rows:
     slots = memory(servers, blocks, 1.05, True, seed=0)
     value_NM = frequency_NLE.reshape(servers, -1)
     capacity_N = np.minimum([s.sum() for s in slots], blocks)
-    ours = get_placer("latency", top_k=model_shape(MODEL).top_k)
+    ours, traffic = get_placer("latency"), Traffic(model_shape(MODEL).top_k)
     cost_model = machines(servers, unequal=True)
     cases = {
         "optimal": functools.partial(best_cover, value_NM, capacity_N),
-        "latency": functools.partial(ours.place, frequency_NLE, slots, cost_model),
+        "latency": functools.partial(
+            ours.place, frequency_NLE, slots, cost_model, traffic=traffic
+        ),
     }
     if servers <= sizes.lp_servers:
         cases["lp"] = functools.partial(linear_program, value_NM, capacity_N)
@@ -181,9 +184,11 @@ def gap_rows(
         if least == 0:
             raise ConfigError(f"{servers} servers with {ratio}x memory hold everything")
         for name in HEURISTICS:
-            options = {"top_k": model_shape(MODEL).top_k} if name == "latency" else {}
-            placer = get_placer(name, **options)
-            found = placer.place(frequency_NLE, slots, cost_model, seed=seed)
+            found = get_placer(name).place(
+                *(frequency_NLE, slots, cost_model),
+                seed=seed,
+                traffic=Traffic(model_shape(MODEL).top_k),
+            )
             value = objective(frequency_NLE, found.on_NLE)
             gaps[name].append(100 * (value - least) / least)
     kind = "unequal" if unequal else "equal"

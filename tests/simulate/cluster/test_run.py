@@ -3,6 +3,10 @@ import json
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError
+from moe_edge.hardware.calibrate import Calibration
+from moe_edge.hardware.cost_model import BlockShape
+from moe_edge.hardware.presets import gpu
+from moe_edge.place.run_place import run_place
 from moe_edge.simulate.cluster.run import run_simulate
 
 INF = float("inf")
@@ -107,3 +111,40 @@ def test_too_little_memory_and_foreign_folders_are_refused(tmp_path):
     (tmp_path / "mine").write_text("x")
     with pytest.raises(OutputError, match="is not empty"):
         run_simulate(out_dir=str(tmp_path), **FEW)
+
+
+def test_a_measured_machine_is_a_cluster(tmp_path):
+    found = gpu("a100_40g")
+    block = BlockShape(2048, 1408, 2)
+    path = tmp_path / "machine.json"
+    rows = ((1, 1e-3, 1e-3),)
+    path.write_text(json.dumps(Calibration(found, block, rows, 1e9).to_json()))
+    summary = run_simulate(
+        out_dir=str(tmp_path / "out"),
+        cluster=str(path),
+        cluster_options={"num_servers": 4},
+        methods="optimal",
+        **FEW,
+    )
+    assert len(summary["methods"]["optimal"]["latency_s_N"]) == 4
+    placed = run_place(
+        out_dir=str(tmp_path / "placed"), cluster=str(path), methods="all"
+    )
+    assert placed["methods"]["optimal"]["coverage"] == 1
+
+
+def test_servers_may_load_what_they_lack_and_migrate(tmp_path):
+    summary = run_simulate(
+        out_dir=str(tmp_path / "out"),
+        cache_share=0.2,
+        period_s=2.0,
+        methods="uniform,optimal,moe_infinity",
+        **FEW,
+    )
+    stored = json.loads((tmp_path / "out" / "simulate.json").read_text())
+    (row,) = stored["by_seed"]["optimal"]
+    assert row["remote_calls"] == 0 and 0 < row["hit_ratio"] < 1
+    assert "migrations" in row and stored["case"]["cache_share"] == 0.2
+    assert summary["methods"]["optimal"]["local_ratio"] == 1
+    with pytest.raises(ConfigError, match=r"cache_share must lie in \[0, 1\), got 1"):
+        run_simulate(out_dir=str(tmp_path / "o"), cache_share=1.0, dry_run=True, **FEW)

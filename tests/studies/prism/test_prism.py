@@ -7,32 +7,32 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.studies.prism.fig5 import alone, layer_seconds, split_placement
 from moe_edge.studies.prism.fig6 import over_time
 from moe_edge.studies.prism.fig7 import after_change
 from moe_edge.studies.prism.fig8 import change
-from moe_edge.studies.prism.roots import run_prism_study
-from moe_edge.studies.prism.runs import (
+from moe_edge.studies.prism.rows import (
     cells,
     losses,
     median_row,
-    on_cluster,
     percent,
+    percents,
     ratio,
     shape_entry,
     slower,
     worse_than,
 )
-from moe_edge.studies.prism.sensitivity import copies
-from moe_edge.studies.prism.settings import (
+from moe_edge.studies.prism.runs import (
     EPLB,
     OPTIMUM,
     OURS,
     PRISM,
-    PrismSettings,
+    Migration,
+    on_cluster,
 )
+from moe_edge.studies.prism.sensitivity import copies
 from moe_edge.studies.prism.table1 import TABLE_1
 from moe_edge.studies.prism.table2 import TABLE_2, overloaded, targets
 from moe_edge.studies.registry import find
@@ -173,87 +173,57 @@ def test_other_machines_keep_requests_and_routing(case):
     assert shape_entry(case.shape)["params"] == pytest.approx(46.4e9, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "fig99"}, "unknown study 'fig99'"),
-        ({"seeds": 0}, "seeds"),
-        ({"methods": ("best",)}, "unknown method 'best'"),
-        ({"methods": "prism"}, "methods is 'prism', expected a list"),
-        ({"gpus": ()}, r"gpus is \(\), expected a list"),
-        ({"keep": 1.5}, r"shares must lie in \[0, 1\], got 1.5"),
-        ({"hysteresis": -0.1}, "hysteresis is -0.1, expected 0 or more"),
-        ({"period_s": math.nan}, "period_s is nan"),
-        ({"model": "gpt2"}, "gpt2"),
-        ({"workload": "mmlu"}, "unknown workload 'mmlu'"),
-    ],
-)
-def test_bad_settings_are_refused_before_anything_runs(arguments, message, tmp_path):
-    with pytest.raises(ConfigError, match=message):
-        run_prism_study(
-            **{"name": "prism_fig5", "out_dir": str(tmp_path / "o"), **arguments}
-        )
-    assert not (tmp_path / "o").exists()
+def test_bad_settings_are_refused_before_anything_runs():
+    for study, arguments, message in (
+        ("fig5", {"seeds": 0}, "seeds"),
+        ("fig5", {"remote_shares": (1.5,)}, "shares must lie in"),
+        ("fig6", {"methods": ("best",)}, "unknown method 'best'"),
+        ("fig6", {"methods": "prism"}, "methods is 'prism', expected a list"),
+        ("fig6", {"methods": ("uniform",)}, "expected 'prism' among them"),
+        ("fig6", {"requests_per_server": 5}, "5 requests a server last 45 s, expected"),
+        ("fig8", {"gpus": ()}, r"gpus is \(\), expected a list"),
+        ("fig8", {"model": "gpt2"}, "gpt2"),
+        ("fig8", {"workload": "mmlu"}, "unknown workload 'mmlu'"),
+        ("table2", {"keep": 1.5}, r"keep: shares must lie in \[0, 1\], got 1.5"),
+        ("table2", {"hysteresis": -0.1}, "hysteresis must be 0 or more"),
+        ("table2", {"period_s": math.nan}, "period_s must be 0 or more"),
+    ):
+        one = find(f"prism_{study}")
+        with pytest.raises(ConfigError, match=message):
+            one.check(one.settings(**arguments))
 
 
 def test_default_rule_of_migration_is_the_paper_s():
     expected = {"period_s": 300.0, "keep": 1.0, "hysteresis": 0.0}
-    assert PrismSettings().moving == expected
+    assert Migration().moving == expected
 
 
+def test_percents_name_the_least_and_the_largest_change():
+    assert percents([[0.9, 0.8, 0.7], [1.1]]) == "-20.0 to +10.0 %"
+    assert percents([[0.9]]) == "-10.0 %"
+
+
+SMALL = {"requests_per_server": 5, "seeds": 2}
 TINY = {
-    "requests_per_server": 5,
-    "seeds": 2,
-    "window_s": 10.0,
-    "period_s": 20.0,
-    "keeps": (1.0,),
-    "hystereses": (0.0, 0.05),
-    "gpus": (4, 8),
-    "mbps": (100.0, 1000.0),
-    "tokens": (1,),
-    "remote_shares": (0.0, 1.0),
-    "skews": (1.0,),
-    "memory_shares": (0.5, 0.8),
+    "prism_table1": {"methods": ("moe_infinity", "uniform")},
+    "prism_table2": {"period_s": 20.0},
+    "prism_fig5": {"tokens": (1,), "remote_shares": (0.0, 1.0)},
+    "prism_fig6": {"period_s": 20.0, "window_s": 10.0},
+    "prism_fig7": {"period_s": 20.0, "window_s": 10.0, "keeps": (1.0,)},
+    "prism_fig8": {"gpus": (4, 8), "mbps": (100.0, 1000.0)},
+    "prism_sensitivity": {"skews": (1.0,), "memory_shares": (0.5, 0.8)},
 }
 
 
 @pytest.mark.slow
-def test_table1_writes_a_valid_entry(tmp_path):
-    study = find("prism_table1")
-    settings = study.settings(
-        requests_per_server=5, seeds=2, methods=("moe_infinity", "uniform")
-    )
-    summary = run_study(study, settings, out_dir=str(tmp_path / "o"))
-    assert summary["change"]["uniform"] and summary["name"] == "prism_table1"
-    result = validate_entry(tmp_path / "o")
-    assert (result["kind"], result["cost_model_source"]) == ("simulated", "preset")
-    assert result["paper_claim"]["comparable"] is False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "more", "found"),
-    [
-        ("prism_table2", {}, ("change", "bigbench, mixtral_8x7b")),
-        ("prism_fig5", {}, ("layer_ms", "mixtral_8x7b, 1 tokens")),
-        ("prism_fig6", {}, ("local_ratio_after", "multidata, mixtral_8x7b")),
-        ("prism_fig7", {}, ("change",)),
-        ("prism_fig8", {"workload": "multidata"}, ("change",)),
-        (
-            "prism_sensitivity",
-            {"methods": (EPLB, PRISM, OPTIMUM, OURS)},
-            ("change", "skew 1, mixed cluster"),
-        ),
-    ],
-)
-def test_whole_study_writes_a_valid_entry(tmp_path, name, more, found):
-    out = tmp_path / name
-    summary = run_prism_study(name=name, out_dir=str(out), **TINY | more)
-    result = validate_entry(out)
-    value = json.loads(json.dumps(summary))
-    for key in found:
-        value = value[key]
-    assert value
+@pytest.mark.parametrize("name", TINY)
+def test_whole_study_writes_a_valid_entry(tmp_path, name):
+    study = find(name)
+    settings = study.settings(**SMALL | TINY[name])
+    summary = run_study(study, settings, out_dir=str(tmp_path / name))
+    result = validate_entry(tmp_path / name)
+    check_answer(result["answer"])
+    assert json.loads(json.dumps(summary))["name"] == name
     assert (result["kind"], result["cost_model_source"]) == ("simulated", "preset")
     assert result["workload"]["comparable"] is False
     assert result["paper_claim"]["comparable"] is False

@@ -1,0 +1,171 @@
+"""Pages of results: tables, the paper's claim, cuts."""
+
+from moe_edge.metrics.report import check_lines, claim_lines, entry_readme, shortened
+from moe_edge.metrics.results import metric
+from moe_edge.metrics.tables import all_tables, tables_of
+
+
+def rows(policies, names, unit="ms"):
+    return [
+        metric(policy, name, 10 * p + n, unit, 3, ("half range", 0.5))
+        for p, policy in enumerate(policies)
+        for n, name in enumerate(names)
+    ]
+
+
+def test_a_measure_is_one_table_of_what_ran_over_settings():
+    text = tables_of(rows(("lru", "lfu"), ("time, batch 1", "time, batch 3")), 50)
+    assert text == [
+        "**time** (ms; ± half range; n = 3)",
+        "",
+        "| what ran | batch 1 | batch 3 |",
+        "| --- | --- | --- |",
+        "| lru | 0 ± 0.5 | 1 ± 0.5 |",
+        "| lfu | 10 ± 0.5 | 11 ± 0.5 |",
+        "",
+    ]
+
+
+def test_small_measures_stand_side_by_side_with_their_units():
+    metrics = [*rows(("a", "b"), ("time",)), *rows(("a", "b"), ("moved",), "bytes")]
+    (table,) = all_tables(metrics)
+    assert table.columns == ["time (ms)", "moved (MB)"] and table.rows == ["a", "b"]
+
+
+def test_many_settings_of_one_policy_are_laid_out_in_two_directions():
+    names = [f"time, {m}, {s} remote" for m in ("x", "y") for s in range(5)]
+    (table,) = all_tables(rows(("all",), names))
+    assert table.rows == ["x", "y"]
+    assert table.columns == [f"{s} remote" for s in range(5)]
+
+
+def test_a_server_in_settings_of_its_own_is_part_of_the_measure():
+    names = ("time, K=1", "time, server 1, K=1", "time, server 2")
+    titles = {table.title for table in all_tables(rows(("a", "b"), names))}
+    columns = [
+        c for table in all_tables(rows(("a", "b"), names)) for c in table.columns
+    ]
+    assert titles == {""} and columns == [
+        *("time, K=1 (ms)", "time, server 2 (ms)", "time, server 1, K=1 (ms)"),
+    ]
+
+
+def test_a_long_table_keeps_the_extreme_rows_and_says_so():
+    metrics = [metric("a", f"time, K={k}", abs(k - 20), "ms") for k in range(40)]
+    metrics += [metric("b", f"time, K={k}", -k, "ms") for k in range(40)]
+    text = "\n".join(tables_of(metrics, 15))
+    assert "10 of 40 rows; all: `result.json`" in text
+    assert all(f"| K={k} |" in text for k in (0, 20, 39)) and "| K=30 |" not in text
+
+
+def test_tables_without_room_are_named():
+    metrics = rows([f"p{n}" for n in range(9)], ("time, a", "time, b", "time, c"))
+    metrics += rows([f"q{n}" for n in range(9)], ("loss, a", "loss, b", "loss, c"))
+    text = tables_of(metrics, 12)
+    assert text[-2:] == ["Also in `result.json`: loss.", ""]
+
+
+def test_a_benchmark_shows_ours_next_to_the_peer():
+    metrics = [
+        metric("ours", "decode/batch1", 600.0, "tokens/s"),
+        metric("torch", "decode/batch1", 300.0, "tokens/s"),
+        metric("ours / peer", "decode/batch1", 2.0, "1", 3, ("half range", 0.1)),
+        metric("ours", "gap/uniform 3 equal", 70.0, "%"),
+        metric("ours", "gap/prism 3 equal", 3.0, "%"),
+    ]
+    first, second = all_tables(metrics)
+    assert first.columns == ["ours", "torch", "ours / peer"]
+    assert first.rows == ["decode/batch1 (tokens/s)"]
+    assert second.title == "gap" and second.rows == ["uniform", "prism"]
+
+
+def test_claims_of_every_shape_become_rows():
+    claim = {
+        "source": "A paper, table 2",
+        "paper": {"LG": {"12": 0.9, "16": [1, 2.5]}, "change": "-10 %", "alone": 3},
+        "ours": {"LG": {"12": 0.95}, "here": {"change": "-4 %"}, "there, change": None},
+        "why_they_differ": "It is small.",
+        "comparable": False,
+        "reason": "Simulated.",
+    }
+    text = claim_lines(claim)
+    for line in (
+        "| LG, 12 | 0.9 | 0.95 |",
+        "| LG, 16 | 1 / 2.5 | - |",
+        "| here, change | -10 % | -4 % |",
+        "| there, change | -10 % | - |",
+        "| alone | 3 | - |",
+        "Why: It is small.",
+        "Not comparable: Simulated.",
+    ):
+        assert line in text
+    many = {"paper": {f"p{n}": n for n in range(20)}, "ours": {"p19": 1, "q": 2}}
+    text = claim_lines(claim | many)
+    assert "14 of 21 rows; all: `result.json`." in text
+    assert "| p19 | 19 | 1 |" in text and "| q | - | 2 |" in text
+
+
+def test_failed_checks_come_first():
+    assert check_lines({"a": True, "b": False, "c": True})[2:4] == [
+        "- NOT so: b.",
+        "- Yes: a; c.",
+    ]
+    assert check_lines({}) == []
+
+
+def test_long_texts_are_cut_to_words():
+    assert shortened("a b c", 3) == "a b c"
+    assert shortened("a b c d", 3) == "a b c ... (all of it: `result.json`)"
+
+
+def test_a_page_of_a_huge_entry_fits_two_screens(tmp_path):
+    names = [
+        f"measure {m}, K={k}, batch {b}"
+        for m in range(9)
+        for k in range(30)
+        for b in (1, 3)
+    ]
+    result = {
+        "question": "What?",
+        "answer": "That.",
+        "details": ["More."],
+        "metrics": rows([f"p{n}" for n in range(4)], names),
+        "paper_claim": {
+            "source": "A",
+            "paper": {"x": 1},
+            "ours": {"x": 2},
+            "why_they_differ": "So.",
+        },
+        "checks": {"it ran": True},
+        "command": "python x.py",
+        "limits": ["Small."],
+        "kind": "measured",
+        "model": {"name": "m", "weights": "random"},
+        "machine": {
+            "gpu": None,
+            "cpu": "c",
+            "cores": 2,
+            "ram_bytes": None,
+            "python": "3",
+            "jax": "0",
+            "backend": "cpu",
+        },
+        "git": {"commit": None, "dirty": None},
+        "started_utc": "now",
+        "wall_s": 1.0,
+    }
+    page = entry_readme(result)
+    assert len(page.splitlines()) <= 100
+    order = [
+        "# What?",
+        "**That.**",
+        "- More.",
+        "plot.png",
+        "measure 0",
+        "## Paper, ours, why",
+        "it ran",
+        "python x.py",
+        "Small.",
+    ]
+    places = [page.index(part) for part in order]
+    assert places == sorted(places)
