@@ -87,14 +87,13 @@ def ratios(points: Points) -> dict[str, dict[int, Ratio]]:
     return found
 
 
-def rows_of(points: Points, subs: int, what: str = "") -> list[dict]:
+def rows_of(points: Points, what: str = "") -> list[dict]:
     """Perplexity, neurons and ratios of every model and K; `what` begins the names."""
     rows = []
     for (name, k), point in points.items():
-        at = f"K={k} (K'={k // subs})" if name == ORIGINAL else f"K={k}"
         value, n = point.perplexity, point.tokens
-        rows.append(metric(name, f"{what}perplexity, {at}", value, "1", n))
-        rows.append(metric(name, f"{what}active neurons, {at}", point.neurons, "1"))
+        rows.append(metric(name, f"{what}perplexity, K={k}", value, "1", n))
+        rows.append(metric(name, f"{what}active neurons, K={k}", point.neurons, "1"))
     for name, by_k in ratios(points).items():
         for k, pair in by_k.items():
             told = ("ratio to the original", "ratio at as many active neurons")
@@ -127,7 +126,7 @@ def worse_points(found: Mapping[str, Mapping[int, Ratio]]) -> list[str]:
 
 def findings(table: Points, curve: Points, *, model, workload, limits) -> Findings:
     """The entry from what was measured: the paper's K, and every K for the picture."""
-    subs, found, of_curve = workload["sub_experts"], ratios(table), ratios(curve)
+    found, of_curve = ratios(table), ratios(curve)
     first = next(
         k for k in (*SHOWN, *sorted(found[min(found)])) if k in found[min(found)]
     )
@@ -164,7 +163,7 @@ def findings(table: Points, curve: Points, *, model, workload, limits) -> Findin
         details=details,
         model=model,
         workload=workload,
-        metrics=[*rows_of(table, subs), *rows_of(curve, subs, "curve: ")],
+        metrics=[*rows_of(table), *rows_of(curve, "curve: ")],
         baselines=[ORIGINAL],
         checks=law if exact else {},
         limits=limits,
@@ -177,25 +176,24 @@ def findings(table: Points, curve: Points, *, model, workload, limits) -> Findin
 def plot(path, found: Mapping[str, Mapping[int, Ratio]], curve: Points) -> None:
     """Perplexity at every K, and the ratio at the K of the table."""
 
-    def panel(
-        title, label, values: Mapping[tuple[str, int], float], **options
-    ) -> Panel:
+    def panel(title, label, values: Mapping[tuple[str, int], float]) -> Panel:
         ks = sorted({k for _, k in values})
         series = {
             name: [values.get((name, k), np.nan) for k in ks]
             for name in dict.fromkeys(name for name, _ in values)
         }
         x_label = "sub-experts a token K"
-        return Panel(title, label, ks, series, x_label=x_label, **options)
+        return Panel(title, label, ks, series, x_label=x_label)
 
     perplexity = {key: point.perplexity for key, point in curve.items()}
-    relative = {
+    # The original too, so that a colour means one model in both panels.
+    relative = {(ORIGINAL, k): 1.0 for by_k in found.values() for k in by_k}
+    relative |= {
         (name, k): at_k for name, ks in found.items() for k, (at_k, _) in ks.items()
     }
-    level, label = ("original", 1.0), "perplexity ratio at equal K"
     panels = [
         panel("all K", "perplexity", perplexity),
-        panel("against the original", label, relative, level=level),
+        panel("against the original", "perplexity ratio at equal K", relative),
     ]
     line_panels(path, panels, title="Perplexity over the number of sub-experts")
 
