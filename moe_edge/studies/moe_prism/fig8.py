@@ -17,7 +17,7 @@ import numpy as np
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import layered_parts, make_spec
+from moe_edge.engine.offloaded import assemble
 from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.sub_experts import at_k
@@ -140,8 +140,8 @@ def run(settings: Fig8Settings) -> Findings:
 def _engine(bench: Bench, k: int, options: OffloadOptions) -> LayeredEngine:
     """A layered engine at K with slots of its own, on the bench's weights and store."""
     weights = dataclasses.replace(bench.weights, config=at_k(bench.config, k))
-    spec = make_spec(options, weights, bench.store, 1, bench.config.max_positions)
-    return LayeredEngine(weights, **layered_parts(options, weights, bench.store, spec))
+    capacity = bench.config.max_positions
+    return assemble(options, weights, bench.store, capacity=capacity)
 
 
 def _time(engines, rounds, warm, new_tokens: int) -> Rounds[Case, Step]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.studies.prism.rows import (
     measured_rows,
     median_row,
     percent,
     percents,
     ratio,
+    seed_panel,
     simulated,
     slower,
     stored,
@@ -177,25 +178,20 @@ def findings(settings: Figure8, rows_of, case) -> Findings:
 
 def plot_sizes(path, settings: Figure8, rows_of) -> None:
     """A panel a rate of arrival: latency over the number of GPUs."""
-    methods = [m for m in settings.methods if m in rows_of[next(iter(rows_of))]]
-
-    def all_of(reduce, interval_s):
-        empty = [{MEAN: np.nan}] * settings.seeds
-        return {
-            method: [
-                float(reduce(values(rows_of[g, interval_s, MBPS].get(method, empty))))
-                for g in settings.gpus
-            ]
-            for method in methods
-        }
-
+    empty = [{MEAN: np.nan}] * settings.seeds
     panels = [
-        Panel(
+        seed_panel(
             f"a request every {interval_s:g} s at each server",
             "seconds a request",
             [str(gpus) for gpus in settings.gpus],
-            all_of(np.median, interval_s),
-            all_of(lambda found: np.ptp(found) / 2, interval_s),
+            {
+                method: [
+                    values(rows_of[gpus, interval_s, MBPS].get(method, empty))
+                    for gpus in settings.gpus
+                ]
+                for method in settings.methods
+                if method in next(iter(rows_of.values()))
+            },
             x_label="GPUs",
         )
         for interval_s in settings.intervals_s
@@ -206,22 +202,16 @@ def plot_sizes(path, settings: Figure8, rows_of) -> None:
 def plot_rates(path, settings: Figure8, rows_of) -> None:
     """Prism's latency over the number of GPUs, a bar a line rate."""
     longest_s = max(settings.intervals_s)
-
-    def all_of(reduce):
-        return {
-            f"{mbps:g} Mbps": [
-                float(reduce(values(rows_of[gpus, longest_s, mbps][PRISM])))
-                for gpus in settings.gpus
-            ]
-            for mbps in settings.mbps
-        }
-
-    panel = Panel(
+    panel = seed_panel(
         f"Prism's placement, a request every {longest_s:g} s at each server",
         "seconds a request",
         [str(gpus) for gpus in settings.gpus],
-        all_of(np.median),
-        all_of(lambda found: np.ptp(found) / 2),
+        {
+            f"{mbps:g} Mbps": [
+                values(rows_of[gpus, longest_s, mbps][PRISM]) for gpus in settings.gpus
+            ]
+            for mbps in settings.mbps
+        },
         x_label="GPUs",
     )
     bar_panels(path, [panel], title="Latency over the network's rate (simulated)")
