@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -30,7 +30,7 @@ from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.plots import fidelity_curves
 from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.settings import check_field
+from moe_edge.studies.settings import RULES, Rules, StudySettings
 from moe_edge.studies.study import Findings, Study
 
 # Serial transfers and no prefetching: what is resident is then the same in every run.
@@ -50,7 +50,7 @@ Cards = Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FidelitySettings:
+class FidelitySettings(StudySettings):
     """What is measured, and on which text.
 
     Attributes:
@@ -68,6 +68,9 @@ class FidelitySettings:
       seed: of the bootstrap.
     """
 
+    # Several budgets: `offloads` checks each.
+    rules: ClassVar[Rules] = RULES | {"device_memory": lambda name, value: None}
+
     checkpoint: str = "default"
     text: str | None = None
     device_memory: str = "15%,25%,50%"
@@ -82,9 +85,7 @@ class FidelitySettings:
     seed: int = 0
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.name != "device_memory":  # of several budgets
-                check_field(field.name, field.type, getattr(self, field.name))
+        super().__post_init__()
         _ = self.grid, self.offloads  # refuse their values
 
     @property
