@@ -78,7 +78,7 @@ def plan_cache(
     block_bytes: int,
     **other_bytes: int,
 ) -> CacheSpec:
-    """Slots that the budget buys beside `other_bytes`, shared out by the plan."""
+    """Slots that the budget buys after `other_bytes`, shared out by the plan."""
     experts, layers = config.moe.num_experts, config.moe_layers
     total = slots_for(
         parse_budget(options.device_memory),

@@ -79,7 +79,7 @@ def run_generate(
         all resident.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
-      trace_scores: also keep all experts' scores, in `scores.npz` beside it.
+      trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
     Returns:
       `tokens_per_s` counts decoded tokens of all rows, without each row's first;

@@ -50,7 +50,7 @@ class ModelShape:
         return CostModel(cluster, self.block, self.dense)
 
 
-# Weights of a layer beside the routed experts, each used once a token:
+# Weights of a layer besides the routed experts, each used once a token:
 #   Mixtral: q and o 4096 x 4096, k and v 4096 x 1024.
 #   DeepSeek-V2-Lite: q 2048 x 3072, kv_a 2048 x 576, kv_b 512 x 4096, o 2048 x 2048,
 #   and two shared experts of 3 x 2048 x 1408. Its first layer has no routed experts.

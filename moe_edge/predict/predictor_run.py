@@ -13,7 +13,7 @@ class PredictorRun:
       predictor: names later experts.
       state: what it has seen.
       horizon: layers ahead that it is asked about.
-      accuracy: what it named beside what was chosen.
+      accuracy: what it named against what was chosen.
       is_idle: whether it never names anything.
     """
 

@@ -1,7 +1,7 @@
 """The root of launch/model_card.py: a training run becomes a folder to ship.
 
 Exports the newest checkpoint as a Hugging Face folder, measures the exported weights
-on held-out text, and writes the model card with its pictures beside them.
+on held-out text, and writes the model card with its pictures next to them.
 """
 
 import json

@@ -211,7 +211,7 @@ def targets(rows_of: Mapping[str, Rows]) -> dict[str, bool]:
 
 
 def plot_table2(path, rows_of: Mapping[str, Rows]) -> None:
-    """Latency over EPLB's, ours beside the paper's."""
+    """Latency over EPLB's, ours next to the paper's."""
     papers = {f"{w}, {m}": table for (w, m), table in TABLE_2.items()}
     panels = []
     for label, rows in rows_of.items():
