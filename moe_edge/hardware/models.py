@@ -72,7 +72,7 @@ class ModelShape:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Weights of a layer beside its routed experts that a token multiplies with.
+    """Weights of a layer, routed experts apart, that a token multiplies with.
 
     Projections of attention and the shared expert; the router and norms are small.
     """
