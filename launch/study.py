@@ -13,7 +13,7 @@ from launch import common
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.studies.registry import STUDIES
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "experiments"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 NAME = flags.DEFINE_string("name", None, "of the study; also the first argument")
 FLAGS = (
     common.define_data_dir(),
@@ -30,8 +30,9 @@ def study_root() -> str:
     if name is None:
         raise ConfigError(f"name a study: {', '.join(sorted(STUDIES))}")
     check_known("study", name, STUDIES)
-    if not files.value and (CONFIGS / f"{name}.gin").is_file():
-        files.value = [str(CONFIGS / f"{name}.gin")]
+    if not files.value:
+        paths = (CONFIGS / f / f"{name}.gin" for f in ("experiments", "examples"))
+        files.value = [str(path) for path in paths if path.is_file()][:1]
     if not common.OUT_DIR.present:
         flags.FLAGS["out_dir"].parse(f"results/{name}")
         flags.FLAGS["out_dir"].using_default_value = False

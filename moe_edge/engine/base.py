@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
     cache_bytes,
@@ -23,18 +24,11 @@ from moe_edge.engine.session import (
 )
 from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
-from moe_edge.model.matvec import compiler_options
 from moe_edge.model.router import Routing
 from moe_edge.model.sub_experts import at_k
-from moe_edge.model.transformer import embed_tokens, logits_of, make_chunk
 
 # Called with (layer, Routing) after a step; arrays are still on the device.
 RoutingCallback = Callable[[int, Routing], None]
-
-
-def jit_step(function: Callable, **options):
-    """Compiles a step's program: all engines with the same compiler options."""
-    return jax.jit(function, compiler_options=compiler_options(), **options)
 
 
 class Engine:
@@ -43,26 +37,30 @@ class Engine:
     Args:
       weights: the model; `weights.experts` may be None where a subclass keeps them.
       groups: the layers whose caches belong together, in order.
+      programs: of the same model; engines may share them.
+    Raises:
+      ConfigError: programs of another model.
     """
 
     kv_limit_bytes: int | None = None  # of a session, where a budget says so
 
-    def __init__(self, weights: Weights, groups: list[tuple[int, ...]]):
-        self.config, self.weights = weights.config, weights
+    def __init__(
+        self, weights: Weights, groups: list[tuple[int, ...]], programs: Programs
+    ):
+        programs.check(weights.config)
+        self.config, self.weights, self.programs = weights.config, weights, programs
         self._groups = groups
         self._points: dict[int, Engine] = {self.config.moe.top_k: self}
-        self._embed = jit_step(self._embed_step)
-        self._head = jit_step(self._head_step)
-        self._next_embed = jit_step(self._next_embed_step)
-        self._next_head = jit_step(lambda top, x_B1D: self._head_step(top, x_B1D[:, 0]))
-        self._last = jit_step(_pick_last)
+
+    def _begin_step(self, session: Session, is_decode: bool) -> None:
+        """A prompt (one step, however many chunks) or a token is about to run."""
 
     def _run_layers(self, session: Session, x_BSD, chunk, on_routing):
         """Runs all layers, writes the session's caches, returns x_BSD."""
         raise NotImplementedError
 
     def _sibling(self, weights: Weights) -> "Engine":
-        """An engine that shares everything but its programs; see `at_k`."""
+        """An engine that shares all but the programs of its layers; see `at_k`."""
         raise ConfigError(
             f"{type(self).__name__} computes {self.config.moe.top_k} experts a token "
             "as long as it lives; load the model with the k that you want"
@@ -83,41 +81,12 @@ class Engine:
         if config.moe.top_k not in self._points:
             point = self._sibling(dataclasses.replace(self.weights, config=config))
             point.kv_limit_bytes, point._points = self.kv_limit_bytes, self._points
-            for name in ("_embed", "_head", "_next_embed", "_next_head", "_last"):
-                setattr(point, name, getattr(self, name))  # nothing there depends on k
             self._points[config.moe.top_k] = point
         return self._points[config.moe.top_k]
 
-    def _programs(self) -> list:
-        """The jitted programs, for `num_compiled`."""
-        return [
-            self._embed,
-            self._next_embed,
-            self._head,
-            self._next_head,
-            self._last,
-        ]
-
-    # Programs: pure functions of arrays, traced once per shape.
-
-    def _embed_step(self, embed_VD, tokens_BS, start_B, valid_BS):
-        chunk = make_chunk(self.config, start_B, valid_BS)
-        return embed_tokens(embed_VD, tokens_BS), chunk
-
-    def _next_embed_step(self, embed_VD, tokens_B, positions_B, active_B):
-        x_B1D, chunk = self._embed_step(
-            embed_VD, tokens_B[:, None], positions_B, active_B[:, None]
-        )
-        return x_B1D, chunk, positions_B + 1
-
-    def _head_step(self, top, x):
-        """x `[..., D]` -> logits `[..., V]`."""
-        head = top["embed"] if self.config.tie_embeddings else top["head"]
-        return logits_of(x, top["final_norm"], head, self.config.norm_eps)
-
     def num_compiled(self) -> int:
         """How many programs have been compiled so far (all shapes)."""
-        return sum(program._cache_size() for program in self._programs())
+        return self.programs.num_compiled()
 
     def close(self) -> None:
         """Ends what runs in the background; the engine is then no longer usable."""
@@ -142,6 +111,10 @@ class Engine:
     def report(self) -> dict:
         """More of the same: what a run's `offload.json` holds; empty if resident."""
         return {}
+
+    def remarks(self) -> list[str]:
+        """What a user should know of the run, a line each."""
+        return []
 
     # Steps.
 
@@ -168,7 +141,7 @@ class Engine:
             tuple(kv_cache.empty_cache(self.config, batch, capacity) for _ in group)
             for group in self._groups
         ]
-        return Session(caches, jnp.zeros(batch, jnp.int32), capacity)
+        return Session(caches, jnp.zeros(batch, jnp.int32), capacity, [0] * batch)
 
     def chunks(self, session: Session, prompts, on_routing=None):
         """Runs prompts chunk by chunk from the start of an empty session.
@@ -185,9 +158,10 @@ class Engine:
           CapacityError: a prompt longer than the session, or one already used.
         """
         lengths = check_prompts(prompts, self.config.vocab_size)
-        if session.used:
+        if any(session.lengths):
             raise CapacityError("prefill needs a fresh session; open a new one")
-        session.grow(max(lengths))
+        session.grow(lengths)
+        self._begin_step(session, is_decode=False)
         chunks = plan_chunks(max(lengths), session.capacity)
         padded = sum(chunks[-1])
         tokens = np.zeros((len(prompts), padded), np.int32)
@@ -196,7 +170,7 @@ class Engine:
         lengths = np.asarray(lengths, np.int32)
         valid = np.arange(padded)[None, :] < lengths[:, None]
         for start, size in chunks:
-            x, chunk = self._embed(
+            x, chunk = self.programs.top.embed(
                 self.weights.top["embed"],
                 jax.device_put(tokens[:, start : start + size]),
                 jax.device_put(np.full(len(prompts), start, np.int32)),
@@ -210,8 +184,8 @@ class Engine:
         lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
         last = jnp.zeros((len(prompts), self.config.d_model), jnp.float32)
         for start, x in self.chunks(session, prompts, on_routing):
-            last = self._last(x, last, jax.device_put(lengths - 1 - start))
-        return self._head(self.weights.top, last)
+            last = self.programs.top.last(x, last, jax.device_put(lengths - 1 - start))
+        return self.programs.top.head(self.weights.top, last)
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
         """Appends one token to each row; returns float32 logits `[B, V]`.
@@ -224,13 +198,14 @@ class Engine:
         Raises:
           CapacityError: the session is full.
         """
-        session.grow(1)
+        session.grow([1] * len(session.lengths))
+        self._begin_step(session, is_decode=True)
         top = self.weights.top
-        x, chunk, session.positions_B = self._next_embed(
+        x, chunk, session.positions_B = self.programs.top.next_embed(
             top["embed"], tokens_B, session.positions_B, active_B
         )
         x = self._run_layers(session, x, chunk, on_routing)
-        return self._next_head(top, x)
+        return self.programs.top.next_head(top, x)
 
     def score(self, prompts, on_routing=None):
         """Teacher-forced logits of every position, chunk by chunk.
@@ -241,13 +216,4 @@ class Engine:
         """
         session = self.new_session(len(prompts), max(map(len, prompts), default=0))
         for start, x in self.chunks(session, prompts, on_routing):
-            yield start, self._head(self.weights.top, x)
-
-
-def _pick_last(x_BSD, last_BD, index_B):
-    """Row b of `last` becomes x[b, index_B[b]] where that lies in the chunk."""
-    S = x_BSD.shape[1]
-    inside_B = (index_B >= 0) & (index_B < S)
-    at_B11 = jnp.clip(index_B, 0, S - 1)[:, None, None]
-    picked_BD = jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]
-    return jnp.where(inside_B[:, None], picked_BD, last_BD)
+            yield start, self.programs.top.head(self.weights.top, x)

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.engine.base import Engine, jit_step
+from moe_edge.engine.base import Engine
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_counts import Counting, Counts
 from moe_edge.engine.fused_waves import run_through_slots
+from moe_edge.engine.programs import Programs, jit_step
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, bind_block, block_graph
 from moe_edge.model.expert_waves import ExpertWaves
@@ -78,6 +79,7 @@ class FusedEngine(Engine):
                 experts=(None,) * config.num_layers,
             ),
             [(layer,) for layer in range(config.num_layers)],
+            Programs(config),
         )
         self._cache_of = DeviceCache(spec, policy, config.moe_layers)
         self._hosts = tuple(hosts)
@@ -192,7 +194,7 @@ class FusedEngine(Engine):
         active_B,
         caches,
     ):
-        x, chunk, positions_B = self._next_embed_step(
+        x, chunk, positions_B = self.programs.top.next_embed_step(
             top["embed"], tokens_B, positions_B, active_B
         )
         state = state._replace(step=state.step + 1)
@@ -212,11 +214,12 @@ class FusedEngine(Engine):
             )
             new_caches.append((kv,))
             routings.append(routing)
-        logits = self._head_step(top, seam(x)[:, 0])
+        logits = self.programs.top.head_step(top, seam(x)[:, 0])
         return logits, state, positions_B, new_caches, routings
 
-    def _programs(self) -> list:
-        return [*super()._programs(), self._decode, self._layer, self._count]
+    def num_compiled(self) -> int:
+        own = (self._decode, self._layer, self._count)
+        return super().num_compiled() + sum(program._cache_size() for program in own)
 
     # Steps.
 
@@ -232,10 +235,13 @@ class FusedEngine(Engine):
         session.caches = self._commit(session.caches)
         return session
 
+    def _begin_step(self, session: Session, is_decode: bool) -> None:
+        if not is_decode:  # decoding counts its own steps
+            step = self._count(self._state.step)
+            self._state = self._state._replace(step=step)
+
     def _run_layers(self, session: Session, x, chunk, on_routing):
         weights, state = self.weights, self._state
-        if not session.prefilled:  # a prompt is one step, however many chunks
-            state = state._replace(step=self._count(state.step))
         self._counting.begin_prefill(state.counts_L3)
         for layer in range(self.config.num_layers):
             is_moe = self._hosts[layer] is not None
@@ -259,7 +265,7 @@ class FusedEngine(Engine):
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`, in one program."""
-        session.grow(1)
+        session.grow([1] * len(session.lengths))
         weights = self.weights
         tokens_B, active_B, session.positions_B = self._commit(
             (tokens_B, active_B, session.positions_B)

@@ -96,7 +96,9 @@ class DeviceCache:
         E = self.spec.num_experts
         return lax.dynamic_slice(cache.slot_N, (layer * E,), (E,))
 
-    def acquire(self, cache: Cache, layer, ids_TK, scores_TE, host_ER) -> Cache:
+    def acquire(
+        self, cache: Cache, layer, ids_TK, scores_TE, host_ER
+    ) -> tuple[Cache, jax.Array]:
         """Brings the chosen experts into slots; they must fit in together.
 
         Args:
@@ -105,6 +107,8 @@ class DeviceCache:
           ids_TK: int32, E where nothing is wanted.
           scores_TE: float32, for policies that use them.
           host_ER: the layer's records in host memory.
+        Returns:
+          (cache, bool `[E]`: the experts that were fetched).
         """
         E = self.spec.num_experts
         check_shape("host_ER", host_ER, (E, cache.slots_SR.shape[1]))
@@ -162,7 +166,15 @@ class DeviceCache:
         at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
         counts_13 = counts_13 + lax.dynamic_slice(cache.counts_L3, at, (1, 3))
         counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
-        return Cache(slots_SR, slot_N, state, cache.step, counts_L3)
+        return Cache(slots_SR, slot_N, state, cache.step, counts_L3), missing_E
+
+    def settle_hits(self, before: Cache, cache: Cache, layer, hit_E) -> Cache:
+        """Counts of a layer's waves: hits are the experts that none of them fetched."""
+        at = (jnp.asarray(layer, jnp.int32), jnp.int32(HITS))
+        hits_11 = lax.dynamic_slice(before.counts_L3, at, (1, 1))
+        hits_11 = hits_11 + jnp.sum(hit_E, dtype=jnp.int32)
+        counts_L3 = lax.dynamic_update_slice(cache.counts_L3, hits_11, at)
+        return cache._replace(counts_L3=counts_L3)
 
 
 def _set(array_N, index, value) -> jax.Array:
@@ -172,7 +184,7 @@ def _set(array_N, index, value) -> jax.Array:
 
 
 def _read_back(slot_N, key_S) -> jax.Array:
-    """The table anew, after a policy that empties slots itself."""
+    """The table again, after a policy that empties slots itself."""
     slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
     places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
     return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)

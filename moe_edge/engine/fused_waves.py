@@ -3,7 +3,8 @@
 A wave is a part of the layer's (token, expert) pairs whose experts fit the slots
 together: it is looked up, fetched and computed before the next one. Waves follow the
 order of `model/expert_waves.py`, so the bits do not depend on the number of slots.
-Each wave is a look-up of its own for policy and counters.
+Each wave is a look-up of its own for the policy. Counters keep the law of
+`offload/statistics.py`: hits are the experts that no wave of the layer fetched.
 """
 
 import jax
@@ -41,7 +42,7 @@ def run_through_slots(
     E, S = device.spec.num_experts, device.spec.num_slots
 
     def run_wave(cache, total, wave_TK):
-        cache = device.acquire(cache, layer, wave_TK, scores_TE, host_ER)
+        cache, fetched_E = device.acquire(cache, layer, wave_TK, scores_TE, host_ER)
         slot_E = device.slots_of(cache, layer)
         if waves.method == "pairs":
             slot_of = slot_E[jnp.minimum(wave_TK, E - 1)]
@@ -49,27 +50,34 @@ def run_through_slots(
         else:
             slot_of = jnp.where(_chosen(wave_TK, E), slot_E, S)
         total = waves.run(total, hidden_TD, ids_TK, weights_TK, cache.slots_SR, slot_of)
-        return cache, total
+        return cache, total, fetched_E
 
     def more(carry):
         return jnp.any(carry[2] < E)
 
     def step(carry):
-        cache, total, rest_TK = carry
+        cache, total, rest_TK, missed_E = carry
         if waves.method == "pairs":
             now_TK = next_pairs(rest_TK, E, capacity)
         else:
             resident_E = device.slots_of(cache, layer) >= 0
             now_TK = next_experts(rest_TK, resident_E, capacity)
-        cache, total = run_wave(cache, total, jnp.where(now_TK, rest_TK, E))
-        return cache, total, jnp.where(now_TK, E, rest_TK)
+        wave_TK = jnp.where(now_TK, rest_TK, E)
+        cache, total, fetched_E = run_wave(cache, total, wave_TK)
+        rest_TK = jnp.where(now_TK, E, rest_TK)
+        return cache, total, rest_TK, missed_E | fetched_E
 
     total = waves.start(hidden_TD, ids_TK)
     if min(ids_TK.size, E) <= device.least_capacity:
-        cache, total = run_wave(cache, total, ids_TK)
+        cache, total, _ = run_wave(cache, total, ids_TK)
     else:
         capacity = jnp.asarray(device.capacity_L, jnp.int32)[layer]
-        cache, total, _ = lax.while_loop(more, step, (cache, total, ids_TK))
+        before, none_E = cache, jnp.zeros(E, bool)
+        cache, total, _, missed_E = lax.while_loop(
+            more, step, (cache, total, ids_TK, none_E)
+        )
+        hit_E = _chosen(ids_TK, E) & ~missed_E
+        cache = device.settle_hits(before, cache, layer, hit_E)
     return cache, waves.finish(total, ids_TK, weights_TK)
 
 

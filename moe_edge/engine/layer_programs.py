@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from moe_edge.engine.base import jit_step
+from moe_edge.engine.programs import Programs, TopPrograms, jit_step
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_waves import ExpertWaves
@@ -32,12 +32,12 @@ class Routed(NamedTuple):
     wanted_NE: jax.Array | None  # what gate predictors ask for
 
 
-class LayerPrograms:
-    """Programs of one model; every method is pure and compiled once per shape."""
+class LayerPrograms(Programs):
+    """Programs of one model whose expert records have one dtype."""
 
-    def __init__(self, config: ModelConfig, dtype):
-        moe = config.moe
-        self._config, self._dtype = config, dtype
+    def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
+        super().__init__(config, top)
+        moe, self._dtype = config.moe, dtype
         self._is_pairs: dict[int, bool] = {}
         self._layout = RecordLayout.of(config)
         self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
@@ -55,8 +55,12 @@ class LayerPrograms:
         self.finish = jit_step(self._finish)
         self.peek = jit_step(self._peek, static_argnames="top_a")
 
+    def at(self, config: ModelConfig) -> "LayerPrograms":
+        return LayerPrograms(config, self._dtype, self.top)
+
     def all(self) -> list:
         return [
+            *super().all(),
             self.attend,
             self.advance,
             self.experts,
@@ -77,7 +81,7 @@ class LayerPrograms:
     def waves(self, tokens: int) -> ExpertWaves:
         """How `tokens` tokens meet the experts."""
         method = choose_method(tokens, self._dtype)
-        E = self._config.moe.num_experts
+        E = self.config.moe.num_experts
         return ExpertWaves(self._layout, E, method, **self._options)
 
     # attend: (is_moe, layer, gates, x, chunk, window, cache) -> (x or Routed, cache)
@@ -94,23 +98,23 @@ class LayerPrograms:
         wanted_NE = None
         if gates:
             valid_T = chunk.valid_BS.reshape(-1)
-            wanted_NE = gate_scores(self._config, gates, hidden_TD, valid_T)
+            wanted_NE = gate_scores(self.config, gates, hidden_TD, valid_T)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots
 
-    def _experts(self, routed: Routed, slot_of, weights_TK, slots_SR, host_TD=None):
+    def _experts(self, routed: Routed, slot_of, weights_TK, slots_SR, other_TD=None):
         """The residual stream after the experts.
 
         Args:
           slot_of: see `ExpertWaves.run`.
-          host_TD: what the host computed beside, or None.
+          other_TD: what was computed elsewhere, or None.
         """
         x_TD, ids_TK = routed.hidden_TD, routed.routing.ids_TK
         waves = self.waves(x_TD.shape[0])
         carry = waves.start(x_TD, ids_TK)
         carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
-        return self._finish(routed, carry, weights_TK, host_TD)
+        return self._finish(routed, carry, weights_TK, other_TD)
 
     def _advance(
         self,
@@ -124,10 +128,10 @@ class LayerPrograms:
         chunk,
         window,
         cache,
-        host_TD=None,
+        other_TD=None,
     ):
         """`experts` of a layer and `attend` of the next."""
-        x_BSD = seam(self._experts(routed, slot_of, weights_TK, slots_SR, host_TD))
+        x_BSD = seam(self._experts(routed, slot_of, weights_TK, slots_SR, other_TD))
         return self._attend(is_moe, layer, gates, x_BSD, chunk, window, cache)
 
     # The same in waves: start, wave, wave, ..., finish
@@ -143,12 +147,12 @@ class LayerPrograms:
         carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
         return carry, carry[0, 0]
 
-    def _finish(self, routed: Routed, carry, weights_TK, host_TD=None):
+    def _finish(self, routed: Routed, carry, weights_TK, other_TD=None):
         ids_TK = routed.routing.ids_TK
         y_TD = self.waves(ids_TK.shape[0]).finish(carry, ids_TK, weights_TK)
         y_TD = seam(y_TD)
-        if host_TD is not None:
-            y_TD = y_TD + host_TD
+        if other_TD is not None:
+            y_TD = y_TD + other_TD
         return add_experts(routed.x_BSD, y_TD, routed.shared)
 
     def _peek(

@@ -9,24 +9,23 @@ A layer whose chosen experts do not fit the slots at once runs in waves.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.assisted import Assist
+from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
-from moe_edge.engine.layer_plan import LayerPlan, LayerStep
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
-from moe_edge.engine.routing_reader import RoutingReader
+from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.transformer import layer_window
+from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.predict.partial_state import PartialState
-from moe_edge.predict.stale_gate import GatePredictor
 from moe_edge.route.base import RoutePolicy
 from moe_edge.route.topk import TopK
 from moe_edge.workload.traces import TraceRecorder
@@ -52,9 +51,12 @@ class LayeredEngine(Engine):
       weights: all but the experts, on the device.
       manager: brings experts into slots.
       route: chooses what is computed (None: the model's own choice).
-      assist: lets the host compute absent experts while others travel.
+      backends: compute absent experts elsewhere while others travel; asked in order.
       trace: collects every lookup, with all scores unless told otherwise.
+      programs: of another engine of this model, instead of new ones.
     """
+
+    programs: LayerPrograms
 
     def __init__(
         self,
@@ -62,46 +64,43 @@ class LayeredEngine(Engine):
         manager: OffloadManager,
         *,
         route: RoutePolicy | None = None,
-        assist: Assist | None = None,
+        backends: Sequence[Backend] = (),
         trace: TraceRecorder | None = None,
         trace_scores: bool = True,
+        programs: LayerPrograms | None = None,
     ):
         config = weights.config
-        super().__init__(weights, [(layer,) for layer in range(config.num_layers)])
-        self.manager, self.trace, self.assist = manager, trace, assist
-        self.route = route or TopK()
         self._slots = manager.queue.slots
-        self._run = LayerPrograms(config, self._slots.array.dtype)
-        self._waves = LayerWaves(self._run, manager)
+        programs = programs or LayerPrograms(config, self._slots.array.dtype)
+        groups = [(layer,) for layer in range(config.num_layers)]
+        super().__init__(weights, groups, programs)
+        self.manager, self.trace = manager, trace
+        self.backends, self.route = tuple(backends), route or TopK()
+        self._waves = LayerWaves(programs, manager)
         self._windows = [
             jnp.int32(layer_window(config, layer)) for layer in range(config.num_layers)
         ]
-        predictor = manager.predictor_run.predictor
-        self._is_gate = isinstance(predictor, GatePredictor)
-        self._is_partial = isinstance(predictor, PartialState)
-        # With assist or a partial state there is work before a layer's experts.
-        self._runs_ahead = assist is None and not self._is_partial
+        self._predictor = manager.predictor_run.predictor
+        self._peeks = "partial_state" in self._predictor.needs
+        # With backends or a partial state there is work before a layer's experts.
+        self._runs_ahead = not (self.backends or self._peeks)
         self._is_moe = [
             layer in config.moe_layers for layer in range(config.num_layers)
         ]
-        routing_reader = RoutingReader(
+        self._reader = RoutingReader(
             config.moe,
             manager,
             self.route,
             trace,
             trace_scores=trace_scores,
-            needs_weights=assist is not None,
+            needs_weights=bool(self.backends),
         )
-        self._plan = LayerPlan(manager, routing_reader, prefetches=not self._is_partial)
-        self._turn, self._trace_step = _Turn(), 0
+        self._turn = _Turn()
 
     @property
     def lossless(self) -> bool:
         """Whether tokens are those of the resident engine."""
         return self.route.lossless
-
-    def _programs(self) -> list:
-        return [*super()._programs(), *self._run.all()]
 
     def _sibling(self, weights):
         if self.trace is not None:
@@ -110,7 +109,11 @@ class LayeredEngine(Engine):
                 "the k that you want to trace"
             )
         sibling = LayeredEngine(
-            weights, self.manager, route=self.route, assist=self.assist
+            weights,
+            self.manager,
+            route=self.route,
+            backends=self.backends,
+            programs=self.programs.at(weights.config),
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
@@ -121,9 +124,7 @@ class LayeredEngine(Engine):
     def reset_records(self) -> None:
         self.manager.reset_counters()
         self.manager.recorder.clear()
-        if self.trace is not None:
-            self.trace.clear()
-            self._trace_step = 0
+        self._reader.clear()
 
     def restart(self) -> None:
         self.manager.restart()
@@ -133,40 +134,46 @@ class LayeredEngine(Engine):
         return self.manager.movement()
 
     def report(self) -> dict:
-        helped = 0 if self.assist is None else self.assist.computed
+        helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         return mode | {"host_computed": helped} | self.manager.report()
+
+    def remarks(self) -> list[str]:
+        run, waves = self.manager.predictor_run, self.manager.statistics.waves[True]
+        if run.is_idle or not waves:
+            return []
+        return [
+            f"{waves} decode layers ran in waves (more experts than slots, or a batch "
+            f"of many rows), where predictor {self._predictor.name} is off; raise "
+            "device_memory or lower batch_size to use it"
+        ]
 
     def new_session(self, batch: int, capacity: int) -> Session:
         session = super().new_session(batch, capacity)
         self.manager.finish_sequence()
         return session
 
+    def _begin_step(self, session: Session, is_decode: bool) -> None:
+        self._turn.step += 1
+
     def _run_layers(self, session, x, chunk, on_routing):
-        length = chunk.valid_BS.shape[1]
-        if length == 1 or not session.prefilled:
-            self._turn.step += 1  # a prompt is one step, however many chunks
-        session.prefilled = True
         state = self._attend(session, 0, x, chunk)
         if self._turn.reader is not None:
             # Nothing above depends on the last step's experts where the caller knows
             # its tokens beforehand, and slots that a program reads must not change.
             self._turn.reader.block_until_ready()
         for layer in range(self.config.num_layers):
-            if not self._is_moe[layer]:
-                if layer + 1 < self.config.num_layers:
-                    state = self._attend(session, layer + 1, state, chunk)
-                continue
-            state = self._moe_layer(session, layer, state, chunk, on_routing)
+            if self._is_moe[layer]:
+                state = self._moe_layer(session, layer, state, chunk, on_routing)
+            elif layer + 1 < self.config.num_layers:
+                state = self._attend(session, layer + 1, state, chunk)
         self._turn.reader = state
-        self._trace_step += length
+        self._reader.end_tokens(chunk.valid_BS.shape[1])
         return state
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
-        gates = ()
         is_decode = chunk.valid_BS.shape[1] == 1
-        if self._is_gate and is_decode and self._is_moe[layer]:
-            gates = self.manager.predictor_run.predictor.gates_after(layer)
+        gates = self._predictor.gates_after(layer) if is_decode else ()
         cache = session.caches[layer][0]
         return self.weights.layers[layer], gates, chunk, self._windows[layer], cache
 
@@ -174,105 +181,116 @@ class LayeredEngine(Engine):
         params, gates, chunk, window, cache = self._layer_arguments(
             session, layer, chunk
         )
-        state, cache = self._run.attend(
+        state, cache = self.programs.attend(
             self._is_moe[layer], params, gates, x, chunk, window, cache
         )
         session.caches[layer] = (cache,)
-        self._plan.note_dispatch()
+        self._reader.note_dispatch()
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
-        plan, manager = self._plan, self.manager
-        at = LayerStep(layer, self._turn.step, chunk.valid_BS.shape, self._trace_step)
+        manager, reader = self.manager, self._reader
         if not self._slots.safe_in_thread:
             manager.queue.poll()  # what has arrived goes into its slots
-        reading = plan.routing_reader.read(at.layer, routed, at.shape_BS)
-        plan.note_compute(at)
+        reading = reader.read(layer, self._turn.step, routed, chunk.valid_BS.shape)
         if on_routing is not None:
             on_routing(layer, routed.routing)
-        pairs = self._run.is_pairs(len(reading.ids_TK))
-        if at.is_decode and pairs and self._runs_ahead:
-            slot_TK = manager.ready_slots(layer, reading.ids_TK)
+        pairs = self.programs.is_pairs(len(reading.ids_TK))
+        if self._runs_ahead and pairs and reading.is_decode:
+            slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
-                # Nothing to wait for: the device first, the books meanwhile.
-                state = self._dispatch(session, layer, routed, slot_TK, reading, chunk)
-                plan.note_ready(at, reading)
+                # Nothing to wait for: the device first, bookkeeping meanwhile.
+                state = self._dispatch(session, routed, slot_TK, reading, chunk)
+                reader.finish(reading, reader.look_up(reading))
                 return state
-        choice = plan.look_up(at, reading)
-        if not (pairs and plan.fits(at, choice)):
-            demanded = manager.demanded
-            x, waited_s = self._waves.run(layer, routed, choice, at.step, at.is_decode)
-            plan.record(at, choice, demanded, waited_s)
-            is_last = layer + 1 == self.config.num_layers
-            return x if is_last else self._attend(session, layer + 1, x, chunk)
-        absent, helped, host_TD = choice.misses, [], None
-        if self.assist is not None and at.is_decode:
-            absent, helped = self.assist.split(absent)
-
-        def meanwhile():
-            nonlocal host_TD
-            if self._is_partial and at.is_decode:
-                self._peek(session, at, routed, choice, chunk)
-            if self.assist is not None:
-                host_TD = self.assist.run(layer, helped, routed, choice)
-
-        slot_TK, fetched, had_to_wait = plan.bring(at, choice, absent, meanwhile)
-        if self.assist is not None:
-            self.assist.note(fetched)
-        if helped:
-            # One may be on its way for the next token already: not for this one.
-            slot_TK[np.isin(choice.ids_TK, helped)] = self._slots.num_slots
-        state = self._dispatch(session, layer, routed, slot_TK, choice, chunk, host_TD)
-        if not had_to_wait:
-            plan.prefetch(at)
+        visit = reader.look_up(reading)
+        if pairs and visit.fits:
+            slot_TK, other_TD = self._bring(session, routed, reading, visit, chunk)
+            state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
+        else:
+            state = self._waves.run(routed, reading, visit)
+            if layer + 1 < self.config.num_layers:
+                state = self._attend(session, layer + 1, state, chunk)
+        reader.finish(reading, visit)
         return state
 
-    def _dispatch(self, session, layer, routed, slot_TK, choice, chunk, host_TD=None):
+    def _bring(self, session, routed, reading: Reading, visit: LayerVisit, chunk):
+        """Brings a layer's experts, or lets backends compute absent ones.
+
+        Returns:
+          (slots of the chosen experts, what backends add: float32 [T, D] or None).
+        """
+        absent, elsewhere, parts = visit.misses, [], []
+        if reading.is_decode:
+            for backend in self.backends:
+                taken = backend.take(reading.layer, absent)
+                absent = [expert for expert in absent if expert not in taken]
+                elsewhere += taken
+                parts.append(backend.start(routed.hidden_TD, reading, taken))
+        visit.computed_elsewhere(elsewhere)
+        outputs = []
+
+        def meanwhile():
+            if self._peeks and reading.is_decode:
+                self._peek(session, routed, reading, visit, chunk)
+            outputs.extend(finish() for finish in parts)
+
+        fetched = visit.bring(absent, meanwhile)
+        for backend in self.backends:
+            backend.note(fetched)
+        slot_TK = self.manager.residency.slots(reading.layer, reading.ids_TK)
+        if elsewhere:
+            # One may be on its way for the next token already: not for this one.
+            slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._slots.num_slots
+        return slot_TK, sum(outputs[1:], outputs[0]) if outputs else None
+
+    def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
-        if layer + 1 == self.config.num_layers:
-            return self._run.experts(
-                routed, slot_TK, choice.weights_TK, self._slots.array, host_TD
+        programs, following = self.programs, reading.layer + 1
+        if following == self.config.num_layers:
+            return programs.experts(
+                routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
             )
         params, gates, chunk, window, cache = self._layer_arguments(
-            session, layer + 1, chunk
+            session, following, chunk
         )
-        state, cache = self._run.advance(
-            self._is_moe[layer + 1],
+        state, cache = programs.advance(
+            self._is_moe[following],
             routed,
             slot_TK,
-            choice.weights_TK,
+            reading.weights_TK,
             self._slots.array,
             params,
             gates,
             chunk,
             window,
             cache,
-            host_TD,
+            other_TD,
         )
-        session.caches[layer + 1] = (cache,)
-        self._plan.note_dispatch()
+        session.caches[following] = (cache,)
+        self._reader.note_dispatch()
         return state
 
-    def _peek(self, session, at: LayerStep, routed, choice, chunk) -> None:
+    def _peek(self, session, routed, reading: Reading, visit, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
-        manager, layer = self.manager, at.layer
+        manager, layer = self.manager, reading.layer
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
-        slot_TK = manager.slots_TK(layer, choice.ids_TK, arrived_only=True)
+        slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
         params, _, chunk, window, cache = self._layer_arguments(
             session, layer + 1, chunk
         )
-        wanted_E = self._run.peek(
+        wanted_E = self.programs.peek(
             routed,
             slot_TK,
-            choice.weights_TK,
+            reading.weights_TK,
             self._slots.array,
             params,
             chunk,
             window,
             cache,
-            top_a=manager.predictor_run.predictor.top_a,
+            top_a=self._predictor.top_a,
         )
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
-        manager.prefetch(layer, at.step)
+        visit.prefetch()

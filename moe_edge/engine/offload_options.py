@@ -11,12 +11,13 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.slot_plan import parse_budget, plan_of
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
+ASSIST_RULES = ("two_pointer", "fiddler")
 Options = Mapping[str, Any]
 
 
@@ -75,20 +76,18 @@ class OffloadOptions:
             from moe_edge.offload.store import MEMORIES  # loads JAX
 
             check_known("expert memory", self.memory, MEMORIES)
-        if self.slot_plan == "adapmoe_dp" and not self._has(
-            "hit_curves", self.slot_plan_options
-        ):
+        plan = plan_of(self.slot_plan)
+        given = self.profile_trace or {*plan.from_context} & {*self.slot_plan_options}
+        if "profile" in plan.needs and not given:
             raise ConfigError(
-                "slot plan adapmoe_dp plans from counts; set profile_trace to a trace "
-                "(launch/generate.py --trace writes one)"
+                f"slot plan {self.slot_plan} plans from counts; set profile_trace to a "
+                "trace (launch/generate.py --trace writes one)"
             )
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
         if self.assist is not None:
-            from moe_edge.engine.assisted import RULES  # loads JAX
-
-            check_known("CPU assist", self.assist, RULES)
+            check_known("CPU assist", self.assist, ASSIST_RULES)
         self.link()
         layered_only = {
             "predictor": self.predictor != "none",
@@ -124,6 +123,11 @@ class OffloadOptions:
     def link(self) -> Link:
         """The link that these options describe."""
         if self.link_bytes_per_s is None:
+            if self.link_latency_s:
+                raise ConfigError(
+                    f"link_latency_s is {self.link_latency_s} and link_bytes_per_s not "
+                    "given; a link has a latency only together with a rate"
+                )
             return Link()
         return EmulatedLink(self.link_bytes_per_s, self.link_latency_s)
 

@@ -1,26 +1,27 @@
 """Builds an offloaded engine: slots from the budget, policies and link by name."""
 
-import dataclasses
 import os
-from typing import Any
 
 import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
-from moe_edge.engine.assisted import Assist
+from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.fused import FusedEngine, pin_records
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
+    plan_of,
     plan_slots,
     slots_for,
     static_hit_curves,
@@ -28,96 +29,96 @@ from moe_edge.offload.slot_plan import (
 from moe_edge.offload.slots import DonatedSlots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.predict.registry import get_predictor
-from moe_edge.predict.stale_gate import GatePredictor
+from moe_edge.predict.base import Predictor
+from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
 
 
-def fill_profile(options: OffloadOptions, config: ModelConfig) -> OffloadOptions:
-    """The options with what `profile_trace` says, where a policy asks for it.
+def context_of(
+    options: OffloadOptions, config: ModelConfig, weights: Weights | None = None
+) -> Context:
+    """What this run can give to policies that ask.
 
+    Args:
+      weights: of the model; None: only what is judged without them.
     Raises:
-      ConfigError: a trace of another model.
+      ConfigError: `profile_trace` is of another model.
     """
-    if options.profile_trace is None:
-        return options
-    trace = read_trace(options.profile_trace)
+    makers = {"model": lambda: config, "top_k": lambda: config.moe.top_k}
+    if weights is not None:
+        makers["dense_layers"] = lambda: weights.layers
+    if options.profile_trace is not None:
+        counts_LE = _count_trace(options.profile_trace, config)
+        makers["profile"] = lambda: counts_LE
+        moe_LE = counts_LE[list(config.moe_layers)]
+        makers["hit_curves"] = lambda: static_hit_curves(moe_LE)
+    return Context(**makers)
+
+
+def _count_trace(path: str, config: ModelConfig) -> np.ndarray:
+    trace = read_trace(path)
     L, E = config.num_layers, config.moe.num_experts
     if trace.num_experts != E or trace.num_layers > L:
         raise ConfigError(
-            f"trace {options.profile_trace} has {trace.num_layers} layers of "
-            f"{trace.num_experts} experts, the model {L} of {E}; record one of this "
-            "model (launch/generate.py --trace)"
+            f"trace {path} has {trace.num_layers} layers of {trace.num_experts} "
+            f"experts, the model {L} of {E}; record one of this model "
+            "(launch/generate.py --trace)"
         )
     counts_LE = np.zeros((L, E), np.int64)
     counts_LE[: trace.num_layers] = expert_counts(trace, DECODE)
-    changes = {}
-    if options.eviction == "static_oracle":
-        changes["eviction_options"] = {"profile": counts_LE} | options.eviction_options
-    if options.slot_plan == "adapmoe_dp":
-        curves = static_hit_curves(counts_LE[list(config.moe_layers)])
-        given = {"hit_curves": curves, "top_k": config.moe.top_k}
-        changes["slot_plan_options"] = given | options.slot_plan_options
-    return dataclasses.replace(options, **changes)
+    return counts_LE
 
 
-def make_spec(
+def plan_cache(
     options: OffloadOptions,
-    weights: Weights,
-    store: HostStore,
-    batch: int,
-    capacity: int,
+    config: ModelConfig,
+    context: Context,
+    block_bytes: int,
+    **other_bytes: int,
 ) -> CacheSpec:
-    """Slots that the budget buys beside weights and a KV cache of that size."""
-    config = weights.config
-    staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
+    """Slots that the budget buys beside `other_bytes`, shared out by the plan."""
+    experts, layers = config.moe.num_experts, config.moe_layers
     total = slots_for(
         parse_budget(options.device_memory),
-        store.block_bytes,
-        store.num_blocks,
-        dense_bytes=weights.num_bytes,
-        kv_bytes=cache_bytes(config, batch, capacity),
-        staging_bytes=staged * store.block_bytes,
+        block_bytes,
+        len(layers) * experts,
         machine_bytes=device_memory_bytes(),
+        **other_bytes,
     )
+    plan = plan_of(options.slot_plan)
     layer_S = plan_slots(
         options.slot_plan,
         total,
         config.num_layers,
-        store.num_experts,
-        config.moe_layers,
-        **options.slot_plan_options,
+        experts,
+        layers,
+        **context.fill(plan, options.slot_plan_options),
     )
-    top_k = config.moe.top_k
-    return CacheSpec(config.num_layers, store.num_experts, top_k, layer_S)
+    return CacheSpec(config.num_layers, experts, config.moe.top_k, layer_S)
 
 
-def make_predictor(options: OffloadOptions, weights: Weights):
-    """The predictor by name; those that run routers are given the model's."""
-    given = dict(options.predictor_options)
-    if options.predictor in ("stale_gate", "n_layer_gate"):
-        given |= {"config": weights.config, "layers": weights.layers}
+def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
+    """The predictor by name, with what it takes from the run."""
+    given = context.fill(PREDICTORS[options.predictor], options.predictor_options)
     predictor = get_predictor(options.predictor, **given)
-    if isinstance(predictor, GatePredictor) and predictor.look_ahead < options.horizon:
+    limit = predictor.max_horizon
+    if limit is not None and limit < options.horizon:
         raise ConfigError(
             f"horizon {options.horizon} exceeds what {options.predictor} looks ahead "
-            f"({predictor.look_ahead}); lower it or use n_layer_gate"
+            f"({limit}); lower it or use n_layer_gate"
         )
     return predictor
 
 
-def check_offload(reader, options: OffloadOptions) -> OffloadOptions:
+def check_offload(reader, options: OffloadOptions) -> None:
     """What `make_offloaded` would refuse, judged without reading weights.
 
-    Returns:
-      the options, filled by `fill_profile`.
     Raises: as `make_offloaded`, but for what an absolute budget has to hold beside
     the slots.
     """
     config = reader.config
-    options = fill_profile(options, config)
     if not config.moe_layers:
         raise ConfigError(
             f"{reader.path} is a dense model: no experts to offload; run it resident"
@@ -134,22 +135,7 @@ def check_offload(reader, options: OffloadOptions) -> OffloadOptions:
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
         )
     block_bytes = reader.layout.size * device_dtype(reader.dtype).itemsize
-    blocks = len(config.moe_layers) * config.moe.num_experts
-    total = slots_for(
-        parse_budget(options.device_memory),
-        block_bytes,
-        blocks,
-        machine_bytes=device_memory_bytes(),
-    )
-    plan_slots(
-        options.slot_plan,
-        total,
-        config.num_layers,
-        config.moe.num_experts,
-        config.moe_layers,
-        **options.slot_plan_options,
-    )
-    return options
+    plan_cache(options, config, context_of(options, config), block_bytes)
 
 
 def device_memory_bytes() -> int | None:
@@ -163,15 +149,7 @@ def device_memory_bytes() -> int | None:
 
 
 def make_offloaded(
-    reader,
-    options: OffloadOptions,
-    *,
-    check_finite: bool = False,
-    batch: int = 1,
-    capacity: int = 1024,
-    recorder: Recorder | None = None,
-    with_trace: bool = False,
-    trace_scores: bool = True,
+    reader, options: OffloadOptions, *, check_finite: bool = False, **assembly
 ) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host.
 
@@ -179,23 +157,60 @@ def make_offloaded(
       reader: an open checkpoint.
       options: budget and policies.
       check_finite: refuse NaN and infinity in the dense weights.
+      **assembly: of `assemble`.
+    Raises:
+      CapacityError: a budget of fewer than two slots, or above the machine.
+      ConfigError: options that do not fit the model.
+    """
+    check_offload(reader, options)
+    weights = load_weights(reader, check_finite=check_finite, with_experts=False)
+    return assemble(options, weights, HostStore(reader, options.memory), **assembly)
+
+
+def assemble(
+    options: OffloadOptions,
+    weights: Weights,
+    store: HostStore,
+    *,
+    batch: int = 1,
+    capacity: int = 1024,
+    recorder: Recorder | None = None,
+    with_trace: bool = False,
+    trace_scores: bool = True,
+    programs: LayerPrograms | None = None,
+) -> LayeredEngine | FusedEngine:
+    """An offloaded engine over weights and a store, which engines may share.
+
+    The one place where cache, queue, policies and backends become an engine. A queue's
+    thread starts here, after all that may be refused.
+
+    Args:
+      options: budget and policies.
+      weights: all but the experts.
+      store: the experts.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
         leaves room.
       recorder: of events.
       with_trace: keep every lookup in `engine.trace`.
       trace_scores: with the scores of all experts, which costs a read a layer.
-    Raises:
-      CapacityError: a budget of fewer than two slots, or above the machine.
-      ConfigError: options that do not fit the model.
+      programs: of another layered engine of this model.
+    Raises: as `make_offloaded`.
     """
-    config = reader.config
-    options = check_offload(reader, options)
-    weights = load_weights(reader, check_finite=check_finite, with_experts=False)
-    store = HostStore(reader, options.memory)
-    spec = make_spec(options, weights, store, batch, capacity)
-    kv_limit_bytes = None
-    if parse_budget(options.device_memory).bytes is not None:
-        kv_limit_bytes = cache_bytes(config, batch, capacity)
+    config, kv_bytes = weights.config, cache_bytes(weights.config, batch, capacity)
+    context = context_of(options, config, weights)
+    staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
+    spec = plan_cache(
+        options,
+        config,
+        context,
+        store.block_bytes,
+        dense_bytes=weights.num_bytes,
+        kv_bytes=kv_bytes,
+        staging_bytes=staged * store.block_bytes,
+    )
+    eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
+    policy = get_policy(options.eviction, **eviction)
+    route = get_route(options.route, **options.route_options)
     if options.mode == "fused":
         if with_trace or (recorder is not None and recorder.enabled):
             raise ConfigError(
@@ -206,45 +221,33 @@ def make_offloaded(
             pin_records(store.records(layer)) if layer in store.moe_layers else None
             for layer in range(config.num_layers)
         ]
-        policy = get_policy(options.eviction, **options.eviction_options)
-        route = get_route(options.route, **options.route_options)
         route = None if route.lossless else route
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
-        engine.kv_limit_bytes = kv_limit_bytes
-        return engine
-    parts = layered_parts(options, weights, store, spec, recorder)
-    trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-    engine = LayeredEngine(weights, **parts, trace=trace, trace_scores=trace_scores)
-    engine.kv_limit_bytes = kv_limit_bytes
+    else:
+        predictor, cache = make_predictor(options, context), SlotCache(spec, policy)
+        slots = make_slots(spec.num_slots, store.record_size, store.dtype)
+        link, backends = options.link(), []
+        if options.assist is not None:
+            backends.append(HostBackend(config, store, link, options.assist))
+        manager = OffloadManager(
+            cache,
+            TransferQueue(
+                store, slots, link, recorder, asynchronous=options.asynchronous
+            ),
+            predictor=predictor,
+            horizon=options.horizon,
+            prefetch_limit=options.prefetch_limit,
+            recorder=recorder,
+        )
+        engine = LayeredEngine(
+            weights,
+            manager,
+            route=route,
+            backends=backends,
+            trace=TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None,
+            trace_scores=trace_scores,
+            programs=programs,
+        )
+    if parse_budget(options.device_memory).bytes is not None:
+        engine.kv_limit_bytes = kv_bytes
     return engine
-
-
-def layered_parts(
-    options: OffloadOptions,
-    weights: Weights,
-    store: HostStore,
-    spec: CacheSpec,
-    recorder: Recorder | None = None,
-) -> dict[str, Any]:
-    """What a `LayeredEngine` is made of by these options: manager, route, assist.
-
-    The queue's thread starts here, after all that may be refused.
-    """
-    predictor = make_predictor(options, weights)
-    policy = get_policy(options.eviction, **options.eviction_options)
-    route = get_route(options.route, **options.route_options)
-    cache = SlotCache(spec, policy)
-    slots = make_slots(spec.num_slots, store.record_size, store.dtype)
-    link = options.link()
-    assist = None
-    if options.assist is not None:
-        assist = Assist(weights.config, store, link, options.assist)
-    manager = OffloadManager(
-        cache,
-        TransferQueue(store, slots, link, recorder, asynchronous=options.asynchronous),
-        predictor=predictor,
-        horizon=options.horizon,
-        prefetch_limit=options.prefetch_limit,
-        recorder=recorder,
-    )
-    return {"manager": manager, "route": route, "assist": assist}

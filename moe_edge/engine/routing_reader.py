@@ -1,7 +1,8 @@
 """The host's reading of a layer: what its router chose, and what is then computed.
 
 This is the one place where decoding waits for the device. It reads no more than the
-route policy, the cache, the predictor and the trace need.
+route policy, the cache, the predictor, the backends and the trace need. What the
+reading led to goes into trace and timeline here, once the layer is dispatched.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
+from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import check_needs
 from moe_edge.route.base import RoutePolicy, gate_scores
@@ -19,34 +21,30 @@ from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
 class Reading(NamedTuple):
-    """What a layer computes.
+    """What a layer computes, and where it stands.
 
     Attributes:
+      layer: of the model.
+      step: counts lookup rounds.
+      shape_BS: of the tokens.
       ids_TK: int32, on the host; E is no expert.
       weights_TK: float32, on the device, or on the host where a route changed them.
-      read: further arrays that were read: weights_TK, scores_TE, wanted_NE.
+      host_weights_TK, scores_TE, wanted_NE: on the host, None where nobody reads them:
+        the weights, the scores of all experts, and what gate predictors asked for.
     """
 
+    layer: int
+    step: int
+    shape_BS: tuple[int, int]
     ids_TK: np.ndarray
     weights_TK: jax.Array | np.ndarray
-    read: dict[str, np.ndarray]
+    host_weights_TK: np.ndarray | None
+    scores_TE: np.ndarray | None
+    wanted_NE: np.ndarray | None
 
-
-class Choice(NamedTuple):
-    """A reading, looked up.
-
-    Attributes:
-      ids_TK, weights_TK, read: of `Reading`.
-      hits, misses: distinct experts that were, or were not, in slots.
-      late: hits that were still on their way.
-    """
-
-    ids_TK: np.ndarray
-    weights_TK: jax.Array | np.ndarray
-    read: dict[str, np.ndarray]
-    hits: np.ndarray
-    misses: np.ndarray
-    late: np.ndarray
+    @property
+    def is_decode(self) -> bool:
+        return self.shape_BS[1] == 1
 
 
 class RoutingReader:
@@ -58,7 +56,7 @@ class RoutingReader:
       route: may change what decoding computes.
       trace: collects lookups, or None.
       trace_scores: with the scores of all experts.
-      needs_weights: the host computes with the weights.
+      needs_weights: a backend computes with the weights.
     Raises:
       ConfigError: an eviction policy that needs to know the future.
     """
@@ -75,78 +73,98 @@ class RoutingReader:
     ):
         check_needs(manager.cache.policy, AVAILABLE | {"profile"})
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
-        self.read_s = 0.0  # when the last routing was read, if events are recorded
         self._traces_scores = trace is not None and trace_scores
         self._keeps_scores = self._traces_scores or route.needs_resident
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_weights = trace is not None or route.needs_resident
         self._keeps_weights |= needs_weights
+        self._dispatched_s = 0.0
+        self._first_step = 0  # of the trace, in which the running tokens begin
 
-    def read(self, layer: int, routed: Routed, shape_BS) -> Reading:
+    def read(self, layer: int, step: int, routed: Routed, shape_BS) -> Reading:
         """Waits for a layer's routing and applies the route policy."""
         manager, routing = self._manager, routed.routing
-        is_decode = shape_BS[1] == 1
         ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
-        read = {}
+        host_TK = scores_TE = wanted_NE = None
         if self._keeps_weights:
-            read["weights_TK"] = np.asarray(weights_TK)
+            host_TK = np.asarray(weights_TK)
         if self._keeps_scores:
             # Shares: what policies compare, and so what a trace keeps.
             raw_TE = np.asarray(routing.scores_TE)
-            read["scores_TE"] = gate_scores(raw_TE, self._moe)
+            scores_TE = gate_scores(raw_TE, self._moe)
         if routed.wanted_NE is not None:
-            read["wanted_NE"] = np.asarray(routed.wanted_NE)
+            wanted_NE = np.asarray(routed.wanted_NE)
         if manager.recorder.enabled:
-            self.read_s = manager.recorder.clock.now()
-        if self._route.needs_resident and is_decode:
+            self._note_compute(layer, step)
+        if self._route.needs_resident and shape_BS[1] == 1:
             resident_E = manager.cache.resident(layer)
             ids_TK, weights_TK = self._route.route(
-                layer, raw_TE, resident_E, self._moe, ids_TK, read["weights_TK"]
+                layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
-            read["weights_TK"] = weights_TK
-        return Reading(ids_TK, weights_TK, read)
+            host_TK = weights_TK
+        return Reading(
+            layer, step, shape_BS, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE
+        )
 
-    def look_up(self, layer: int, reading: Reading, shape_BS, step: int) -> Choice:
+    def look_up(self, reading: Reading) -> LayerVisit:
         """Looks the chosen experts up and tells the predictor."""
-        manager, ids_TK = self._manager, reading.ids_TK
-        is_decode = shape_BS[1] == 1
-        scores_TE = reading.read.get("scores_TE")
-        hits, misses = manager.look_up(layer, ids_TK, scores_TE, step, is_decode)
-        if is_decode or manager.predictor_run.predictor.whole_prompt:
-            manager.predictor_run.observe(layer, ids_TK, scores_TE)
+        manager, layer, ids_TK = self._manager, reading.layer, reading.ids_TK
+        scores_TE, is_decode = reading.scores_TE, reading.is_decode
+        visit = manager.look_up(layer, ids_TK, scores_TE, reading.step, is_decode)
+        run = manager.predictor_run
+        if is_decode or run.predictor.whole_prompt:
+            run.observe(layer, ids_TK, scores_TE)
         else:
-            last_B = last_tokens(ids_TK, shape_BS, self._moe.num_experts)
-            manager.predictor_run.observe(layer, ids_TK[last_B], None)
-        if "wanted_NE" in reading.read:
-            manager.predictor_run.store(layer, reading.read["wanted_NE"])
-        return Choice(*reading, hits, misses, manager.late)
+            last_B = last_tokens(ids_TK, reading.shape_BS, self._moe.num_experts)
+            run.observe(layer, ids_TK[last_B], None)
+        if reading.wanted_NE is not None:
+            run.store(layer, reading.wanted_NE)
+        return visit
 
-    def record(
-        self,
-        layer: int,
-        choice: Choice,
-        shape_BS,
-        first_step: int,
-        moved_bytes: int,
-        waited_s: float,
-    ) -> None:
-        """Adds a lookup to the trace; `first_step` is that of the chunk's start."""
+    def finish(self, reading: Reading, visit: LayerVisit) -> None:
+        """The layer is dispatched: the rest of the visit, and the trace."""
+        visit.finish()
         if self._trace is None:
             return
-        B, S = shape_BS
+        B, S = reading.shape_BS
         token_T = np.arange(B * S)
         self._trace.add(
-            DECODE if S == 1 else PREFILL,
-            first_step + token_T % S,
-            layer,
-            choice.ids_TK,
-            choice.read["weights_TK"],
-            np.isin(choice.ids_TK, np.setdiff1d(choice.hits, choice.late)),
-            moved_bytes,
-            waited_s,
-            choice.read["scores_TE"] if self._traces_scores else None,
+            PREFILL if S > 1 else DECODE,
+            self._first_step + token_T % S,
+            reading.layer,
+            reading.ids_TK,
+            reading.host_weights_TK,
+            np.isin(reading.ids_TK, visit.hits),
+            visit.moved * self._manager.queue.block_bytes,
+            visit.waited_s,
+            reading.scores_TE if self._traces_scores else None,
             token_T // S,
         )
+
+    def end_tokens(self, length: int) -> None:
+        """All layers of so many positions have run."""
+        self._first_step += length
+
+    def clear(self) -> None:
+        """Forgets the trace so far."""
+        if self._trace is not None:
+            self._trace.clear()
+            self._first_step = 0
+
+    # The timeline.
+
+    def note_dispatch(self) -> None:
+        """The device has work from here on."""
+        self._dispatched_s = self._manager.statistics.now()
+
+    def _note_compute(self, layer: int, step: int) -> None:
+        """The time from a dispatch to its read-back: the experts of the layer before,
+        then attention and router of this one."""
+        recorder, started_s = self._manager.recorder, self._dispatched_s
+        read_s = recorder.clock.now()
+        where = {"layer": layer, "step": step}
+        recorder.add("compute", started_s, read_s - started_s, **where)
+        recorder.add("route", read_s, **where)
 
 
 def last_tokens(ids_TK: np.ndarray, shape_BS, num_experts: int) -> np.ndarray:

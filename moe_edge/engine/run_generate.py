@@ -150,6 +150,8 @@ def run_generate(
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
         if offload is not None:
             write_json(folder / "offload.json", engine.report())
+    for remark in engine.remarks():
+        print(remark, file=sys.stderr)
     engine.close()
     if trace:
         write_trace(trace, engine.trace.trace(), with_scores=trace_scores)

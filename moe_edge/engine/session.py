@@ -23,28 +23,29 @@ class Session:
       caches: one tuple of layer caches per group of layers.
       positions_B: int32 device array, position of each row's next token.
       capacity: tokens that a row's cache holds.
-      used: tokens of the longest row (host's own count: no sync to check it).
-      prefilled: whether a chunk of its prompts has run.
+      lengths: tokens that each row has written: the host's own count, so that nothing
+        waits for the device to check it. Rows may differ.
     """
 
     caches: list[tuple[Cache, ...]]
     positions_B: jax.Array
     capacity: int
-    used: int = 0
-    prefilled: bool = False
+    lengths: list[int]
 
-    def grow(self, tokens: int) -> None:
-        """Counts tokens that are about to be written.
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Counts tokens that are about to be written, of each row.
 
         Raises:
           CapacityError: more than fit. XLA would shift the write onto older keys.
         """
-        if self.used + tokens > self.capacity:
+        lengths = [old + new for old, new in zip(self.lengths, tokens, strict=True)]
+        if max(lengths) > self.capacity:
+            row = lengths.index(max(lengths))
             raise CapacityError(
-                f"{self.used} tokens and {tokens} more exceed the session's capacity "
-                f"of {self.capacity}; open one with more"
+                f"{self.lengths[row]} tokens and {tokens[row]} more exceed the "
+                f"session's capacity of {self.capacity}; open one with more"
             )
-        self.used += tokens
+        self.lengths = lengths
 
 
 def bucket(size: int, smallest: int = MIN_BUCKET) -> int:

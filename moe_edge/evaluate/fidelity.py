@@ -94,7 +94,8 @@ class SwitchEngine:
             loaded.engine.weights,
             loaded.engine.manager,
             route=self.route,
-            assist=loaded.engine.assist,
+            backends=loaded.engine.backends,
+            programs=loaded.engine.programs,
         )
 
     def empty(self) -> None:

@@ -8,6 +8,7 @@ what an empty slot holds and what a padding id maps to, is that spare entry.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,6 +111,7 @@ class EvictionPolicy:
     SOURCE: ClassVar[str]
     # Trace fields it cannot do without: ids, weights, scores, future, profile.
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
+    from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
     forgets: ClassVar[bool] = False  # True: `touch` may empty slots
     per_sequence: ClassVar[bool] = False  # True: its record ends with a sequence

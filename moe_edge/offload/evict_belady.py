@@ -40,6 +40,7 @@ class Belady(EvictionPolicy):
     name = "belady"
     SOURCE = "Belady 1966, A study of replacement algorithms: MIN"
     needs = frozenset({"ids", "future"})
+    from_context = {"future": "future"}
     host_only = True
 
     def __post_init__(self):

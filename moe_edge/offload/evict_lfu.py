@@ -45,6 +45,7 @@ class StaticPrompt(Lfu):
 
     name = "static_prompt"
     per_sequence = True
+    from_context = {"prompt_steps": "prompt_steps"}
     SOURCE = "static cache from the prompt; algorithms.md, section 6"
 
     def __post_init__(self):
@@ -68,6 +69,7 @@ class StaticOracle(EvictionPolicy):
     name = "static_oracle"
     SOURCE = "static cache from known counts; algorithms.md, section 6"
     needs = frozenset({"ids", "profile"})
+    from_context = {"profile": "profile"}
 
     def __post_init__(self):
         if self.profile is None:

@@ -16,14 +16,15 @@ from moe_edge.offload.policy import CacheSpec, EvictionPolicy, put
 class Lookup(NamedTuple):
     """The distinct experts of one lookup."""
 
-    hits: np.ndarray  # int32, resident
-    misses: np.ndarray  # int32, in the order to load them: best score first
+    hits: list[int]  # resident
+    misses: list[int]  # in the order to load them: best score first
 
 
 class SlotCache:
     """One cache over the slots of `spec`, evicting by `policy`.
 
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
+    room_L: by layer, how many slots may hold blocks of it.
     rows: the same as lists by layer, with a last -1 for the padding id: for the few
       experts of a lookup several times faster than an array, and Python keeps its lock
       meanwhile, for which the queue's thread may be waiting.
@@ -36,6 +37,9 @@ class SlotCache:
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
         self._layer_S = np.asarray(spec.layer_S, np.int32)
+        self.room_L = [
+            int(self.slots_of(layer).sum()) for layer in range(spec.num_layers)
+        ]
         self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
         self._running_S = np.zeros(spec.num_slots, bool)
         self._running_layer = -1
@@ -89,7 +93,7 @@ class SlotCache:
         for expert in hits:
             self._running_S[row[expert]] = True
         self._running_layer, self._running = layer, set(chosen)
-        return Lookup(np.array(hits, np.int32), np.array(misses, np.int32))
+        return Lookup(hits, misses)
 
     def release(self) -> None:
         """The experts of the running lookup are computed: they may be victims again.

@@ -5,13 +5,16 @@ it. `one_pool` shares all slots; the others give each MoE layer its own, side by
 """
 
 import dataclasses
+import inspect
 import re
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
+    check_count,
     check_known,
     check_shape,
 )
@@ -98,6 +101,17 @@ def slots_for(
     return min(slots, num_blocks)
 
 
+def check_plan(name: str) -> None:
+    """Raises ConfigError unless there is such a plan."""
+    check_known("slot plan", name, ("auto", *PLANS))
+
+
+def plan_of(name: str) -> "SlotPlan":
+    """What a plan needs; `auto` becomes one that needs nothing."""
+    check_plan(name)
+    return PLANS["equal" if name == "auto" else name]
+
+
 def plan_slots(
     name: str, total: int, num_layers: int, num_experts: int, moe_layers, **options
 ) -> tuple[int, ...]:
@@ -111,15 +125,25 @@ def plan_slots(
       ConfigError: unknown plan or options that do not fit.
       CapacityError: fewer than two slots for some layer.
     """
-    check_known("slot plan", name, ("auto", *PLANS))
+    check_plan(name)
     if name == "auto":
         # Layers come in turn, so least recently used in one pool throws out exactly
         # what the next token needs; a few slots, though, serve best together.
         enough = total >= MIN_SLOTS * len(moe_layers)
         name = "equal" if enough else "one_pool"
+    make = PLANS[name].make
+    known = list(inspect.signature(make).parameters.values())[3:]
+    for option in options:
+        check_known(f"option of slot plan {name}", option, [p.name for p in known])
+    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ConfigError(
+            f"slot plan {name} got no {', '.join(missing)}; give it in "
+            "slot_plan_options, or use the plan auto"
+        )
     if name == "one_pool":
         return (-1,) * one_pool(total, num_experts, moe_layers, **options)
-    slots_M = PLANS[name](total, num_experts, moe_layers, **options)
+    slots_M = make(total, num_experts, moe_layers, **options)
     if len(slots_M) != len(moe_layers) or max(slots_M) > num_experts:
         raise ConfigError(
             f"plan {name} gives {list(slots_M)}; expected {len(moe_layers)} numbers, "
@@ -151,7 +175,15 @@ def equal(total: int, num_experts: int, moe_layers) -> list[int]:
 
 def planned(total: int, num_experts: int, moe_layers, slots) -> list[int]:
     """The given numbers, one a MoE layer."""
-    return [int(count) for count in slots]
+    if not isinstance(slots, list | tuple | np.ndarray):
+        raise ConfigError(
+            f"slots of plan planned is {slots!r}, expected a list of numbers, one for "
+            f"each of {len(moe_layers)} MoE layers"
+        )
+    slots = slots.tolist() if isinstance(slots, np.ndarray) else list(slots)
+    for count in slots:
+        check_count("slots of a layer", count)
+    return slots
 
 
 def static_hit_curves(counts_LE) -> np.ndarray:
@@ -217,9 +249,28 @@ def adapmoe_dp(
     return slots[::-1]
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotPlan:
+    """A way to share slots out.
+
+    Attributes:
+      make: the function; its options follow the first three arguments.
+      needs: what it must know of a run, as policies say it.
+      from_context: which options come from where (core/context.py).
+    """
+
+    make: Callable
+    needs: frozenset[str] = frozenset()
+    from_context: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
 PLANS = {
-    "one_pool": one_pool,
-    "equal": equal,
-    "planned": planned,
-    "adapmoe_dp": adapmoe_dp,
+    "one_pool": SlotPlan(one_pool),
+    "equal": SlotPlan(equal),
+    "planned": SlotPlan(planned),
+    "adapmoe_dp": SlotPlan(
+        adapmoe_dp,
+        frozenset({"profile"}),
+        {"hit_curves": "hit_curves", "top_k": "top_k"},
+    ),
 }

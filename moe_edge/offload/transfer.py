@@ -1,27 +1,26 @@
-"""One requested transfer, and what all of them came to."""
+"""One transfer of an expert block, and the sums over many."""
 
 import dataclasses
-import time
+from collections.abc import Callable
 
 from moe_edge.core.events import Total
-
-CAUSES = ("demand", "prefetch")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Transfer:
-    """One requested transfer; only the queue changes it.
+    """One requested transfer, which only its queue changes; times are of its clock.
 
     Attributes:
       layer, expert, slot: which block goes where.
       key: layer * E + expert.
-      cause: "demand" or "prefetch".
+      cause: one of `core.events.CAUSES`.
       step: as the caller counts, for the event; or None.
-      requested_s: when, by `time.perf_counter`.
+      requested_s: when.
+      clock: tells the time, real or computed.
       state: "queued", "running", "done" (copied) or "cancelled".
       seconds: on the link, once it is copied.
-      arrival_s: when the link has delivered it, by `time.perf_counter`; known once it
-        is copied, and after the copy's end on an emulated link.
+      arrival_s: when the link has delivered it; known once it is copied, and after
+        the copy's end on an emulated or a computed link.
       done: the slot holds the block and the link has delivered it.
     """
 
@@ -32,13 +31,14 @@ class Transfer:
     cause: str
     step: int | None
     requested_s: float
+    clock: Callable[[], float] = dataclasses.field(repr=False)
     state: str = "queued"
     seconds: float = 0.0
     arrival_s: float = 0.0
 
     @property
     def done(self) -> bool:
-        return self.state == "done" and time.perf_counter() >= self.arrival_s
+        return self.state == "done" and self.clock() >= self.arrival_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,23 @@
-"""The one queue of expert blocks from the store to the device's slots."""
+"""The queue of expert blocks from the store to the device's slots, in real time."""
 
-import dataclasses
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 
-from moe_edge.core.checks import check_known
-from moe_edge.core.events import Recorder, Total
+from moe_edge.core.events import Recorder
+from moe_edge.offload.block_queue import BlockQueue
 from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.slots import Slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer import CAUSES, Transfer, TransferStats
+from moe_edge.offload.transfer import Transfer
 
 
-class TransferQueue:
-    """Moves blocks one after another: demands before prefetches, each in order.
+class TransferQueue(BlockQueue):
+    """Moves blocks into slots by a thread of its own.
 
-    A transfer under way is never interrupted. All methods belong to one thread, the
-    engine's. The background thread writes slots that allow it (`safe_in_thread`);
-    for the others it brings blocks to the device, and `wait` and `poll` put them into
-    their slots.
+    All methods belong to one thread, the engine's. The background thread writes slots
+    that allow it (`safe_in_thread`); for the others it brings blocks to the device, and
+    `wait` and `poll` put them into their slots.
 
     With `asynchronous=False` a request is carried out before it returns: the serial
     reference, same bytes, no overlap.
@@ -43,19 +40,14 @@ class TransferQueue:
         self.asynchronous = asynchronous
         # What the slots copy from: a record, or what the device reads by itself.
         self._source = store.record if slots.safe_in_thread else store.source
-        self._queues: dict[str, deque[Transfer]] = {cause: deque() for cause in CAUSES}
         self._staged: list[tuple[Transfer, object]] = []
-        self._in_slot: dict[int, Transfer] = {}  # the latest request of every slot
-        self._unused: dict[int, Transfer] = {}  # prefetches by key until first used
-        self._totals = {cause: Total() for cause in CAUSES}
-        self._wasted_bytes = self._cancelled = 0
-        self._wait_s = 0.0
         self._awaited: Transfer | None = None  # whose end wakes the engine
         self._error: BaseException | None = None
         self._closed = False
         lock = threading.Lock()
         self._work = threading.Condition(lock)  # the thread waits for requests
         self._finished = threading.Condition(lock)  # the engine waits for blocks
+        super().__init__(store.block_bytes, store.num_experts, time.perf_counter, lock)
         self._thread = None
         if asynchronous:
             self._thread = threading.Thread(
@@ -66,37 +58,24 @@ class TransferQueue:
     def request(
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
     ) -> Transfer:
-        """Asks for a block in a slot.
+        """As `BlockQueue.request`.
 
-        Args:
-          layer, expert: the block; the model's layer index, a block of the layer.
-          slot: its row; no program in flight may read it (`AliasedSlots`), and no
-            queued request may aim at it.
-          cause: "demand" or "prefetch".
-          step: stored with the event.
         Raises:
+          IndexError: no such slot.
           RuntimeError: a queued request aims at the same slot, or the queue is closed;
           whatever the thread died of.
         """
-        check_known("transfer cause", cause, CAUSES)
         if not 0 <= slot < self.slots.num_slots:
             raise IndexError(f"slot {slot}; there are {self.slots.num_slots}")
-        now_s = time.perf_counter()
-        key = layer * self.store.num_experts + expert
-        transfer = Transfer(layer, expert, slot, key, cause, step, now_s)
-        with self._work:
-            self._check()
-            self._occupy(transfer)
-            if self.asynchronous:
-                self._queues[cause].append(transfer)
-                self._work.notify()
+        transfer = super().request(layer, expert, slot, cause, step)
         if not self.asynchronous:
+            self._queues[cause].remove(transfer)
             transfer.state = "running"
             source_R = self._source(layer, expert)
             self._carry(transfer, self.slots.write, slot, source_R)
             transfer.state = "done"
             wait_until(transfer.arrival_s)
-            self._wait_s += time.perf_counter() - now_s
+            self._wait_s += time.perf_counter() - transfer.requested_s
         return transfer
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
@@ -140,64 +119,6 @@ class TransferQueue:
             self._check()
         self._commit()
 
-    def promote(self, transfer: Transfer) -> None:
-        """The block is needed now: a queued prefetch becomes the last demand."""
-        with self._work:
-            if transfer.state == "queued" and transfer.cause == "prefetch":
-                self._queues["prefetch"].remove(transfer)
-                transfer.cause = "demand"
-                self._queues["demand"].append(transfer)
-        self.used(transfer)
-
-    def used(self, block: Transfer | int) -> None:
-        """A block (or its key) was computed with: its prefetch was no waste."""
-        key = block.key if isinstance(block, Transfer) else block
-        self._unused.pop(key, None)
-
-    def cancel_prefetches(
-        self, keep: Container[int] | Callable[[int], bool] = ()
-    ) -> list[tuple[int, int, int]]:
-        """Takes back queued prefetches, but those whose key is in `keep`.
-
-        Args:
-          keep: block keys, or a predicate of a key.
-        Returns:
-          (layer, expert, slot) of each; nothing was written there.
-        """
-        keeps = keep if callable(keep) else keep.__contains__
-        with self._work:
-            queued = self._queues["prefetch"]
-            cancelled = [transfer for transfer in queued if not keeps(transfer.key)]
-            for transfer in cancelled:
-                transfer.state = "cancelled"
-            self._queues["prefetch"] = deque(t for t in queued if t.state == "queued")
-        for transfer in cancelled:
-            self._unused.pop(transfer.key, None)
-        self._cancelled += len(cancelled)
-        return [
-            (transfer.layer, transfer.expert, transfer.slot) for transfer in cancelled
-        ]
-
-    def stats(self) -> TransferStats:
-        with self._work:
-            totals = {c: dataclasses.replace(t) for c, t in self._totals.items()}
-        unused = sum(transfer.state == "done" for transfer in self._unused.values())
-        return TransferStats(
-            **totals,
-            wasted_bytes=self._wasted_bytes,
-            unused_bytes=unused * self.store.block_bytes,
-            cancelled=self._cancelled,
-            wait_s=self._wait_s,
-        )
-
-    def reset_stats(self) -> None:
-        """Counts from here on; what was prefetched before is nobody's waste."""
-        with self._work:
-            self._totals = {cause: Total() for cause in CAUSES}
-        self._wasted_bytes = self._cancelled = 0
-        self._wait_s = 0.0
-        self._unused.clear()
-
     def close(self) -> None:
         """Finishes the transfer under way, drops the others and ends the thread."""
         with self._work:
@@ -218,21 +139,8 @@ class TransferQueue:
         if self._closed:
             raise RuntimeError("the queue is closed")
 
-    def _occupy(self, transfer: Transfer) -> None:
-        """Accounts for what the slot held before."""
-        last = self._in_slot.get(transfer.slot)
-        if last is not None:
-            if last.state == "queued":
-                raise RuntimeError(
-                    f"slot {transfer.slot} awaits layer {last.layer}, expert "
-                    f"{last.expert}; cancel that or wait for it first"
-                )
-            if self._unused.get(last.key) is last:
-                del self._unused[last.key]
-                self._wasted_bytes += self.store.block_bytes
-        self._in_slot[transfer.slot] = transfer
-        if transfer.cause == "prefetch":
-            self._unused[transfer.key] = transfer
+    def _wake(self) -> None:
+        self._work.notify()
 
     def _commit(self) -> None:
         """The engine thread's part of writing `DonatedSlots`."""
@@ -246,15 +154,10 @@ class TransferQueue:
 
     def _carry(self, transfer: Transfer, copy: Callable, *args):
         """One transfer over the link, accounted for."""
-        num_bytes = self.store.block_bytes
         start_s, end_s, result = self.link.transfer(
-            num_bytes, transfer.requested_s, copy, *args
+            self.block_bytes, transfer.requested_s, copy, *args
         )
-        total = self._totals[transfer.cause]
-        total.count += 1
-        total.bytes += num_bytes
-        total.seconds += end_s - start_s
-        transfer.seconds, transfer.arrival_s = end_s - start_s, end_s
+        self._carried(transfer, start_s, end_s)
         recorder = self.recorder
         if recorder.enabled:
             expert, sub = divmod(transfer.expert, self.store.subs)
@@ -267,7 +170,7 @@ class TransferQueue:
                 layer=transfer.layer,
                 expert=expert,
                 sub=sub,
-                bytes=num_bytes,
+                bytes=self.block_bytes,
             )
         return result
 
@@ -297,7 +200,7 @@ class TransferQueue:
         self.link.rest()  # chosen late, so that a demand may still overtake
         with self._work:
             while not self._closed:
-                waiting = self._queues["demand"] or self._queues["prefetch"]
+                waiting = self._next_queue()
                 if waiting and len(self._staged) < self.slots.max_staged:
                     transfer = waiting.popleft()
                     transfer.state = "running"

@@ -6,6 +6,7 @@ stop wherever the link is full.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -33,11 +34,16 @@ class Predictor:
         "future"}; replay refuses it by name where a trace lacks them.
       whole_prompt: whether `observe` wants all tokens of a prompt. If not, the engine
         passes the last token of every row only, whose successor is predicted.
+      observes: False where programs of the engine compute the scores (`store`).
+      max_horizon: layers that it looks ahead; None: as many as it is asked about.
     """
 
     name: ClassVar[str] = "none"
     needs: ClassVar[frozenset[str]] = frozenset()
     whole_prompt: ClassVar[bool] = False
+    observes: ClassVar[bool] = True
+    max_horizon: ClassVar[int | None] = None
+    from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
 
     def init(self, spec: ModelShape) -> State:
         """State before the first token."""
@@ -67,6 +73,10 @@ class Predictor:
           are padding only. M is as small as the rows allow, possibly 0.
         """
         return no_prediction(horizon)
+
+    def gates_after(self, layer: int) -> tuple:
+        """Arguments of the engine's gate program after `layer`; () asks for none."""
+        return ()
 
     def finish_sequence(self, state: State) -> State:
         """Called when a sequence ends, before the next one begins."""

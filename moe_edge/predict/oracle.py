@@ -24,6 +24,7 @@ class Oracle(Predictor):
     chosen_SLK: np.ndarray
     name: ClassVar[str] = "oracle"
     needs: ClassVar[frozenset[str]] = frozenset({"future"})
+    from_context: ClassVar[dict[str, str]] = {"chosen_SLK": "choices"}
 
     def __post_init__(self):
         check_shape("chosen_SLK", self.chosen_SLK, (None, None, None))

@@ -4,7 +4,6 @@ import numpy as np
 
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import ModelShape, Predictor
-from moe_edge.predict.stale_gate import DevicePredictor
 
 
 class PredictorRun:
@@ -21,8 +20,7 @@ class PredictorRun:
     def __init__(self, predictor: Predictor, spec: ModelShape, horizon: int):
         self.predictor, self.horizon, self._spec = predictor, horizon, spec
         self.is_idle = type(predictor) is Predictor  # the base names nothing
-        # Device predictors are computed by the engine's programs (`store`).
-        self._observes = not self.is_idle and not isinstance(predictor, DevicePredictor)
+        self._observes = predictor.observes and not self.is_idle
         self.restart()
         self.reset_accuracy()
 

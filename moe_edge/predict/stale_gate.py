@@ -33,6 +33,8 @@ NORMS = ("target", "own")
 class DevicePredictor(Predictor):
     """Base of predictors whose scores are computed on the device."""
 
+    observes: ClassVar[bool] = False
+
     def init(self, spec):
         """State: `layer` observed last, `wanted_NE` scores of the layers after it."""
         return {"layer": -1, "wanted_NE": np.zeros((0, spec.num_experts), np.float32)}
@@ -76,10 +78,18 @@ class GatePredictor(DevicePredictor):
     norm: str = "target"
     name: ClassVar[str] = "n_layer_gate"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
+    from_context: ClassVar[dict[str, str]] = {
+        "config": "model",
+        "layers": "dense_layers",
+    }
 
     def __post_init__(self):
         check_count("look_ahead", self.look_ahead)
         check_known("norm of a stale gate", self.norm, NORMS)
+
+    @property
+    def max_horizon(self) -> int:
+        return self.look_ahead
 
     def targets(self, layer: int) -> tuple[int, ...]:
         """MoE layers that are predicted after `layer`: none of the next token."""
@@ -87,10 +97,10 @@ class GatePredictor(DevicePredictor):
         return tuple(i for i in self.config.moe_layers if layer < i <= last)
 
     @functools.cached_property
-    def _gates(self) -> dict[tuple[int, int], Flat]:
+    def _gates(self) -> dict[int, tuple[Flat, ...]]:
         import jax
 
-        gates = {}
+        gates = {layer: () for layer in self.config.moe_layers}
         for layer in self.config.moe_layers:
             own_D = np.asarray(self.layers[layer]["mlp_norm"], np.float32)
             for target in self.targets(layer):
@@ -104,12 +114,12 @@ class GatePredictor(DevicePredictor):
                     safe_D = np.where(own_D == 0, 1.0, own_D)
                     scale_D = np.where(own_D == 0, 0.0, target_D / safe_D)
                 scale_D = jax.numpy.array(scale_D.astype(np.float32))
-                gates[layer, target] = gate | {"scale": scale_D}
+                gates[layer] += (gate | {"scale": scale_D},)
         return gates
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
         """Arguments of `gate_scores` after `layer`: one gate for each target."""
-        return tuple(self._gates[layer, target] for target in self.targets(layer))
+        return self._gates.get(layer, ())
 
     def store(self, state, layer, wanted_NE):
         """As the base's, with a row for each of `targets(layer)`."""

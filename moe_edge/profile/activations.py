@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError
-from moe_edge.engine.base import jit_step
+from moe_edge.engine.programs import jit_step
 from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_blocks import load_expert

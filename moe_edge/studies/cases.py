@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from moe_edge.engine.generate import generate, warm_up
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.engines import Bench, StudyEngine, record_history
+from moe_edge.studies.engines import Bench, record_history
 from moe_edge.studies.prompts import PromptPool, PromptSettings, make_pool
 
 LIMITS = (
@@ -88,7 +89,7 @@ class Ready:
       first_layer: the first one with experts.
     """
 
-    engines: Sequence[StudyEngine]
+    engines: Sequence[LayeredEngine]
     rounds: Sequence[list[list[int]]]
     layer_s: float
     link: EmulatedLink
@@ -174,6 +175,6 @@ def prepare(
         generate(bench.resident, warm[:batch], settings.new_tokens)
     for case, engine in zip(cases, engines, strict=True):
         # Whether the host helps in the first step is chance: a whole generation then.
-        start = warm_up if engine.assist is None else generate
+        start = generate if engine.backends else warm_up
         start(engine, warm[: case.batch], settings.new_tokens)
     return Ready(engines, rounds, layer_s, link, pool, bench.config.moe_layers[0])

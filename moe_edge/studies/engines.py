@@ -14,38 +14,27 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.generate import generate
-from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import layered_parts, make_spec
+from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
-from moe_edge.studies.quickstart.run import count_params
-
-# Jitted programs that are pure functions of arrays for a given model.
-PROGRAMS = ("_embed", "_next_embed", "_head", "_next_head", "_last", "_run")
 
 
 def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
-    """`model` of a results entry."""
+    """`model` of a results entry.
+
+    Parameters come from the bytes on the device, where vectors are widened: they are a
+    few too many.
+    """
     return {
         "name": checkpoint,
-        "params": count_params(weights.config, weights.num_bytes, dtype),
+        "params": weights.num_bytes // (2 if dtype == "bfloat16" else 4),
         "weights": "toy trained here" if checkpoint == "default" else "given",
     }
-
-
-class StudyEngine(LayeredEngine):
-    """A layered engine that runs the compiled programs of another."""
-
-    def __init__(self, other: LayeredEngine | None, weights, manager, **options):
-        super().__init__(weights, manager, **options)
-        if other is not None:
-            for name in PROGRAMS:
-                setattr(self, name, getattr(other, name))
-            self._waves = LayerWaves(self._run, manager)
 
 
 class Bench:
@@ -70,8 +59,8 @@ class Bench:
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
         self.model = describe_model(checkpoint, weights, str(reader.dtype))
-        self._first: StudyEngine | None = None
-        self._engines: list[StudyEngine] = []
+        self._programs: LayerPrograms | None = None
+        self._engines: list[LayeredEngine] = []
 
     def __enter__(self) -> "Bench":
         return self
@@ -80,24 +69,28 @@ class Bench:
         for engine in self._engines:
             engine.close()
 
-    def engine(self, options: OffloadOptions, batch: int = 1) -> StudyEngine:
+    def engine(self, options: OffloadOptions, batch: int = 1) -> LayeredEngine:
         """An offloaded engine as `make_offloaded` would build it, on shared parts.
 
         Args:
           options: of mode `layered`, from host memory.
           batch: sequences whose KV cache an absolute budget leaves room for.
         """
-        capacity = self.config.max_positions
-        spec = make_spec(options, self.weights, self.store, batch, capacity)
-        parts = layered_parts(options, self.weights, self.store, spec)
-        engine = StudyEngine(self._first, self.weights, **parts)
-        self._first = self._first or engine
+        engine = assemble(
+            options,
+            self.weights,
+            self.store,
+            batch=batch,
+            capacity=self.config.max_positions,
+            programs=self._programs,
+        )
+        self._programs = engine.programs
         self._engines.append(engine)
         return engine
 
     def num_compiled(self) -> int:
         """Programs compiled so far, of all engines."""
-        shared = 0 if self._first is None else self._first.num_compiled()
+        shared = 0 if self._programs is None else self._programs.num_compiled()
         return shared + self.resident.num_compiled()
 
     def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
 from moe_edge.metrics.results import Entry, check_clean, write_entry
+from moe_edge.metrics.schema import check_answer
 
 SPREAD = "half range of rounds"
 Draw = Callable[[Path], None]  # draws a picture into the given file
@@ -143,6 +145,10 @@ def run_study(
         return {"dry_run": True, "name": study.name, "out_dir": out_dir}
     found = study.measure(settings)
     print(f"{study.question}\n{found.answer}")
+    try:
+        check_answer(found.answer)
+    except ConfigError as error:  # a measurement is not thrown away for its words
+        print(f"note: {error}")
     for check, passed in found.checks.items():
         print(f"{check}: {'yes' if passed else 'NO'}")
     entry = Entry(

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moe_edge.engine.generate import generate
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import Case, CaseSettings, Ready, prepare
-from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric
 
@@ -150,7 +151,7 @@ def _resident(bench: Bench, batch: int, new_tokens: int, prompts):
     return run.decode_s / run.steps, run.tokens
 
 
-def _offloaded(engine: StudyEngine, batch: int, new_tokens: int, prompts):
+def _offloaded(engine: LayeredEngine, batch: int, new_tokens: int, prompts):
     """(seconds of a decode step, tokens, hit ratio, bytes moved for a decode step)."""
     at_first: list[int] = []
 

@@ -127,6 +127,24 @@ def test_logits_equal_resident_in_waves(name, dtype, lengths, slots, policy, poo
     assert (engine.counts().evictions_L[1:] > STEPS // 8).all()
 
 
+def test_counters_in_waves_call_nothing_a_hit_that_travelled():
+    config, seen = ALL["gqa"], []
+    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True)
+    greedy_logits(
+        engine,
+        random_prompts(config, THREE),
+        after_prefill=engine.clear,
+        on_routing=lambda layer, routing: seen.append((layer, routing.ids_TK)),
+    )
+    # Two slots and at least three experts a layer: what is there is mostly thrown out
+    # by a wave before its own, and then it travelled.
+    chosen = [set(np.asarray(ids_TK).ravel().tolist()) - {12} for _, ids_TK in seen]
+    counts = engine.counts()
+    distinct = sum(map(len, chosen))
+    assert counts.misses_L.sum() >= distinct - counts.hits_L.sum()
+    assert counts.hits_L.sum() < distinct // 4
+
+
 def test_decode_compiles_once_and_writes_in_place():
     engine = shared_engine(*BITS[:2], 4, "lru")
     prompts = random_prompts(GQA, NINE)

@@ -51,7 +51,7 @@ def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     for step, layer, ids_TK, scores_TE in look_ups(tokens):
         cache = cache._replace(step=jax.device_put(np.int32(step), jax.devices()[0]))
         on_host = jax.device_put(records[layer], jax.memory.Space.Host)
-        cache = acquire(cache, jnp.int32(layer), ids_TK, scores_TE, on_host)
+        cache, _ = acquire(cache, jnp.int32(layer), ids_TK, scores_TE, on_host)
         found = host.look_up(layer, ids_TK, scores_TE, step)
         before = (host.state["key_S"] >= 0).sum()
         for expert in found.misses:
@@ -81,7 +81,7 @@ def test_acquire_that_hits_copies_nothing_of_the_slots():
     scores_TE = jnp.ones((1, E), jnp.float32)
     for ids in ([1, 2], [3, 4], [5, 1], [5, 1]):
         ids_TK = jnp.asarray([ids], jnp.int32)
-        cache = acquire(cache, 0, ids_TK, scores_TE, host_ER)
+        cache, _ = acquire(cache, 0, ids_TK, scores_TE, host_ER)
         assert cache.slots_SR.unsafe_buffer_pointer() == place
     shape = f"f32[4,{R}]"
     program = acquire.lower(cache, 0, ids_TK, scores_TE, host_ER).compile()

@@ -6,8 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.engine.layer_waves import segments
+from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.route.base import RoutePolicy
+from moe_edge.simulate.replay.hits import replay
+from moe_edge.simulate.replay.lookups import policy_of
+from moe_edge.workload.traces import DECODE
 from tests.support.layered import (
     CAPACITY,
     STEPS,
@@ -17,6 +20,7 @@ from tests.support.layered import (
 )
 from tests.support.tiny_models import BF16
 
+SIX = (9, 4, 9, 2, 5, 7)
 MANY = (4, 9) * 8 + (2,)  # one row more than `pairs` takes
 
 
@@ -32,14 +36,14 @@ MANY = (4, 9) * 8 + (2,)  # one row more than `pairs` takes
     ],
 )
 def test_segments_by_hand(ids, room, expected):
-    assert segments(np.array(ids, np.int32), 9, room) == expected
+    assert cut_runs(np.array(ids, np.int32), 9, room) == expected
 
 
 def test_segments_cover_all_pairs_and_fit():
     rng = np.random.default_rng(0)
     for room in (1, 2, 5):
         ids_P = rng.integers(0, 13, 60)
-        runs = segments(ids_P, 12, room)
+        runs = cut_runs(ids_P, 12, room)
         assert [0, *(end for _, end in runs)] == [first for first, _ in runs] + [60]
         for first, end in runs:
             assert len(set(ids_P[first:end].tolist()) - {12}) <= room
@@ -54,16 +58,48 @@ def test_batch_above_pairs_decodes_in_groups_of_experts():
     assert stats.demand.count == counters[True].misses + counters[False].misses
 
 
+def test_hits_of_a_batch_beyond_its_slots_needed_no_transfer():
+    # Six rows at a quarter of the experts: an expert that an earlier segment threw out
+    # and that travelled again had counted as a hit.
+    engine = layered("gqa", np.float32, 6)
+    assert_same_bits(engine, "gqa", np.float32, SIX, 12)
+    counters, stats = engine.manager.counters, engine.manager.queue.stats()
+    assert stats.demand.count == counters[True].misses + counters[False].misses
+    assert engine.manager.statistics.waves[True] > 12
+    trace = engine.trace.trace()
+    decode = trace.phase == DECODE
+    wanted, fetched = 0, 0
+    for step, layer in {*zip(trace.step[decode], trace.layer[decode], strict=True)}:
+        here = decode & (trace.step == step) & (trace.layer == layer)
+        ids, hits = trace.ids_TK[here], trace.hit_TK[here]
+        wanted += len(set(ids.ravel().tolist()))
+        fetched += len(set(ids[~hits].ravel().tolist()))
+    assert counters[True].hits == wanted - fetched
+    assert counters[True].misses > fetched  # some twice
+    # Replay of the trace passes the same waves.
+    result = replay(trace, policy_of("lru", trace), engine.manager.spec.layer_S)
+    assert result.hits_L.sum() / wanted == pytest.approx(
+        counters[True].hits / wanted, abs=0.02
+    )
+
+
+def test_a_predictor_that_waves_switch_off_is_said_to_be_off():
+    engine = layered("gqa", np.float32, 2, predictor="previous")
+    assert engine.remarks() == []
+    assert_same_bits(engine, "gqa", np.float32, SIX, 2)
+    (remark,) = engine.remarks()
+    assert remark.startswith("4 decode layers ran in waves (more experts than slots")
+    assert engine.report()["decode_layers_in_waves"] == 4
+
+
 def test_waves_among_wrong_prefetches_keep_bits():
     # Three rows choose 3 to 9 experts: some lookups fit 6 slots, others do not.
     table = np.random.default_rng(0).integers(0, 12, (70, 3, 4))
     table[:, 0] = -1  # a dense layer
     options = {"predictor_options": {"chosen_SLK": table}, "link_bytes_per_s": 8e6}
     engine = layered("gqa", np.float32, 6, predictor="oracle", **options)
-    waves = []
-    run, engine._waves.run = engine._waves.run, lambda *a: waves.append(a) or run(*a)
     assert_same_bits(engine, "gqa", np.float32, THREE)
-    assert 20 < len(waves) < 2 * STEPS - 20
+    assert 20 < engine.manager.statistics.waves[True] < 2 * STEPS - 20
     stats = engine.manager.queue.stats()
     assert stats.prefetch.count > 20 and stats.wasted_bytes > 0
 
@@ -96,9 +132,9 @@ def same_rows_logits(engine, rows, tokens=5):
 def test_changed_routes_hold_in_every_form_of_a_layer():
     engine = layered("gqa", BF16)
     plain = same_rows_logits(engine, 1)
-    engine._plan.routing_reader._route = NextExpert()
+    engine._reader._route = NextExpert()
     moved = same_rows_logits(engine, 1)
-    engine._plan.routing_reader._route = NextExpert(0.5)
+    engine._reader._route = NextExpert(0.5)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()

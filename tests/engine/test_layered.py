@@ -336,7 +336,7 @@ def test_dead_mover_raises_what_it_died_of():
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             engine.prefill(session, random_prompts(GQA, NINE))
-        session.used = 0
+        session.lengths = [0]
     with pytest.raises(OSError, match="the disk is gone"):
         engine.new_session(1, CAPACITY)
 

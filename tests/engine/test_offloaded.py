@@ -185,6 +185,9 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"link_bytes_per_s": 0.0}, "link rate must be a positive .* got 0.0"),
         ({"link_bytes_per_s": -1e9}, "got -1000000000.0"),
         ({"link_bytes_per_s": 1e9, "link_latency_s": -1.0}, "latency .* got -1.0"),
+        ({"link_latency_s": 1e-4}, "0.0001 and link_bytes_per_s not given"),
+        ({"slot_plan": "magic"}, "slot plan 'magic'; known: .*equal, one_pool"),
+        ({"slot_plan": "adapmoe_dp"}, "adapmoe_dp plans from counts; set profile_"),
         ({"device_memory": "lots"}, "'lots' is no budget"),
         ({"device_memory": "0%"}, "above 0 % to 100 %"),
         ({"device_memory": "101%"}, "above 0 % to 100 %"),
@@ -213,7 +216,19 @@ def test_options_that_no_model_could_run_with_are_refused(change, message):
             {"predictor": "stale_gate", "horizon": 2},
             "horizon 2 exceeds .* n_layer_gate",
         ),
-        ({"slot_plan": "magic"}, "slot plan 'magic'; known: .*equal, one_pool"),
+        ({"slot_plan": "planned"}, "slot plan planned got no slots; give it in slot_"),
+        (
+            {"slot_plan": "planned", "slot_plan_options": {"slots": [1000, 2]}},
+            r"gives \[1000, 2\]; expected 2 numbers, one a MoE layer, none above 12",
+        ),
+        (
+            {"slot_plan": "planned", "slot_plan_options": {"slots": "many"}},
+            "slots of plan planned is 'many', expected a list",
+        ),
+        (
+            {"slot_plan_options": {"slots": [2, 2]}},
+            "option of slot plan one_pool 'slots'",
+        ),
         ({"memory": "tape"}, "expert memory 'tape'; known: host, mmap, pinned"),
         (
             {
@@ -270,3 +285,9 @@ def test_closed_engine_lets_go_of_its_records():
     assert not thread.is_alive()
     assert STEPS  # the engine is still there to be asked for its counters
     assert engine.movement()["bytes_moved"] == 0
+
+
+def test_planned_slots_are_those_given():
+    plan = {"slot_plan": "planned", "slot_plan_options": {"slots": [3, 6]}}
+    with make_offloaded(StoreReader(GQA), OffloadOptions(**plan)) as engine:
+        assert engine.manager.spec.layer_S == (1,) * 3 + (2,) * 6

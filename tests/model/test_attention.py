@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from moe_edge.engine.base import jit_step
+from moe_edge.engine.programs import jit_step
 from moe_edge.model import kv_cache
 from moe_edge.model.attention import NO_WINDOW, Attention, masked_softmax
 from moe_edge.model.mla import LatentAttention

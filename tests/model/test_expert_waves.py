@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.engine.base import jit_step
+from moe_edge.engine.programs import jit_step
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout

@@ -40,8 +40,8 @@ def test_belady_reaches_the_least_misses_possible():
         missed = 0
         for step, ids in enumerate(lookups):
             misses = cache.look_up(0, np.array([ids], np.int32), None, step).misses
-            missed += misses.size
-            for expert in misses.tolist():
+            missed += len(misses)
+            for expert in misses:
                 cache.admit(0, expert)
         assert missed == least_misses(lookups, 3)
 

@@ -13,9 +13,9 @@ def run(policy, lookups):
     cache, missed = SlotCache(SPEC, policy), []
     for step, ids in enumerate(lookups):
         misses = cache.look_up(0, np.array([ids], np.int32), None, step).misses
-        for expert in misses.tolist():
+        for expert in misses:
             cache.admit(0, expert)
-        missed.append(misses.tolist())
+        missed.append(misses)
     return missed, cache.state["key_S"].tolist()
 
 

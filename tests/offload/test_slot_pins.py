@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from moe_edge.offload.policy import CacheSpec
@@ -11,7 +13,7 @@ def make():
 
 
 def transfer(slot, state="queued"):
-    return Transfer(0, 0, slot, 0, "demand", None, 0.0, state)
+    return Transfer(0, 0, slot, 0, "demand", None, 0.0, time.perf_counter, state)
 
 
 def test_guard_protects_what_moves_and_what_is_expected():

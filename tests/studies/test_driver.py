@@ -73,6 +73,18 @@ def test_study_writes_an_entry_and_tells_it(tmp_path, capsys):
     assert (out / "more.png").is_file() and (out / "rows.json").is_file()
 
 
+def test_a_long_answer_is_told_and_its_measurement_kept(tmp_path, capsys):
+    def long_winded(settings):
+        return dataclasses.replace(measure(settings), answer="word " * 41)
+
+    study = dataclasses.replace(STUDY, measure=long_winded)
+    run_study(study, Size(), out_dir=str(tmp_path / "o"))
+    assert (
+        "note: the answer has 41 words, expected at most 40" in capsys.readouterr().out
+    )
+    assert validate_entry(tmp_path / "o")["checks"] == {"it ran": True}
+
+
 def test_dry_run_checks_and_measures_nothing(tmp_path):
     root = study_root(STUDY)
     out = str(tmp_path / "o")

@@ -5,11 +5,12 @@ import functools
 import jax
 import numpy as np
 
-from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.offload.store import device_dtype
 from tests.support.tiny_models import (
     ALL,
     RandomReader,
@@ -36,8 +37,8 @@ class StoreReader(RandomReader):
 
 
 @functools.cache
-def _programs(name, dtype) -> dict:
-    return {}
+def _programs(name, dtype) -> LayerPrograms:
+    return LayerPrograms(ALL[name], device_dtype(np.dtype(dtype)))
 
 
 def layered(
@@ -46,12 +47,9 @@ def layered(
     """A new engine; those of one model share compiled programs (and `num_compiled`)."""
     options = OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **options)
     reader = StoreReader(ALL[name], dtype=dtype)
-    engine = make_offloaded(reader, options, with_trace=with_trace)
+    programs = _programs(name, dtype)
+    engine = make_offloaded(reader, options, with_trace=with_trace, programs=programs)
     assert engine.manager.spec.num_slots == slots
-    shared = _programs(name, dtype)
-    for part in ("_run", "_embed", "_head", "_next_embed", "_next_head", "_last"):
-        setattr(engine, part, shared.setdefault(part, getattr(engine, part)))
-    engine._waves = LayerWaves(engine._run, engine.manager)
     return engine
 
 

@@ -63,7 +63,7 @@ def capture(checkpoint, calibration):
     """(reader, layer -> (hidden, ids, weights) of all tokens), from an engine."""
     reader = open_checkpoint(checkpoint)
     engine = ResidentEngine(load_weights(reader), expert_method="dense")
-    run, calls = engine._run_experts, []
+    run, calls = engine.programs.run_experts, []
 
     def record(*arrays):
         calls.append([np.asarray(array) for array in arrays])
@@ -72,7 +72,7 @@ def capture(checkpoint, calibration):
         jax.experimental.io_callback(record, None, hidden, ids, weights, ordered=True)
         return run(hidden, ids, weights, records)
 
-    engine._run_experts = run_and_record
+    engine.programs.run_experts = run_and_record
     rows = rows_of(calibration)
     chunks = [np.asarray(logits).shape[1] for _, logits in engine.score(rows)]
     assert len(chunks) == 1 and len(calls) == len(reader.config.moe_layers)

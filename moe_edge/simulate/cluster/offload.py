@@ -20,10 +20,10 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.registry import get_predictor
 from moe_edge.simulate.cluster.drive import LOADED, ROUTE
 from moe_edge.simulate.cluster.links import Links
-from moe_edge.simulate.replay.serial_link import ComputedQueue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class OffloadPolicy:
         return [all_G - own_G for all_G, own_G in zip(slots, cached, strict=True)]
 
 
-class CountedQueue(ComputedQueue):
+class CountedQueue(VirtualQueue):
     """A queue that enters what it carries among the cluster's links."""
 
     def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
@@ -65,10 +65,8 @@ class CountedQueue(ComputedQueue):
         super().__init__(emulated, block_bytes, num_experts)
         self._links, self._gpu = links, gpu
 
-    def _begin(self, waiting) -> None:
-        transfer = waiting[0]
-        super()._begin(waiting)
-        start_s = transfer.done_s - self.transfer_s
+    def _carried(self, transfer, start_s: float, end_s: float) -> None:
+        super()._carried(transfer, start_s, end_s)
         self._links.loaded(
             self._gpu, start_s, self.transfer_s, self.block_bytes, transfer.cause
         )
@@ -175,13 +173,13 @@ class HostMemory:
             gpu = self.loop.first_gpu[server] + g
             mine_TK = np.where(owner_E[ids_TK] == g, ids_TK, E).astype(np.int32)
             manager.queue.now_s = time_s
-            here, transfers = bring(manager, layer, mine_TK, self._step[server])
-            here_E = np.zeros(E, bool)
-            here_E[here] = True
+            visit = manager.pass_layer(layer, mine_TK, None, self._step[server])
+            transfers, here_E = visit.transfers, np.zeros(E, bool)
+            here_E[visit.hits] = True
             self._compute(time_s, server, gpu, counts_E * here_E)
             block_s = self._block_s(gpu, counts_E[[t.expert for t in transfers]])
             for transfer, seconds in zip(transfers, block_s.tolist(), strict=True):
-                self.loop.heap.push(transfer.done_s, LOADED, server, len(missed))
+                self.loop.heap.push(transfer.arrival_s, LOADED, server, len(missed))
                 missed.append((gpu, seconds))
         state.pending = len(missed)
         if not missed:
@@ -204,29 +202,3 @@ class HostMemory:
         gpu, seconds = self._missed[server][item]
         end_s = self.loop.links.compute(gpu, time_s, seconds, "loaded")
         self.loop.arrived(end_s, server)
-
-
-def bring(manager: OffloadManager, layer: int, ids_TK, step: int):
-    """One lookup in the order of the engine (see `OffloadManager`).
-
-    Returns:
-      (experts that are there now, transfers of the others, all with `done_s`).
-    """
-    manager.queue.poll()
-    hits, misses = manager.look_up(layer, ids_TK, None, step)
-    here = np.setdiff1d(hits, manager.late)
-    transfers = manager.arriving(layer, hits)
-    waiting, left = list(transfers), misses.tolist()
-    while left:
-        got = manager.fetch(layer, left, step)
-        transfers, waiting, left = transfers + got, waiting + got, left[len(got) :]
-        if left:  # a wave: its blocks come and are computed, then the next one
-            manager.wait(waiting, layer, step)
-            manager.cache.release()
-            waiting = []
-            if not got:  # every slot awaits a prefetch
-                manager.drain()
-    manager.predictor_run.observe(layer, ids_TK, None)
-    manager.prefetch(layer, step)
-    manager.wait(waiting, layer, step)
-    return here, transfers

@@ -3,17 +3,23 @@
 The cache is the engine's own `SlotCache`, so semantics are the engine's: a step's
 experts of a layer are looked up together, hits are refreshed, then misses are
 inserted; experts of the running step are never victims. A layer with fewer slots than
-chosen experts passes through them in waves; what was there at the lookup is a hit, all
-else a miss.
+chosen experts passes through them in waves, in the order of the engine's decoding; the
+law is that of `offload/statistics.py`.
 """
 
 import dataclasses
 
 import numpy as np
 
+from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.simulate.replay.lookups import cache_spec, check_holds, lookups
+from moe_edge.simulate.replay.lookups import (
+    RoutedLayer,
+    cache_spec,
+    check_holds,
+    lookups,
+)
 from moe_edge.workload.traces import DECODE, Trace
 
 
@@ -23,8 +29,8 @@ class ReplayResult:
 
     Attributes:
       policy: its name.
-      hits_L: int [L], found by decode lookups.
-      misses_L: int [L], not found.
+      hits_L: int [L], experts of decode lookups that needed no transfer.
+      misses_L: int [L], transfers.
       prefill_hits, prefill_misses: the same over all prefill lookups.
     """
 
@@ -75,12 +81,9 @@ def replay(
             continue
         if routed.new_sequence:
             cache.new_sequence()
-        hits, misses = cache.look_up(
-            routed.layer, routed.ids_TK, routed.scores_TE, routed.step
-        )
-        hits_2L[routed.phase, routed.layer] += len(hits)
-        misses_2L[routed.phase, routed.layer] += len(misses)
-        admit_all(cache, routed.layer, misses)
+        hits, misses = pass_cache(cache, routed)
+        hits_2L[routed.phase, routed.layer] += hits
+        misses_2L[routed.phase, routed.layer] += misses
     return ReplayResult(
         policy.name,
         hits_2L[DECODE],
@@ -90,9 +93,24 @@ def replay(
     )
 
 
-def admit_all(cache: SlotCache, layer: int, misses: np.ndarray, protected_S=None):
-    """Inserts the misses of the running lookup, in waves if the slots are too few."""
-    for expert in misses.tolist():
-        if cache.admit(layer, expert, protected_S) is None:
-            cache.release()  # the wave before is computed
-            cache.admit(layer, expert, protected_S)
+def pass_cache(cache: SlotCache, routed: RoutedLayer) -> tuple[int, int]:
+    """A lookup whose misses are in their slots at once: (hits, misses)."""
+    layer, ids_TK = routed.layer, routed.ids_TK
+    hits, misses = cache.look_up(layer, ids_TK, routed.scores_TE, routed.step)
+    room = cache.room_L[layer]
+    if len(hits) + len(misses) <= room:
+        for expert in misses:
+            cache.admit(layer, expert)
+        return len(hits), len(misses)
+    row, E, fetched = cache.rows[layer], cache.spec.num_experts, []
+    ids_P = ids_TK.reshape(-1)
+    for first, end in cut_runs(ids_P, E, room):
+        experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
+        cache.release()
+        kept_S = np.zeros(cache.spec.num_slots, bool)
+        kept_S[[row[expert] for expert in experts if row[expert] >= 0]] = True
+        for expert in experts:
+            if row[expert] < 0:
+                fetched.append(expert)
+                kept_S[cache.admit(layer, expert, kept_S)] = True
+    return len({*hits, *misses}.difference(fetched)), len(fetched)

@@ -6,13 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.context import Context
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, get_policy
-from moe_edge.offload.slot_plan import plan_slots, static_hit_curves
+from moe_edge.offload.slot_plan import PLANS, plan_slots, static_hit_curves
 from moe_edge.workload.traces import DECODE, PREFILL, Trace, expert_counts
 
-SLOT_PLAN = "adapmoe_dp"  # a plan of slots, with lru inside
-POLICY_NAMES = (*POLICIES, SLOT_PLAN)
+# Plans that learn from the run are policies of their own, with lru inside.
+PLAN_NAMES = tuple(name for name, plan in PLANS.items() if plan.needs)
+POLICY_NAMES = (*POLICIES, *PLAN_NAMES)
 
 
 class RoutedLayer(NamedTuple):
@@ -50,8 +52,14 @@ def equal_slots(trace: Trace, slots_per_layer: int) -> tuple[int, ...]:
     """`layer_S` of a cache with equally many slots for every layer that routes.
 
     Raises:
-      ConfigError: fewer than two slots a layer, the engine's minimum.
+      ConfigError: fewer than two slots a layer, the engine's minimum, or more than a
+        layer has experts.
     """
+    if slots_per_layer > trace.num_experts:
+        raise ConfigError(
+            f"{slots_per_layer} slots a layer, expected at most the "
+            f"{trace.num_experts} experts that a layer has"
+        )
     if slots_per_layer < 2:
         raise ConfigError(
             f"{slots_per_layer} slots a layer, expected at least 2: one block computes "
@@ -66,17 +74,27 @@ def slots_for(name: str, trace: Trace, slots_per_layer: int) -> tuple[int, ...]:
     The plan is made from the prompt's counts, which are known before decoding.
     """
     layer_S = equal_slots(trace, slots_per_layer)
-    if name != SLOT_PLAN:
+    if name not in PLAN_NAMES:
         return layer_S
-    layers = np.unique(trace.layer)
-    return plan_slots(
-        name,
-        len(layer_S),
-        trace.num_layers,
-        trace.num_experts,
-        layers,
-        hit_curves=static_hit_curves(expert_counts(trace, PREFILL)[layers]),
-        top_k=trace.top_k,
+    sizes = len(layer_S), trace.num_layers, trace.num_experts
+    options = context_of(trace).fill(PLANS[name], {})
+    return plan_slots(name, *sizes, np.unique(trace.layer), **options)
+
+
+def context_of(trace: Trace) -> Context:
+    """What replay knows of a trace, for policies that ask.
+
+    `profile`: counts of the decode steps, which are what hit ratios are measured on;
+    `hit_curves`: from the prompt's counts, which are known before decoding.
+    """
+    prompt = expert_counts(trace, PREFILL)[np.unique(trace.layer)]
+    return Context(
+        future=lambda: _future(trace),
+        choices=lambda: chosen_by_step(trace),
+        profile=lambda: expert_counts(trace, DECODE),
+        prompt_steps=lambda: max(1, _prompt_steps(trace)),
+        hit_curves=lambda: static_hit_curves(prompt),
+        top_k=lambda: trace.top_k,
     )
 
 
@@ -114,30 +132,20 @@ def check_horizon(horizon: int, trace: Trace) -> None:
 def known_policies(trace: Trace) -> list[str]:
     """Names of the policies whose needs the trace holds."""
     known = [name for name, cls in POLICIES.items() if cls.needs <= trace.holds]
-    return [*known, SLOT_PLAN]
+    return [*known, *PLAN_NAMES]
 
 
 def policy_of(name: str, trace: Trace) -> EvictionPolicy:
     """A policy by name; what it must know beforehand comes from the trace.
 
-    Belady gets the future. `static_oracle` gets the counts of the decode steps, which
-    are what hit ratios are measured on. `static_prompt` learns in the first prefill.
-
     Raises:
       ConfigError: an unknown name, or needs the trace does not hold.
     """
     check_known("cache policy", name, POLICY_NAMES)
-    if name == SLOT_PLAN:
+    if name in PLAN_NAMES:
         return get_policy("lru")
     check_holds("cache policy", name, POLICIES[name].needs, trace)
-    options = {}
-    if name == "belady":
-        options["future"] = _future(trace)
-    elif name == "static_oracle":
-        options["profile"] = expert_counts(trace, DECODE)
-    elif name == "static_prompt":
-        options["prompt_steps"] = max(1, _prompt_steps(trace))
-    return get_policy(name, **options)
+    return get_policy(name, **context_of(trace).fill(POLICIES[name], {}))
 
 
 def _prompt_steps(trace: Trace) -> int:
@@ -155,3 +163,21 @@ def _future(trace: Trace) -> list:
         trace.num_layers,
         trace.num_experts,
     )
+
+
+def chosen_by_step(trace: Trace) -> np.ndarray:
+    """int32 [steps, L, M]: distinct experts of each lookup, best rank first, then -1.
+
+    Steps are numbered from 0 without gaps, as an oracle counts them.
+    """
+    distinct = [
+        [e for e in dict.fromkeys(r.ids_TK.T.ravel().tolist()) if e < trace.num_experts]
+        for r in lookups(trace)
+    ]
+    steps, step_G = np.unique(trace.step[trace.bounds[:-1]], return_inverse=True)
+    width = max(map(len, distinct))
+    chosen_SLM = np.full((len(steps), trace.num_layers, width), -1, np.int32)
+    layer_G = trace.layer[trace.bounds[:-1]]
+    for step, layer, ids in zip(step_G, layer_G, distinct, strict=True):
+        chosen_SLM[step, layer, : len(ids)] = ids
+    return chosen_SLM

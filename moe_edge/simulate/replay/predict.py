@@ -16,6 +16,7 @@ from moe_edge.simulate.replay.lookups import (
     cache_spec,
     check_holds,
     check_horizon,
+    context_of,
     lookups,
 )
 from moe_edge.workload.traces import DECODE, Trace
@@ -106,23 +107,4 @@ def predictor_of(name: str, trace: Trace) -> Predictor:
     if name not in PREDICTORS:
         return get_predictor(name)  # refuses it
     check_holds("predictor", name, PREDICTORS[name].needs, trace)
-    options = {"chosen_SLK": chosen_by_step(trace)} if name == "oracle" else {}
-    return get_predictor(name, **options)
-
-
-def chosen_by_step(trace: Trace) -> np.ndarray:
-    """int32 [steps, L, M]: distinct experts of each lookup, best rank first, then -1.
-
-    Steps are numbered from 0 without gaps, as an oracle counts them.
-    """
-    distinct = [
-        [e for e in dict.fromkeys(r.ids_TK.T.ravel().tolist()) if e < trace.num_experts]
-        for r in lookups(trace)
-    ]
-    steps, step_G = np.unique(trace.step[trace.bounds[:-1]], return_inverse=True)
-    width = max(map(len, distinct))
-    chosen_SLM = np.full((len(steps), trace.num_layers, width), -1, np.int32)
-    layer_G = trace.layer[trace.bounds[:-1]]
-    for step, layer, ids in zip(step_G, layer_G, distinct, strict=True):
-        chosen_SLM[step, layer, : len(ids)] = ids
-    return chosen_SLM
+    return get_predictor(name, **context_of(trace).fill(PREDICTORS[name], {}))

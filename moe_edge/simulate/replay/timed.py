@@ -1,9 +1,8 @@
 """Replays a route trace with a cost model: what time per token to expect.
 
-The layered engine's own `OffloadManager` runs over a queue in computed time: when a
-layer's routing is known, queued prefetches for it that were wrong are taken back, its
-misses are requested, then prefetches for the layers ahead; its experts are computed
-when all of them have arrived. One compute resource and one link, both serial. Decode
+The layered engine's own `OffloadManager` runs over a queue in computed time, in the
+order of `offload/layer_visit.py`; a layer's experts are computed when all of them have
+arrived. One compute resource and one link, both serial. Decode
 steps only: prefill rows warm cache and predictor without taking time.
 """
 
@@ -13,16 +12,15 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.simulate.replay.hits import admit_all
+from moe_edge.simulate.replay.hits import pass_cache
 from moe_edge.simulate.replay.lookups import (
-    RoutedLayer,
     cache_spec,
     check_holds,
     check_horizon,
     lookups,
 )
-from moe_edge.simulate.replay.serial_link import ComputedQueue
 from moe_edge.simulate.replay.timing import CostModel, TimedResult
 from moe_edge.workload.traces import DECODE, Trace
 
@@ -56,7 +54,7 @@ def replay_time(
     if not (trace.phase == DECODE).any():
         raise ConfigError("the trace has no decode step (phase 1): nothing to time")
     route_L, experts_L = costs.layers(trace.num_layers)
-    queue = ComputedQueue(costs.link, costs.block_bytes, trace.num_experts)
+    queue = VirtualQueue(costs.link, costs.block_bytes, trace.num_experts)
     manager = OffloadManager(
         SlotCache(cache_spec(trace, layer_S), policy),
         queue,
@@ -66,55 +64,33 @@ def replay_time(
     )
     step, starts = None, []
     for routed in lookups(trace):
-        layer, ids_TK, scores_TE = routed.layer, routed.ids_TK, routed.scores_TE
+        layer = routed.layer
         if routed.new_sequence:
             manager.new_sequence()
         if routed.phase != DECODE:
-            found = manager.cache.look_up(layer, ids_TK, scores_TE, routed.step)
-            admit_all(manager.cache, layer, found.misses)
-            manager.predictor_run.observe(layer, ids_TK, scores_TE)
+            pass_cache(manager.cache, routed)
+            manager.predictor_run.observe(layer, routed.ids_TK, routed.scores_TE)
             continue
         if routed.step != step:
             starts.append(queue.now_s)
             queue.now_s += costs.step_s
             step = routed.step
         queue.now_s += route_L[layer]
-        _run_layer(manager, routed)
+        manager.pass_layer(layer, routed.ids_TK, routed.scores_TE, step)
         queue.now_s += experts_L[layer]
-    counters = manager.counters[True]
+    counters, moved = manager.counters[True], queue.stats()
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
         step_s=np.diff([*starts, queue.now_s]),
         hits=counters.hits,
         late=counters.late,
         misses=counters.misses - counters.late,
-        demand_bytes=queue.begun["demand"] * costs.block_bytes,
-        prefetch_bytes=queue.begun["prefetch"] * costs.block_bytes,
-        wasted_bytes=queue.wasted * costs.block_bytes,
-        unused_bytes=queue.unused_blocks() * costs.block_bytes,
-        cancelled=queue.cancelled,
+        demand_bytes=moved.demand.bytes,
+        prefetch_bytes=moved.prefetch.bytes,
+        wasted_bytes=moved.wasted_bytes,
+        unused_bytes=moved.unused_bytes,
+        cancelled=moved.cancelled,
         wait_s=counters.wait_s,
         resident_s=float(costs.step_s + compute_L.sum()),
-        link_s=sum(queue.begun.values()) * queue.transfer_s,
+        link_s=(moved.demand.count + moved.prefetch.count) * queue.transfer_s,
     )
-
-
-def _run_layer(manager: OffloadManager, routed: RoutedLayer) -> None:
-    """From the known routing to the arrival of the layer's last block."""
-    layer, step = routed.layer, routed.step
-    manager.queue.poll()
-    hits, misses = manager.look_up(layer, routed.ids_TK, routed.scores_TE, step)
-    transfers = manager.arriving(layer, hits)
-    left = misses.tolist()
-    while left:
-        got = manager.fetch(layer, left, step)
-        transfers, left = transfers + got, left[len(got) :]
-        if left:  # a wave: its blocks come and are computed, then the next one
-            manager.wait(transfers, layer, step)
-            manager.cache.release()
-            transfers = []
-            if not got:  # every slot awaits a prefetch
-                manager.drain()
-    manager.predictor_run.observe(layer, routed.ids_TK, routed.scores_TE)
-    manager.prefetch(layer, step)
-    manager.wait(transfers, layer, step)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from moe_edge.engine.generate import generate
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
@@ -20,7 +21,7 @@ from moe_edge.studies.cases import (
     Ready,
     prepare,
 )
-from moe_edge.studies.engines import Bench, StudyEngine
+from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.study import SPREAD, Claim, Findings, Study
@@ -146,7 +147,7 @@ def run(settings: PredictorSettings) -> Findings:
     return findings(bench.model, judged, ready, all(is_same), settings)
 
 
-def watch(bench: Bench, engine: StudyEngine, prompts, settings: PredictorSettings):
+def watch(bench: Bench, engine: LayeredEngine, prompts, settings: PredictorSettings):
     """(log, tokens) of one generation."""
     config, manager = bench.config, engine.manager
     engine.reset_records()

@@ -21,10 +21,11 @@ class LayerwiseEngine(ResidentEngine):
       weights: all but the experts, on the device.
       store: the experts.
       link: how they travel.
+      **shared: `programs` of another engine.
     """
 
-    def __init__(self, weights: Weights, store: HostStore, link: Link):
-        super().__init__(weights)
+    def __init__(self, weights: Weights, store: HostStore, link: Link, **shared):
+        super().__init__(weights, **shared)
         self._store, self._link = store, link
         shape = store.num_experts, store.record_size, store.dtype
         self._rooms: list[Slots] = [make_slots(*shape) for _ in range(2)]
@@ -70,7 +71,7 @@ class LayerwiseEngine(ResidentEngine):
                 number += 1
                 if number < len(moe_layers):
                     coming = self._send(number)
-            x, session.caches[i], routings = self._layers(
+            x, session.caches[i], routings = self.programs.layers(
                 (experts is not None,),
                 (self.weights.layers[layer],),
                 (experts,),

@@ -228,5 +228,5 @@ def _replay(engine, run: Run, costs: CostModel, log: RunLog | None):
         costs,
         None if log is None else Replayed(log.predicted),
         1 if log is None else manager.predictor_run.horizon,
-        manager.prefetch_limit,
+        manager.prefetcher.limit,
     )

@@ -20,7 +20,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor, no_prediction
-from moe_edge.simulate.replay.predict import chosen_by_step
+from moe_edge.simulate.replay.lookups import chosen_by_step
 from moe_edge.studies.speed.decode import argmax
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.suite import SuiteSettings

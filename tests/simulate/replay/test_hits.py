@@ -60,6 +60,15 @@ def test_replay_more_chosen_than_slots_passes_in_waves():
     assert (int(result.hits_L[0]), int(result.misses_L[0])) == (2, 4)
 
 
+def test_replay_in_waves_counts_what_travels_again():
+    # 2 and 3 are there. The run 0, 1 throws both out, so 3 travels though it was there.
+    trace = make_trace(
+        [(1, 0, 0, [2, 3]), (1, 1, 0, [0, 1]), (1, 1, 0, [3, 0])], num_experts=6
+    )
+    result = run(trace, "lru", 2)
+    assert (int(result.hits_L[0]), int(result.misses_L[0])) == (0, 2 + 3)
+
+
 def test_replay_is_nan_for_layers_without_lookups():
     trace = make_trace([(1, 0, 1, [0]), (1, 1, 1, [0])])
     result = run(trace, "lru", 2)

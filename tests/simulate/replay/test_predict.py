@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.simulate.replay.lookups import chosen_by_step
 from moe_edge.simulate.replay.predict import (
-    chosen_by_step,
     known_predictors,
     predictor_of,
     replay_predictor,

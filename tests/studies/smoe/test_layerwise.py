@@ -36,9 +36,8 @@ def engine():
 
 
 def test_layerwise_gives_the_resident_tokens_and_waits_for_whole_layers(engine):
-    resident = ResidentEngine(load_weights(StoredReader(GQA)))
-    for name in ("_embed", "_next_embed", "_head", "_next_head", "_last", "_layers"):
-        setattr(resident, name, getattr(engine, name))  # compiled once
+    weights = load_weights(StoredReader(GQA))
+    resident = ResidentEngine(weights, programs=engine.programs)
     prompts = random_prompts(GQA, [9, 5])
     expected = generate(resident, prompts, 6).tokens
     assert generate(engine, prompts, 6).tokens == expected

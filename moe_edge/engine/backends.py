@@ -1,14 +1,20 @@
-"""CPU assist in the engine: which absent experts the host computes, and its result.
+"""Where an absent expert is computed instead of fetched: backends of the engine.
 
-The plan is SMoE's two pointers (algorithm 2) or Fiddler's rule; costs are means of the
-last measurements (`offload/assist.py`).
+The layered engine asks its backends in order which absent experts they take, starts
+them, and adds their `[T, D]` to the layer's sum. The host is one; another machine is
+another. The host's plan is SMoE's two pointers (algorithm 2) or Fiddler's rule; costs
+are means of the last measurements (`offload/assist.py`).
 """
 
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from moe_edge.core.checks import check_known
+from moe_edge.engine.offload_options import ASSIST_RULES
+from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
@@ -21,27 +27,52 @@ from moe_edge.offload.assist import (
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import HostStore
 
-RULES = ("two_pointer", "fiddler")
 MEASUREMENTS = 16  # p of SMoE, section V.A
 
 
-class Assist:
-    """Splits absent experts between link and host, and runs the host's part.
+class Backend(Protocol):
+    """Computes experts elsewhere than in the device's slots.
+
+    Attributes:
+      computed: experts that it has computed.
+    """
+
+    computed: int
+
+    def take(self, layer: int, absent: list[int]) -> list[int]:
+        """Which absent experts, given best first, it computes in this step."""
+
+    def start(
+        self, hidden_TD, reading: Reading, experts: list[int]
+    ) -> Callable[[], np.ndarray]:
+        """Begins with them; the result waits for what they add to the layer.
+
+        Returns:
+          a call that gives float32 `[T, D]` on the host: the weighted sum of these
+          experts, zeros if there are none, so that one program serves both cases.
+        """
+
+    def note(self, transfers) -> None:
+        """Is told of the layer's transfers, which have ended: what loading costs."""
+
+
+class HostBackend:
+    """The host's own cores: splits absent experts between link and host.
 
     Args:
       config: the model.
       store: the records in host memory.
       link: what a transfer goes over.
-      rule: one of RULES.
+      rule: one of ASSIST_RULES.
     """
 
     def __init__(self, config: ModelConfig, store: HostStore, link: Link, rule: str):
-        check_known("CPU assist", rule, RULES)
+        check_known("CPU assist", rule, ASSIST_RULES)
         self.rule, self._store, self._moe = rule, store, config.moe
         self._layout = RecordLayout.of(config)
         self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
         self.host = MeasuredCost(MEASUREMENTS, self._first_host_s())
-        self.computed = 0  # experts that the host ran
+        self.computed = 0
         self._compiled: set[int] = set()  # numbers of tokens; the first call compiles
 
     def _first_load_s(self, link: Link) -> float:
@@ -61,41 +92,37 @@ class Assist:
             lambda: np.asarray(host_expert(record_R, self._layout, x_TD, **options))
         )
 
-    def split(self, absent) -> tuple[list[int], list[int]]:
-        """(to load, for the host), from absent experts, best first."""
-        absent = [int(expert) for expert in absent]
+    def take(self, layer: int, absent: list[int]) -> list[int]:
         if self.rule == "two_pointer":
-            return plan_two_pointer(absent, self.load.mean_s, self.host.mean_s)
+            return plan_two_pointer(absent, self.load.mean_s, self.host.mean_s)[1]
         # At the few tokens of decoding an expert costs the same for all of them
         # (SMoE, fig. 8): each counts once.
         ones = np.ones(len(absent), np.int64)
         on_host = plan_fiddler(ones, self.host.mean_s, self.load.mean_s, 0.0)
-        load = [e for e, here in zip(absent, on_host, strict=True) if not here]
-        return load, [e for e, here in zip(absent, on_host, strict=True) if here]
+        return [expert for expert, here in zip(absent, on_host, strict=True) if here]
 
-    def run(self, layer: int, experts: list[int], routed, choice) -> np.ndarray:
-        """What the host adds to the layer, float32 `[T, D]`; zeros without experts.
+    def start(self, hidden_TD, reading: Reading, experts: list[int]):
+        return lambda: self._run(hidden_TD, reading, experts)
 
-        On the host: so there is one program whether it has computed something or not.
-        """
+    def _run(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
         if not experts:
-            return np.zeros(routed.hidden_TD.shape, np.float32)
+            return np.zeros(hidden_TD.shape, np.float32)
         started = time.perf_counter()
         y_TD = np.asarray(
             host_outputs(
-                [self._store.record(layer, expert) for expert in experts],
+                [self._store.record(reading.layer, expert) for expert in experts],
                 experts,
                 self._layout,
-                routed.hidden_TD,
-                choice.ids_TK,
-                choice.read["weights_TK"],
+                hidden_TD,
+                reading.ids_TK,
+                reading.host_weights_TK,
                 activation=self._moe.activation,
                 swiglu_limit=self._moe.swiglu_limit,
             )
         )
-        if len(choice.ids_TK) in self._compiled:
+        if len(reading.ids_TK) in self._compiled:
             self.host.add((time.perf_counter() - started) / len(experts))
-        self._compiled.add(len(choice.ids_TK))
+        self._compiled.add(len(reading.ids_TK))
         self.computed += len(experts)
         return y_TD
 

@@ -13,26 +13,28 @@ from tests.support.tiny_models import BF16, GQA, random_prompts
 
 def short_fetch(engine, times):
     """Lets the first `times` fetches of decoding have no slot; returns their count."""
-    fetch, refused = engine.manager.fetch, []
+    residency, refused = engine.manager.residency, []
+    demand = residency.demand
 
     def refusing(layer, experts, step, busy=()):
         is_decode = engine.manager.counters[True].misses > 0
         if is_decode and len(experts) and len(refused) < times:
             refused.append(layer)
             return []
-        return fetch(layer, experts, step, busy)
+        return demand(layer, experts, step, busy)
 
-    engine.manager.fetch = refusing
+    residency.demand = refusing
     return refused
 
 
 def test_a_layer_whose_slots_transfers_had_taken_keeps_its_bits():
     engine = layered("gqa", BF16, 9, predictor="previous")
-    refused, calmed = short_fetch(engine, times=1), []
-    calm = engine.manager.drain
-    engine.manager.drain = lambda: calmed.append(len(refused)) or calm()
+    refused, drained = short_fetch(engine, times=1), []
+    residency = engine.manager.residency
+    drain = residency.drain
+    residency.drain = lambda: drained.append(len(refused)) or drain()
     assert_same_bits(engine, "gqa", BF16, NINE)
-    assert len(refused) == 1 and calmed.count(1) == 1  # others were of the prompt
+    assert len(refused) == 1 and drained.count(1) == 1  # others were of the prompt
 
 
 def test_a_layer_that_never_gets_its_slots_is_an_error():

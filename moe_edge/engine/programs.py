@@ -1,0 +1,92 @@
+"""Jitted programs of a step, as an object that engines of one model share.
+
+Programs are pure functions of arrays and belong to a model's config, not to an engine:
+whoever builds a second engine of the same model hands it the first one's (`programs=`),
+and nothing is compiled twice.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.matvec import compiler_options
+from moe_edge.model.transformer import embed_tokens, logits_of, make_chunk
+
+
+def jit_step(function: Callable, **options):
+    """Compiles a step's program: all engines with the same compiler options."""
+    return jax.jit(function, compiler_options=compiler_options(), **options)
+
+
+class TopPrograms:
+    """Embedding and head, which do not depend on k: all operating points share them."""
+
+    def __init__(self, config: ModelConfig):
+        self._config = config
+        self.embed = jit_step(self.embed_step)
+        self.head = jit_step(self.head_step)
+        self.next_embed = jit_step(self.next_embed_step)
+        self.next_head = jit_step(lambda top, x_B1D: self.head_step(top, x_B1D[:, 0]))
+        self.last = jit_step(_pick_last)
+
+    def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS):
+        chunk = make_chunk(self._config, start_B, valid_BS)
+        return embed_tokens(embed_VD, tokens_BS), chunk
+
+    def next_embed_step(self, embed_VD, tokens_B, positions_B, active_B):
+        x_B1D, chunk = self.embed_step(
+            embed_VD, tokens_B[:, None], positions_B, active_B[:, None]
+        )
+        return x_B1D, chunk, positions_B + 1
+
+    def head_step(self, top, x):
+        """x `[..., D]` -> logits `[..., V]`."""
+        config = self._config
+        head = top["embed"] if config.tie_embeddings else top["head"]
+        return logits_of(x, top["final_norm"], head, config.norm_eps)
+
+    def all(self) -> list:
+        return [self.embed, self.next_embed, self.head, self.next_head, self.last]
+
+
+class Programs:
+    """All programs of one model at one k; a subclass adds those of layers.
+
+    Args:
+      config: the model.
+      top: of another k, to share; None: new ones.
+    """
+
+    def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
+        self.config, self.top = config, top or TopPrograms(config)
+
+    def at(self, config: ModelConfig) -> "Programs":
+        """The same programs for another k."""
+        return type(self)(config, top=self.top)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ConfigError unless they are of this model."""
+        if self.config != config:
+            raise ConfigError(
+                "these programs were made for another model or another k; share those "
+                "of an engine with the same config"
+            )
+
+    def all(self) -> list:
+        return self.top.all()
+
+    def num_compiled(self) -> int:
+        """How many have been compiled so far (all shapes)."""
+        return sum(program._cache_size() for program in self.all())
+
+
+def _pick_last(x_BSD, last_BD, index_B):
+    """Row b of `last` becomes x[b, index_B[b]] where that lies in the chunk."""
+    S = x_BSD.shape[1]
+    inside_B = (index_B >= 0) & (index_B < S)
+    at_B11 = jnp.clip(index_B, 0, S - 1)[:, None, None]
+    picked_BD = jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]
+    return jnp.where(inside_B[:, None], picked_BD, last_BD)

@@ -1,0 +1,172 @@
+"""What every queue of expert blocks does: who waits, who goes first, what it came to.
+
+Two queues carry: `transfer_queue.TransferQueue` in real time, `virtual_queue.
+VirtualQueue` in computed time. Blocks go one after another, demands before prefetches,
+each in order, and a transfer under way is never interrupted.
+"""
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+
+from moe_edge.core.checks import check_known
+from moe_edge.core.events import CAUSES, Total
+from moe_edge.offload.transfer import Transfer, TransferStats
+
+
+class BlockQueue:
+    """The queue's bookkeeping; a subclass carries blocks, waits and tells the time.
+
+    Args:
+      block_bytes: of one block.
+      num_experts: E, blocks of a layer.
+      clock: tells the time in seconds.
+      lock: guards what another thread changes; None: there is no other.
+    """
+
+    def __init__(
+        self, block_bytes: int, num_experts: int, clock: Callable[[], float], lock=None
+    ):
+        self.block_bytes, self.num_experts = block_bytes, num_experts
+        self._clock = clock
+        self._lock = contextlib.nullcontext() if lock is None else lock
+        # In order of urgency.
+        self._queues: dict[str, deque[Transfer]] = {cause: deque() for cause in CAUSES}
+        self._in_slot: dict[int, Transfer] = {}  # the latest request of every slot
+        self._unused: dict[int, Transfer] = {}  # prefetches by key until first used
+        self.reset_stats()
+
+    # What a subclass does.
+
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        """Returns when all blocks are in their slots: the seconds it took."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """Does what is due by now, without waiting."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends what runs in the background."""
+
+    def _check(self) -> None:
+        """Refuses requests where there is a reason; the lock is held."""
+
+    def _wake(self) -> None:
+        """A request has come; the lock is held."""
+
+    # What all share.
+
+    def request(
+        self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
+    ) -> Transfer:
+        """Asks for a block in a slot.
+
+        Args:
+          layer, expert: the block; the model's layer index, a block of the layer.
+          slot: its row; no program in flight may read it (`AliasedSlots`), and no
+            queued request may aim at it.
+          cause: one of `core.events.CAUSES`.
+          step: stored with the event.
+        Raises:
+          RuntimeError: a queued request aims at the same slot.
+        """
+        check_known("transfer cause", cause, CAUSES)
+        key = layer * self.num_experts + expert
+        transfer = Transfer(
+            layer, expert, slot, key, cause, step, self._clock(), self._clock
+        )
+        with self._lock:
+            self._check()
+            self._occupy(transfer)
+            self._queues[cause].append(transfer)
+            self._wake()
+        return transfer
+
+    def _occupy(self, transfer: Transfer) -> None:
+        """Accounts for what the slot held before."""
+        last = self._in_slot.get(transfer.slot)
+        if last is not None:
+            if last.state == "queued":
+                raise RuntimeError(
+                    f"slot {transfer.slot} awaits layer {last.layer}, expert "
+                    f"{last.expert}; cancel that or wait for it first"
+                )
+            if self._unused.get(last.key) is last:
+                del self._unused[last.key]
+                self._wasted += 1
+        self._in_slot[transfer.slot] = transfer
+        if transfer.cause == "prefetch":
+            self._unused[transfer.key] = transfer
+
+    def _next_queue(self) -> deque[Transfer] | None:
+        """The most urgent queue that is not empty."""
+        return next((queue for queue in self._queues.values() if queue), None)
+
+    def promote(self, transfer: Transfer) -> None:
+        """The block is needed now: a queued prefetch becomes the last demand."""
+        with self._lock:
+            if transfer.state == "queued" and transfer.cause == "prefetch":
+                self._queues["prefetch"].remove(transfer)
+                transfer.cause = "demand"
+                self._queues["demand"].append(transfer)
+        self.used(transfer.key)
+
+    def used(self, key: int) -> None:
+        """A block was computed with: its prefetch was no waste."""
+        self._unused.pop(key, None)
+
+    def cancel_prefetches(
+        self, keep: Container[int] | Callable[[int], bool] = ()
+    ) -> list[tuple[int, int, int]]:
+        """Takes back queued prefetches, but those whose key is in `keep`.
+
+        Args:
+          keep: block keys, or a predicate of a key.
+        Returns:
+          (layer, expert, slot) of each; nothing was written there.
+        """
+        keeps = keep if callable(keep) else keep.__contains__
+        with self._lock:
+            queued = self._queues["prefetch"]
+            cancelled = [transfer for transfer in queued if not keeps(transfer.key)]
+            for transfer in cancelled:
+                transfer.state = "cancelled"
+            self._queues["prefetch"] = deque(t for t in queued if t.state == "queued")
+        for transfer in cancelled:
+            self._unused.pop(transfer.key, None)
+        self._cancelled += len(cancelled)
+        return [
+            (transfer.layer, transfer.expert, transfer.slot) for transfer in cancelled
+        ]
+
+    def _carried(self, transfer: Transfer, start_s: float, end_s: float) -> None:
+        """Accounts for a transfer that occupies the link from start to end."""
+        total = self._totals[transfer.cause]
+        total.count += 1
+        total.bytes += self.block_bytes
+        total.seconds += end_s - start_s
+        transfer.seconds, transfer.arrival_s = end_s - start_s, end_s
+
+    def reset_stats(self) -> None:
+        """Counts from here on; what was prefetched before is nobody's waste."""
+        with self._lock:
+            self._totals = {cause: Total() for cause in CAUSES}
+        self._wasted = self._cancelled = 0
+        self._wait_s = 0.0
+        self._unused.clear()
+
+    def stats(self) -> TransferStats:
+        """Sums since the last `reset_stats`."""
+        with self._lock:
+            totals = {c: dataclasses.replace(t) for c, t in self._totals.items()}
+        unused = sum(transfer.state == "done" for transfer in self._unused.values())
+        return TransferStats(
+            demand=totals["demand"],
+            prefetch=totals["prefetch"],
+            wasted_bytes=self._wasted * self.block_bytes,
+            unused_bytes=unused * self.block_bytes,
+            cancelled=self._cancelled,
+            wait_s=self._wait_s,
+        )

@@ -1,0 +1,204 @@
+"""One layer of one step: look up, demand, prefetch, wait, release. The one order.
+
+The layered engine, its waves, replay in computed time and the cluster simulator all go
+through this object, so none has an order of its own:
+
+1. look up (`OffloadManager.look_up`): hits are refreshed, queued prefetches that the
+   layer did not choose are taken back;
+2. demand: misses, best first, after late prefetches, which become as urgent;
+3. prefetch: what the predictor names, while demands travel; where nothing travels,
+   once the layer is dispatched (`finish`);
+4. wait for what was demanded;
+5. release: chosen experts stay in their slots until the next lookup, whose routing
+   shows that this layer has been computed, or between the waves of a layer.
+
+A layer that chose more than its slots hold passes in waves, which prefetch nothing: the
+next wave would throw it out again.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from moe_edge.offload.transfer import Transfer
+
+
+class LayerVisit:
+    """A lookup and what followed from it.
+
+    Attributes:
+      layer, step, is_decode: where.
+      hits: experts that needed no transfer; in waves some may still come to.
+      late: prefetched experts that were still on their way at the lookup.
+      misses: absent at the lookup, best first.
+      missed: experts asked for on demand or computed elsewhere, each time.
+      moved: how many transfers were demanded.
+      transfers: what the layer waited for.
+      waited_s: how long.
+      fits: whether the layer's slots can hold all that it chose at once.
+      in_waves: it passed in waves.
+      begun_s: when, in the run's time, where events are recorded.
+    """
+
+    __slots__ = (
+        "_manager",
+        "_may_prefetch",
+        "begun_s",
+        "fits",
+        "hits",
+        "in_waves",
+        "is_decode",
+        "late",
+        "layer",
+        "missed",
+        "misses",
+        "moved",
+        "step",
+        "transfers",
+        "waited_s",
+    )
+
+    def __init__(self, manager, layer, step, is_decode, hits, late, misses):
+        self._manager = manager
+        self.layer, self.step, self.is_decode = layer, step, is_decode
+        self.hits, self.late, self.misses = hits, late, misses
+        self.missed: list[int] = []
+        self.transfers: list[Transfer] = []
+        self.moved, self.waited_s = 0, 0.0
+        chosen = len(hits) + len(late) + len(misses)
+        self.fits = chosen <= manager.cache.room_L[layer]
+        self.in_waves = False
+        self.begun_s = manager.statistics.now()
+        self._may_prefetch = is_decode and manager.prefetcher.follows_routing
+
+    def demand(self, experts, busy=()) -> list[Transfer]:
+        """Asks for experts, best first: transfers of those that got a slot.
+
+        Args:
+          busy: slots that programs in flight read.
+        """
+        transfers = self._manager.residency.demand(self.layer, experts, self.step, busy)
+        self.moved += len(transfers)
+        for transfer in transfers:
+            self._miss(transfer.expert)
+        return transfers
+
+    def _miss(self, expert: int) -> None:
+        self.missed.append(expert)
+        if self.in_waves:  # a wave before, or draining for it, has thrown it out
+            for group in (self.hits, self.late):
+                if expert in group:
+                    group.remove(expert)
+
+    def computed_elsewhere(self, experts) -> None:
+        """Absent experts that are not fetched: a backend computes them."""
+        self.missed += experts
+
+    def prefetch(self) -> None:
+        """Asks for what the predictor names, once a visit."""
+        self._may_prefetch = False
+        self._manager.prefetcher.prefetch(self.layer, self.step)
+
+    def wait(self, transfers) -> None:
+        """Returns when the blocks are in their slots."""
+        if transfers:
+            statistics, residency = self._manager.statistics, self._manager.residency
+            start_s = statistics.now()
+            waited_s = residency.queue.wait(transfers)
+            residency.pins.settle()
+            statistics.waited(self, start_s, waited_s)
+
+    def release(self) -> None:
+        """A wave is computed: its experts may leave their slots."""
+        self._manager.cache.release()
+
+    def bring(self, absent=None, meanwhile: Callable[[], None] | None = None):
+        """Brings what a layer chose; it must fit (`fits`).
+
+        Args:
+          absent: what to fetch, best first; None: all misses.
+          meanwhile: called while transfers travel.
+        Returns:
+          transfers of `absent`, arrived.
+        """
+        residency = self._manager.residency
+        absent = self.misses if absent is None else absent
+        transfers = residency.underway(self.layer, self.late) if self.late else []
+        for transfer in transfers:
+            residency.queue.promote(transfer)
+        fetched = self.demand(absent)
+        if len(fetched) < len(absent):
+            # Transfers under way have taken slots: when they have ended, all fits.
+            self.wait(transfers + fetched)
+            residency.drain()
+            fetched += self.demand(absent[len(fetched) :])
+            if len(fetched) < len(absent):
+                raise RuntimeError(
+                    f"layer {self.layer}: only {len(fetched)} of {len(absent)} absent "
+                    "experts got slots"
+                )
+        self.transfers = transfers + fetched
+        # While demands travel there is time to think ahead; if all is here there is
+        # none before the dispatch.
+        if self._may_prefetch and not all(t.done for t in self.transfers):
+            self.prefetch()
+        if meanwhile is not None:
+            meanwhile()
+        self.wait(self.transfers)
+        return fetched
+
+    def begin_waves(self) -> None:
+        """More was chosen than fits: nothing else may be on its way."""
+        self.in_waves, self._may_prefetch = True, False
+        self._manager.residency.drain()
+
+    def runs(self, ids_TK: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Brings run after run of the (token, expert) pairs, in their order.
+
+        Yields:
+          (first, end) of the pairs whose experts are in slots now; they must be
+          computed before the next run is asked for.
+        """
+        self.begin_waves()
+        residency, E = self._manager.residency, self._manager.spec.num_experts
+        row, ids_P = residency.cache.rows[self.layer], ids_TK.reshape(-1)
+        for first, end in cut_runs(ids_P, E, residency.cache.room_L[self.layer]):
+            experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
+            here = [row[expert] for expert in experts if row[expert] >= 0]
+            self.release()
+            absent = [expert for expert in experts if row[expert] < 0]
+            transfers = self.demand(absent, here)
+            if len(transfers) < len(absent):
+                raise RuntimeError(
+                    f"layer {self.layer}: {len(absent)} experts got no slots"
+                )
+            self.wait(transfers)
+            self.transfers += transfers
+            yield first, end
+
+    def finish(self) -> None:
+        """The layer is dispatched: thinks ahead if that is still to do, and counts."""
+        if self._may_prefetch:
+            self.prefetch()
+        self._manager.statistics.count(self)
+
+
+def cut_runs(ids_P: np.ndarray, num_experts: int, room: int) -> list[tuple[int, int]]:
+    """Cuts pairs into contiguous runs of at most `room` distinct experts each.
+
+    Args:
+      ids_P: experts of the pairs in order; num_experts and more are no experts.
+      room: slots.
+    Returns:
+      (first, end) of every run, covering all pairs.
+    """
+    runs, seen, first = [], set(), 0
+    for place, expert in enumerate(ids_P.tolist()):
+        if expert >= num_experts or expert in seen:
+            continue
+        if len(seen) == room:
+            runs.append((first, place))
+            seen, first = set(), place
+        seen.add(expert)
+    runs.append((first, len(ids_P)))
+    return runs

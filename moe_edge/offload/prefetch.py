@@ -1,0 +1,51 @@
+"""Blocks asked for ahead of need: what the predictor names, as far as there is room."""
+
+from moe_edge.offload.residency import Residency
+from moe_edge.predict.predictor_run import PredictorRun
+
+
+class Prefetcher:
+    """Asks for what coming layers are expected to choose.
+
+    Args:
+      residency: brings blocks.
+      run: the predictor at work.
+      limit: most prefetches asked for after one lookup.
+    """
+
+    def __init__(self, residency: Residency, run: PredictorRun, limit: int):
+        self._residency, self.run, self.limit = residency, run, limit
+        # Else the engine asks, as soon as it has computed such a state.
+        self.follows_routing = "partial_state" not in run.predictor.needs
+
+    def prefetch(self, layer: int, step: int) -> None:
+        """Asks for what the predictor expects of the next layers, nearest first."""
+        if self.run.is_idle:
+            return
+        ids_NM = self.run.predict(layer)
+        if not ids_NM.size:
+            return
+        residency = self._residency
+        pins, rows = residency.pins, residency.cache.rows
+        E, L = residency.spec.num_experts, residency.spec.num_layers
+        left = self.limit
+        for ahead, ids in enumerate(ids_NM.tolist()):
+            target = (layer + 1 + ahead) % L
+            # Half of the room at most: the layer's own misses need the rest.
+            spare = residency.cache.room_L[target] // 2 - pins.count_expected(target)
+            row = rows[target]
+            for expert in ids:
+                if left <= 0:
+                    return
+                if spare <= 0:
+                    break
+                if expert < 0:
+                    continue
+                slot = row[expert]
+                if slot < 0:
+                    transfer = residency.admit(target, expert, step, "prefetch")
+                    if transfer is None:
+                        break
+                    slot, left, spare = transfer.slot, left - 1, spare - 1
+                # One that is here already stays until its layer has run.
+                pins.expect(target * E + expert, slot)

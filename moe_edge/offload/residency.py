@@ -1,0 +1,121 @@
+"""Which blocks are in slots, on their way there, or soon needed there.
+
+Joins the cache's table, the queue that brings blocks, and the pins that keep slots. No
+prediction and no counting happen here.
+"""
+
+import numpy as np
+
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.slot_pins import SlotPins
+from moe_edge.offload.transfer import Transfer
+
+
+class Residency:
+    """Gives blocks slots and asks for their bytes.
+
+    Attributes:
+      cache: which block is in which slot.
+      queue: moves bytes.
+      pins: which slots must keep what they hold.
+    """
+
+    def __init__(self, cache: SlotCache, queue: BlockQueue):
+        self.cache, self.queue, self.spec = cache, queue, cache.spec
+        self.pins = SlotPins(cache.spec)
+
+    def admit(self, layer, expert, step, cause, busy=()) -> Transfer | None:
+        """Asks for an absent block; None if every slot for it must be kept.
+
+        Args:
+          busy: slots that programs in flight read.
+        """
+        pins = self.pins
+        slot = self.cache.admit(layer, expert, pins.protected(busy))
+        if slot is None and cause == "demand" and pins.expected:
+            # Better to lose a prefetch than not to run.
+            protected_S = pins.protected(busy, expected=False)
+            slot = self.cache.admit(layer, expert, protected_S)
+        if slot is None:
+            return None
+        pins.give_up(slot)
+        try:
+            transfer = self.queue.request(layer, expert, slot, cause, step)
+        except BaseException:
+            self.cache.drop(layer, expert)  # it never came
+            raise
+        pins.begin(slot, transfer)
+        return transfer
+
+    def demand(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
+        """Asks for experts that are needed now, in order.
+
+        Returns:
+          transfers, one for each expert that got a slot: those of the head of the list.
+        """
+        transfers = []
+        for expert in experts:
+            transfer = self.admit(layer, expert, step, "demand", busy)
+            if transfer is None:
+                break
+            transfers.append(transfer)
+        return transfers
+
+    def underway(self, layer: int, experts) -> list[Transfer]:
+        """Transfers of those that have a slot and have not arrived there."""
+        pins = self.pins
+        if not pins.moving:
+            return []
+        row = self.cache.rows[layer]
+        transfers = [pins.underway(row[expert]) for expert in experts]
+        return [transfer for transfer in transfers if transfer is not None]
+
+    def take_back(self, layer: int, chosen: set[int]) -> None:
+        """Cancels queued prefetches of this layer that it did not choose (by key)."""
+        E, pins = self.spec.num_experts, self.pins
+        wrong = [k for k in pins.expected if k // E == layer and k not in chosen]
+        if not wrong:
+            return
+        self._cancel(lambda key: key // E != layer or key in chosen)
+        for key in wrong:
+            pins.forget(key)
+
+    def _cancel(self, keep=()) -> None:
+        for layer, expert, slot in self.queue.cancel_prefetches(keep):
+            self.cache.drop(layer, expert)
+            self.pins.end(slot)
+
+    def ready_slots(self, layer: int, ids_TK) -> np.ndarray | None:
+        """int32 slots of the chosen experts if all are there already, else None.
+
+        Also None for padding rows and for policies whose lookup may empty slots.
+        """
+        if self.cache.policy.forgets:
+            return None
+        row = self.cache.rows[layer]
+        slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
+        if min(slots) < 0:
+            return None
+        pins = self.pins
+        if pins.moving:
+            pins.settle()
+            if not pins.moving.keys().isdisjoint(slots):
+                return None
+        return np.array(slots, np.int32).reshape(ids_TK.shape)
+
+    def slots(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
+        """int32 slot of every chosen expert; S where there is none (or none yet)."""
+        slot_TK = self.cache.slots(layer, ids_TK)
+        absent_TK = slot_TK < 0
+        if arrived_only and self.pins.moving:
+            absent_TK |= np.isin(slot_TK, list(self.pins.moving))
+        slot_TK[absent_TK] = self.spec.num_slots
+        return slot_TK
+
+    def drain(self) -> None:
+        """Takes back all queued prefetches and waits for the transfer under way."""
+        self._cancel()
+        self.pins.forget_all()
+        self.queue.wait(list(self.pins.moving.values()))
+        self.pins.settle()

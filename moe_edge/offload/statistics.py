@@ -1,0 +1,81 @@
+"""What the lookups of a run met: counters by phase, and events of each lookup.
+
+The law, per layer and step: `hits` are the distinct experts that needed no transfer;
+`misses` are the transfers that the layer had to wait for, those asked for on demand
+and prefetches that came late, and experts that were computed elsewhere instead. A
+layer that exceeds its slots may fetch an expert twice: two misses. So hits and misses
+together may exceed the distinct experts.
+"""
+
+import dataclasses
+
+from moe_edge.core.events import Recorder
+
+
+@dataclasses.dataclass
+class Counters:
+    """What lookups of one phase met; see the law above.
+
+    Attributes:
+      hits, misses: numbers.
+      late: those misses whose prefetch was still on its way.
+      wait_s: seconds that the engine stood still for transfers.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def hit_ratio(self) -> float | None:
+        total = self.hits + self.misses
+        return self.hits / total if total else None
+
+
+class Statistics:
+    """Counts layers as they finish.
+
+    Attributes:
+      recorder: of events.
+      counters: by whether it was decoding.
+      waves: likewise, layers that exceeded their slots.
+    """
+
+    def __init__(self, recorder: Recorder | None):
+        self.recorder = recorder or Recorder(enabled=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Counts from here on."""
+        self.counters = {True: Counters(), False: Counters()}
+        self.waves = {True: 0, False: 0}
+
+    def now(self) -> float:
+        """The run's time, where events are recorded."""
+        return self.recorder.clock.now() if self.recorder.enabled else 0.0
+
+    def count(self, visit) -> None:
+        """Enters a `LayerVisit` that has ended."""
+        counters, missed = self.counters[visit.is_decode], len(visit.missed)
+        counters.hits += len(visit.hits)
+        counters.misses += missed + len(visit.late)
+        counters.late += len(visit.late)
+        counters.wait_s += visit.waited_s
+        self.waves[visit.is_decode] += visit.in_waves
+        if self.recorder.enabled:
+            where = {"layer": visit.layer, "step": visit.step}
+            for kind, experts in (
+                ("hit", visit.hits),
+                ("miss", (*visit.late, *visit.missed)),
+            ):
+                for expert in experts:
+                    self.recorder.add(kind, visit.begun_s, expert=expert, **where)
+
+    def waited(self, visit, start_s: float, waited_s: float) -> None:
+        """Enters a wait for transfers."""
+        visit.waited_s += waited_s
+        if self.recorder.enabled:
+            self.recorder.add(
+                "wait", start_s, waited_s, layer=visit.layer, step=visit.step
+            )

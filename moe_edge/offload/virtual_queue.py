@@ -1,0 +1,46 @@
+"""The queue of expert blocks in computed time: what replay and simulator run on."""
+
+from collections.abc import Iterable
+
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.transfer import Transfer
+
+
+class VirtualQueue(BlockQueue):
+    """Carries blocks over an emulated link; the caller moves `now_s` on and polls.
+
+    Attributes:
+      now_s: the present.
+      free_s: when the link has delivered what it has begun.
+      transfer_s: how long a block occupies the link.
+    """
+
+    def __init__(self, link: EmulatedLink, block_bytes: int, num_experts: int):
+        self.now_s = self.free_s = 0.0
+        self.transfer_s = link.seconds(block_bytes)
+        self.link = link
+        super().__init__(block_bytes, num_experts, lambda: self.now_s)
+
+    def poll(self) -> None:
+        """Begins every transfer that begins before now."""
+        while (waiting := self._next_queue()) is not None:
+            if max(self.free_s, waiting[0].requested_s) >= self.now_s:
+                return
+            self._begin(waiting.popleft())
+
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        """Moves on to when all are done: the seconds it took."""
+        transfers, start_s = list(transfers), self.now_s
+        while any(transfer.state == "queued" for transfer in transfers):
+            self._begin(self._next_queue().popleft())
+        self.now_s = max([start_s, *(transfer.arrival_s for transfer in transfers)])
+        self.poll()
+        self._wait_s += self.now_s - start_s
+        return self.now_s - start_s
+
+    def _begin(self, transfer: Transfer) -> None:
+        start_s = max(self.free_s, transfer.requested_s)
+        self.free_s = start_s + self.transfer_s
+        transfer.state = "done"  # as on an emulated link: it is here, its arrival dated
+        self._carried(transfer, start_s, self.free_s)
