@@ -21,7 +21,7 @@ class Panel:
       x: names of the groups (bars), or numbers (lines).
       series: values of every label, one for each x; nan where nothing was measured:
         no bar there, and a line joins the points on both sides, which are marked.
-      spreads: likewise, half-widths of error bars.
+      spreads: likewise, half-widths of error bars, or (below, above).
       x_label: of the x axis.
       level: a dashed line to compare with: (label, value).
       log: whether the y axis is logarithmic.
@@ -80,7 +80,7 @@ def line_panels(
             axis.errorbar(
                 np.asarray(panel.x)[known],
                 np.asarray(values)[known],
-                yerr=None if spreads is None else np.asarray(spreads)[known],
+                yerr=None if spreads is None else np.asarray(spreads)[..., known],
                 label=label,
                 color=_color(number),
                 marker="o" if len(panel.x) < 20 or not known.all() else None,

@@ -13,33 +13,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.engine.offload_options import OffloadOptions
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StudySettings:
-    """Base of settings: whole numbers are 1 or more, lists are not empty.
-
-    Raises:
-      ConfigError: names the field, what it is and what was expected.
-    """
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            check_field(field.name, field.type, getattr(self, field.name))
-
-
-def check_field(name: str, kind: Any, value: Any) -> None:
-    """Refuses a value that no study could run with."""
-    if typing.get_origin(kind) is collections.abc.Sequence:
-        if isinstance(value, str) or not len(value):
-            raise ConfigError(f"{name} is {value!r}, expected a list of at least one")
-        for item in value:
-            check_field(name, *typing.get_args(kind), item)
-    elif value is None:
-        return
-    elif name in RULES:
-        RULES[name](name, value)
-    elif kind is int:
-        check_count(name, value)
+Rules = collections.abc.Mapping[str, collections.abc.Callable[[str, Any], None]]
 
 
 def check_steps(name: str, value: int) -> None:
@@ -70,3 +44,35 @@ RULES = {
     "seed": check_from_zero,
     "tpot_budget_s": check_positive,
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudySettings:
+    """Base of settings: whole numbers are 1 or more, lists are not empty.
+
+    `rules` has the checks of fields by name; a list's are made on each item.
+
+    Raises:
+      ConfigError: names the field, what it is and what was expected.
+    """
+
+    rules: typing.ClassVar[Rules] = RULES
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_field(field.name, field.type, getattr(self, field.name), self.rules)
+
+
+def check_field(name: str, kind: Any, value: Any, rules: Rules) -> None:
+    """Refuses a value that no study could run with."""
+    if typing.get_origin(kind) is collections.abc.Sequence:
+        if isinstance(value, str) or not len(value):
+            raise ConfigError(f"{name} is {value!r}, expected a list of at least one")
+        for item in value:
+            check_field(name, *typing.get_args(kind), item, rules)
+    elif value is None:
+        return
+    elif name in rules:
+        rules[name](name, value)
+    elif kind is int:
+        check_count(name, value)

@@ -11,12 +11,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import Panel, bar_panels, line_panels
+from moe_edge.metrics.plots_panels import bar_panels, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.studies.prism.fig6 import over_time, ratio_panel
-from moe_edge.studies.prism.rows import median_row, percent, simulated, slower, study_of
+from moe_edge.studies.prism.rows import (
+    median_row,
+    percent,
+    seed_panel,
+    simulated,
+    slower,
+    study_of,
+)
 from moe_edge.studies.prism.runs import OURS, PRISM, Runs, cases_of, serve
 from moe_edge.studies.study import Findings
 
@@ -220,18 +227,14 @@ def plot_grid(path, ratios) -> None:
     """Latency over that without migration, for every rule of the grid."""
     rules = [r for (s, m, r) in ratios if m == PRISM and s == next(iter(STARTS))]
     panels = [
-        Panel(
+        seed_panel(
             start,
             "latency over no migration",
             [f"{keep:g} / {h:g}" for keep, h in rules],
             {
-                method: [
-                    float(np.median(ratios.get((start, method, rule), [np.nan])))
-                    for rule in rules
-                ]
+                method: [ratios.get((start, method, rule), [np.nan]) for rule in rules]
                 for method in (PRISM, OURS)
             },
-            {PRISM: [float(np.ptp(ratios[start, PRISM, r])) / 2 for r in rules]},
             x_label="keep / hysteresis",
             level=("no migration", 1.0),
         )

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.studies.prism.rows import (
     measured_rows,
     median_row,
     percent,
     percents,
     ratio,
+    seed_panel,
     simulated,
     slower,
     stored,
@@ -30,7 +31,7 @@ from moe_edge.studies.prism.runs import (
     cases_of,
     check_has_prism,
     on_cluster,
-    serve,
+    serve_all,
 )
 from moe_edge.studies.study import Findings
 
@@ -93,18 +94,18 @@ def measure(settings: Figure8) -> Findings:
             for mbps in dict.fromkeys((MBPS, *rates)):
                 methods = settings.methods if mbps == MBPS else (PRISM,)
                 methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
-                found = rows_of[gpus, interval_s, mbps] = {m: [] for m in methods}
-                for seed, case in cases:
-                    machines = {"mbps": mbps, "expert_memory_share": share, **options}
-                    moved = on_cluster(case, "prism", **machines)
-                    for method in methods:
-                        row = serve(moved, method, seed, period_s=0.0).row()
-                        # Means of each of hundreds of servers would say nothing.
-                        found[method].append({key: row[key] for key in (MEAN, LOCAL)})
-                told = {
-                    m: round(float(np.median(values(r))), 4) for m, r in found.items()
+                machines = {"mbps": mbps, "expert_memory_share": share, **options}
+                moved = [
+                    (s, on_cluster(case, "prism", **machines)) for s, case in cases
+                ]
+                at = place_of(gpus, interval_s, mbps)
+                # Means of each of hundreds of servers would say nothing.
+                rows_of[gpus, interval_s, mbps] = {
+                    method: [{key: row[key] for key in (MEAN, LOCAL)} for row in rows]
+                    for method, rows in serve_all(
+                        moved, methods, at, period_s=0.0
+                    ).items()
                 }
-                print(f"{place_of(gpus, interval_s, mbps)}: {told}", flush=True)
     return findings(settings, rows_of, first)
 
 
@@ -170,32 +171,34 @@ def findings(settings: Figure8, rows_of, case) -> Findings:
         ours=ours,
         plot=lambda path: plot_sizes(path, settings, rows_of),
         summary={"change": ours},
-        files={"by_seed.json": stored({place_of(*p): r for p, r in rows_of.items()})},
+        files={
+            "by_seed.json": stored(
+                {
+                    f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps": rows
+                    for (gpus, interval_s, mbps), rows in rows_of.items()
+                }
+            )
+        },
         pictures={"bandwidth.png": lambda path: plot_rates(path, settings, rows_of)},
     )
 
 
 def plot_sizes(path, settings: Figure8, rows_of) -> None:
     """A panel a rate of arrival: latency over the number of GPUs."""
-    methods = [m for m in settings.methods if m in rows_of[next(iter(rows_of))]]
-
-    def all_of(reduce, interval_s):
-        empty = [{MEAN: np.nan}] * settings.seeds
-        return {
-            method: [
-                float(reduce(values(rows_of[g, interval_s, MBPS].get(method, empty))))
-                for g in settings.gpus
-            ]
-            for method in methods
-        }
-
+    empty = [{MEAN: np.nan}] * settings.seeds
     panels = [
-        Panel(
+        seed_panel(
             f"a request every {interval_s:g} s at each server",
             "seconds a request",
             [str(gpus) for gpus in settings.gpus],
-            all_of(np.median, interval_s),
-            all_of(lambda found: np.ptp(found) / 2, interval_s),
+            {
+                method: [
+                    values(rows_of[gpus, interval_s, MBPS].get(method, empty))
+                    for gpus in settings.gpus
+                ]
+                for method in settings.methods
+                if method in next(iter(rows_of.values()))
+            },
             x_label="GPUs",
         )
         for interval_s in settings.intervals_s
@@ -206,22 +209,16 @@ def plot_sizes(path, settings: Figure8, rows_of) -> None:
 def plot_rates(path, settings: Figure8, rows_of) -> None:
     """Prism's latency over the number of GPUs, a bar a line rate."""
     longest_s = max(settings.intervals_s)
-
-    def all_of(reduce):
-        return {
-            f"{mbps:g} Mbps": [
-                float(reduce(values(rows_of[gpus, longest_s, mbps][PRISM])))
-                for gpus in settings.gpus
-            ]
-            for mbps in settings.mbps
-        }
-
-    panel = Panel(
+    panel = seed_panel(
         f"Prism's placement, a request every {longest_s:g} s at each server",
         "seconds a request",
         [str(gpus) for gpus in settings.gpus],
-        all_of(np.median),
-        all_of(lambda found: np.ptp(found) / 2),
+        {
+            f"{mbps:g} Mbps": [
+                values(rows_of[gpus, longest_s, mbps][PRISM]) for gpus in settings.gpus
+            ]
+            for mbps in settings.mbps
+        },
         x_label="GPUs",
     )
     bar_panels(path, [panel], title="Latency over the network's rate (simulated)")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.hardware.models import ModelShape
+from moe_edge.metrics.plots_panels import Panel
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import LoopOptions
@@ -54,6 +55,22 @@ def median_row(
     """A metric: the median over seeds with half their range."""
     spread = (SPREAD, float(np.ptp(found)) / 2)
     return metric(method, name, float(np.median(found)), unit, len(found), spread)
+
+
+def seed_panel(
+    title: str,
+    y_label: str,
+    x: Sequence[str],
+    series: Mapping[str, Sequence[Sequence[float]]],
+    **options,
+) -> Panel:
+    """A panel of medians and half ranges over seeds; `series`: label -> x -> seeds."""
+
+    def over_seeds(reduce: Callable) -> dict[str, list[float]]:
+        return {m: [float(reduce(found)) for found in by] for m, by in series.items()}
+
+    spreads = over_seeds(lambda found: np.ptp(found) / 2)
+    return Panel(title, y_label, x, over_seeds(np.median), spreads, **options)
 
 
 def measured_rows(rows: Rows, at: str) -> list[dict[str, Any]]:

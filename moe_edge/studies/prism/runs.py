@@ -10,7 +10,6 @@ from typing import Any
 
 from moe_edge.core.checks import (
     ConfigError,
-    check_count,
     check_from_zero,
     check_known,
     check_positive,
@@ -21,51 +20,43 @@ from moe_edge.simulate.cluster.build import WORKLOADS, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.studies.settings import RULES, StudySettings
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
 MEAN, LOCAL = "mean_latency_s", "local_ratio"
-MORE_THAN_ZERO = ("interval_s", "window_s")
-FROM_ZERO = ("period_s", "hysteresis")
-SHARES = ("keep", "keeps", "remote_shares")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises ConfigError unless the value is a share."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
+
+
+RULES = RULES | {
+    **dict.fromkeys(("interval_s", "intervals_s", "window_s", "mbps"), check_positive),
+    **dict.fromkeys(("skews", "memory_shares"), check_positive),
+    **dict.fromkeys(("period_s", "hysteresis", "hystereses"), check_from_zero),
+    **dict.fromkeys(("keep", "keeps", "remote_shares"), check_share),
+    "methods": lambda name, value: check_known("method", value, METHODS),
+    "workload": lambda name, value: check_known("workload", value, WORKLOADS),
+    "model": lambda name, value: model_shape(value),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runs:
-    """What every study of placement reads, and the checks of what some add.
+class Runs(StudySettings):
+    """What every study of placement reads.
 
     Attributes:
       seed, seeds: the first one and how many; rows are medians over them.
       requests_per_server: how many.
     """
 
+    rules = RULES
     seed: int = 0
     seeds: int = 5
     requests_per_server: int = 60
-
-    def __post_init__(self):
-        for name in ("seeds", "requests_per_server"):
-            check_count(name, getattr(self, name))
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if isinstance(field.default, tuple) and (
-                isinstance(value, str) or not len(value)
-            ):
-                raise ConfigError(f"{name} is {value!r}, expected a list")
-            values = value if isinstance(field.default, tuple) else (value,)
-            if name in MORE_THAN_ZERO:
-                check_positive(name, value)
-            if name in FROM_ZERO:
-                check_from_zero(name, value)
-            if name in SHARES and not all(0 <= share <= 1 for share in values):
-                raise ConfigError(f"{name}: shares must lie in [0, 1], got {value}")
-            if name == "methods":
-                for method in values:
-                    check_known("method", method, METHODS)
-            if name == "workload":
-                check_known("workload", value, WORKLOADS)
-            if name == "model":
-                model_shape(value)
 
     @property
     def all_seeds(self) -> list[int]:

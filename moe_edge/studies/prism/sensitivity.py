@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import bar_panels
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.studies.prism.rows import (
     measured_rows,
@@ -14,6 +14,7 @@ from moe_edge.studies.prism.rows import (
     percents,
     ratio,
     ratio_rows,
+    seed_panel,
     simulated,
     stored,
     study_of,
@@ -193,15 +194,16 @@ def plot(path, found: Mapping[Point, Rows]) -> None:
     panels = []
     for study, cluster in dict.fromkeys(point[:2] for point in found):
         these = [p for p in found if p[:2] == (study, cluster)]
-        methods = [m for m in found[these[0]] if m != EPLB]
-        over = {m: [ratio(found[p], m, EPLB) for p in these] for m in methods}
         panels.append(
-            Panel(
+            seed_panel(
                 f"{LABELS[study]} ({cluster})",
                 "latency over EPLB's",
                 [p.value for p in these],
-                {m: [float(np.median(x)) for x in xs] for m, xs in over.items()},
-                {m: [float(np.ptp(x)) / 2 for x in xs] for m, xs in over.items()},
+                {
+                    m: [ratio(found[p], m, EPLB) for p in these]
+                    for m in METHODS
+                    if m != EPLB
+                },
                 level=("heterogeneous EPLB", 1.0),
             )
         )

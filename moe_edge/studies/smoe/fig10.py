@@ -241,7 +241,7 @@ def plot(path, points: list[dict], fits: list[dict]) -> None:
                 )
             else:
                 low, high = np.asarray([p["agreement_interval95"] for p in mine]).T
-                spreads = {"measured": (high - low) / 2}
+                spreads = {"measured": np.maximum([measured - low, high - measured], 0)}
                 panel = Panel(title, label, a_N, {"measured": measured}, spreads)
             panels.append(dataclasses.replace(panel, x_label="a"))
     line_panels(path, panels, title="Time per step over a", columns=len(fits))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
@@ -318,11 +320,11 @@ def plot(path, accuracy: Rows, fidelity: Rows) -> None:
     """Accuracy of each set with its interval and chance, then fidelity on the text."""
 
     def panel(title: str, rows: Rows, key: str, interval: str, level=None) -> Panel:
-        half = [(row[interval][1] - row[interval][0]) / 2 for row in rows]
-        series, a = {"measured": [row[key] for row in rows]}, [r["a"] for r in rows]
-        return Panel(
-            title, key.replace("_", " "), a, series, {"measured": half}, "a", level
-        )
+        a_N, value_N = [row["a"] for row in rows], [row[key] for row in rows]
+        low, high = np.asarray([row[interval] for row in rows]).T
+        spreads = {"measured": np.maximum([value_N - low, high - value_N], 0)}
+        series, label = {"measured": value_N}, key.replace("_", " ")
+        return Panel(title, label, a_N, series, spreads, "a", level)
 
     panels = [
         panel(task, rows, "accuracy", "interval95", ("chance", rows[0]["chance"]))

@@ -37,37 +37,3 @@ def test_fidelity_curves_writes_a_row_a_kind(tmp_path, kinds):
     plots.fidelity_curves(tmp_path / "p.png", cards(kinds), title="t")
     width, height = png_size(tmp_path / "p.png")
     assert width > 900 and height > 600 * len(kinds)
-
-
-def test_accuracy_over_a_writes_a_panel_a_set(tmp_path):
-    tasks = [
-        {"task": task, "a": a, "accuracy": 0.4, "interval95": (0.3, 0.5), "chance": 0.5}
-        for task in ("one", "two", "three")
-        for a in (0.0, 0.1)
-    ]
-    fidelity = [
-        row | {"a": a} for a, row in zip((0.0, 0.1), cards(("drop",)), strict=False)
-    ]
-    plots.accuracy_over_a(tmp_path / "p.png", tasks, fidelity, title="t")
-    assert min(png_size(tmp_path / "p.png")) > 400
-
-
-@pytest.mark.parametrize("a", [0.15, None])
-def test_tpot_over_a_writes_a_picture_without_a_choice_too(tmp_path, a):
-    points = [
-        {
-            "batch": batch,
-            "a": value,
-            "tpot_s": [0.01, 0.02],
-            "agreement": 0.9,
-            "agreement_interval95": (0.8, 1.0),
-        }
-        for batch in (1, 3)
-        for value in (0.0, 0.3)
-    ]
-    fits = [
-        {"batch": b, "coefficients": [0.02, -0.01], "a": a, "budget_tpot_s": 0.015}
-        for b in (1, 3)
-    ]
-    plots.tpot_over_a(tmp_path / "p.png", points, fits, title="t")
-    assert min(png_size(tmp_path / "p.png")) > 400

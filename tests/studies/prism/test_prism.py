@@ -176,7 +176,7 @@ def test_other_machines_keep_requests_and_routing(case):
 def test_bad_settings_are_refused_before_anything_runs():
     for study, arguments, message in (
         ("fig5", {"seeds": 0}, "seeds"),
-        ("fig5", {"remote_shares": (1.5,)}, "shares must lie in"),
+        ("fig5", {"remote_shares": (1.5,)}, "remote_shares must lie in"),
         ("fig6", {"methods": ("best",)}, "unknown method 'best'"),
         ("fig6", {"methods": "prism"}, "methods is 'prism', expected a list"),
         ("fig6", {"methods": ("uniform",)}, "expected 'prism' among them"),
@@ -184,7 +184,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ("fig8", {"gpus": ()}, r"gpus is \(\), expected a list"),
         ("fig8", {"model": "gpt2"}, "gpt2"),
         ("fig8", {"workload": "mmlu"}, "unknown workload 'mmlu'"),
-        ("table2", {"keep": 1.5}, r"keep: shares must lie in \[0, 1\], got 1.5"),
+        ("table2", {"keep": 1.5}, r"keep must lie in \[0, 1\], got 1.5"),
         ("table2", {"hysteresis": -0.1}, "hysteresis must be 0 or more"),
         ("table2", {"period_s": math.nan}, "period_s must be 0 or more"),
     ):

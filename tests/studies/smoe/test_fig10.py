@@ -9,6 +9,7 @@ from moe_edge.studies.smoe.fig10 import (
     change,
     fit_of,
     options_at,
+    plot,
     sentence,
 )
 from moe_edge.studies.study import run_study
@@ -83,3 +84,16 @@ def test_study_writes_an_emulated_entry(tmp_path):
 def test_settings_refuse_before_measuring(given, message):
     with pytest.raises(ConfigError, match=message):
         TpotSettings(**given)
+
+
+def test_plot_draws_with_and_without_a_choice(tmp_path):
+    points = [
+        {"batch": 1, "a": a, "tpot_s": [0.02 - 0.01 * a, 0.021]}
+        | {"agreement": 0.9, "agreement_interval95": (0.8, 1.0)}
+        for a in A
+    ]
+    for a in (0.15, None):
+        fit = {"batch": 1, "coefficients": [0.02, -0.01], "a": a}
+        path = tmp_path / "p.png"
+        plot(path, points, [fit | {"budget_tpot_s": 0.015}])
+        assert path.stat().st_size > 10_000

@@ -10,6 +10,7 @@ from moe_edge.studies.smoe.table4 import (
     AccuracySettings,
     answer_of,
     by_task,
+    plot,
     table_of,
     verdict_of,
 )
@@ -59,7 +60,7 @@ def test_verdict_names_the_first_a_that_differs():
     assert verdict_of(far) == "differs from a = 0 from a = 0.6 on"
 
 
-def test_answer_and_table_say_what_is_not_informative():
+def test_answer_table_and_picture_say_what_is_not_informative(tmp_path):
     values = [(0.0, (0.45, 0.6)), (0.3, (0.55, 0.7))]
     accuracy = rows_of("x", values) + rows_of("all sets", values)
     fidelity = [
@@ -71,6 +72,10 @@ def test_answer_and_table_say_what_is_not_informative():
     table = table_of(accuracy, fidelity)
     assert "| x | 9 | 50.0 | 52.5 ± 7.5 | 62.5 ± 7.5 | not informative" in table
     assert "| agreement on text |  |  | 75.0 | 75.0 |" in table
+    for row in fidelity:
+        row |= {"agreement_interval95": (0.7, 0.8), "ratio_interval95": (1.2, 1.3)}
+    plot(tmp_path / "p.png", accuracy, fidelity)
+    assert (tmp_path / "p.png").stat().st_size > 10_000
 
 
 def test_short_questions_skips_long_ones(tmp_path):
