@@ -67,7 +67,7 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 
     A root takes keywords only: those of the function, and instead of `run` the
     attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
-    and, of a dry run, `dry_run` first.
+    (unless it says None: nothing was written) and, of a dry run, `dry_run` first.
 
     Raises (the root):
       ConfigError: a parameter without a default has no value.
@@ -85,7 +85,7 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
         run = RunFolder(**given)
         summary = function(run, **arguments)
         first = {"dry_run": True} if run.dry_run else {}
-        return first | summary | {"out_dir": str(run.out_dir)}
+        return first | summary | {"out_dir": summary.get("out_dir", str(run.out_dir))}
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     folder = [
@@ -103,3 +103,46 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
     del call.__wrapped__  # gin would read the signature of that
     return call
+
+
+def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
+    """Lets callers give the fields of dataclasses where a function takes objects.
+
+    Args:
+      kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
+        the parameter; options need no second list in a signature.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        parameters = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name not in kinds:
+                parameters.append(parameter)
+                continue
+            parameters += [
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=field.type,
+                    default=inspect.Parameter.empty
+                    if field.default is dataclasses.MISSING
+                    else field.default,
+                )
+                for field in dataclasses.fields(kinds[parameter.name])
+            ]
+        fields = {
+            name: [field.name for field in dataclasses.fields(kind)]
+            for name, kind in kinds.items()
+        }
+
+        @functools.wraps(function)
+        def call(*arguments, **given):
+            for name, kind in kinds.items():
+                own = {f: given.pop(f) for f in fields[name] if f in given}
+                given[name] = kind(**own)
+            return function(*arguments, **given)
+
+        call.__signature__ = inspect.Signature(parameters)
+        return call
+
+    return decorate

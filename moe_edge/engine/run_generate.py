@@ -4,11 +4,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, write_json
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import (
     Prompt,
@@ -105,10 +107,6 @@ def run_generate(
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
     for path in recorded:
         check_out_file(path, run.path)
-    # Only now: engines load JAX, and a refused value should not wait for that.
-    from moe_edge.engine.batches import generate_rows
-    from moe_edge.engine.load import check_checkpoint, load_engine
-
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"prompts": len(texts)}
@@ -126,6 +124,8 @@ def run_generate(
         }
     )
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
+    from moe_edge.engine.batches import generate_rows  # loads JAX, as the engine did
+
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions
     rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
@@ -168,6 +168,8 @@ def run_generate(
     elif prompt:
         for text, completion in zip(texts, completions, strict=True):
             print(f"--- {text.id}\n{text.text}{completion}")
+    if offload is not None and not offload.lossless:
+        print(lossy_line(engine.report(), engine.movement()))
     seconds = f"{speed['warm_up_s']:.1f} s"
     print(f"compilation and a first run took {seconds}, not timed", file=sys.stderr)
     return {
@@ -175,6 +177,18 @@ def run_generate(
         "ttft_s": speed["ttft_s"],
         **engine.movement(),
     }
+
+
+def lossy_line(report: dict[str, Any], movement: dict[str, Any]) -> str:
+    """What a lossy route did in a run, in one sentence."""
+    done = f"hit ratio {movement['hit_ratio'] or 0:.2f}"
+    if "rerouted" in report:
+        changed = f"{report['rerouted']} of {report['choices']} expert choices changed"
+        done = f"{changed}, {done}"
+    return (
+        f"lossy route {report['route']}: {done}, {movement['bytes_moved'] / 1e6:.1f} "
+        "MB moved (launch/fidelity.py: how far from the model's own text)"
+    )
 
 
 def write_generations(path: Path, prompts, texts, tokens) -> None:

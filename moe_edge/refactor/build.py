@@ -1,30 +1,107 @@
-"""From a profile to sub-experts: partitions, their order and their gate neurons."""
+"""From a profile to sub-experts: settings, partitions, their order, gate neurons."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.convert.content_hash import chunk_rows
+from moe_edge.core.checks import check_count, check_known
 from moe_edge.core.progress import progress
+from moe_edge.model.config import ModelConfig, MoeConfig
+from moe_edge.model.sub_experts import split_config
 from moe_edge.profile.reader import Profile
+from moe_edge.refactor.gates.linear import RULES, order_subs, sub_norms
 from moe_edge.refactor.gates.proxy import (
+    CHOICES,
     Judges,
     RankShares,
     choose_judges,
     stack_judges,
 )
-from moe_edge.refactor.importance import order_subs, sub_norms
 from moe_edge.refactor.partition.model import (
     ModelPartition,
     PartitionOptions,
     partition_model,
 )
-from moe_edge.refactor.partition.report import split_rows
-from moe_edge.refactor.settings import Settings
+from moe_edge.refactor.partition.problem import split_rows
+from moe_edge.refactor.partition.solve import DEFAULT
 from moe_edge.refactor.write import Refactoring, check_records
+
+GATES = {"lg": "linear", "lg_ft": "linear", "cg": "proxy"}
+PROXY_RULES = ("global", "pattern")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(PartitionOptions):
+    """What `launch/refactor.py` does to a model; defaults are measured ones.
+
+    Attributes (more than those of `PartitionOptions`):
+      solver: None: magnitude for lg, which always runs the same blocks of an expert
+        first, and alternate where the gate tells blocks apart or `restarts` are given.
+      gate: lg, lg_ft (linear gate, fine-tuned) or cg (proxy gate).
+      weigh_neurons: by the length of their down columns, before solving.
+      importance: how sub-experts are ordered, one of `linear.RULES`.
+      proxy_rule: cg: global ranks all blocks of the chosen experts, pattern gives the
+        expert of each rank a number of blocks.
+      gate_neurons: cg: r of every sub-expert; None: the paper's 4, but at most one in
+        sixteen of its neurons, since they are computed for all blocks.
+      gate_choice: cg: fitted or central (the paper's).
+    """
+
+    gate: str = "lg"
+    weigh_neurons: bool = True
+    importance: str = "output"
+    proxy_rule: str = "global"
+    gate_neurons: int | None = None
+    gate_choice: str = "fitted"
+
+    def __post_init__(self):
+        check_count("sub_experts", self.sub_experts)
+        if self.gate_neurons is not None:
+            check_count("gate_neurons", self.gate_neurons)
+        check_known("gate", self.gate, GATES)
+        check_known("importance rule", self.importance, RULES)
+        check_known("proxy_rule", self.proxy_rule, PROXY_RULES)
+        check_known("gate_choice", self.gate_choice, CHOICES)
+
+    @property
+    def chosen_solver(self) -> str:
+        fixed = self.gate == "lg" and self.restarts is None
+        return self.solver or ("magnitude" if fixed else DEFAULT)
+
+    def num_gate_neurons(self, parent: MoeConfig) -> int:
+        """r, or 0 without a proxy gate."""
+        if self.gate != "cg":
+            return 0
+        if self.gate_neurons is not None:
+            return self.gate_neurons
+        return max(1, min(4, parent.expert_dim // self.sub_experts // 16))
+
+    @property
+    def model_gate(self) -> str:
+        """One of `model.config.GATES`."""
+        kind = GATES[self.gate]
+        return kind if kind == "linear" else f"proxy_{self.proxy_rule}"
+
+    def split(self, parent: ModelConfig) -> ModelConfig:
+        """The refactored config; refuses what cannot be done before any work.
+
+        Raises:
+          ConfigError: a model refactored already, sizes that do not divide, more gate
+            neurons than there are, or a linear gate of a model routed by groups.
+        """
+        zeros = ((0.0,) * self.sub_experts,) * parent.moe.top_k
+        child = split_config(
+            parent,
+            self.sub_experts,
+            gate=self.model_gate,
+            gate_neurons=self.num_gate_neurons(parent.moe),
+            rank_shares=zeros if self.model_gate == "proxy_pattern" else (),
+        )
+        self.check(parent.moe.expert_dim)
+        return child
 
 
 def build_refactoring(
@@ -34,7 +111,7 @@ def build_refactoring(
 
     `heldout_ratio` of an expert's rows is left out of everything but the held-out
     objective. An expert with fewer than `min_tokens` of the others keeps the rule of
-    `partition_model.partition_expert`, and its blocks are judged by priors alone.
+    `partition.model.partition_expert`, and its blocks are judged by priors alone.
 
     Args:
       reader: the parent.
@@ -54,20 +131,9 @@ def build_refactoring(
     partition = partition_model(
         profile,
         work_dir,
-        PartitionOptions(
-            subs=U,
-            inactive=settings.num_inactive,
-            solver=settings.chosen_solver,
-            restarts=settings.restarts,
-            seed=settings.seed,
-            normalise=settings.normalise,
-            gate_weighted=settings.weigh_tokens,
-            heldout_ratio=settings.heldout_ratio,
-            min_tokens=settings.min_tokens,
-        ),
+        settings,
         neuron_weights=weigh,
         fingerprint=f"{profile.content_sha256} {profile.info}",
-        report=lambda line: print(line, file=sys.stderr, flush=True),
     )
     shares = RankShares(config.moe.top_k, U)
     labels, judges = {}, {}

@@ -1,58 +1,53 @@
 """The root of launch/refactor.py: experts into sub-experts that K can choose among."""
 
+import dataclasses
+import inspect
 import json
+import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import check_count
-from moe_edge.core.files import (
-    check_apart,
-    check_out_dir,
-    locked_folder,
-    write_text,
-)
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.files import locked_folder, write_text
+from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
-from moe_edge.refactor.build import build_refactoring
-from moe_edge.refactor.check_flags import check_fine_tuning, check_mode, find_texts
-from moe_edge.refactor.finetune.finetune import finetune_router
+from moe_edge.refactor.build import Settings, build_refactoring
+from moe_edge.refactor.finetune.finetune import check_fine_tuning, finetune_router
 from moe_edge.refactor.measure import measure_model, parse_ks, read_ids
 from moe_edge.refactor.partition.matrix import run_matrix
-from moe_edge.refactor.partition.model import MIN_TOKENS
-from moe_edge.refactor.partition.report import HELDOUT_RATIO
-from moe_edge.refactor.partition.solve import DEFAULT
-from moe_edge.refactor.report import print_report, summary_of
-from moe_edge.refactor.settings import Settings
+from moe_edge.refactor.partition.model import PartitionOptions
 from moe_edge.refactor.split import down_factor, is_exact
 from moe_edge.refactor.write import write_refactored
 
 REPORT_NAME = "report.json"
+# One matrix is partitioned by these alone.
+MATRIX_FLAGS = (
+    *("activations", "sub_experts", "inactive", "solver", "restarts", "normalise"),
+    *("heldout_ratio", "data_dir", "seed"),
+)
+# Gate -> flags that mean nothing with another one.
+GATE_FLAGS = {
+    "cg": ("gate_neurons", "proxy_rule", "gate_choice"),
+    "lg_ft": ("train_text", "fine_tuning", "max_minutes"),
+}
 
 
+@root
+@unpacked(settings=Settings)
 def run_refactor(
+    run: RunFolder,
     *,
-    out_dir: str,
     checkpoint: str | None = None,
     profile: str | None = None,
     activations: str | None = None,
-    sub_experts: int = 4,
-    gate: str = "lg",
-    inactive: int | None = None,
-    solver: str | None = None,
-    restarts: int | None = None,
-    normalise: bool = False,
-    weigh_neurons: bool = True,
-    weigh_tokens: bool = False,
-    importance: str = "output",
-    proxy_rule: str = "global",
-    gate_neurons: int | None = None,
-    gate_choice: str = "fitted",
-    heldout_ratio: float = HELDOUT_RATIO,
-    min_tokens: int = MIN_TOKENS,
+    settings: Settings,
     text: str | None = None,
     ppl_k: str = "all",
     max_text_tokens: int = 4096,
@@ -60,146 +55,225 @@ def run_refactor(
     fine_tuning: dict[str, Any] | None = None,
     max_minutes: float | None = None,
     data_dir: str | None = None,
-    seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Refactors a checkpoint by its profile, or partitions one matrix of activations.
 
+    A run that was killed goes on when it is called again: what is done stays in
+    `<out_dir>.partition` until the result, with its report, is complete.
+
     Args:
-      out_dir: the new checkpoint, in our format, with `report.json` and `config.gin`;
-        of a matrix see `run_matrix`.
+      run: folder of the new checkpoint, in our format, with `report.json`; of a matrix
+        see `run_matrix`.
       checkpoint: the parent, path or `default`.
       profile: folder of launch/profile_model.py, of the same checkpoint.
       activations: `.npy` file to partition instead of a model.
-      sub_experts .. min_tokens: see `refactor_settings.Settings`.
+      settings: how experts are split and their blocks chosen.
       text: held-out file whose perplexity is measured; None: the packaged one.
       ppl_k: values of K, `all`, or an empty string for none.
       max_text_tokens: read of the text.
       train_text: lg_ft: files to fine-tune on, separated by commas.
-      fine_tuning: lg_ft: options of `finetune_settings.FineTuning`.
+      fine_tuning: lg_ft: options of `finetune.train.FineTuning`.
       max_minutes: lg_ft: stop training after so many minutes; the same call goes on.
       data_dir: where relative paths are looked up too.
-      seed: of everything random.
-      overwrite: replace earlier results.
-      dry_run: check flags, checkpoint and profile, then stop.
-      config_text: gives the config to store.
     Returns:
       objective and objective_heldout (eq. 2 summed over all experts, on tokens that the
-      partition was fitted on and others), seconds, ppl_by_k, identity_error, out_dir.
+      partition was fitted on and others), seconds, ppl_by_k, identity_error; of a
+      training that `max_minutes` stopped also finished (False) and work_dir.
     Raises:
       MoeEdgeError: bad input; OSError: a file that cannot be read.
     """
     given, started = dict(locals()), time.monotonic()
-    settings = Settings(
-        sub_experts=sub_experts,
-        gate=gate,
-        inactive=inactive,
-        solver=solver,
-        restarts=restarts,
-        normalise=normalise,
-        weigh_neurons=weigh_neurons,
-        weigh_tokens=weigh_tokens,
-        importance=importance,
-        proxy_rule=proxy_rule,
-        gate_neurons=gate_neurons,
-        gate_choice=gate_choice,
-        heldout_ratio=heldout_ratio,
-        min_tokens=min_tokens,
-        seed=seed,
-    )
-    check_mode(given, run_refactor.__kwdefaults__)
+    check_mode(given | vars(settings))
     if activations is not None:
         activations = find_path(activations, data_dir)
-        check_apart(out_dir, activations)
-        return run_matrix(
-            out_dir=out_dir,
-            activations=activations,
-            sub_experts=sub_experts,
-            inactive=settings.num_inactive,
-            solver=solver or DEFAULT,
-            restarts=restarts,
-            normalise=normalise,
-            heldout_ratio=heldout_ratio,
-            seed=seed,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            config_text=config_text,
-        )
+        run.check_apart(activations)
+        names = [field.name for field in dataclasses.fields(PartitionOptions)]
+        options = PartitionOptions(**{name: getattr(settings, name) for name in names})
+        return run_matrix(run, activations, options)
     check_count("max_text_tokens", max_text_tokens)
-    out = check_out_dir(out_dir, overwrite)
     reader = open_checkpoint(checkpoint)
-    check_apart(out, reader.path, profile)
-    child = settings.check(reader.config)
+    run.check_apart(reader.path, profile)
+    child = settings.split(reader.config)
     ks = parse_ks(ppl_k, child.moe)
     ids, source = (
         read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
     )
-    if gate == "lg_ft":
-        train_texts = find_texts(train_text, data_dir)
-        check_apart(out, *train_texts)
-        tuning = check_fine_tuning(reader, child, train_texts, fine_tuning, seed)
+    training = None
+    if settings.gate == "lg_ft":
+        training = _training(reader, child, run, train_text, fine_tuning, data_dir)
+        training[1].setdefault("seed", settings.seed)
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
-    factor = down_factor(reader.config.moe, sub_experts, settings.model_gate)
-    exact = is_exact(factor, sub_experts, reader.layout.has_bias)
+    U = settings.sub_experts
+    factor = down_factor(reader.config.moe, U, settings.model_gate)
+    exact = is_exact(factor, U, reader.layout.has_bias)
     if not exact and reader.dtype.itemsize < 4:
         scaled = "down biases" if factor == 1 else "down weights"
         print(
-            f"{sub_experts} sub-experts are no power of two: {scaled} are rounded to "
+            f"{U} sub-experts are no power of two: {scaled} are rounded to "
             f"{reader.dtype.name} once more, so all of them together are the parent "
             "only nearly (bfloat16: logits within 1e-2 standard deviations)",
             file=sys.stderr,
         )
-    if dry_run:
-        return {"dry_run": True, "out_dir": out_dir}
-    # Beside the output, so that a run that was killed goes on after its last layer.
-    work_dir = out.with_name(f"{out.name}.partition")
-    with locked_folder(work_dir, str(out)):
-        refactoring, partition = build_refactoring(reader, opened, settings, work_dir)
-        report = partition.summary() | {
-            "down_factor": factor,
-            "down_factor_exact": exact,
-            "gate": refactoring.manifest() | {"rank_shares": refactoring.rank_shares},
-            "text": source,
+    if run.dry_run:
+        return {}
+    # Next to the output, so that a run that was killed goes on with what is done.
+    work_dir = run.path.with_name(f"{run.path.name}.partition")
+    model, done = work_dir / "model", work_dir / REPORT_NAME
+    with locked_folder(work_dir, str(run.path)):
+        facts = {
+            "parent": opened.content_sha256,
+            "settings": dataclasses.asdict(settings),
+            "training": training,
         }
-        files = {"config.gin": config_text()}
-        if gate == "lg_ft":
-            # In the work folder, where what a killed run left is found again.
-            folder = work_dir / "lg"
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                write_refactored(reader, refactoring, folder)
-                tuned = finetune_router(
-                    folder,
-                    ",".join(train_texts),
-                    out,
-                    overwrite=overwrite,
-                    max_minutes=max_minutes,
-                    **tuning,
-                )
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            report["fine_tuning"] = tuned
-            if not tuned["finished"]:
-                print(
-                    "stopped; the same command goes on with training", file=sys.stderr
-                )
-                return summary_of(report, started) | {
-                    "finished": False,
-                    "out_dir": out_dir,
-                }
-            write_text(out / "config.gin", files["config.gin"])
-        else:
-            write_refactored(
-                reader, refactoring, out, overwrite=overwrite, extra_files=files
+        report = _finished_report(model, done, facts)
+        if report is None:
+            refactoring, partition = build_refactoring(
+                reader, opened, settings, work_dir
             )
+            report = partition.summary() | {
+                "down_factor": factor,
+                "down_factor_exact": exact,
+                "gate": refactoring.manifest()
+                | {"rank_shares": refactoring.rank_shares},
+            }
+            if training is None:
+                write_refactored(reader, refactoring, model, overwrite=True)
+            else:
+                tuned = _fine_tune(
+                    reader, refactoring, work_dir, model, *training, max_minutes
+                )
+                report["fine_tuning"] = tuned
+                if not tuned["finished"]:
+                    print(
+                        f"stopped; the same command goes on in {work_dir}",
+                        file=sys.stderr,
+                    )
+                    paused = {"finished": False, "work_dir": str(work_dir)}
+                    return summary_of(report, started) | paused | {"out_dir": None}
+            write_text(done, json.dumps([facts, report], default=str))
+        report["text"] = source
+        report |= measure_model(checkpoint, model, ids, ks, settings.seed)
+        summary = summary_of(report, started)
+        with run.writing() as folder:
+            # The manifest first: without it, what is left of a kill is made again.
+            for path in sorted(model.iterdir(), key=lambda p: p.name != MANIFEST_NAME):
+                path.rename(folder / path.name)
+            stored = json.dumps(
+                report | summary, indent=1, allow_nan=False, default=str
+            )
+            write_text(folder / REPORT_NAME, stored + "\n")
         shutil.rmtree(work_dir)
-    # The checkpoint is complete: a run killed from here on leaves a usable one.
-    report |= measure_model(checkpoint, out, ids, ks, seed)
-    summary = summary_of(report, started)
-    stored = json.dumps(report | summary, indent=1, allow_nan=False, default=str)
-    write_text(out / REPORT_NAME, stored + "\n")
     print_report(report)
-    return summary | {"out_dir": out_dir}
+    return summary
+
+
+def _training(
+    reader, child, run: RunFolder, train_text: str, options, data_dir
+) -> tuple[str, dict[str, Any]]:
+    """Files to train on, separated by commas, and options; refuses bad ones."""
+    texts = [find_path(p.strip(), data_dir) for p in train_text.split(",") if p.strip()]
+    if not texts:
+        raise ConfigError(
+            f"train_text is {train_text!r}, expected files separated by commas"
+        )
+    run.check_apart(*texts)
+    if not isinstance(options, Mapping | None):
+        raise ConfigError(
+            f"fine_tuning is {options!r}, expected options by name, such as "
+            "{'tokens': 100000}"
+        )
+    training = ",".join(texts), dict(options or {})
+    check_fine_tuning(reader, child, training[0], None, training[1])
+    return training
+
+
+def _fine_tune(
+    reader, refactoring, work_dir: Path, model: Path, texts, options, max_minutes
+) -> dict[str, Any]:
+    """Splits into a folder of its own, which is trained from and removed again."""
+    untrained = work_dir / "lg"
+    shutil.rmtree(untrained, ignore_errors=True)
+    try:
+        write_refactored(reader, refactoring, untrained)
+        return finetune_router(
+            *(untrained, texts, model),
+            overwrite=True,
+            max_minutes=max_minutes,
+            **options,
+        )
+    finally:
+        shutil.rmtree(untrained, ignore_errors=True)
+
+
+def _finished_report(model: Path, done: Path, facts: dict) -> dict[str, Any] | None:
+    """The report of a model that only lacks its measurement, if there is one."""
+    if not (done.is_file() and (model / MANIFEST_NAME).is_file()):
+        return None
+    before, report = json.loads(done.read_text("utf-8"))
+    return report if before == json.loads(json.dumps(facts, default=str)) else None
+
+
+def check_mode(given: Mapping[str, Any]) -> None:
+    """Checks that what was given is of one mode and one gate.
+
+    Args:
+      given: flag -> value; one that is its default cannot be told from one left out.
+    Raises:
+      ConfigError: a flag that would be ignored, or one that is missing.
+    """
+    defaults = inspect.signature(run_refactor).parameters
+    changed = [
+        name
+        for name, value in given.items()
+        if name in defaults and value != defaults[name].default
+    ]
+    gate = given["gate"]
+    if given["activations"] is not None:
+        extra = [name for name in changed if name not in MATRIX_FLAGS]
+        if extra:
+            raise ConfigError(
+                f"--{extra[0]} means nothing with --activations, which partitions "
+                "one matrix; leave one of them out"
+            )
+        return
+    needed = ["checkpoint", "profile"] + ["train_text"] * (gate == "lg_ft")
+    missing = [f"--{name}" for name in needed if not given[name]]
+    if missing:
+        raise ConfigError(
+            f"no {', '.join(missing)}; a model with --gate {gate} needs "
+            f"{', '.join('--' + name for name in needed)}, one matrix --activations"
+        )
+    for wanted, names in GATE_FLAGS.items():
+        extra = [name for name in changed if name in names and gate != wanted]
+        if extra:
+            raise ConfigError(f"--{extra[0]} is for --gate {wanted}, got --gate {gate}")
+
+
+def summary_of(report: dict[str, Any], started: float) -> dict[str, Any]:
+    """The last line of stdout; JSON has no infinity."""
+    ppl = report.get("ppl_by_k", {})
+    return {
+        "objective": report["objective"],
+        "objective_heldout": report["objective_heldout"],
+        "seconds": round(time.monotonic() - started, 3),
+        "ppl_by_k": {k: v if math.isfinite(v) else None for k, v in ppl.items()},
+        "identity_error": report.get("identity_error"),
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The report for people."""
+    print(f"{'share of |M| left out':24}{'fitted':>9}{'held out':>10}")
+    fitted, heldout = (report["shares"][part] for part in ("fitted", "heldout"))
+    for name, share in fitted.items():
+        held = f"{100 * heldout[name]:8.2f} %" if name in heldout else f"{'-':>10}"
+        print(f"{name:24}{100 * share:7.2f} %{held}")
+    few = sum(n for rule, n in report["rules"].items() if rule != "solved")
+    print(f"experts with too few tokens to be solved: {few}")
+    error = report["identity_error"]
+    print(f"all sub-experts on: logits differ from the parent's by {error:.2g} std")
+    parents = report["parent_ppl_by_k"]
+    for k, value in report["ppl_by_k"].items():
+        beside = f"   parent {parents[k]:.3f}" if k in parents else ""
+        print(f"K {k:3}   perplexity {value:.3f}{beside}")

@@ -7,7 +7,6 @@ are hashed under the names that `convert/rules.py` gives them.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,6 @@ def write_refactored(
     out_dir: str | Path,
     *,
     overwrite: bool = False,
-    extra_files: Mapping[str, str] | None = None,
 ) -> str:
     """Writes the refactored model; nothing appears before everything is there.
 
@@ -89,7 +87,6 @@ def write_refactored(
       refactoring: how it is split.
       out_dir: the new folder.
       overwrite: replace an earlier checkpoint.
-      extra_files: name -> text of further files in the folder.
     Returns:
       the content hash.
     Raises:
@@ -138,8 +135,6 @@ def write_refactored(
                     sink.dense(item, arrays)
                     reader.release()
                 digest = content.hexdigest()
-                for name, text in (extra_files or {}).items():
-                    (folder / name).write_text(text, encoding="utf-8")
                 sink.finish(digest)
             finally:
                 sink.close()

@@ -109,8 +109,9 @@ def test_evaluate_with_a_budget_measures_the_resident_perplexity(
 def test_generate_with_the_smoe_policy_runs(run_script, tiny, tmp_path):
     flags = ["--checkpoint", tiny, "--prompt", "The mill", "--max_new_tokens", 12]
     flags += ["--device_memory", "50%", "--gin_file", POLICIES / "smoe.gin"]
-    summary = run_script("generate", *flags, "--out_dir", "o").summary
-    assert 0 < summary["hit_ratio"] <= 1
+    done = run_script("generate", *flags, "--out_dir", "o")
+    assert 0 < done.summary["hit_ratio"] <= 1
+    assert done.stdout.splitlines()[-2].startswith("lossy route substitute: ")
     assert len(tokens_in(tmp_path / "o")[0]) == 12
 
 

@@ -15,9 +15,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import locked_folder
 from moe_edge.refactor import run as run_module
-from moe_edge.refactor.partition.model import MIN_TOKENS, PartitionOptions
 from moe_edge.refactor.run import run_refactor
-from moe_edge.refactor.settings import Settings
 from tests.support.refactored import parent_folder
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -46,7 +44,7 @@ def refactor(tiny, profile, out, **options):
         ({"ppl_k": "0,33"}, ConfigError, r"ppl_k 0 is outside of 1..32"),
         ({"ppl_k": "9", "gate": "cg"}, ConfigError, r"ppl_k 9 is outside of 1..8"),
         ({"train_text": "x"}, ConfigError, "--train_text is for --gate lg_ft"),
-        ({"activations": "m.npy"}, ConfigError, "--checkpoint means nothing beside"),
+        ({"activations": "m.npy"}, ConfigError, "--checkpoint means nothing with"),
         ({"profile": ""}, ConfigError, "no --profile; a model with --gate lg needs"),
         ({"heldout_ratio": 1.0}, ConfigError, "heldout_ratio is 1.0, expected 0 to"),
         ({"min_tokens": 0}, ConfigError, "min_tokens must be a positive whole"),
@@ -86,7 +84,7 @@ def test_bad_input(options, error, message, tiny, profile, tmp_path):
 )
 def test_flags_of_a_model_are_refused_with_a_matrix(flag, tmp_path):
     np.save(tmp_path / "m.npy", np.ones((8, 8)))
-    with pytest.raises(ConfigError, match=f"--{[*flag][0]} means nothing beside"):
+    with pytest.raises(ConfigError, match=f"--{[*flag][0]} means nothing with"):
         run_refactor(
             out_dir=str(tmp_path / "r"), activations=str(tmp_path / "m.npy"), **flag
         )
@@ -177,7 +175,7 @@ def test_profile_of_another_checkpoint_is_refused(profile, tmp_path):
         refactor(other, profile, tmp_path / "r")
 
 
-def test_second_run_into_the_same_folder_is_refused(tiny, profile, tmp_path, capsys):
+def test_second_run_into_the_same_folder_is_refused(tiny, profile, tmp_path):
     out, work = tmp_path / "r", tmp_path / "r.partition"
     with locked_folder(work, "r"):
         with pytest.raises(OutputError, match="another run is writing .*/r; wait for"):
@@ -185,7 +183,6 @@ def test_second_run_into_the_same_folder_is_refused(tiny, profile, tmp_path, cap
         assert work.is_dir() and not out.exists()
     refactor(tiny, profile, out)
     assert out.is_dir() and not work.exists()
-    assert "partition: layer 1 (2/2)" in capsys.readouterr().err
 
 
 WIDTH = {"intermediate_size": 40}
@@ -213,7 +210,14 @@ def test_rounding_is_said(
     assert said == rounds
 
 
-def test_settings_and_partition_agree_on_few_tokens():
-    defaults = PartitionOptions(subs=4, inactive=3).min_tokens, Settings().min_tokens
-    assert defaults == (MIN_TOKENS, MIN_TOKENS)
-    assert run_refactor.__kwdefaults__["min_tokens"] == MIN_TOKENS
+def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path):
+    out = tmp_path / "r"
+    with mock.patch.object(run_module, "measure_model", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            refactor(tiny, profile, out)
+    assert not out.exists()
+    with mock.patch.object(run_module, "build_refactoring", None):  # it is there
+        summary = refactor(tiny, profile, out)
+    assert summary["identity_error"] <= 1e-5
+    assert (out / "manifest.json").is_file() and (out / "report.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]

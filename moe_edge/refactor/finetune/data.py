@@ -33,7 +33,7 @@ class Windows:
         return self.train.shape[0] * (self.train.shape[1] - 1)
 
     def batch(self, nth: int, rows: int, seed: int) -> np.ndarray:
-        """The nth batch, int32 [rows, S + 1]; every epoch is shuffled anew."""
+        """The nth batch, int32 [rows, S + 1]; each epoch is shuffled differently."""
         size, picked = len(self.train), []
         at = nth * rows
         while len(picked) < rows:

@@ -8,6 +8,7 @@ in a few stages, since every K is a program of its own.
 import dataclasses
 import hashlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, build_known
 from moe_edge.core.files import check_apart, check_out_dir, locked_folder
 from moe_edge.core.heap import keep_heap
-from moe_edge.refactor.finetune.data import read_windows
-from moe_edge.refactor.finetune.progress import Run, forget
-from moe_edge.refactor.finetune.settings import FineTuning
+from moe_edge.model.config import ModelConfig
+from moe_edge.refactor.finetune.data import Windows, read_windows
 from moe_edge.refactor.finetune.step import check_trainable, parameter_counts
+from moe_edge.refactor.finetune.train import FineTuning, Run, forget
 from moe_edge.refactor.finetune.write import stored_router, write_fine_tuned
 from moe_edge.training.control import say, short
 
@@ -38,7 +39,7 @@ def finetune_router(
     checkpoint_minutes: float = 5.0,
     **options,
 ) -> dict[str, Any]:
-    """Trains the router's rows of a checkpoint and writes the model anew.
+    """Trains the router's rows of a checkpoint and writes the model.
 
     While it runs, its state is in `<out_dir>.training`, from which a second call with
     the same arguments goes on exactly; the folder disappears with the last step.
@@ -51,7 +52,7 @@ def finetune_router(
         of a `checkpoint` of ours (see `write_fine_tuned`).
       held_out_text: a file to report the loss on; None: the training text's end,
         which is then not trained on.
-      resume: False starts anew.
+      resume: False starts from the beginning.
       max_minutes: stop after so many minutes, to go on another time.
       **options: of `FineTuning`.
     Returns:
@@ -64,25 +65,13 @@ def finetune_router(
       RequestError: too little text; OutputError: a folder that cannot be written, or
         into which another run trains.
     """
-    settings = build_known(
-        "settings", {"fine_tuning": FineTuning}, "fine_tuning", options
-    )
     out = check_out_dir(out_dir, overwrite)
     reader = open_checkpoint(checkpoint)
     check_apart(out, reader.path)
-    check_trainable(reader.config)
-    stages, limit = settings.stages(reader.config), reader.config.max_positions
-    if settings.window > limit:
-        raise CapacityError(
-            f"window of {settings.window} tokens exceeds the model's context of {limit}"
-        )
-    text = read_windows(
-        load_tokenizer(reader),
-        train_text,
-        held_out_text,
-        window=settings.window,
-        held_out_rows=settings.held_out_rows,
+    settings, text = check_fine_tuning(
+        reader, reader.config, train_text, held_out_text, options
     )
+    stages = settings.stages(reader.config)
     keep_heap()
     state_dir = out.with_name(f"{out.name}.training")
     trained, total = parameter_counts(reader.config)
@@ -126,3 +115,39 @@ def finetune_router(
         write_fine_tuned(reader, stored, out, fine_tuned, overwrite)
         shutil.rmtree(state_dir)
         return summary | {"out_dir": str(out), "held_out_after": after}
+
+
+def check_fine_tuning(
+    reader,
+    config: ModelConfig,
+    train_text: str,
+    held_out_text: str | None,
+    options: Mapping[str, Any],
+) -> tuple[FineTuning, Windows]:
+    """Checks what `finetune_router` will be given, before any work.
+
+    Args:
+      reader: for its tokenizer.
+      config: of the model to train, which may not be written yet.
+      train_text, held_out_text, options: see `finetune_router`.
+    Raises:
+      as `finetune_router`.
+    """
+    settings = build_known(
+        "settings", {"fine_tuning": FineTuning}, "fine_tuning", options
+    )
+    check_trainable(config)
+    settings.stages(config)
+    if settings.window > config.max_positions:
+        raise CapacityError(
+            f"window of {settings.window} tokens exceeds the model's context of "
+            f"{config.max_positions}"
+        )
+    text = read_windows(
+        load_tokenizer(reader),
+        train_text,
+        held_out_text,
+        window=settings.window,
+        held_out_rows=settings.held_out_rows,
+    )
+    return settings, text

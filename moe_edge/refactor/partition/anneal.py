@@ -5,9 +5,9 @@ every token change. `anneal` runs all steps in one jitted loop, `anneal_numpy` s
 step; both take the same proposals, so they walk the same path up to rounding.
 
 The schedule is the paper's: T0 = 100, x 0.995 a step, 100,000 steps. It is cold after
-some 3,000 steps, hill climbing from then on, and T0 only means something beside the
-scale of the cost: `cost_scale` multiplies the objective (of the activations as given,
-not of `Problem.A_TF`).
+some 3,000 steps, hill climbing from then on, and T0 only means something in
+relation to the cost: `cost_scale` multiplies the objective (of the activations as
+given, not of `Problem.A_TF`).
 
 A jitted step takes 5 to 6 us (1024 neurons, 2048 tokens, U = 4), one compiled by numba
 was measured at 8.5 us on the same machine, so there is no numba variant.
@@ -134,7 +134,7 @@ def anneal_numpy(
 
 
 def _others(subs: int) -> list[list[list[int]]]:
-    """[p][q]: the sub-experts beside p and q."""
+    """[p][q]: the sub-experts other than p and q."""
     return [
         [[u for u in range(subs) if u not in (p, q)] for q in range(subs)]
         for p in range(subs)

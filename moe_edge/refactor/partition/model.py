@@ -1,7 +1,7 @@
 """Partitions every expert of a model, streaming activations from disk.
 
 Experts are independent, so each is read, solved and dropped; a few threads share the
-cores. Results are kept layer by layer, and a later call goes on after the last one.
+cores. Finished layers are kept on disk, and a later call goes on after the last one.
 """
 
 import dataclasses
@@ -15,21 +15,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from moe_edge.core.checks import check_count
-from moe_edge.refactor.partition.blas_threads import one_blas_thread
-from moe_edge.refactor.partition.objective import order_by_mass
-from moe_edge.refactor.partition.problem import build_problem, check_split
-from moe_edge.refactor.partition.report import HELDOUT_RATIO, qualities, split_rows
+from moe_edge.core.progress import counter
+from moe_edge.refactor.partition.alternate import one_blas_thread
+from moe_edge.refactor.partition.objective import order_by_mass, qualities
+from moe_edge.refactor.partition.problem import (
+    HELDOUT_RATIO,
+    build_problem,
+    check_split,
+    split_rows,
+)
 from moe_edge.refactor.partition.solve import (
     BASELINES,
     DEFAULT,
     check_solver,
     run_solver,
 )
-from moe_edge.refactor.partition.store import (
-    check_settings,
-    read_layer,
-    write_layer,
-)
+from moe_edge.refactor.partition.store import LayerStore
 
 MIN_TOKENS = 64  # an expert with fewer is not solved: see `partition_expert`
 
@@ -48,30 +49,54 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """How every expert is cut.
+    """How an expert's neurons are cut into sub-experts.
 
     Attributes:
-      subs, inactive: U and the objective's K.
-      solver, restarts, seed, normalise: of `solve`; restarts None: its default.
-      gate_weighted: weight tokens by what the router gave the expert.
-      heldout_ratio: share of an expert's tokens that only scores.
-      min_tokens: fitted tokens below which an expert is not solved.
-      baselines: score BASELINES too.
+      sub_experts: U.
+      inactive: K of the partition objective; None: U - 1, the paper's.
+      solver: of `solve.SOLVERS`; None: alternate.
+      restarts: of solver alternate; None: its default.
+      normalise: divide every neuron by its mean magnitude before solving.
+      weigh_tokens: by their router weight, before solving.
+      heldout_ratio: share of each expert's tokens that is not fitted on, only scored.
+      min_tokens: experts with fewer fitted tokens are split by their weights' norms.
+      seed: of everything random.
     """
 
-    subs: int
-    inactive: int
-    solver: str = DEFAULT
+    sub_experts: int = 4
+    inactive: int | None = None
+    solver: str | None = None
     restarts: int | None = None
-    seed: int = 0
     normalise: bool = False
-    gate_weighted: bool = False
+    weigh_tokens: bool = False
     heldout_ratio: float = HELDOUT_RATIO
     min_tokens: int = MIN_TOKENS
-    baselines: bool = True
+    seed: int = 0
 
-    def solver_options(self) -> dict[str, Any]:
+    def check(self, neurons: int) -> None:
+        """Raises ConfigError for options that such experts cannot have."""
+        check_split(neurons, self.sub_experts, self.num_inactive)
+        check_solver(self.chosen_solver, self.solver_options)
+        split_rows(1, self.heldout_ratio, 0)
+        check_count("min_tokens", self.min_tokens)
+
+    @property
+    def num_inactive(self) -> int:
+        return self.sub_experts - 1 if self.inactive is None else self.inactive
+
+    @property
+    def chosen_solver(self) -> str:
+        return self.solver or DEFAULT
+
+    @property
+    def solver_options(self) -> dict[str, int]:
         return {} if self.restarts is None else {"restarts": self.restarts}
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that a partition depends on, in JSON's types."""
+        names = [field.name for field in dataclasses.fields(PartitionOptions)]
+        chosen = {"inactive": self.num_inactive, "solver": self.chosen_solver}
+        return {name: getattr(self, name) for name in names} | chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +156,6 @@ def partition_model(
     neuron_weights: Callable[[int, int], np.ndarray] | None = None,
     fingerprint: str = "",
     threads: int | None = None,
-    report: Callable[[str], None] | None = print,
 ) -> ModelPartition:
     """Cuts every expert of every layer; goes on where an earlier call stopped.
 
@@ -143,55 +167,52 @@ def partition_model(
         called from several threads. Also decides for experts with too few tokens.
       fingerprint: of the source and the weights; part of what a resumed call checks.
       threads: experts at a time; None: the cores.
-      report: takes a line after each layer; None: silent.
     Raises:
       ConfigError: bad options.
       OutputError: `work_dir` holds layers made with other settings.
     """
-    check_split(source.neurons, options.subs, options.inactive)
-    check_solver(options.solver, options.solver_options())
-    split_rows(1, options.heldout_ratio, 0)
-    check_count("min_tokens", options.min_tokens)
+    options.check(source.neurons)
     threads = len(os.sched_getaffinity(0)) if threads is None else threads
     check_count("threads", threads)
-    work_dir = Path(work_dir)
-    check_settings(
-        work_dir,
-        dataclasses.asdict(options)
-        | {
-            "layers": list(source.layers),
-            "num_experts": source.num_experts,
-            "neurons": source.neurons,
-            "neuron_weighted": neuron_weights is not None,
-            "fingerprint": fingerprint,
-        },
-    )
+    facts = {
+        "layers": list(source.layers),
+        "num_experts": source.num_experts,
+        "neurons": source.neurons,
+        "neuron_weighted": neuron_weights is not None,
+        "fingerprint": fingerprint,
+    }
+    E = source.num_experts
+    store = LayerStore(Path(work_dir), E, source.neurons, options.sub_experts)
+    store.begin(options.facts() | facts)
     labels, rows, seconds = [], [], 0.0
-    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
-        for number, layer in enumerate(source.layers, start=1):
-            finished = read_layer(
-                work_dir, layer, source.num_experts, source.neurons, options.subs
-            )
+    with (
+        one_blas_thread(),
+        ThreadPoolExecutor(threads) as pool,
+        counter("experts partitioned", len(source.layers) * E) as count,
+    ):
+        for layer in source.layers:
+            finished = store.read(layer)
             if finished is None:
                 started = time.perf_counter()
 
                 def one(expert: int, layer: int = layer):
                     weigh = neuron_weights and neuron_weights(layer, expert)
-                    return partition_expert(source, layer, expert, options, weigh)
+                    found = partition_expert(source, layer, expert, options, weigh)
+                    count(1)
+                    return found
 
-                found = list(pool.map(one, range(source.num_experts)))
+                found = list(pool.map(one, range(E)))
                 finished = (
                     np.stack([labels_F for labels_F, _ in found]),
                     [row for _, row in found],
                     time.perf_counter() - started,
                 )
-                write_layer(work_dir, layer, *finished)
+                store.write(layer, *finished)
+            else:
+                count(E)
             labels.append(finished[0])
             rows += finished[1]
             seconds += finished[2]
-            if report is not None:
-                done = f"{number}/{len(source.layers)}"
-                report(f"partition: layer {layer} ({done}), {seconds:.0f} s")
     return ModelPartition(np.stack(labels), rows, seconds)
 
 
@@ -204,16 +225,17 @@ def partition_expert(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Labels int16 [F] of one expert, and its row of the report.
 
-    Rule for few tokens: with fewer than `min_tokens` fitted ones nothing is solved;
-    neurons are sorted by their weight (rule `neuron_weights`), or stay in the order
-    they are stored if there is none (rule `contiguous`).
+    Rule for few tokens: with fewer than `min_tokens` fitted ones, or only zeros in
+    them, nothing is solved; neurons are sorted by their weight (rule `neuron_weights`),
+    or stay in the order they are stored if there is none (rule `contiguous`).
     """
     started = time.perf_counter()
     M_TF = source.activations(layer, expert)
-    F, U = source.neurons, options.subs
+    F, U = source.neurons, options.sub_experts
     fit, held = split_rows(max(len(M_TF), 1), options.heldout_ratio, options.seed)
     row = {"layer": layer, "expert": expert, "tokens": len(M_TF)}
-    if len(M_TF) == 0 or len(fit) < options.min_tokens:
+    too_few = len(M_TF) == 0 or len(fit) < options.min_tokens
+    if too_few or not M_TF[fit].any():
         mass_F = np.zeros(F) if neuron_weights_F is None else neuron_weights_F
         order = np.argsort(-np.asarray(mass_F), kind="stable")
         labels = np.empty(F, np.int64)
@@ -222,28 +244,27 @@ def partition_expert(
         partitions = {}
     else:
         weights_T = None
-        if options.gate_weighted:
+        if options.weigh_tokens:
             weights_T = np.asarray(source.gate_weights(layer, expert))[fit]
         problem = build_problem(
             M_TF[fit],
             U,
-            options.inactive,
+            options.num_inactive,
             normalise=options.normalise,
             neuron_weights_F=neuron_weights_F,
             token_weights_T=weights_T,
         )
         seed = _seed_of(options.seed, layer, expert)
         labels, _ = run_solver(
-            problem, options.solver, seed, **options.solver_options()
+            problem, options.chosen_solver, seed, **options.solver_options
         )
         labels, row["rule"] = order_by_mass(problem.mass_F, labels, U), "solved"
-        names = BASELINES if options.baselines else ()
-        partitions = {name: run_solver(problem, name, seed)[0] for name in names}
+        partitions = {name: run_solver(problem, name, seed)[0] for name in BASELINES}
     partitions = {"partition": labels} | partitions
     for part, rows in (("fitted", fit), ("heldout", held)):
         some = len(M_TF) and len(rows)
         row[part] = (
-            qualities(M_TF[rows], partitions, U, options.inactive) if some else {}
+            qualities(M_TF[rows], partitions, U, options.num_inactive) if some else {}
         )
     row["seconds"] = time.perf_counter() - started
     return labels.astype(np.int16), row

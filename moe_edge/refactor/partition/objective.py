@@ -1,8 +1,10 @@
-"""What a partition of an expert's neurons costs: the norms that are left out.
+"""What a partition of an expert's neurons is worth: the norms that are left out.
 
-Letters beside those of core/types.py: labels_F says which of the U sub-experts a neuron
+More letters than in core/types.py: labels_F says which of the U sub-experts a neuron
 belongs to, every sub-expert having F / U neurons; R partitions stand side by side.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -118,3 +120,41 @@ def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
     rank_U = np.empty(subs, np.int64)
     rank_U[np.argsort(-mass_U, kind="stable")] = np.arange(subs)
     return rank_U[labels]
+
+
+def quality(M_TF, labels, subs: int, inactive: int) -> dict[str, Any]:
+    """`qualities` of one partition."""
+    return qualities(M_TF, {"": labels}, subs, inactive)[""]
+
+
+def qualities(
+    M_TF, partitions: dict[str, np.ndarray], subs: int, inactive: int
+) -> dict[str, dict[str, Any]]:
+    """Objective, its share of all |M|, and how the sub-experts are used.
+
+    Args:
+      partitions: name -> labels [F]; the norms of all come from one product.
+    Returns:
+      name -> objective, total (sum of |M|), share (0..1), usage (see `usage_of`) and
+      usage_spread, its standard deviation: 0 is balanced use.
+    """
+    M_TF = magnitudes(M_TF)
+    labels_RF = np.stack(
+        [check_labels(labels, M_TF.shape[1], subs) for labels in partitions.values()]
+    )
+    norms_URT = grouped_sums(M_TF, labels_RF, subs)
+    low_URT = smallest(norms_URT, inactive)
+    total = float(norms_URT[:, 0].sum(dtype=np.float64))
+    result = {}
+    for r, name in enumerate(partitions):
+        norms_UT, low_UT = norms_URT[:, r], low_URT[:, r]
+        cost = float(norms_UT.sum(where=low_UT, dtype=np.float64))
+        used_U = usage_of(norms_UT, low_UT)
+        result[name] = {
+            "objective": cost,
+            "total": total,
+            "share": cost / total if total > 0 else 0.0,
+            "usage": [round(float(share), 6) for share in used_U],
+            "usage_spread": float(used_U.std()),
+        }
+    return result

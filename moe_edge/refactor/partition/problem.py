@@ -7,6 +7,8 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_divides, check_shape
 from moe_edge.refactor.partition.objective import grouped_sums, magnitude_dtype
 
+HELDOUT_RATIO = 0.2  # of the rows, unless told otherwise
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -58,8 +60,8 @@ def check_matrix(M_TF) -> np.ndarray:
     """Returns activations [T, F] if they are finite real numbers.
 
     Raises:
-      ConfigError: another rank, empty, not real numbers, NaN, infinite, or so large
-        that sums overflow.
+      ConfigError: another rank, empty, not real numbers, all zero, NaN, infinite, or
+        so large that sums overflow.
     """
     M_TF = np.asarray(M_TF)
     if M_TF.ndim != 2:
@@ -73,6 +75,11 @@ def check_matrix(M_TF) -> np.ndarray:
     if M_TF.dtype.kind not in "fiub":
         raise ConfigError(
             f"activations are {M_TF.dtype}, expected real numbers (float16 to float64)"
+        )
+    if not M_TF.any():
+        raise ConfigError(
+            f"activations are all zero ({M_TF.shape[0]} tokens, {M_TF.shape[1]} "
+            "neurons), so every partition is as good; profile on other text"
         )
     # One sum finds every NaN and infinity unless it overflows by itself.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -145,3 +152,52 @@ def _check_weights(name: str, weights, size: int) -> np.ndarray:
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ConfigError(f"{name} must be finite and not negative")
     return weights
+
+
+def split_rows(
+    tokens: int, heldout_ratio: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit on and rows to hold out, ascending; at least one is fitted.
+
+    Raises:
+      ConfigError: a ratio outside 0..1.
+    """
+    if not 0 <= heldout_ratio < 1:
+        raise ConfigError(f"heldout_ratio is {heldout_ratio}, expected 0 to below 1")
+    order = np.random.default_rng(seed).permutation(tokens)
+    count = min(int(tokens * heldout_ratio), tokens - 1)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def planted_activations(
+    tokens: int,
+    neurons: int,
+    *,
+    clusters: int = 8,
+    active: int = 2,
+    background: float = 0.2,
+    sigma: float = 0.7,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian activations with a planted structure, for tests and benchmarks.
+
+    Each token drives the neurons of `active` clusters.
+
+    Args:
+      tokens, neurons: T and F.
+      clusters: of neurons, of equal size up to one.
+      active: clusters a token drives; the others respond at `background` times it.
+      sigma: spread of the log-normal scale that each neuron has of its own; 0: equal.
+      seed: of everything.
+    Returns:
+      float32 [T, F], and the cluster of each neuron, int64 [F].
+    """
+    rng = np.random.default_rng(seed)
+    cluster_F = rng.permutation(neurons) % clusters
+    driven_TC = rng.random((tokens, clusters)).argsort(1) < active
+    gain_TC = np.where(driven_TC, np.float32(1), np.float32(background))
+    scale_F = np.exp(sigma * rng.standard_normal(neurons)).astype(np.float32)
+    M_TF = rng.standard_normal((tokens, neurons), dtype=np.float32)
+    M_TF *= gain_TC[:, cluster_F]
+    M_TF *= scale_F
+    return M_TF, cluster_F

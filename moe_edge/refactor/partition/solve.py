@@ -46,7 +46,7 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-    """A function of a problem, and the options it takes beside it."""
+    """A function of a problem, and the options it takes in addition."""
 
     function: Callable[..., Any]
     options: tuple[str, ...] = ()

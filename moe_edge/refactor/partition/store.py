@@ -14,67 +14,55 @@ from moe_edge.refactor.partition.objective import check_labels
 SETTINGS = "settings.json"
 
 
-def check_settings(work_dir: Path, settings: dict[str, Any]) -> None:
-    """Makes the folder, or refuses one of other settings.
+class LayerStore:
+    """The folder `work_dir`: labels and rows of each finished layer."""
 
-    Raises:
-      OutputError: it holds layers made with other settings, or cannot be read.
-    """
-    path = work_dir / SETTINGS
-    if path.is_file():
+    def __init__(self, work_dir: Path, experts: int, neurons: int, subs: int):
+        self._dir, self._shape, self._subs = work_dir, (experts, neurons), subs
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Makes the folder, or refuses one that holds layers of other settings."""
+        path = self._dir / SETTINGS
+        if path.is_file():
+            try:
+                before = json.loads(path.read_text("utf-8"))
+            except ValueError as error:
+                raise OutputError(f"{path} is no JSON; remove {self._dir}") from error
+            if not isinstance(before, dict):
+                raise OutputError(f"{path} holds no settings; remove {self._dir}")
+            differ = [name for name in settings if before.get(name) != settings[name]]
+            if differ:
+                raise OutputError(
+                    f"{self._dir} holds layers made with another {', '.join(differ)}; "
+                    "remove it or name another folder"
+                )
+        self._dir.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(settings, indent=1) + "\n")
+
+    def _paths(self, layer: int) -> tuple[Path, Path]:
+        names = f"labels_{layer:03}.npy", f"experts_{layer:03}.json"
+        return self._dir / names[0], self._dir / names[1]
+
+    def write(self, layer: int, labels_EF, rows: list[dict], seconds: float) -> None:
+        """Labels first: the rows' presence says that the layer is finished."""
+        labels_path, rows_path = self._paths(layer)
+        np.save(labels_path, labels_EF, allow_pickle=False)
+        stored = {"seconds": seconds, "experts": rows}
+        write_text(rows_path, json.dumps(stored) + "\n")
+
+    def read(self, layer: int) -> tuple[np.ndarray, list[dict], float] | None:
+        """Labels int16 [E, F], rows and seconds; None if absent or damaged."""
+        labels_path, rows_path = self._paths(layer)
+        E, F = self._shape
         try:
-            before = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise OutputError(f"{path} is no JSON; remove {work_dir}") from error
-        if not isinstance(before, dict):
-            raise OutputError(f"{path} holds no settings; remove {work_dir}")
-        # As JSON gives them back: tuples become lists.
-        now = json.loads(json.dumps(settings))
-        differ = [name for name in now if before.get(name) != now[name]]
-        if differ:
-            raise OutputError(
-                f"{work_dir} holds layers made with another {', '.join(differ)}; "
-                "remove it or name another folder"
-            )
-    work_dir.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(settings, indent=1) + "\n")
-
-
-def _paths(work_dir: Path, layer: int) -> tuple[Path, Path]:
-    return work_dir / f"labels_{layer:03}.npy", work_dir / f"experts_{layer:03}.json"
-
-
-def write_layer(
-    work_dir: Path, layer: int, labels_EF, rows: list[dict], seconds: float
-) -> None:
-    """Labels first: the report's presence says that the layer is finished.
-
-    Args:
-      seconds: that the layer took.
-    """
-    labels_path, rows_path = _paths(work_dir, layer)
-    np.save(labels_path, labels_EF, allow_pickle=False)
-    stored = {"seconds": seconds, "experts": rows}
-    write_text(rows_path, json.dumps(stored) + "\n")
-
-
-def read_layer(
-    work_dir: Path, layer: int, experts: int, neurons: int, subs: int
-) -> tuple[np.ndarray, list[dict], float] | None:
-    """Labels int16 [E, F], rows and seconds of a finished layer.
-
-    None if there is none, or if it is damaged: it is made again.
-    """
-    labels_path, rows_path = _paths(work_dir, layer)
-    try:
-        stored = json.loads(rows_path.read_text("utf-8"))
-        rows, seconds = stored["experts"], float(stored["seconds"])
-        labels_EF = load_npy(labels_path)
-        check_shape("labels", labels_EF, (experts, neurons))
-        for labels_F in labels_EF:
-            check_labels(labels_F, neurons, subs)
-        if [row["expert"] for row in rows] != list(range(experts)):
+            stored = json.loads(rows_path.read_text("utf-8"))
+            rows, seconds = stored["experts"], float(stored["seconds"])
+            labels_EF = load_npy(labels_path)
+            check_shape("labels", labels_EF, (E, F))
+            for labels_F in labels_EF:
+                check_labels(labels_F, F, self._subs)
+            if [row["expert"] for row in rows] != list(range(E)):
+                return None
+        except (OSError, ValueError, EOFError, TypeError, KeyError, AttributeError):
             return None
-    except (OSError, ValueError, EOFError, TypeError, KeyError, AttributeError):
-        return None
-    return labels_EF, rows, seconds
+        return labels_EF, rows, seconds

@@ -20,13 +20,16 @@ from moe_edge.refactor.partition.alternate import (
     WIDE,
     alternate,
     descend,
+    one_blas_thread,
     random_partitions,
 )
 from moe_edge.refactor.partition.anneal import STEPS, anneal, anneal_numpy
-from moe_edge.refactor.partition.blas_threads import one_blas_thread
 from moe_edge.refactor.partition.model import PartitionOptions, partition_model
-from moe_edge.refactor.partition.problem import Problem, build_problem
-from moe_edge.refactor.partition.synthetic import planted_activations
+from moe_edge.refactor.partition.problem import (
+    Problem,
+    build_problem,
+    planted_activations,
+)
 from moe_edge.studies.speed.suite import (
     MS,
     Rows,
@@ -265,8 +268,8 @@ class FolderSource:
 def partition(folder: str, layers: str, experts: str, neurons: str, work: str) -> dict:
     """Partitions all experts on all of their tokens, with the default solver."""
     source = FolderSource(Path(folder), int(layers), int(experts), int(neurons))
-    options = PartitionOptions(subs=4, inactive=3, heldout_ratio=0.0)
-    found = partition_model(source, work, options, report=None)
+    options = PartitionOptions(heldout_ratio=0.0)
+    found = partition_model(source, work, options)
     return {
         "seconds": found.seconds,
         "peak_rss_bytes": peak_rss_bytes(),

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import RequestError
 from moe_edge.refactor.finetune.data import Windows, cut, read_windows
-from moe_edge.refactor.finetune.settings import FineTuning
+from moe_edge.refactor.finetune.train import FineTuning
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_models import GQA
 

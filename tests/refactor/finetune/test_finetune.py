@@ -11,7 +11,8 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError, RequestError
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
-from moe_edge.refactor.finetune.finetune import finetune, finetune_router, progress
+from moe_edge.refactor.finetune import finetune, train
+from moe_edge.refactor.finetune.finetune import finetune_router
 from tests.support.refactored import write_random
 from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
 
@@ -28,7 +29,7 @@ def result(source):
     """A run of 6 steps with its result's folder and its compiled programs."""
     runs = []
 
-    class Watched(progress.Run):
+    class Watched(train.Run):
         def __init__(self, *args):
             super().__init__(*args)
             runs.append(self)

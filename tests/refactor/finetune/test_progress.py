@@ -8,7 +8,8 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.files import locked_folder
-from moe_edge.refactor.finetune.finetune import finetune_router, progress
+from moe_edge.refactor.finetune import train
+from moe_edge.refactor.finetune.finetune import finetune_router
 from moe_edge.training import checkpoints
 from tests.support.tiny_checkpoint import TEXT
 from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
@@ -32,7 +33,7 @@ def test_resumed_equals_uninterrupted(source, whole, tmp_path):
     first = finetune_tiny(source, out, max_minutes=1e-9)
     assert not first["finished"] and first["step"] == 0 and not out.exists()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress.Clock, "left", property(_stops_after(4)))
+        patch.setattr(train.Clock, "left", property(_stops_after(4)))
         second = finetune_tiny(source, out)
     assert not second["finished"] and second["step"] == 4
     third = finetune_tiny(source, out)
@@ -84,16 +85,16 @@ def test_records_after_a_kill_name_every_step_once(source, tmp_path, monkeypatch
         if record["step"] == 4:
             raise Killed
 
-    append_record = progress.append_record
+    append_record = train.append_record
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "append_record", append)
+        patch.setattr(train, "append_record", append)
         with pytest.raises(Killed):  # nothing was saved
             finetune_tiny(source, out, checkpoint_minutes=60.0)
         assert _steps(records) == [1, 2, 3, 4]
         with pytest.raises(Killed):  # 3 steps were saved
             finetune_tiny(source, out)
         assert _steps(records) == [1, 2, 3, 4]
-    monkeypatch.setattr(progress.Clock, "left", property(_stops_after(2)))
+    monkeypatch.setattr(train.Clock, "left", property(_stops_after(2)))
     assert finetune_tiny(source, out)["step"] == 5
     assert _steps(records) == [1, 2, 3, 4, 5]
 

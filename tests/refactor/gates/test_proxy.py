@@ -7,17 +7,17 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.proxy_gate import GateNeurons, block_levels, pattern_counts
 from moe_edge.model.record import RecordLayout
-from moe_edge.refactor.gates.fit import fit_neurons
+from moe_edge.refactor.gates.linear import order_subs, sub_norms
 from moe_edge.refactor.gates.proxy import (
     Judges,
     RankShares,
     central_neurons,
     choose_judges,
     coactivation,
+    fit_neurons,
     gate_tensors,
     stack_judges,
 )
-from moe_edge.refactor.importance import order_subs, sub_norms
 
 T, F, U = 400, 16, 4
 # The authors' counts of sub-experts by rank: 16 of 8 experts of 4.

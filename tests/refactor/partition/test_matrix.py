@@ -1,4 +1,4 @@
-"""Reports on held-out tokens, and the one-matrix mode."""
+"""The one-matrix mode, and reports on held-out tokens."""
 
 import json
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.refactor.partition.matrix import read_matrix, run_matrix
-from moe_edge.refactor.partition.report import heldout_report, quality, split_rows
+from moe_edge.refactor.partition.matrix import heldout_report, read_matrix
+from moe_edge.refactor.partition.objective import quality
+from moe_edge.refactor.partition.problem import planted_activations, split_rows
 from moe_edge.refactor.partition.solve import BASELINES
-from moe_edge.refactor.partition.synthetic import planted_activations
+from moe_edge.refactor.run import run_refactor
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_heldout_report_small_case_has_the_optimum(M_TF):
 def test_run_matrix_writes_labels_and_minimises_all_rows(tmp_path, M_TF):
     np.save(tmp_path / "M.npy", M_TF)
     out = tmp_path / "out"
-    summary = run_matrix(
+    summary = run_refactor(
         out_dir=str(out), activations=str(tmp_path / "M.npy"), config_text=lambda: "x=1"
     )
     labels = np.load(out / "labels.npy", allow_pickle=False)
@@ -78,17 +79,17 @@ def test_run_matrix_writes_labels_and_minimises_all_rows(tmp_path, M_TF):
     assert stored["objective"] == summary["objective"]
     assert stored["all_rows"]["objective"] == pytest.approx(expected, rel=1e-6)
     assert (out / "config.gin").read_text("utf-8") == "x=1"
-    again = run_matrix(
+    again = run_refactor(
         out_dir=str(tmp_path / "again"), activations=str(tmp_path / "M.npy")
     )
     assert again["objective"] == summary["objective"]
     with pytest.raises(OutputError, match="is not empty"):
-        run_matrix(out_dir=str(out), activations=str(tmp_path / "M.npy"))
+        run_refactor(out_dir=str(out), activations=str(tmp_path / "M.npy"))
 
 
 def test_run_matrix_one_token_has_no_heldout(tmp_path):
     np.save(tmp_path / "M.npy", np.arange(8.0)[None])
-    summary = run_matrix(
+    summary = run_refactor(
         out_dir=str(tmp_path / "o"),
         activations=str(tmp_path / "M.npy"),
         sub_experts=2,
@@ -100,10 +101,15 @@ def test_run_matrix_one_token_has_no_heldout(tmp_path):
 
 def test_run_matrix_dry_run_writes_nothing(tmp_path, M_TF):
     np.save(tmp_path / "M.npy", M_TF)
-    found = run_matrix(
+    found = run_refactor(
         out_dir=str(tmp_path / "o"), activations=str(tmp_path / "M.npy"), dry_run=True
     )
-    assert found == {"dry_run": True, "tokens": 200, "neurons": 32}
+    assert found == {
+        "dry_run": True,
+        "tokens": 200,
+        "neurons": 32,
+        "out_dir": str(tmp_path / "o"),
+    }
     assert not (tmp_path / "o").exists()
 
 
@@ -119,6 +125,7 @@ def test_run_matrix_dry_run_writes_nothing(tmp_path, M_TF):
         (lambda path: np.savez(path.open("wb"), a=1), "npz archive"),
         (lambda path: np.save(path, np.array([["a"]])), "activations are <U1"),
         (lambda path: np.save(path, np.ones(3)), r"shape \(3,\)"),
+        (lambda path: np.save(path, np.zeros((9, 8))), r"all zero \(9 tokens, 8 neu"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:unclosed file")
@@ -132,7 +139,7 @@ def test_read_matrix_rejects_bad_file(tmp_path, make, message):
 def test_run_matrix_rejects_missing_file_and_bad_split(tmp_path, M_TF):
     out = str(tmp_path / "o")
     with pytest.raises(OSError, match=r"nothing\.npy"):
-        run_matrix(out_dir=out, activations=str(tmp_path / "nothing.npy"))
+        run_refactor(out_dir=out, activations=str(tmp_path / "nothing.npy"))
     np.save(tmp_path / "M.npy", M_TF)
     with pytest.raises(ConfigError, match="32 neurons .* 5 equal .* 2, 4, 8, 16, 32"):
-        run_matrix(out_dir=out, activations=str(tmp_path / "M.npy"), sub_experts=5)
+        run_refactor(out_dir=out, activations=str(tmp_path / "M.npy"), sub_experts=5)
