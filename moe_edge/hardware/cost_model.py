@@ -9,13 +9,8 @@ A measured device has a curve too, because small batches on a CPU are slower tha
 bounds say: the maximum is multiplied by `Device.slowdown(flops / bytes)`.
 
 Activations, their copies between host and GPU and the KV cache are not counted: at
-<<<<<<< HEAD
-edge batch sizes they are small against the weights. Token counts may be numbers or
-arrays; no tokens cost nothing.
-=======
 edge batch sizes they are small compared with the weights. Token counts may be numbers
 or arrays; no tokens cost nothing.
->>>>>>> main
 """
 
 import dataclasses

@@ -71,19 +71,8 @@ class ModelShape:
         return CostModel(cluster, self.block, self.dense)
 
 
-<<<<<<< HEAD
-# Weights of a layer besides the routed experts, each used once a token:
-#   Mixtral: q and o 4096 x 4096, k and v 4096 x 1024.
-#   DeepSeek-V2-Lite: q 2048 x 3072, kv_a 2048 x 576, kv_b 512 x 4096, o 2048 x 2048,
-#   and two shared experts of 3 x 2048 x 1408. Its first layer has no routed experts.
-#   Qwen3-30B-A3B: q and o 2048 x 4096, k and v 2048 x 512.
-_MIXTRAL_DENSE = 2 * 4096 * 4096 + 2 * 4096 * 1024
-_QWEN3_DENSE = 2 * 2048 * 4096 + 2 * 2048 * 512
-_DEEPSEEK_DENSE = 2048 * (3072 + 576 + 2048) + 512 * 4096 + 2 * 3 * 2048 * 1408
-=======
 def layer_weights(config: ModelConfig) -> int:
     """Weights of a layer, routed experts apart, that a token multiplies with.
->>>>>>> main
 
     Projections of attention and the shared expert; the router and norms are small.
     """

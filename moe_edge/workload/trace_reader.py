@@ -214,37 +214,20 @@ def ids_crc32(ids_TK: np.ndarray) -> int:
 
 def _read_scores(path: Path, ids_TK: np.ndarray, num_experts: int):
     """Scores next to the trace, or None where there are none or of another trace."""
-<<<<<<< HEAD
-    scores = path.with_name(SCORES_FILE)
-    if not scores.is_file():
-        return None
-    try:
-        with scores.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-=======
     scores_path = path.with_name(SCORES_FILE)
     if not scores_path.is_file():
         return None
     try:
         with scores_path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
->>>>>>> main
             if int(file["ids_crc32"]) != ids_crc32(ids_TK):
                 return None
             scores_TE = file["scores"]
     except (KeyError, ValueError, OSError, zipfile.BadZipFile, *HEADER_ERRORS) as error:
-<<<<<<< HEAD
-        raise ConfigError(f"scores {scores} cannot be read: {error}") from error
-    expected = (len(ids_TK), num_experts)
-    if scores_TE.shape != expected or scores_TE.dtype != np.float16:
-        raise ConfigError(
-            f"scores {scores}: {scores_TE.dtype} {scores_TE.shape}, expected float16 "
-            f"{expected}; write the trace again"
-=======
         raise ConfigError(f"scores {scores_path} cannot be read: {error}") from error
     expected = (len(ids_TK), num_experts)
     if scores_TE.shape != expected or scores_TE.dtype != np.float16:
         raise ConfigError(
             f"scores {scores_path}: {scores_TE.dtype} {scores_TE.shape}, expected "
             f"float16 {expected}; write the trace again"
->>>>>>> main
         )
     return scores_TE
