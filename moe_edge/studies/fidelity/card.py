@@ -23,7 +23,6 @@ from moe_edge.evaluate.fidelity import (
     cut_rows,
     option_grid,
 )
-from moe_edge.evaluate.specialisation import with_top_k
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.evaluate.weight_rules import RuleTally
@@ -126,7 +125,7 @@ def run_fidelity(
         prompt_tokens=prompt_tokens,
         forced_tokens=forced_tokens,
     )
-    half = with_top_k(resident, max(1, config.moe.top_k // 2))
+    half = resident.at_k(max(1, config.moe.top_k // 2))
     references, cards, tally = {}, [], RuleTally()
     for batch in batch_sizes:
         references[batch] = score_batches(resident, forced, batch)
