@@ -7,6 +7,7 @@ to ROOTS and a script to launch/. `offload` is no root: policy files (configs/po
 set it and hand it to roots. A study is a root of its own name.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -19,7 +20,6 @@ from moe_edge.core.checks import checked
 ROOTS = {
     "convert_checkpoint": "convert.convert.convert_checkpoint",
     "evaluate": "evaluate.run.run_evaluate",
-    "fidelity": "studies.fidelity.card.run_fidelity",
     "generate": "engine.run_generate.run_generate",
     "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
     "model_card": "training.model_card.run_model_card",
@@ -27,13 +27,12 @@ ROOTS = {
     "pretrain": "training.run.run_pretrain",
     "profile_machine": "hardware.run_profile_machine.run_profile_machine",
     "profile_model": "profile.run_profile.run_profile",
-    "quickstart": "studies.quickstart.run.run_quickstart",
     "refactor_model": "refactor.run.run_refactor",
     "replay": "simulate.replay.run.run_replay",
     "simulate": "simulate.cluster.run.run_simulate",
-    "study_activations": "studies.moe_prism.fig3.run_activations",
-    "study_elastic": "studies.moe_prism.roots.run_elastic",
 }
+# Users' commands that run a study, under the name that their gin files bind.
+COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}
 OPTIONS = {"offload": "engine.offload_options.OffloadOptions"}
 
 
@@ -48,9 +47,11 @@ def register(name: str) -> None:
         from moe_edge.studies.registry import STUDIES, find
         from moe_edge.studies.study import study_root
 
-        if name not in STUDIES:
+        study = COMMANDS.get(name, name)
+        if study not in STUDIES:
             return  # a root of its own script
-        module, found = "studies", study_root(find(name))
+        found = study_root(dataclasses.replace(find(study), name=name))
+        module = "studies"
     gin.register(name, module=module.partition(".")[0])(checked(name, found))
     for option in OPTIONS.keys() & inspect.signature(found).parameters:
         register(option)
@@ -64,4 +65,4 @@ def get_root(name: str) -> Callable[..., dict]:
 
 def others(name: str) -> list[str]:
     """Names that a gin file may bind though the root of that name ignores them."""
-    return [other for other in (*ROOTS, *OPTIONS) if other != name]
+    return [other for other in (*ROOTS, *COMMANDS, *OPTIONS) if other != name]

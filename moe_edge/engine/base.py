@@ -7,6 +7,7 @@ capacity only, so nothing is compiled while a sequence grows.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -29,6 +30,8 @@ from moe_edge.model.sub_experts import at_k
 
 # Called with (layer, Routing) after a step; arrays are still on the device.
 RoutingCallback = Callable[[int, Routing], None]
+
+_sequence_numbers = itertools.count()  # of all engines: points of one share sessions
 
 
 class Engine:
@@ -141,7 +144,9 @@ class Engine:
             tuple(kv_cache.empty_cache(self.config, batch, capacity) for _ in group)
             for group in self._groups
         ]
-        return Session(caches, jnp.zeros(batch, jnp.int32), capacity, [0] * batch)
+        numbers = [next(_sequence_numbers) for _ in range(batch)]
+        positions_B = jnp.zeros(batch, jnp.int32)
+        return Session(caches, positions_B, capacity, [0] * batch, numbers)
 
     def chunks(self, session: Session, prompts, on_routing=None):
         """Runs prompts chunk by chunk from the start of an empty session.

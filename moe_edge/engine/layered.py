@@ -193,7 +193,8 @@ class LayeredEngine(Engine):
         manager, reader = self.manager, self._reader
         if not self._slots.safe_in_thread:
             manager.queue.poll()  # what has arrived goes into its slots
-        reading = reader.read(layer, self._turn.step, routed, chunk.valid_BS.shape)
+        where = layer, self._turn.step, session.sequences
+        reading = reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
             on_routing(layer, routed.routing)
         pairs = self.programs.is_pairs(len(reading.ids_TK))

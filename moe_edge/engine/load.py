@@ -1,18 +1,21 @@
-"""A running engine and its tokenizer from the name of a checkpoint."""
+"""A running engine and its tokenizer from the name of a checkpoint.
+
+Engines are imported when one is loaded: what only checks a checkpoint needs no JAX.
+"""
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
-from moe_edge.engine.base import Engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import check_offload, make_offloaded
-from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k
+
+if TYPE_CHECKING:
+    from moe_edge.engine.base import Engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Loaded:
       dtype: of the stored weights.
     """
 
-    engine: Engine
+    engine: "Engine"
     tokenizer: Tokenizer | None
     hf_source: str | None
     name: str
@@ -62,11 +65,16 @@ def load_engine(
     reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
+
+    from moe_edge.engine.offloaded import make_offloaded
+    from moe_edge.engine.resident import ResidentEngine
+    from moe_edge.engine.weights import load_weights
+
     # Conversion has checked our own format already.
     check_finite = isinstance(reader, HfReader)
     if offload is None:
         weights = load_weights(reader, check_finite=check_finite)
-        engine: Engine = ResidentEngine(weights, **options)
+        engine = ResidentEngine(weights, **options)
     else:
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
@@ -90,4 +98,6 @@ def check_checkpoint(
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
+        from moe_edge.engine.offloaded import check_offload
+
         check_offload(reader, offload)

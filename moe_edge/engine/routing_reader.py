@@ -26,6 +26,7 @@ class Reading(NamedTuple):
     Attributes:
       layer: of the model.
       step: counts lookup rounds.
+      sequences: the numbers of the rows' sequences.
       shape_BS: of the tokens.
       ids_TK: int32, on the host; E is no expert.
       weights_TK: float32, on the device, or on the host where a route changed them.
@@ -35,6 +36,7 @@ class Reading(NamedTuple):
 
     layer: int
     step: int
+    sequences: list[int]
     shape_BS: tuple[int, int]
     ids_TK: np.ndarray
     weights_TK: jax.Array | np.ndarray
@@ -81,7 +83,9 @@ class RoutingReader:
         self._dispatched_s = 0.0
         self._first_step = 0  # of the trace, in which the running tokens begin
 
-    def read(self, layer: int, step: int, routed: Routed, shape_BS) -> Reading:
+    def read(
+        self, layer: int, step: int, sequences, routed: Routed, shape_BS
+    ) -> Reading:
         """Waits for a layer's routing and applies the route policy."""
         manager, routing = self._manager, routed.routing
         ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
@@ -102,9 +106,8 @@ class RoutingReader:
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
             host_TK = weights_TK
-        return Reading(
-            layer, step, shape_BS, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE
-        )
+        where = layer, step, sequences, shape_BS
+        return Reading(*where, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE)
 
     def look_up(self, reading: Reading) -> LayerVisit:
         """Looks the chosen experts up and tells the predictor."""
@@ -112,11 +115,16 @@ class RoutingReader:
         scores_TE, is_decode = reading.scores_TE, reading.is_decode
         visit = manager.look_up(layer, ids_TK, scores_TE, reading.step, is_decode)
         run = manager.predictor_run
-        if is_decode or run.predictor.whole_prompt:
-            run.observe(layer, ids_TK, scores_TE)
-        else:
+        B, S = reading.shape_BS
+        sequence_T = reading.sequences[0]
+        if B > 1 and run.predictor.per_sequence:
+            sequence_T = np.repeat(np.array(reading.sequences), S)
+        if not (is_decode or run.predictor.whole_prompt):
             last_B = last_tokens(ids_TK, reading.shape_BS, self._moe.num_experts)
-            run.observe(layer, ids_TK[last_B], None)
+            ids_TK, scores_TE = ids_TK[last_B], None
+            if B > 1 and run.predictor.per_sequence:
+                sequence_T = sequence_T[last_B]
+        run.observe(layer, ids_TK, scores_TE, sequence_T=sequence_T)
         if reading.wanted_NE is not None:
             run.store(layer, reading.wanted_NE)
         return visit

@@ -4,11 +4,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, write_json
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import (
     Prompt,
@@ -60,6 +62,7 @@ def run_generate(
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
+    timeline: str | None = None,
 ) -> dict:
     """Continues prompts and writes `generations.jsonl`.
 
@@ -81,6 +84,7 @@ def run_generate(
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` beside it.
       events: file for transfers and waits (JSON lines).
+      timeline: file for them as a Chrome trace (JSON), for ui.perfetto.dev.
     Returns:
       `tokens_per_s` counts decoded tokens of all rows, without each row's first;
       `ttft_s` runs from the token ids to the first new token (prefill and
@@ -93,22 +97,20 @@ def run_generate(
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload = resolve_offload(device_memory, offload)
-    if offload is None and (trace or events):
+    recorded = [path for path in (trace, events, timeline) if path]
+    if offload is None and recorded:
         raise ConfigError(
-            "--trace and --events record an offloaded run; give --device_memory too"
+            "--trace, --events and --timeline record an offloaded run; give "
+            "--device_memory too"
         )
-    if offload is not None and offload.mode == "fused" and (trace or events):
+    if offload is not None and offload.mode == "fused" and recorded:
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
-    for path in filter(None, (trace, events)):
+    for path in recorded:
         check_out_file(path, run.path)
-    # Only now: engines load JAX, and a refused value should not wait for that.
-    from moe_edge.engine.batches import generate_rows
-    from moe_edge.engine.load import check_checkpoint, load_engine
-
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"prompts": len(texts)}
-    recorder = Recorder(enabled=events is not None)
+    recorder = Recorder(enabled=bool(events or timeline))
     options = (
         {}
         if offload is None
@@ -122,6 +124,8 @@ def run_generate(
         }
     )
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
+    from moe_edge.engine.batches import generate_rows  # loads JAX, as the engine did
+
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions
     rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
@@ -157,11 +161,15 @@ def run_generate(
         write_trace(trace, engine.trace.trace(), with_scores=trace_scores)
     if events:
         recorder.write_jsonl(events)
+    if timeline:
+        recorder.write_timeline(timeline)
     if stream is not None:
         print(stream.finish())
     elif prompt:
         for text, completion in zip(texts, completions, strict=True):
             print(f"--- {text.id}\n{text.text}{completion}")
+    if offload is not None and not offload.lossless:
+        print(lossy_line(engine.report(), engine.movement()))
     seconds = f"{speed['warm_up_s']:.1f} s"
     print(f"compilation and a first run took {seconds}, not timed", file=sys.stderr)
     return {
@@ -169,6 +177,18 @@ def run_generate(
         "ttft_s": speed["ttft_s"],
         **engine.movement(),
     }
+
+
+def lossy_line(report: dict[str, Any], movement: dict[str, Any]) -> str:
+    """What a lossy route did in a run, in one sentence."""
+    done = f"hit ratio {movement['hit_ratio'] or 0:.2f}"
+    if "rerouted" in report:
+        changed = f"{report['rerouted']} of {report['choices']} expert choices changed"
+        done = f"{changed}, {done}"
+    return (
+        f"lossy route {report['route']}: {done}, {movement['bytes_moved'] / 1e6:.1f} "
+        "MB moved (launch/fidelity.py: how far from the model's own text)"
+    )
 
 
 def write_generations(path: Path, prompts, texts, tokens) -> None:

@@ -25,12 +25,15 @@ class Session:
       capacity: tokens that a row's cache holds.
       lengths: tokens that each row has written: the host's own count, so that nothing
         waits for the device to check it. Rows may differ.
+      sequences: the number of each row's sequence, for predictors that keep a record
+        of every one; no two sequences of an engine have the same.
     """
 
     caches: list[tuple[Cache, ...]]
     positions_B: jax.Array
     capacity: int
     lengths: list[int]
+    sequences: list[int]
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Counts tokens that are about to be written, of each row.

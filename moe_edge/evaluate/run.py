@@ -15,6 +15,7 @@ from moe_edge.core.checks import (
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
 
@@ -105,7 +106,6 @@ def run_evaluate(
             _write(run, summary | {"mode": mode}, [tokens])
         return summary
     # Only now: these load JAX, and a refused value should not wait for that.
-    from moe_edge.engine.load import check_checkpoint, load_engine
     from moe_edge.evaluate.multiple_choice import (
         answer_questions,
         read_questions,
@@ -200,7 +200,6 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
 
 
 def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
-    from moe_edge.engine.load import check_checkpoint, load_engine
     from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
     from moe_edge.evaluate.stepwise import Stepwise
 

@@ -12,6 +12,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 
 
@@ -61,9 +62,6 @@ def run_lm_eval(
         raise ConfigError(f"num_fewshot must be 0 or more, got {num_fewshot}")
     offload = resolve_offload(device_memory, offload)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    # Only now: engines load JAX, and a refused value should not wait for that.
-    from moe_edge.engine.load import check_checkpoint, load_engine
-
     loaded_tasks = _load_tasks(names, include_path)
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)

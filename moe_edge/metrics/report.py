@@ -104,7 +104,8 @@ def entry_readme(result: Mapping[str, Any]) -> str:
     tail += ["## How it was run", "", *check_lines(result["checks"])]
     tail += ["```", result["command"], "```", "", origin_line(result), ""]
     tail += ["What this does not show:", ""]
-    tail += [f"- {shortened(limit)}" for limit in result["limits"]]
+    why = (result["paper_claim"] or {}).get("why_they_differ")  # stands above
+    tail += [f"- {shortened(limit)}" for limit in result["limits"] if limit != why]
     left = PAGE_LINES - len(head) - len(tail)
     return "\n".join([*head, *tables_of(result["metrics"], left - 2), *tail]) + "\n"
 

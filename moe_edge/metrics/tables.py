@@ -15,6 +15,7 @@ LEAST_ROWS = 6  # a table is left out rather than cut to fewer
 FRAME = 5  # lines of a table that are no rows: caption, header, blank lines
 # A server of several, in settings of its own, is part of what was measured.
 MEASURE = re.compile(r"([^,]*(?:, server \d+(?=, ))?)(?:, )?(.*)", re.DOTALL)
+REMARK = re.compile(r" \([^)]*\)$")  # of a setting that others name without it
 JOINED = ""  # title of a table of several measures
 RATIO = "ours / peer"  # a benchmark's policy that relates two others
 SIDES = ("ours", RATIO, "limit_fraction", "peak_rss_bytes")  # all others: peers
@@ -46,12 +47,16 @@ def cell(row: Row) -> str:
 
 @dataclasses.dataclass
 class Table:
-    """Cells by (row label, column label), both in order of appearance."""
+    """Cells by (row label, column label), both in order of appearance.
+
+    `by_rows`: several measures were joined, each in rows of its own.
+    """
 
     title: str
     unit: str
     label: str
     cells: dict[tuple[str, str], Row]
+    by_rows: bool = False
 
     @property
     def rows(self) -> list[str]:
@@ -98,6 +103,7 @@ class Table:
         if self.title != JOINED:
             caption = f"**{self.title}**" + (f" ({caption})" if caption else "")
         listed = [head, ["---"] * len(head), *body]
+        listed = [[text.replace("|", "\\|") for text in line] for line in listed]
         return [caption, "", *(f"| {' | '.join(line)} |" for line in listed), ""]
 
     def _text(self, row: str, column: str) -> str:
@@ -135,6 +141,9 @@ def _first_part(setting: str) -> tuple[str, str]:
 
 def table_of(title: str, rows: Named) -> Table:
     """The layout with the fewest rows among those that are not too wide or empty."""
+    settings = {setting for _, setting, _ in rows}
+    short = {one: REMARK.sub("", one) for one in settings}
+    rows = [(p, short[s] if short[s] in settings else s, row) for p, s, row in rows]
     best, least = None, 0
     for label, cells, price in layouts(rows):
         table = Table(title, unit_of(rows[0][2]), label, cells)
@@ -149,31 +158,49 @@ def table_of(title: str, rows: Named) -> Table:
 
 
 def side_by_side(tables: Iterable[Table]) -> list[Table]:
-    """Joins narrow tables over the same rows: one column a measure and setting."""
+    """Joins narrow tables over the same rows, and tables of one row over the same
+    columns: one column or row a measure.
+    """
     found: list[Table] = []
     for table in tables:
         for other in found:
+            if other.label != table.label:
+                continue
             width = len(other.columns) + len(table.columns)
-            alike = len(set(other.rows) & set(table.rows)) / len(
-                set(other.rows) | set(table.rows)
-            )
             narrow = len(table.columns) <= 2 and width <= COLUMNS
-            if alike >= 0.5 and narrow and other.label == table.label:
+            single = len(other.rows) == len(table.rows) == 1 < len(table.columns)
+            if narrow and _alike(other.rows, table.rows) and not other.by_rows:
                 other.cells = _named(other) | _named(table)
-                other.title, other.unit = JOINED, ""
-                break
+            elif (single or other.by_rows and len(table.rows) == 1) and _alike(
+                other.columns, table.columns
+            ):
+                other.cells = _named(other, True) | _named(table, True)
+                other.by_rows = True
+            else:
+                continue
+            other.title, other.unit = JOINED, ""
+            break
         else:
             found.append(table)
     return found
 
 
-def _named(table: Table) -> dict[tuple[str, str], Row]:
-    """Cells whose column labels say measure and unit."""
+def _alike(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether at least half of all labels are in both."""
+    return len(set(some) & set(others)) >= len(set(some) | set(others)) / 2
+
+
+def _named(table: Table, by_rows: bool = False) -> dict[tuple[str, str], Row]:
+    """Cells whose column (or row) labels say measure and unit."""
     if table.title == JOINED:
         return table.cells
     unit = f" ({table.unit})" if table.unit else ""
+
+    def named(label: str) -> str:
+        return f"{table.title}{', ' if label else ''}{label}{unit}"
+
     return {
-        (row, f"{table.title}{', ' if column else ''}{column}{unit}"): value
+        (named(row), column) if by_rows else (row, named(column)): value
         for (row, column), value in table.cells.items()
     }
 
@@ -254,4 +281,5 @@ def tables_of(metrics: Sequence[Row], lines: int) -> list[str]:
 
 def _measures(table: Table) -> list[str]:
     """What a table that is left out measures."""
-    return table.columns if table.title == JOINED else [table.title]
+    joined = table.rows if table.by_rows else table.columns
+    return joined if table.title == JOINED else [table.title]

@@ -37,6 +37,8 @@ class ActivationMatrix(Predictor):
 
     capacity: int = 1000
     name: ClassVar[str] = "moe_infinity"
+    per_sequence: ClassVar[bool] = True
+    shared: ClassVar[tuple[str, ...]] = ("share_LCE", "norm_LC", "finished")
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     whole_prompt: ClassVar[bool] = True
 

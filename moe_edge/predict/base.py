@@ -34,6 +34,9 @@ class Predictor:
         "future"}; replay refuses it by name where a trace lacks them.
       whole_prompt: whether `observe` wants all tokens of a prompt. If not, the engine
         passes the last token of every row only, whose successor is predicted.
+      per_sequence: whether its state is the record of one sequence; `PredictorRun`
+        then keeps one for each that runs.
+      shared: what of such a state all sequences have in common.
       observes: False where programs of the engine compute the scores (`store`).
       max_horizon: layers that it looks ahead; None: as many as it is asked about.
     """
@@ -42,6 +45,8 @@ class Predictor:
     needs: ClassVar[frozenset[str]] = frozenset()
     whole_prompt: ClassVar[bool] = False
     observes: ClassVar[bool] = True
+    per_sequence: ClassVar[bool] = False
+    shared: ClassVar[tuple[str, ...]] = ()
     max_horizon: ClassVar[int | None] = None
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
 

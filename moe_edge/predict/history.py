@@ -22,6 +22,7 @@ class PreviousToken(Predictor):
     """The experts that the previous token chose at that layer."""
 
     name: ClassVar[str] = "previous"
+    per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
 
     def init(self, spec):
@@ -54,6 +55,7 @@ class Frequency(Predictor):
 
     decay: float = 1.0
     name: ClassVar[str] = "frequency"
+    per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     whole_prompt: ClassVar[bool] = True
 

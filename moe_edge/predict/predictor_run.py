@@ -1,17 +1,22 @@
-"""A predictor at work: what it has seen, and how right it was."""
+"""A predictor at work: what each sequence has shown it, and how right it was."""
 
 import numpy as np
 
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import ModelShape, Predictor
+from moe_edge.predict.base import (
+    NOT_WANTED,
+    ModelShape,
+    Predictor,
+    State,
+    best_first,
+)
 
 
 class PredictorRun:
-    """Joins a predictor, its state and the record of its hits.
+    """Joins a predictor, its records of the running sequences, and that of its hits.
 
     Attributes:
       predictor: names later experts.
-      state: what it has seen.
       horizon: layers ahead that it is asked about.
       accuracy: what it named beside what was chosen.
       is_idle: whether it never names anything.
@@ -26,33 +31,79 @@ class PredictorRun:
 
     def restart(self) -> None:
         """Forgets everything that was seen."""
-        self.state = self.predictor.init(self._spec)
+        self._fresh = self.predictor.init(self._spec)
+        self._states: dict[int, State] = {}
+        self._last: tuple[int, ...] = (0,)  # sequences of the latest observation
+
+    @property
+    def state(self) -> State:
+        """What the latest sequence has seen; what all have, before the first."""
+        return self._states.get(self._last[0], self._fresh)
 
     def reset_accuracy(self) -> None:
         """Counts from here on."""
         spec = self._spec
         self.accuracy = PredictionLog(spec.num_layers, spec.num_experts, self.horizon)
 
-    def observe(self, layer: int, ids_TK, scores_TE, counts: bool = True) -> None:
+    def observe(
+        self, layer: int, ids_TK, scores_TE, counts: bool = True, sequence_T=None
+    ) -> None:
         """Takes in what a layer chose.
 
         Args:
           counts: compare what had been named for the layer.
+          sequence_T: the number of the tokens' sequence, or one for each token; None:
+            all are of one.
         """
         if counts:
             self.accuracy.chosen(layer, ids_TK)
-        if self._observes:
-            self.state = self.predictor.observe(
-                self.state, layer, None, ids_TK, scores_TE
-            )
+        if not self._observes:
+            return
+        if sequence_T is None or not self.predictor.per_sequence:
+            sequence_T = 0
+        if isinstance(sequence_T, int):
+            self._observe(sequence_T, layer, ids_TK, scores_TE)
+            self._last = (sequence_T,)
+            return
+        sequence_T = np.asarray(sequence_T)
+        # A row that has ended chooses nothing, and its record stays as it was.
+        real_T = ids_TK[:, 0] < self._spec.num_experts
+        self._last = tuple(dict.fromkeys(sequence_T[real_T].tolist())) or self._last
+        for sequence in self._last:
+            mine_T = real_T & (sequence_T == sequence)
+            if mine_T.any():
+                scores = None if scores_TE is None else scores_TE[mine_T]
+                self._observe(sequence, layer, ids_TK[mine_T], scores)
+
+    def _observe(self, sequence: int, layer: int, ids_TK, scores_TE) -> None:
+        state = self._states.get(sequence, self._fresh)
+        self._states[sequence] = self.predictor.observe(
+            state, layer, None, ids_TK, scores_TE
+        )
 
     def store(self, layer: int, wanted_NE) -> None:
         """Takes the scores that an engine's program computed for the predictor."""
-        self.state = self.predictor.store(self.state, layer, wanted_NE)
+        self._states[0] = self.predictor.store(self.state, layer, wanted_NE)
 
     def predict(self, layer: int) -> np.ndarray:
-        """int32 `[horizon, M]` ids for the layers after `layer`; see `Predictor`."""
-        ids_NM, _ = self.predictor.predict(self.state, layer, self.horizon)
+        """int32 `[horizon, M]` ids for the layers after `layer`; see `Predictor`.
+
+        Of several sequences: what any of them is expected to choose, by best score.
+        """
+        found = [
+            self.predictor.predict(
+                self._states.get(sequence, self._fresh), layer, self.horizon
+            )
+            for sequence in self._last
+        ]
+        ids_NM = found[0][0]
+        if len(found) > 1:
+            shape = self.horizon, self._spec.num_experts + 1
+            wanted_NE = np.full(shape, NOT_WANTED, np.float32)
+            row_N1 = np.arange(self.horizon)[:, None]
+            for ids, scores in found:  # id -1 is the spare column
+                np.maximum.at(wanted_NE, (row_N1, ids), scores)
+            ids_NM, _ = best_first(wanted_NE[:, :-1])
         self.accuracy.expect(layer, ids_NM)
         return ids_NM
 
@@ -69,7 +120,16 @@ class PredictorRun:
                 self.observe(layer, ids_of[layer], None, counts=False)
             self.finish_sequence()
 
-    def finish_sequence(self) -> None:
-        """What belongs to one sequence goes; what was named and not compared, too."""
-        self.state = self.predictor.finish_sequence(self.state)
+    def finish_sequence(self, sequence: int | None = None) -> None:
+        """What belongs to a sequence goes; what was named and not compared, too.
+
+        Args:
+          sequence: its number; None: all that run.
+        """
+        ended = [*self._states] if sequence is None else [sequence]
+        for number in ended:
+            state = self._states.pop(number, self._fresh)
+            common = {name: self._fresh[name] for name in self.predictor.shared}
+            self._fresh = self.predictor.finish_sequence({**state, **common})
+        self._last = tuple(n for n in self._last if n in self._states) or (0,)
         self.accuracy.forget_waiting()

@@ -166,6 +166,8 @@ def run_study(
         files=found.files,
         pictures=found.pictures,
     )
+    shown = ("README.md", "plot.png", *found.pictures)
+    print("Results and pictures: " + ", ".join(f"{out_dir}/{name}" for name in shown))
     summary = {"name": study.name, "answer": found.answer, "out_dir": out_dir}
     return {**summary, "checks": dict(found.checks), **found.summary}
 

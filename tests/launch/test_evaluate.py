@@ -26,11 +26,11 @@ def test_evaluate_text_prints_the_interface_keys(run_script, tiny, tmp_path):
     assert (tmp_path / "o" / "config.gin").exists()
 
 
-def test_evaluate_logits_as_module_equal_perplexity(run_process, tiny, tmp_path):
+def test_evaluate_writes_logits(run_script, tiny, tmp_path):
     tokens = np.random.default_rng(0).integers(1, 320, (2, 40))
     np.save(tmp_path / "t.npy", tokens)
     flags = ["--checkpoint", tiny, "--tokens", "t.npy", "--logits", "l.npz"]
-    summary = run_process("evaluate", *flags, "--out_dir", "o", as_module=True).summary
+    summary = run_script("evaluate", *flags, "--out_dir", "o").summary
     assert summary["shape"] == [2, 40, 320] and summary["out_dir"] == "o"
     stored = json.loads((tmp_path / "o" / "evaluation.json").read_text())
     assert (stored["mode"], stored["source"][0]["path"]) == ("tokens", "t.npy")

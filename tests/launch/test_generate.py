@@ -31,11 +31,19 @@ def test_generate_streams_one_prompt_and_writes_it(run_script, tiny, tmp_path):
     assert "generate.max_new_tokens = 9" in (tmp_path / "o" / "config.gin").read_text()
 
 
-def test_generate_as_module_reads_a_prompt_file(run_process, tiny, tmp_path):
+def test_generate_as_module_shows_what_the_terminal_can(run_process, tiny, tmp_path):
+    flags = ["--checkpoint", tiny, "--prompt", "café", "--max_new_tokens", 5]
+    flags += ["--out_dir", "o"]
+    done = run_process("generate", *flags, as_module=True, PYTHONIOENCODING="ascii")
+    assert done.summary["out_dir"] == "o" and done.stdout.startswith("caf?")
+    assert len(read_lines(tmp_path / "o" / "generations.jsonl")) == 1
+
+
+def test_generate_reads_a_prompt_file(run_script, tiny, tmp_path):
     rows = [{"id": f"p/{i}", "prompt": "The mill " * (i + 1), "x": 1} for i in range(3)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     flags = ["--checkpoint", tiny, "--prompts", "p.jsonl", "--max_new_tokens", 5]
-    done = run_process("generate", *flags, "--temperature", 0.8, as_module=True)
+    done = run_script("generate", *flags, "--temperature", 0.8)
     assert done.summary["hit_ratio"] is None
     lines = read_lines(tmp_path / done.summary["out_dir"] / "generations.jsonl")
     assert [line["id"] for line in lines] == ["p/0", "p/1", "p/2"]

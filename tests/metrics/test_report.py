@@ -32,6 +32,36 @@ def test_small_measures_stand_side_by_side_with_their_units():
     assert table.columns == ["time (ms)", "moved (MB)"] and table.rows == ["a", "b"]
 
 
+def test_measures_of_one_row_are_stacked_over_the_same_settings():
+    settings = ("25%, batch 1", "50%, batch 1", "25%, batch 3", "50%, batch 3")
+    metrics = rows(("smoe",), [f"agreement, {s}" for s in settings], "1")
+    metrics += rows(("smoe",), [f"loss, {s}" for s in settings[:3]], "nats")
+    (table,) = all_tables(metrics)
+    assert table.rows == ["agreement, smoe", "loss, smoe (nats)"]
+    assert table.columns == list(settings)
+
+
+def test_a_remark_on_a_setting_makes_no_second_row():
+    metrics = rows(("original",), [f"loss, K={4 * k} (K'={k})" for k in range(1, 10)])
+    metrics += rows(("LG",), [f"loss, K={k}" for k in range(1, 37)])
+    (table,) = all_tables(metrics)
+    assert len(table.rows) == 36 and ("K=4", "original") in table.cells
+    metrics = rows(("LG",), ["sum |M|, K=1 (half)", "sum |M|, K=2"])
+    text = "\n".join(tables_of(metrics, 20))
+    assert "| K=1 (half) |" in text and "**sum |M|**" in text
+
+
+def test_bars_in_labels_do_not_end_a_cell():
+    text = tables_of(
+        [
+            metric("ours", "size", 1.0, "sum |M|", 1),
+            metric("ours", "loss", 1.0, "1", 1),
+        ],
+        20,
+    )
+    assert "| what ran | size (sum \\|M\\|) | loss |" in text
+
+
 def test_many_settings_of_one_policy_are_laid_out_in_two_directions():
     names = [f"time, {m}, {s} remote" for m in ("x", "y") for s in range(5)]
     (table,) = all_tables(rows(("all",), names))

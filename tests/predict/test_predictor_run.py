@@ -12,7 +12,7 @@ def ids(*experts):
     return np.array([experts], np.int32)
 
 
-def test_foresight_counts_what_was_named_and_chosen():
+def test_run_counts_what_was_named_and_chosen():
     predictor_run = PredictorRun(get_predictor("previous"), SHAPE, horizon=1)
     predictor_run.observe(1, ids(2, 3), None)
     assert predictor_run.predict(0).tolist() == [[2, 3]]
@@ -23,7 +23,7 @@ def test_foresight_counts_what_was_named_and_chosen():
     assert predictor_run.predict(0).tolist() == [[3, 4]]  # what it has seen stays
 
 
-def test_foresight_learns_past_sequences_without_counting_them():
+def test_run_learns_past_sequences_without_counting_them():
     predictor_run = PredictorRun(get_predictor("moe_infinity"), SHAPE, horizon=1)
     predictor_run.observe(0, ids(0, 1), None)
     assert predictor_run.predict(0).size == 0  # knows no sequence like this one
@@ -37,7 +37,7 @@ def test_foresight_learns_past_sequences_without_counting_them():
     assert predictor_run.predict(0).size == 0
 
 
-def test_foresight_counts_only_where_asked():
+def test_run_counts_only_where_asked():
     predictor_run = PredictorRun(get_predictor("previous"), SHAPE, horizon=1)
     predictor_run.observe(1, ids(2, 3), None)
     predictor_run.predict(0)
@@ -46,7 +46,7 @@ def test_foresight_counts_only_where_asked():
     assert predictor_run.predict(0).tolist() == [[4, 5]]
 
 
-def test_foresight_compares_nothing_across_sequences():
+def test_run_compares_nothing_across_sequences():
     predictor_run = PredictorRun(get_predictor("previous"), SHAPE, horizon=1)
     predictor_run.observe(1, ids(2, 3), None)
     predictor_run.predict(0)
@@ -55,7 +55,7 @@ def test_foresight_compares_nothing_across_sequences():
     assert predictor_run.accuracy.rounds_LA.sum() == 0
 
 
-def test_foresight_of_no_predictor_counts_only_where_it_is_asked():
+def test_run_of_no_predictor_counts_only_where_it_is_asked():
     predictor_run = PredictorRun(Predictor(), SHAPE, horizon=1)
     assert predictor_run.is_idle
     predictor_run.observe(1, ids(0, 1), None)
@@ -65,7 +65,7 @@ def test_foresight_of_no_predictor_counts_only_where_it_is_asked():
     assert predictor_run.accuracy.recall_LA[1].tolist() == [0.0]
 
 
-def test_foresight_hands_a_device_predictor_only_what_programs_computed():
+def test_run_hands_a_device_predictor_only_what_programs_computed():
     predictor_run = PredictorRun(get_predictor("smoe_partial"), SHAPE, horizon=1)
     before = predictor_run.state
     predictor_run.observe(0, ids(0, 1), None)
@@ -74,3 +74,33 @@ def test_foresight_hands_a_device_predictor_only_what_programs_computed():
     wanted_NE = np.array([[-1, -1, 0.2, -1, 0.9, -1]], np.float32)
     predictor_run.store(0, wanted_NE)
     assert predictor_run.predict(0).tolist() == [[4, 2]]
+
+
+def test_run_keeps_a_record_of_every_sequence():
+    predictor_run = PredictorRun(get_predictor("previous"), SHAPE, horizon=1)
+    both = np.array([[2, 3], [4, 3]], np.int32)
+    predictor_run.observe(1, both, None, sequence_T=np.array([7, 9]))
+    assert predictor_run.predict(0).tolist() == [[2, 4, 3]]  # by best score
+    # Row 7 has ended; the other one alone is asked about.
+    rest = np.array([[6, 6], [0, 1]], np.int32)
+    predictor_run.observe(1, rest, None, sequence_T=np.array([7, 9]))
+    assert predictor_run.predict(0).tolist() == [[0, 1]]
+    predictor_run.finish_sequence(9)
+    predictor_run.observe(0, ids(5, 4), None, sequence_T=7)
+    assert predictor_run.predict(0).tolist() == [[2, 3]]  # its own record stays
+    predictor_run.finish_sequence()
+    predictor_run.observe(0, ids(5, 4), None, sequence_T=7)
+    assert predictor_run.predict(0).size == 0
+
+
+def test_run_shares_what_ended_sequences_taught():
+    predictor_run = PredictorRun(get_predictor("moe_infinity"), SHAPE, horizon=1)
+    for layer, rows in ((0, [[0, 1], [4, 5]]), (1, [[2, 3], [5, 4]])):
+        ids_TK = np.array(rows, np.int32)
+        predictor_run.observe(layer, ids_TK, None, sequence_T=np.array([3, 4]))
+    predictor_run.finish_sequence(3)
+    predictor_run.finish_sequence(4)
+    assert predictor_run.state["finished"] == 2
+    for sequence, chosen, expected in ((5, (0, 1), {2, 3}), (6, (4, 5), {4, 5})):
+        predictor_run.observe(0, ids(*chosen), None, sequence_T=sequence)
+        assert set(predictor_run.predict(0)[0].tolist()) == expected

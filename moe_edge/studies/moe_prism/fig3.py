@@ -6,93 +6,121 @@ a token's L1 norm, which a partition with a gate may use. *Static*: how much one
 set of neurons carries for all tokens, which pruning would keep as well, without a gate.
 """
 
+import dataclasses
 import json
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError
-from moe_edge.core.files import check_out_dir
-from moe_edge.metrics.results import Entry, write_entry
+from moe_edge.engine.weights import load_weights
+from moe_edge.metrics.results import metric
 from moe_edge.profile.reader import Profile, open_profile
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.moe_prism.fig3_entry import Experts, by_layer, describe
-from moe_edge.studies.moe_prism.plots import activation_sparsity
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.sparsity import (
+    COVERED,
     MAGNITUDES,
-    TOP,
+    QUANTILES,
+    Sparsity,
     at_top,
+    draw,
     gated_noise,
     measure,
     own_order,
 )
+from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Claim, Findings, Study
+
+RATIO = "75th percentile / median of the magnitude"
+PAPER = {
+    "median magnitude": 0.0167,
+    "75th percentile of the magnitude": 0.0391,
+    RATIO: 0.0391 / 0.0167,
+}
+CLAIM = Claim(
+    source="MoE-Prism, section 2.2 and fig. 3",
+    paper=PAPER,
+    why="The paper's numbers are of one expert of DeepSeek-V2-Lite (1408 neurons), "
+    "whose weights set the scale: only the ratio of its percentiles compares models.",
+)
+NOISE = "gated noise"
+SPARSER = "in every layer, a token's own quarter carries more than in gated noise"
+CLOSE = 0.1  # relative: noise with a ratio as near the paper's shows what is no proof
+LIMITS = (
+    "A small share of the L1 norm is no small effect on the output: outputs of neurons "
+    "may cancel or add up. Perplexity at reduced K tells.",
+    "The paper gives no share of the L1 norm, no static share and no control; they are "
+    "ours.",
+)
+Experts = Mapping[tuple[int, int], Sparsity]  # of (layer, expert)
+OWN, FIXED = "L1 share of a token's own top quarter", "L1 share of one fixed quarter"
+SHUFFLED = "L1 share of the own top quarter if neurons fired independently"
+MEASURES = {
+    OWN: lambda s: at_top(s.dynamic_F),
+    FIXED: lambda s: at_top(s.static_F),
+    SHUFFLED: lambda s: at_top(s.shuffled_F),
+    "share of activation x down norm, own top quarter": lambda s: at_top(
+        s.dynamic_down_F
+    ),
+    f"neurons for {COVERED:.0%} of a token's L1 norm": lambda s: s.needed,
+    "median / mean of the magnitude": lambda s: s.quantiles_Q[1] / s.mean,
+    RATIO: lambda s: s.quantiles_Q[2] / s.quantiles_Q[1],
+}
 
 
-def run_activations(
-    *,
-    out_dir: str,
-    text: str | None = None,
-    profile: str | None = None,
-    checkpoint: str = "default",
-    data_dir: str | None = None,
-    window: int | None = None,
-    tokens: int | None = 131_072,
-    max_tokens_per_expert: int = 2048,
-    batch_size: int = 4,
-    seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
-) -> dict[str, Any]:
-    """Measures the sparsity of activations and writes the entry.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fig3Settings(StudySettings):
+    """The profile that is measured: made of texts, or a folder.
 
-    Args:
-      out_dir: folder of the entry.
-      text, window, tokens, max_tokens_per_expert, batch_size, seed: of the profile,
-        see `run_profile`.
-      profile: folder of one made before, instead.
-      checkpoint: path or `default`: the profiled one.
+    Attributes:
+      checkpoint: path or `default`.
+      profile: folder of one made before; None: make one.
+      text, window, tokens, max_tokens_per_expert, batch_size, seed: of the one to
+        make, see `run_profile`.
       data_dir: where relative paths are looked up too.
-      overwrite: replace a non-empty out_dir.
-      dry_run: check the input and stop.
-      config_text: gives the config to store.
-    Raises:
-      MoeEdgeError: bad input.
-      OSError: a file cannot be read.
     """
-    started_s = time.time()
-    check_out_dir(out_dir, overwrite)
-    given = {
-        "text": text or "",
-        "checkpoint": checkpoint,
-        "data_dir": data_dir,
-        "window": window,
-        "tokens": tokens,
-        "max_tokens_per_expert": max_tokens_per_expert,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
+
+    checkpoint: str = "default"
+    profile: str | None = None
+    text: str = ""
+    window: int | None = None
+    tokens: int | None = 131_072
+    max_tokens_per_expert: int = 2048
+    batch_size: int = 4
+    seed: int = 0
+    data_dir: str | None = None
+
+    def make_profile(self, out_dir: str, dry_run: bool = False) -> None:
+        """Makes the profile; see `run_profile`."""
+        given = vars(self) | {"out_dir": out_dir, "dry_run": dry_run}
+        del given["profile"]
+        run_profile(**given)
+
+
+def check(settings: Fig3Settings) -> None:
+    """Refuses texts, a profile or a checkpoint that cannot be used."""
+    if settings.profile is None:
+        settings.make_profile("unused", dry_run=True)
+    else:
+        sha256 = open_checkpoint(settings.checkpoint).content_sha256()
+        open_profile(settings.profile).check(sha256)
+
+
+def run(settings: Fig3Settings) -> Findings:
+    """Measures the sparsity of every expert's activations."""
+    reader = open_checkpoint(settings.checkpoint)
     with tempfile.TemporaryDirectory() as folder:
-        if profile is None:
-            path = str(Path(folder) / "profile")
-            made = run_profile(out_dir=path, dry_run=dry_run, **given)
-            if dry_run:
-                return made | {"out_dir": out_dir}
-            profile = path
-        found = open_profile(profile)
-        reader = open_checkpoint(checkpoint)
-        found.check(reader.content_sha256())
-        if dry_run:
-            return {"dry_run": True, "out_dir": out_dir}
-        experts = measure_experts(found, reader)
-    entry, summary = describe(found, experts, checkpoint, reader, started_s)
-    write(out_dir, found, experts, entry, config_text, overwrite)
-    return summary | {"out_dir": out_dir}
+        path = settings.profile or str(Path(folder) / "profile")
+        if settings.profile is None:
+            settings.make_profile(path)
+        profile = open_profile(path)
+        profile.check(reader.content_sha256())
+        experts = measure_experts(profile, reader)
+        return findings(profile, experts, settings.checkpoint, reader)
 
 
 def measure_experts(profile: Profile, reader) -> Experts:
@@ -110,8 +138,7 @@ def measure_experts(profile: Profile, reader) -> Experts:
             if len(rows) < max(2, profile.neurons):
                 continue
             down_DF = reader.layout.part(records[expert], "down").astype(np.float32)
-            norm_F = np.linalg.norm(down_DF, axis=0)
-            found[layer, expert] = measure(rows, norm_F)
+            found[layer, expert] = measure(rows, np.linalg.norm(down_DF, axis=0))
         if len(found) == first:
             raise CapacityError(
                 f"no expert of layer {layer} got {profile.neurons} tokens, as many as "
@@ -120,16 +147,120 @@ def measure_experts(profile: Profile, reader) -> Experts:
     return found
 
 
-def write(
-    out_dir: str,
-    found: Profile,
-    experts: Experts,
-    entry: Entry,
-    config_text: Callable[[], str],
-    overwrite: bool,
-) -> None:
-    """Writes the entry with its curves."""
-    layers = list(found.layers)
+def by_layer(experts: Experts, value) -> np.ndarray:
+    """Mean over the experts of every layer: [L] or, where values are curves, [L, M]."""
+    layers = dict.fromkeys(layer for layer, _ in experts)
+    return np.array(
+        [
+            np.mean([value(s) for key, s in experts.items() if key[0] == layer], axis=0)
+            for layer in layers
+        ]
+    )
+
+
+def metric_rows(experts: Experts) -> list[dict]:
+    """Every measure, over all layers and in each."""
+    groups = {"all layers": list(experts.values())}
+    for (layer, _), sparsity in experts.items():
+        groups.setdefault(f"layer {layer}", []).append(sparsity)
+    rows = []
+    for policy, group in groups.items():
+        for name, value_of in MEASURES.items():
+            values = [value_of(sparsity) for sparsity in group]
+            spread = ("std over experts", float(np.std(values)))
+            mean = float(np.mean(values))
+            rows.append(metric(policy, name, mean, "1", len(values), spread))
+    return rows
+
+
+def explain(ratios_X: np.ndarray, noise: float) -> str:
+    """What the ratio says next to the paper's, in words that follow from the numbers.
+
+    Args:
+      ratios_X: RATIO of every expert.
+      noise: of gated noise.
+    """
+    paper, mean, spread = PAPER[RATIO], np.mean(ratios_X), np.std(ratios_X)
+    off = abs(noise / paper - 1)
+    gap, order = abs(mean - paper), "more" if spread > abs(mean - paper) else "less"
+    return (
+        f"Gated noise, silu(g) * u of independent normal g and u, has {noise:.2f}, "
+        f"{off:.0%} off the paper's"
+        + (": the ratio alone is no proof of redundancy" if off < CLOSE else "")
+        + f". Experts of the model measured here have {mean:.2f} on average and differ "
+        f"{order} among themselves (standard deviation {spread:.2f}) than that from "
+        f"the paper's ({gap:.2f}); the table has every layer."
+    )
+
+
+def checks_of(experts: Experts, noise: Sparsity) -> dict[str, bool]:
+    """What may be false: that experts are sparser than if they had learned nothing."""
+    own_L = by_layer(experts, MEASURES[OWN])
+    return {SPARSER: bool((own_L > MEASURES[OWN](noise)).all())}
+
+
+def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Findings:
+    """The entry from what was measured."""
+    # The paper shows one expert, without saying which: here the busiest of the middle.
+    middle = profile.layers[len(profile.layers) // 2]
+    at = max(
+        (key for key in experts if key[0] == middle),
+        key=lambda key: profile.tokens_of(*key),
+    )
+    one, quantiles_Q = f"layer {at[0]}, expert {at[1]}", experts[at].quantiles_Q
+    noise = measure(gated_noise(profile.neurons), np.ones(profile.neurons))
+    rows = metric_rows(experts)
+    over_all = {r["name"]: r["value"] for r in rows if r["policy"] == "all layers"}
+    of_noise = {name: MEASURES[name](noise) for name in (OWN, FIXED, RATIO)}
+    rows += [metric(NOISE, name, value, "1") for name, value in of_noise.items()]
+    rows += [
+        metric(one, f"{quantile:.0%} quantile of the magnitude", value, "1")
+        for quantile, value in zip(QUANTILES, quantiles_Q, strict=True)
+    ]
+    ratios_X = np.array([MEASURES[RATIO](s) for s in experts.values()])
+    skipped = len(profile.layers) * profile.num_experts - len(experts)
+    described = ("tokens", "window", "max_tokens_per_expert", "files", "layers")
+    ratio = float(quantiles_Q[2] / quantiles_Q[1])
+
+    def percent(name: str, values=over_all) -> str:
+        return f"{100 * values[name]:.0f} %"
+
+    picture, curves = curves_of(profile, experts)
+    return Findings(
+        answer="The quarter of neurons that is largest for a token carries "
+        f"{percent(OWN)} of its L1 norm; if neurons fired independently, "
+        f"{percent(SHUFFLED)}; in gated noise, {percent(OWN, of_noise)}; one fixed "
+        f"quarter {percent(FIXED)}.",
+        details=[
+            f"In one expert of the middle layer 75 % of magnitudes are below "
+            f"{ratio:.2f} times the median (paper: {PAPER[RATIO]:.2f}, gated noise: "
+            f"{of_noise[RATIO]:.2f}).",
+            explain(ratios_X, of_noise[RATIO]),
+        ],
+        model=describe_model(checkpoint, load_weights(reader), str(reader.dtype)),
+        workload={name: profile.info[name] for name in described}
+        | {"experts": len(experts), "experts_with_too_few_tokens": skipped},
+        metrics=rows,
+        limits=[*LIMITS, f"{skipped} experts got fewer tokens than they have neurons."],
+        seeds=profile.info["seeds"],
+        baselines=[NOISE, "independent neurons", "one fixed quarter"],
+        checks=checks_of(experts, noise),
+        ours={
+            "median magnitude": float(quantiles_Q[1]),
+            "75th percentile of the magnitude": float(quantiles_Q[2]),
+            RATIO: ratio,
+            "of": one,
+        },
+        plot=lambda path: draw(
+            path, title="Activations inside experts (MoE-Prism fig. 3)", **picture
+        ),
+        files={"curves.json": json.dumps(curves, indent=1) + "\n"},
+        summary={"own_quarter": over_all[OWN], "fixed_quarter": over_all[FIXED]},
+    )
+
+
+def curves_of(profile: Profile, experts: Experts) -> tuple[dict, dict]:
+    """What the picture shows (arguments of `draw`), and what is stored of it."""
     below_LM = by_layer(experts, lambda s: s.share_below_M)
     dynamic_LF = by_layer(experts, lambda s: s.dynamic_F)
     static_LF = by_layer(experts, lambda s: s.static_F)
@@ -138,34 +269,34 @@ def write(
         "a token's own order (dynamic)": dynamic_LF.mean(axis=0),
         "one order for all (static)": static_LF.mean(axis=0),
         "neurons shuffled over tokens": shuffled_LF.mean(axis=0),
-        "gated noise": own_order(np.abs(gated_noise(found.neurons))).mean(axis=0),
+        "gated noise": own_order(np.abs(gated_noise(profile.neurons))).mean(axis=0),
     }
     tops = {
-        "a token's own quarter": [at_top(row) for row in dynamic_LF],
-        "the same, shuffled": [at_top(row) for row in shuffled_LF],
-        "one fixed quarter": [at_top(row) for row in static_LF],
+        "a token's own quarter": dynamic_LF,
+        "the same, shuffled": shuffled_LF,
+        "one fixed quarter": static_LF,
     }
+    picture = {
+        "layers": list(profile.layers),
+        "share_below": below_LM,
+        "lorenz": lorenz,
+        "top_shares": {k: [at_top(row) for row in v] for k, v in tops.items()},
+    }
+    below = zip(profile.layers, below_LM, strict=True)
     stored = {
         "magnitudes": MAGNITUDES.tolist(),
-        "share_below": {
-            str(n): row.tolist() for n, row in zip(layers, below_LM, strict=True)
-        },
+        "share_below": {str(layer): row.tolist() for layer, row in below},
         "l1_share_of_first_neurons": {k: v.tolist() for k, v in lorenz.items()},
     }
-    write_entry(
-        out_dir,
-        entry,
-        plot=lambda path: activation_sparsity(
-            path,
-            layers=layers,
-            magnitudes=MAGNITUDES,
-            share_below=below_LM,
-            lorenz=lorenz,
-            top_shares=tops,
-            top=TOP,
-            title="Activations inside experts (MoE-Prism fig. 3)",
-        ),
-        config_text=config_text(),
-        overwrite=overwrite,
-        files={"curves.json": json.dumps(stored, indent=1) + "\n"},
-    )
+    return picture, stored
+
+
+STUDY = Study(
+    name="moe_prism_fig3",
+    question="How much of an expert's work do few of its neurons carry (MoE-Prism "
+    "fig. 3)?",
+    settings=Fig3Settings,
+    measure=run,
+    check=check,
+    claim=CLAIM,
+)

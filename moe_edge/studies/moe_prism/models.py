@@ -1,50 +1,134 @@
-"""Makes the refactored models that a study compares: profile, gates, fine-tuning.
+"""The models that MoE-Prism's studies compare: which they are, and how they are made.
 
-What exists in the work folder is used again, and a run that was stopped goes on: each
-step is one of the project's own, which appears as a whole or resumes.
+ORIGINAL is the parent at k' of its experts; LG and LG-FT its sub-experts with a linear
+gate before and after fine-tuning of the router; CG with a proxy gate, untrained. K
+counts sub-experts, so the parent at k' computes as many neurons as the others at k' U.
 """
 
 import dataclasses
 import json
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, build_known
+from moe_edge.core.checks import (
+    CheckpointError,
+    ConfigError,
+    OutputError,
+    build_known,
+    check_known,
+)
 from moe_edge.core.files import write_text
+from moe_edge.evaluate.texts import find_path, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.finetune.train import FineTuning
 from moe_edge.refactor.run import run_refactor
-from moe_edge.studies.moe_prism.settings import CG, LG_FT, ORIGINAL, ElasticSettings
+from moe_edge.studies.settings import StudySettings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
-GATES = ("lg", "cg", "lg_ft")
+ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
+FIELDS = {LG: "lg", CG: "cg", LG_FT: "lg_ft"}  # of the settings, in order of making
 PROSE = ("wikitext", "wikipedia", "web", "books")
 PIECE = 8000  # characters
 END_OF_TEXT = "<|endoftext|>"
 
 
-def make_models(settings: ElasticSettings) -> ElasticSettings:
-    """The settings with a path for each gate in `make`, made in `work_dir` if need be.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings(StudySettings):
+    """The part of a study's settings that says which models it compares.
+
+    Attributes:
+      checkpoint: the parent, path or `default`.
+      lg, lg_ft, cg: refactored checkpoints; None leaves one out.
+      make: those of them to make, in `work_dir`, unless they are there: by a profile of
+        `calibration_tokens` of `calibration`, and for lg_ft fine-tuning with options
+        `fine_tuning` on the prose that the default model was trained on.
+      data_dir: where relative paths are looked up too.
+    """
+
+    checkpoint: str = "default"
+    lg: str | None = None
+    lg_ft: str | None = None
+    cg: str | None = None
+    make: tuple[str, ...] = ()
+    work_dir: str = "results/local/moe_prism"
+    calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
+    calibration_tokens: int = 131_072
+    fine_tuning: Mapping[str, Any] | None = None
+    data_dir: str | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        for gate in self.make:
+            check_known("gate", gate, FIELDS.values())
+
+    def limits(self) -> list[str]:
+        """What is known of the default model and of no other."""
+        if self.checkpoint != "default":
+            return []
+        return [
+            "One tiny model, trained here on two CPU cores: experts of 64 neurons, of "
+            "which a sub-expert has 16. Real models have 1,024 neurons an expert and "
+            "more."
+        ]
+
+    def checkpoints(self) -> dict[str, str]:
+        """Name -> path of the models that are compared, the parent first.
+
+        Raises:
+          ConfigError: no refactored one.
+        """
+        paths = {name: getattr(self, field) for name, field in FIELDS.items()}
+        found = {name: paths[name] for name in (LG, LG_FT, CG) if paths[name]}
+        if not found:
+            raise ConfigError(
+                "no refactored checkpoint given; name those of launch/refactor.py in "
+                "lg, lg_ft or cg, or list in `make` what to make"
+            )
+        return {ORIGINAL: self.checkpoint} | found
+
+
+Settings = TypeVar("Settings", bound=ModelSettings)
+
+
+def check_inputs(settings: ModelSettings) -> None:
+    """Refuses models and texts that cannot be used, before anything is made.
 
     Raises:
-      MoeEdgeError: bad input, or a fine-tuning that is not finished.
+      MoeEdgeError: see `check_models`; a text that is none.
+      OSError: a file cannot be read.
     """
     if not settings.make:
-        return settings
+        check_models(settings)
+    for file in getattr(settings, "texts", ()):
+        read_text(find_path(file, settings.data_dir))
+
+
+def make_models(settings: Settings) -> Settings:
+    """The settings with a path for each gate in `make`, made in `work_dir` if need be.
+
+    What exists in the work folder is used again, and a run that was stopped goes on:
+    each step is one of the project's own, which appears as a whole or resumes.
+
+    Raises:
+      MoeEdgeError: bad input, models that cannot be compared, or a fine-tuning that is
+        not finished.
+    """
     work = Path(settings.work_dir)
     profile = work / "profile"
-    if not (profile / "profile.json").is_file():
-        run_profile(
-            out_dir=str(profile),
-            checkpoint=settings.checkpoint,
-            text=",".join(settings.calibration),
-            data_dir=settings.data_dir,
-            tokens=settings.calibration_tokens,
-        )
-    _check_profile(profile, settings)
-    found = {}
+    if settings.make:
+        if not (profile / "profile.json").is_file():
+            run_profile(
+                out_dir=str(profile),
+                checkpoint=settings.checkpoint,
+                text=",".join(settings.calibration),
+                data_dir=settings.data_dir,
+                tokens=settings.calibration_tokens,
+            )
+        _check_profile(profile, settings)
     for gate in settings.make:
         folder = work / gate
         if not (folder / "manifest.json").is_file():
@@ -53,7 +137,7 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
                 text = work / "train.txt"
                 write_text(text, training_text(settings.data_dir))
                 options["train_text"] = str(text)
-                options["fine_tuning"] = dict(settings.fine_tuning)
+                options["fine_tuning"] = dict(settings.fine_tuning or {})
             run_refactor(
                 out_dir=str(folder),
                 checkpoint=settings.checkpoint,
@@ -62,8 +146,10 @@ def make_models(settings: ElasticSettings) -> ElasticSettings:
                 ppl_k="",
                 **options,
             )
-        found[gate] = str(folder)
-    return dataclasses.replace(settings, **found)
+    made = {gate: str(work / gate) for gate in settings.make}
+    settings = dataclasses.replace(settings, **made)
+    check_models(settings)
+    return settings
 
 
 def training_text(data_dir: str | None) -> str:
@@ -90,7 +176,7 @@ def training_text(data_dir: str | None) -> str:
     return END_OF_TEXT.join(pieces)
 
 
-def _check_profile(folder: Path, settings: ElasticSettings) -> None:
+def _check_profile(folder: Path, settings: ModelSettings) -> None:
     """Raises OutputError for a profile of other settings, left by an earlier run."""
     profile = open_profile(folder)
     profile.check(open_checkpoint(settings.checkpoint).content_sha256())
@@ -103,10 +189,10 @@ def _check_profile(folder: Path, settings: ElasticSettings) -> None:
         )
 
 
-def _check_fine_tuned(folder: str, stored: dict, options: dict) -> None:
+def _check_fine_tuned(folder: str, stored: dict, options: Mapping | None) -> None:
     """Raises OutputError for a model fine-tuned otherwise, left by an earlier run."""
     kinds = {"fine_tuning": FineTuning}
-    wanted = build_known("settings", kinds, "fine_tuning", options)
+    wanted = build_known("settings", kinds, "fine_tuning", options or {})
     for name in ("steps", "learning_rate"):
         if stored[name] != getattr(wanted, name):
             raise OutputError(
@@ -116,7 +202,7 @@ def _check_fine_tuned(folder: str, stored: dict, options: dict) -> None:
             )
 
 
-def check_models(settings: ElasticSettings) -> None:
+def check_models(settings: ModelSettings) -> None:
     """Refuses models that cannot be compared, before anything is loaded.
 
     Raises:
@@ -156,19 +242,23 @@ def check_models(settings: ElasticSettings) -> None:
         )
 
 
-def provenance(settings: ElasticSettings) -> dict:
+def provenance(settings: ModelSettings) -> dict:
     """How the compared models came about, from their reports, for the entry."""
     found = {}
-    for gate in GATES:
+    for gate in FIELDS.values():
         path = getattr(settings, gate)
         report = None if path is None else Path(path) / "report.json"
         if report is not None and report.is_file():
             known = json.loads(report.read_text(encoding="utf-8"))
-            found[gate] = {
-                key: known[key]
-                for key in ("gate", "objective", "objective_heldout", "fine_tuning")
-                if key in known
-            }
+            kept = ("gate", "objective", "objective_heldout", "fine_tuning")
+            found[gate] = {key: known[key] for key in kept if key in known}
             # A path of one machine.
             found[gate].get("fine_tuning", {}).pop("out_dir", None)
     return found
+
+
+def workload_of(settings: ModelSettings, **found: Any) -> dict[str, Any]:
+    """`workload` of an entry: the study's own settings, what was read, the models."""
+    models = {field.name for field in dataclasses.fields(ModelSettings)}
+    own = {name: value for name, value in vars(settings).items() if name not in models}
+    return own | found | {"refactored": provenance(settings)}

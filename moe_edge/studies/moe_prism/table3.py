@@ -1,91 +1,102 @@
 """MoE-Prism, table 3: multiple-choice accuracy at three eighths of the compute."""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.multiple_choice import (
     answer_questions,
     short_questions,
     wilson_interval,
 )
-from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
-from moe_edge.studies.moe_prism.quality import model_of
-from moe_edge.studies.moe_prism.settings import ORIGINAL, ElasticSettings
-from moe_edge.studies.smoe.settings import Findings, claim
+from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
+from moe_edge.studies.moe_prism.quality import Compared
+from moe_edge.studies.study import Claim, Findings, Study
 
 FULL = "all experts"
-# Table 3, OLMoE at K' = 3 and its refactored model at K = 12 (percent).
-PAPER = {
-    "original": {
-        "winogrande": 63.06,
-        "arc_challenge": 46.08,
-        "sciq": 87.60,
-        "boolq": 64.46,
+BATCH = 8  # questions scored together
+SETS = ("winogrande", "arc_challenge", "sciq", "boolq")
+CLAIM = Claim(
+    source="MoE-Prism, table 3, OLMoE at K' = 3 and its refactored model at K = 12 "
+    "(percent)",
+    paper={
+        "original": dict(zip(SETS, (63.06, 46.08, 87.60, 64.46), strict=True)),
+        "LG-FT": dict(zip(SETS, (64.33, 46.33, 89.70, 67.65), strict=True)),
     },
-    "LG-FT": {
-        "winogrande": 64.33,
-        "arc_challenge": 46.33,
-        "sciq": 89.70,
-        "boolq": 67.65,
-    },
-}
-WHY = (
-    "A model as small as ours answers these questions hardly better than chance, and "
-    "the sets are samples: where intervals overlap accuracy cannot tell models apart, "
-    "and table 2's perplexity is the measure. The paper prompts with 0 to 5 examples, "
-    "we with none."
+    why="A model as small as the default one answers these questions hardly better "
+    "than chance, and the sets are samples: where intervals overlap accuracy cannot "
+    "tell models apart, and table 2's perplexity is the measure. The paper prompts "
+    "with 0 to 5 examples, we with none.",
 )
 
 
-def run(settings: ElasticSettings) -> tuple[dict, Findings]:
-    """Answers every set with every model at `k_values[0]`, and with all experts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table3Settings(ModelSettings):
+    """What is compared, and by which questions.
+
+    Attributes:
+      k: sub-experts a token, a multiple of U.
+      sets: multiple-choice files; `limit` questions of each, of at most
+        `question_tokens` tokens with a choice.
+    """
+
+    k: int = 12
+    sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
+    limit: int = 100
+    question_tokens: int = 256
+
+
+def check(settings: Table3Settings) -> None:
+    """Refuses models and sets that cannot be used."""
+    models.check_inputs(settings)
+    for name in settings.sets:
+        read_text(find_path(name, settings.data_dir))
+
+
+def run(settings: Table3Settings) -> Findings:
+    """Answers every set with every model at K, and with all experts.
 
     Raises:
-      ConfigError: no sets, or a K that the parent has no whole experts for.
+      ConfigError: a K that the parent has no whole experts for.
     """
-    if not settings.sets:
-        raise ConfigError("sets is empty, expected multiple-choice files")
-    paths = settings.checkpoints()
-    parent = load_engine(paths.pop(ORIGINAL))
-    found_paths = [find_path(name, settings.data_dir) for name in settings.sets]
-    tasks = {
-        Path(path).stem: short_questions(
-            parent.tokenizer, path, settings.limit, settings.question_tokens
+    settings = models.make_models(settings)
+    compared = Compared.load(settings.checkpoints())
+    if settings.k % compared.sub_experts:
+        raise ConfigError(
+            f"k is {settings.k}, expected a multiple of the {compared.sub_experts} "
+            "sub-experts of an expert"
         )
-        for path in found_paths
+    tokenizer = compared.parent.tokenizer
+    files = {name: find_path(name, settings.data_dir) for name in settings.sets}
+    tasks = {
+        Path(file).stem: short_questions(
+            tokenizer, file, settings.limit, settings.question_tokens
+        )
+        for file in files.values()
     }
     questions = [question for part in tasks.values() for question in part]
-    K = settings.k_values[0]
-    subs = {open_checkpoint(path).config.moe.sub_experts for path in paths.values()}
-    subs = subs.pop()  # one number: elastic_models.check_models
-    if K % subs:
-        raise ConfigError(f"K = {K} is no multiple of the {subs} sub-experts an expert")
 
     def answer(engine) -> list[bool]:
-        lines = answer_questions(engine, parent.tokenizer, questions, 8)[1]
+        lines = answer_questions(engine, tokenizer, questions, BATCH)[1]
         return [line["chosen_index"] == line["answer_index"] for line in lines]
 
-    right: dict[str, list[bool]] = {}
-    for name, path in paths.items():
-        engine = load_engine(path, with_tokenizer=False).engine
-        right[name] = answer(engine.at_k(K))
-    right = {
-        FULL: answer(parent.engine),
-        ORIGINAL: answer(parent.engine.at_k(K // subs)),
-    } | right
-    sources = [
-        {"path": name, "sha256": sha256_of(path)}
-        for name, path in zip(settings.sets, found_paths, strict=True)
-    ]
-    return model_of(parent), findings(right, tasks, sources, settings)
+    right = {FULL: answer(compared.parent.engine)}
+    right |= {name: answer(e) for (name, _), e in compared.at([settings.k]).items()}
+    workload = models.workload_of(
+        settings,
+        sets=[{"path": n, "sha256": sha256_of(file)} for n, file in files.items()],
+        questions={task: len(part) for task, part in tasks.items()},
+    )
+    return findings(right, tasks, compared.model, workload, settings.limits())
 
 
-def findings(right, tasks, sources, settings: ElasticSettings) -> Findings:
-    """The entry from what was answered."""
+def findings(right, tasks, model, workload, limits) -> Findings:
+    """The entry from what was answered: `right` has each model's answers in order."""
     accuracy: dict[str, dict[str, tuple]] = {name: {} for name in right}
     rows, chance, unclear = [], {}, []
     for name, answers in right.items():
@@ -104,37 +115,9 @@ def findings(right, tasks, sources, settings: ElasticSettings) -> Findings:
         intervals = [accuracy[name][task][1:] for name in right if name != FULL]
         if max(low for low, _ in intervals) <= min(high for _, high in intervals):
             unclear.append(task)
-    K = settings.k_values[0]
     means = {
         name: sum(found[task][0] for task in tasks) / len(tasks)
         for name, found in accuracy.items()
-    }
-    entry = {
-        "question": f"Do sub-experts keep accuracy at K = {K} (MoE-Prism, table 3)?",
-        "answer": f"Not informative in {len(unclear)} of {len(tasks)} sets (95 % "
-        "intervals overlap). Mean accuracy: "
-        + ", ".join(f"{name} {value:.3f}" for name, value in means.items())
-        + f"; chance {sum(chance.values()) / len(chance):.3f}.",
-        "kind": "measured",
-        "workload": {
-            "sets": sources,
-            "questions": {task: len(part) for task, part in tasks.items()},
-            "K": K,
-        },
-        "metrics": rows,
-        "baselines": [FULL, ORIGINAL, "chance"],
-        "checks": {},
-        "limits": settings.limits(),
-        "paper_claim": claim(
-            "MoE-Prism, table 3, OLMoE (percent)",
-            PAPER,
-            {
-                name: {task: round(100 * value[0], 1) for task, value in found.items()}
-                for name, found in accuracy.items()
-                if name != FULL
-            },
-            settings.why(WHY),
-        ),
     }
 
     def plot(path) -> None:
@@ -145,6 +128,36 @@ def findings(right, tasks, sources, settings: ElasticSettings) -> Findings:
         }
         series["chance"] = list(chance.values())
         panel = Panel("", "accuracy", list(tasks), series, spreads)
-        bar_panels(path, [panel], title=f"Accuracy at K = {K}, 95 % intervals")
+        bar_panels(
+            path, [panel], title=f"Accuracy at K = {workload['k']}, 95 % intervals"
+        )
 
-    return Findings(entry=entry, plot=plot, summary={"accuracy": means})
+    return Findings(
+        answer=f"Not informative in {len(unclear)} of {len(tasks)} sets (95 % "
+        "intervals overlap). Mean accuracy: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+        + f"; chance {sum(chance.values()) / len(chance):.3f}.",
+        model=model,
+        workload=workload,
+        metrics=rows,
+        baselines=[FULL, ORIGINAL, "chance"],
+        limits=limits,
+        ours={
+            name: {task: round(100 * value[0], 1) for task, value in found.items()}
+            for name, found in accuracy.items()
+            if name != FULL
+        },
+        plot=plot,
+        summary={"accuracy": means},
+    )
+
+
+STUDY = Study(
+    name="moe_prism_table3",
+    question="Do sub-experts keep accuracy at three eighths of the compute (MoE-Prism, "
+    "table 3)?",
+    settings=Table3Settings,
+    measure=run,
+    check=check,
+    claim=CLAIM,
+)

@@ -31,7 +31,7 @@ from moe_edge.studies.prism.runs import (
     cases_of,
     check_has_prism,
     on_cluster,
-    serve,
+    serve_all,
 )
 from moe_edge.studies.study import Findings
 
@@ -94,18 +94,18 @@ def measure(settings: Figure8) -> Findings:
             for mbps in dict.fromkeys((MBPS, *rates)):
                 methods = settings.methods if mbps == MBPS else (PRISM,)
                 methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
-                found = rows_of[gpus, interval_s, mbps] = {m: [] for m in methods}
-                for seed, case in cases:
-                    machines = {"mbps": mbps, "expert_memory_share": share, **options}
-                    moved = on_cluster(case, "prism", **machines)
-                    for method in methods:
-                        row = serve(moved, method, seed, period_s=0.0).row()
-                        # Means of each of hundreds of servers would say nothing.
-                        found[method].append({key: row[key] for key in (MEAN, LOCAL)})
-                told = {
-                    m: round(float(np.median(values(r))), 4) for m, r in found.items()
+                machines = {"mbps": mbps, "expert_memory_share": share, **options}
+                moved = [
+                    (s, on_cluster(case, "prism", **machines)) for s, case in cases
+                ]
+                at = place_of(gpus, interval_s, mbps)
+                # Means of each of hundreds of servers would say nothing.
+                rows_of[gpus, interval_s, mbps] = {
+                    method: [{key: row[key] for key in (MEAN, LOCAL)} for row in rows]
+                    for method, rows in serve_all(
+                        moved, methods, at, period_s=0.0
+                    ).items()
                 }
-                print(f"{place_of(gpus, interval_s, mbps)}: {told}", flush=True)
     return findings(settings, rows_of, first)
 
 
@@ -171,7 +171,14 @@ def findings(settings: Figure8, rows_of, case) -> Findings:
         ours=ours,
         plot=lambda path: plot_sizes(path, settings, rows_of),
         summary={"change": ours},
-        files={"by_seed.json": stored({place_of(*p): r for p, r in rows_of.items()})},
+        files={
+            "by_seed.json": stored(
+                {
+                    f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps": rows
+                    for (gpus, interval_s, mbps), rows in rows_of.items()
+                }
+            )
+        },
         pictures={"bandwidth.png": lambda path: plot_rates(path, settings, rows_of)},
     )
 

@@ -1,32 +1,32 @@
-"""The root of launch/quickstart.py: the default model writes and is measured."""
+"""The quickstart: the default model writes, is measured, and runs offloaded."""
 
 import dataclasses
+import functools
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import check_positive
-from moe_edge.core.files import check_out_dir
 from moe_edge.engine.batches import generate_rows
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.prompts import TextStream, encode_prompts
 from moe_edge.evaluate.specialisation import DomainScore, DomainScorer
 from moe_edge.evaluate.usage import usage_distances
 from moe_edge.metrics.plots import expert_usage
-from moe_edge.metrics.results import Entry, metric, write_entry
-from moe_edge.model.config import ModelConfig
+from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
+from moe_edge.studies.engines import describe_model
 from moe_edge.studies.quickstart.offloaded import show_offloaded
 from moe_edge.studies.quickstart.texts import (
     held_out_texts,
     story_prompt,
     task_prompts,
 )
+from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Findings, Study
 
-QUESTION = "Does the default model write text, and do its experts specialise?"
 LIMITS = (
     "A model of a few million parameters trained on two CPU cores: its text shows "
     "that the machinery works, not what large models can do.",
@@ -36,9 +36,21 @@ LIMITS = (
 )
 
 
-def count_params(config: ModelConfig, num_bytes: int, dtype: str) -> int:
-    """Parameters from bytes on the device (vectors are widened: a few too many)."""
-    return num_bytes // (2 if dtype == "bfloat16" else 4)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuickstartSettings(StudySettings):
+    """What is shown, and on how much text it is measured.
+
+    Attributes:
+      checkpoint: path or `default`.
+      max_new_tokens: length of the story.
+      characters: of each of the two held-out texts of a domain.
+      seed: of the texts and of sampling.
+    """
+
+    checkpoint: str = "default"
+    max_new_tokens: int = 64
+    characters: int = 6000
+    seed: int = 0
 
 
 def show_generation(loaded: Loaded, max_new_tokens: int, seed: int) -> dict[str, float]:
@@ -90,7 +102,7 @@ def score_domains(loaded: Loaded, texts) -> dict[str, DomainScore]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class Specialisation:
     """All domains together, and the usage distances per layer."""
 
     total: DomainScore
@@ -118,7 +130,7 @@ class Findings:
         )
 
 
-def sum_up(scores: dict[str, DomainScore]) -> Findings:
+def sum_up(scores: dict[str, DomainScore]) -> Specialisation:
     """Totals over the domains."""
     parts = list(scores.values())
     counts_NPLE = np.stack([score.counts_PLE for score in parts])
@@ -128,10 +140,10 @@ def sum_up(scores: dict[str, DomainScore]) -> Findings:
         sum(score.nll_half for score in parts),
         counts_NPLE.sum(axis=0),
     )
-    return Findings(total, *usage_distances(counts_NPLE))
+    return Specialisation(total, *usage_distances(counts_NPLE))
 
 
-def metric_rows(speed, found: Findings, scores) -> list[dict]:
+def metric_rows(speed, found: Specialisation, scores) -> list[dict]:
     """The entry's metrics."""
     total = found.total
     rows = [
@@ -148,116 +160,80 @@ def metric_rows(speed, found: Findings, scores) -> list[dict]:
     return rows
 
 
-def run_quickstart(
-    *,
-    out_dir: str,
-    checkpoint: str = "default",
-    max_new_tokens: int = 64,
-    characters: int = 6000,
-    seed: int = 0,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    config_text: Callable[[], str] = str,
-) -> dict:
-    """Loads a model, lets it write, measures it, writes a results entry.
-
-    Args:
-      out_dir: folder of the entry.
-      checkpoint: path or `default`.
-      max_new_tokens: length of the story.
-      characters: of each of the two held-out texts of a domain.
-      seed: of the texts and of sampling.
-      overwrite: replace a non-empty out_dir.
-      dry_run: check everything but the weights and stop.
-      config_text: gives the config to store.
-    Raises:
-      MoeEdgeError: bad input.
-    """
+def run(settings: QuickstartSettings) -> Findings:
+    """Loads a model, lets it write, measures it, runs it offloaded."""
     started = time.time()
-    check_positive("max_new_tokens", max_new_tokens)
-    check_positive("characters", characters)
-    check_out_dir(out_dir, overwrite)
-    if dry_run:
-        check_checkpoint(checkpoint)
-        return {"dry_run": True, "out_dir": out_dir}
-    loaded = load_engine(checkpoint)
+    loaded = load_engine(settings.checkpoint)
     config, weights = loaded.engine.config, loaded.engine.weights
-    params = count_params(config, weights.num_bytes, loaded.dtype)
+    model = describe_model(settings.checkpoint, weights, loaded.dtype)
     moe = config.moe
     print(
-        f"{checkpoint}: {config.model_type}, {params / 1e6:.1f} M parameters, "
-        f"{config.num_layers} layers, {moe.num_experts} experts, {moe.top_k} a token; "
-        f"loaded in {time.time() - started:.1f} s. The first text needs compilation.\n"
+        f"{settings.checkpoint}: {config.model_type}, {model['params'] / 1e6:.1f} M "
+        f"parameters, {config.num_layers} layers, {moe.num_experts} experts, "
+        f"{moe.top_k} a token; loaded in {time.time() - started:.1f} s. The first text "
+        "needs compilation.\n"
     )
-    speed = show_generation(loaded, max_new_tokens, seed)
-    texts = held_out_texts(characters, seed)
+    speed = show_generation(loaded, settings.max_new_tokens, settings.seed)
+    texts = held_out_texts(settings.characters, settings.seed)
     scores = score_domains(loaded, texts)
     found = sum_up(scores)
     print(f"\nTogether: {found.sentence}.")
-    offloaded = show_offloaded(loaded, max_new_tokens)
-
-    entry = Entry(
-        question=QUESTION,
-        answer=f"{speed['tokens_per_s']:.0f} tokens/s; {found.sentence}; "
-        f"{offloaded.sentence}.",
-        model={
-            "name": checkpoint,
-            "params": params,
-            "weights": "toy trained here" if checkpoint == "default" else "given",
-        },
+    offloaded = show_offloaded(loaded, settings.max_new_tokens)
+    return Findings(
+        answer=f"{speed['tokens_per_s']:.0f} tokens/s; {found.sentence}.",
+        details=[f"Offloaded: {offloaded.sentence}."],
+        model=model,
         workload={
             domain: {"sha256": hashlib.sha256("".join(parts).encode()).hexdigest()}
             for domain, parts in texts.items()
         },
         metrics=metric_rows(speed, found, scores) + offloaded.metrics(),
         limits=LIMITS,
-        seeds=[seed],
+        seeds=[settings.seed],
         checks={
             "usage differs between tasks, at least 3x the control": found.ratio >= 3,
             "offloaded text is the resident text": offloaded.is_same,
             "half the experts cost >= 5 % perplexity": found.total.lost_ratio >= 0.05,
         },
-        started_s=started,
-    )
-    distances = zip(found.between_L, found.within_L, strict=True)
-
-    def plot(path: Path) -> None:
-        expert_usage(
-            path,
-            np.stack([score.counts_PLE.sum(axis=0) for score in scores.values()]),
-            list(scores),
-            title=f"Which experts compute which task ({moe.top_k} of "
-            f"{moe.num_experts} a token); total variation distance of usage",
-            layers=config.moe_layers,
-            notes=[
-                f"distance {b:.2f} between tasks, {w:.2f} within" for b, w in distances
-            ],
-        )
-
-    folder = write_entry(
-        out_dir,
-        entry,
-        plot=plot,
-        config_text=config_text(),
-        overwrite=overwrite,
+        plot=functools.partial(plot, config=config, scores=scores, found=found),
         pictures={"timeline.png": offloaded.plot},
+        summary={
+            "tokens_per_s": speed["tokens_per_s"],
+            "ttft_s": speed["ttft_s"],
+            "perplexity": found.total.perplexity,
+            "tokens": found.total.tokens,
+            "usage_distance_tasks": found.between,
+            "usage_distance_control": found.within,
+            "half_experts_perplexity_lost": found.total.lost_ratio,
+            "offloaded_same_text": offloaded.is_same,
+            "offloaded_tokens_per_s": offloaded.tokens_per_s,
+            "hit_ratio": offloaded.hit_ratio,
+            "bytes_moved": offloaded.bytes_moved,
+            "seconds": time.time() - started,
+        },
     )
-    print(
-        f"Results and pictures: {folder}/README.md, {folder}/plot.png, "
-        f"{folder}/timeline.png\n"
+
+
+def plot(
+    path: Path, config, scores: Mapping[str, DomainScore], found: Specialisation
+) -> None:
+    """Which experts compute which domain, in every layer."""
+    moe, distances = config.moe, zip(found.between_L, found.within_L, strict=True)
+    expert_usage(
+        path,
+        np.stack([score.counts_PLE.sum(axis=0) for score in scores.values()]),
+        list(scores),
+        title=f"Which experts compute which task ({moe.top_k} of {moe.num_experts} a "
+        "token); total variation distance of usage",
+        layers=config.moe_layers,
+        notes=[f"distance {b:.2f} between tasks, {w:.2f} within" for b, w in distances],
     )
-    return {
-        "tokens_per_s": speed["tokens_per_s"],
-        "ttft_s": speed["ttft_s"],
-        "perplexity": found.total.perplexity,
-        "tokens": found.total.tokens,
-        "usage_distance_tasks": found.between,
-        "usage_distance_control": found.within,
-        "half_experts_perplexity_lost": found.total.lost_ratio,
-        "offloaded_same_text": offloaded.is_same,
-        "offloaded_tokens_per_s": offloaded.tokens_per_s,
-        "hit_ratio": offloaded.hit_ratio,
-        "bytes_moved": offloaded.bytes_moved,
-        "seconds": time.time() - started,
-        "out_dir": out_dir,
-    }
+
+
+STUDY = Study(
+    name="quickstart",
+    question="Does the default model write text, and do its experts specialise?",
+    settings=QuickstartSettings,
+    measure=run,
+    check=lambda settings: check_checkpoint(settings.checkpoint),
+)

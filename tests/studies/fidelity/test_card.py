@@ -1,3 +1,5 @@
+"""A fidelity card of every option of a tiny model; bad input is refused."""
+
 import json
 
 import pytest
@@ -5,10 +7,9 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.fidelity.card import run_fidelity
+from moe_edge.studies.fidelity.card import STUDY, FidelitySettings
+from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
-
-pytestmark = pytest.mark.slow
 
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
 
@@ -18,22 +19,22 @@ def tiny(tmp_path_factory):
     return str(write_tiny_checkpoint(tmp_path_factory.mktemp("card") / "tiny"))
 
 
-def test_run_fidelity_writes_a_card_of_every_option(tiny, tmp_path, capsys):
+@pytest.mark.slow
+def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
     (tmp_path / "t.txt").write_text(TEXT * 3)
-    own = OffloadOptions(
-        route="substitute", route_options={"a": 0.5}, asynchronous=False
-    )
-    summary = run_fidelity(
-        out_dir=str(tmp_path / "o"),
+    settings = FidelitySettings(
         checkpoint=tiny,
         text="t.txt",
         data_dir=str(tmp_path),
         device_memory=" 25%",
-        offload=own,
+        offload=OffloadOptions(
+            route="substitute", route_options={"a": 0.5}, asynchronous=False
+        ),
         a_values=(0.2,),
         thresholds=(0.3,),
         **SMALL,
     )
+    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     cards = summary["cards"]
     # Half the experts, lossless, 3 rules, own's a, 2 of dropping.
     assert len(cards) == 1 + 1 + 3 + 1 + 2
@@ -54,23 +55,24 @@ def test_run_fidelity_writes_a_card_of_every_option(tiny, tmp_path, capsys):
     assert "lossless offloading" in capsys.readouterr().out
 
 
-def test_run_fidelity_default_text_is_packaged(tiny, tmp_path):
-    options = {"out_dir": str(tmp_path / "o"), "checkpoint": tiny, "dry_run": True}
-    assert run_fidelity(**options)["options"] == 3 * 6 + 2 * 4
+def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
+    settings = FidelitySettings(checkpoint=tiny)
+    assert len(settings.grid) == 3 * 6 + 2 * 4
+    assert run_study(STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
 
 
 @pytest.mark.parametrize(
-    "given, error, message",
+    ("given", "error", "message"),
     [
-        ({"batch_sizes": ()}, ConfigError, "batch_sizes is empty"),
-        ({"batch_sizes": (0,)}, ConfigError, "batch size must be .* got 0"),
-        ({"a_values": (1.5,)}, ConfigError, "a must lie in .0, 1., got 1.5"),
+        ({"batch_sizes": ()}, ConfigError, r"batch_sizes is \(\), expected a list"),
+        ({"batch_sizes": (0,)}, ConfigError, "batch_sizes must be .* got 0"),
+        ({"a_values": (1.5,)}, ConfigError, "must lie in .0, 1., got 1.5"),
         ({"device_memory": "25%,x"}, ConfigError, "device memory 'x' is no budget"),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],
 )
-def test_run_fidelity_refuses_bad_input(tiny, tmp_path, given, error, message):
-    options = SMALL | {"out_dir": str(tmp_path / "o"), "checkpoint": tiny} | given
+def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
     with pytest.raises(error, match=message):
-        run_fidelity(**options)
+        settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
+        run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()

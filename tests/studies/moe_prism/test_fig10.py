@@ -5,8 +5,8 @@ import pytest
 
 from moe_edge.metrics import plots_panels
 from moe_edge.studies.moe_prism.fig10 import Measured, findings
+from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.operating_points import StepTimes
-from moe_edge.studies.moe_prism.settings import LG, ORIGINAL, ElasticSettings
 
 ALL_K = tuple(range(1, 33))
 
@@ -17,8 +17,9 @@ def found():
     step_s = {(LG, k, 1): [0.001 * k, 0.001 * k, 0.004 * k] for k in ALL_K}
     step_s |= {(ORIGINAL, k, 1): [0.001 * k] * 3 for k in ALL_K if k % 4 == 0}
     perplexity = {(name, k): 100.0 / k for name, k, _ in step_s}
-    measured = Measured(LG, 4, StepTimes(step_s), perplexity, 0)
-    return findings(measured, {}, ElasticSettings(k_values=ALL_K, batches=(1,)))
+    measured = Measured(LG, StepTimes(step_s), perplexity)
+    given = {"model": {}, "workload": {"batches": [1]}, "limits": [], "checks": {}}
+    return findings(measured, **given)
 
 
 def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
@@ -27,9 +28,7 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
     drawn = []
     monkeypatch.setattr(plots_panels.plt, "close", drawn.append)
     found.plot(tmp_path / "p.png")
-    rows = {
-        (row["policy"], row["name"]): row["value"] for row in found.entry["metrics"]
-    }
+    rows = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
     monkeypatch.undo()
     for axis, what in zip(drawn[0].axes, ("throughput", "TPOT"), strict=True):
         lines = {bars.get_label(): bars.lines[0] for bars in axis.containers}

@@ -1,0 +1,62 @@
+"""Flags and help come from a root's signature and docstring; JAX comes later."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from launch.root_flags import flag_kind, parameter_texts
+from tests.launch.conftest import ROOT
+
+LIGHT = [
+    *("convert_checkpoint", "evaluate", "generate", "lm_eval", "place_experts"),
+    *("profile_machine", "profile_model", "replay"),
+]
+
+
+def test_flag_kind_follows_the_annotation():
+    kinds = {
+        str: flags.DEFINE_string,
+        str | int: flags.DEFINE_string,
+        int | None: flags.DEFINE_integer,
+        bool: flags.DEFINE_bool,
+        float | Sequence[float] | None: flags.DEFINE_float,
+        Sequence[str]: flags.DEFINE_multi_string,
+        Mapping[str, int] | None: None,  # gin only
+    }
+    assert {kind: flag_kind(kind) for kind in kinds} == kinds
+
+
+def test_parameter_texts_reads_the_args_section():
+    def root():
+        """Does something.
+
+        Args:
+          rows, columns: how many: two
+            lines.
+          name: of it.
+        Returns:
+          nothing: at all.
+        """
+
+    text = "how many: two lines."
+    assert parameter_texts(root) == {"rows": text, "columns": text, "name": "of it."}
+    assert parameter_texts(lambda: None).keys() <= {""}
+
+
+def test_roots_load_without_jax():
+    code = "import sys; from moe_edge.configurables import register;"
+    code += f"[register(name) for name in {LIGHT}];"
+    code += (
+        "print({'jax', 'scipy.stats', 'matplotlib'} & sys.modules.keys() or 'light')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == "light\n", done
