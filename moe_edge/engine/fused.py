@@ -224,7 +224,7 @@ class FusedEngine(Engine):
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:
-        """As `Engine.new_session`; a policy's record of one sequence starts empty."""
+        """As `Engine.new_session`; a policy's record of one sequence starts over."""
         session = super().new_session(batch, capacity)
         state = self._state
         if self._cache_of.policy.per_sequence:

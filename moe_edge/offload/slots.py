@@ -29,7 +29,7 @@ class AliasedSlots:
       array: jax array [S, R].
       num_slots, num_bytes: size.
       safe_in_thread: `write` may be called by a thread other than the engine's.
-      max_staged: how many staged blocks may wait outside the slots.
+      max_staged: how many staged blocks may wait next to the slots.
     """
 
     safe_in_thread = True

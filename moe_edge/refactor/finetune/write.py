@@ -76,7 +76,7 @@ def write_fine_tuned(
 
 @contextlib.contextmanager
 def _ours(reader, folder: Path) -> Iterator[CheckpointReader]:
-    """The same checkpoint in our format, converted next to `folder` if need be."""
+    """The same checkpoint in our format, converted inside `folder` if need be."""
     if isinstance(reader, CheckpointReader):
         yield reader
         return
