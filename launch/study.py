@@ -1,4 +1,7 @@
-"""Runs one study and writes it as a results entry; without a name, lists them.
+"""Runs one study and writes its entry, results/NAME unless --out_dir names another.
+
+Takes configs/experiments/NAME.gin unless --gin_file names another. Without a name it
+lists the studies.
 
 python launch/study.py smoe_fig14 --data_dir DIR --out_dir DIR
 python launch/study.py prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run

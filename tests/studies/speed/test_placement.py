@@ -30,6 +30,7 @@ SMALL = PlacementSettings(
 )
 
 
+@pytest.mark.slow
 def test_placement_rows_are_times_gaps_and_simulated_rows(monkeypatch):
     kept = {"mixed": placement_simulate.SETTINGS["mixed bigbench"]}
     monkeypatch.setattr(placement_simulate, "SETTINGS", kept)
@@ -46,12 +47,12 @@ def test_placement_rows_are_times_gaps_and_simulated_rows(monkeypatch):
     assert rows["gap/uniform 3 equal 1.5x"]["ours"] > 0
 
 
-@pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("ratio", [1.0, 1.05, 2.0])
-def test_memory_is_what_was_asked(ratio, unequal):
-    slots = memory(7, 100, ratio, unequal, seed=1)
-    assert sum(s.sum() for s in slots) >= 100 * ratio
-    assert sum(s.sum() for s in slots) <= 100 * ratio + 7
+def test_memory_is_what_was_asked():
+    for unequal in (False, True):
+        for ratio in (1.0, 1.05, 2.0):
+            slots = memory(7, 100, ratio, unequal, seed=1)
+            total = sum(s.sum() for s in slots)
+            assert 100 * ratio <= total <= 100 * ratio + 7
 
 
 def test_linear_program_agrees_with_the_optimum():

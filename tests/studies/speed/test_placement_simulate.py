@@ -8,6 +8,7 @@ from moe_edge.studies.speed.placement_simulate import (
 )
 
 
+@pytest.mark.slow
 def test_rows_name_bars_and_peers(monkeypatch):
     monkeypatch.setattr(
         module,
