@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_edge.core.checks import check_known
+from moe_edge.core.chrome_trace import Span, write_chrome_trace
 from moe_edge.core.clock import WallClock
 from moe_edge.core.files import write_text
 
@@ -107,3 +108,23 @@ class Recorder:
                 check_known("event cause", event.cause, CAUSES)
         lines = [json.dumps(event._asdict()) + "\n" for event in events]
         write_text(path, "".join(lines))
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Writes a Chrome trace, a track each for compute, transfers and waits.
+
+        What takes no time (routes, hits, misses) is marked on a track of its own.
+        """
+        write_chrome_trace(path, map(_span, self.events()))
+
+
+def _span(event: Event) -> Span:
+    process = "engine" if event.server is None else f"server {event.server}"
+    track = event.kind if event.dur_s else "routing"
+    parts = [event.cause or event.kind]
+    for field in ("layer", "expert", "sub"):
+        value = getattr(event, field)
+        if value is not None and (field, value) != ("sub", 0):
+            parts.append(f"{field} {value}")
+    known = {k: v for k, v in event._asdict().items() if v is not None}
+    args = {k: known[k] for k in ("request", "step", "bytes") if known.get(k)}
+    return Span(process, track, " ".join(parts), event.t_s, event.dur_s, args)

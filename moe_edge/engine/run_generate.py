@@ -62,6 +62,7 @@ def run_generate(
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
+    timeline: str | None = None,
 ) -> dict:
     """Continues prompts and writes `generations.jsonl`.
 
@@ -83,6 +84,7 @@ def run_generate(
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` beside it.
       events: file for transfers and waits (JSON lines).
+      timeline: file for them as a Chrome trace (JSON), for ui.perfetto.dev.
     Returns:
       `tokens_per_s` counts decoded tokens of all rows, without each row's first;
       `ttft_s` runs from the token ids to the first new token (prefill and
@@ -95,18 +97,20 @@ def run_generate(
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload = resolve_offload(device_memory, offload)
-    if offload is None and (trace or events):
+    recorded = [path for path in (trace, events, timeline) if path]
+    if offload is None and recorded:
         raise ConfigError(
-            "--trace and --events record an offloaded run; give --device_memory too"
+            "--trace, --events and --timeline record an offloaded run; give "
+            "--device_memory too"
         )
-    if offload is not None and offload.mode == "fused" and (trace or events):
+    if offload is not None and offload.mode == "fused" and recorded:
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
-    for path in filter(None, (trace, events)):
+    for path in recorded:
         check_out_file(path, run.path)
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"prompts": len(texts)}
-    recorder = Recorder(enabled=events is not None)
+    recorder = Recorder(enabled=bool(events or timeline))
     options = (
         {}
         if offload is None
@@ -157,6 +161,8 @@ def run_generate(
         write_trace(trace, engine.trace.trace(), with_scores=trace_scores)
     if events:
         recorder.write_jsonl(events)
+    if timeline:
+        recorder.write_timeline(timeline)
     if stream is not None:
         print(stream.finish())
     elif prompt:

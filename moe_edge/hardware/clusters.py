@@ -65,7 +65,7 @@ def mixed_cluster(
     slow_mbps: float = 100.0,
     expert_memory_share: float | Sequence[float] = 0.7,
 ) -> Cluster:
-    """Unequal machines, some of them on a slower line (both ways)."""
+    """Unequal machines, some of them on a slower link (both ways)."""
     servers = servers_of(gpus, expert_memory_share)
     pairs = [
         (n, m)

@@ -9,8 +9,8 @@ A measured device has a curve too, because small batches on a CPU are slower tha
 bounds say: the maximum is multiplied by `Device.slowdown(flops / bytes)`.
 
 Activations, their copies between host and GPU and the KV cache are not counted: at
-edge batch sizes they are small beside the weights. Token counts may be numbers or
-arrays; no tokens cost nothing.
+edge batch sizes they are small compared with the weights. Token counts may be numbers
+or arrays; no tokens cost nothing.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class BlockShape:
 
 @dataclasses.dataclass(frozen=True)
 class DenseLayer:
-    """What a layer computes beside its routed experts (attention, shared experts).
+    """What a layer computes besides its routed experts (attention, shared experts).
 
     Attributes:
       flops_per_token: of one token.

@@ -8,6 +8,7 @@ import dataclasses
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster
+from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,26 @@ class ModelShape:
         for field in ("num_layers", "num_experts", "top_k"):
             check_count(f"{self.name}: {field}", getattr(self, field))
 
+    @classmethod
+    def of(
+        cls, config: ModelConfig, name: str, source: str, bytes_per_value: float = 2
+    ) -> "ModelShape":
+        """The shape of a model as its config describes it.
+
+        Args:
+          bytes_per_value: of weights and hidden states.
+        """
+        moe = config.moe
+        return cls(
+            name=name,
+            num_layers=config.num_layers - len(config.dense_layers),
+            num_experts=moe.num_experts,
+            top_k=moe.top_k,
+            block=BlockShape(config.d_model, moe.expert_dim, bytes_per_value),
+            dense=DenseLayer.of_parameters(layer_weights(config), bytes_per_value),
+            source=source,
+        )
+
     @property
     def num_blocks(self) -> int:
         return self.num_layers * self.num_experts
@@ -50,48 +71,105 @@ class ModelShape:
         return CostModel(cluster, self.block, self.dense)
 
 
-# Weights of a layer beside the routed experts, each used once a token:
-#   Mixtral: q and o 4096 x 4096, k and v 4096 x 1024.
-#   DeepSeek-V2-Lite: q 2048 x 3072, kv_a 2048 x 576, kv_b 512 x 4096, o 2048 x 2048,
-#   and two shared experts of 3 x 2048 x 1408. Its first layer has no routed experts.
-#   Qwen3-30B-A3B: q and o 2048 x 4096, k and v 2048 x 512.
-_MIXTRAL_DENSE = 2 * 4096 * 4096 + 2 * 4096 * 1024
-_QWEN3_DENSE = 2 * 2048 * 4096 + 2 * 2048 * 512
-_DEEPSEEK_DENSE = 2048 * (3072 + 576 + 2048) + 512 * 4096 + 2 * 3 * 2048 * 1408
+def layer_weights(config: ModelConfig) -> int:
+    """Weights of a layer, routed experts apart, that a token multiplies with.
 
-MODELS = {
-    shape.name: shape
-    for shape in (
-        ModelShape(
-            name="mixtral_8x7b",
-            num_layers=32,
-            num_experts=8,
-            top_k=2,
-            block=BlockShape(4096, 14336, 2),
-            dense=DenseLayer.of_parameters(_MIXTRAL_DENSE, 2),
-            source="mistralai/Mixtral-8x7B-v0.1 config.json; Prism section IV-A",
-        ),
-        ModelShape(
-            name="deepseek_v2_lite",
-            num_layers=26,
-            num_experts=64,
-            top_k=6,
-            block=BlockShape(2048, 1408, 2),
-            dense=DenseLayer.of_parameters(_DEEPSEEK_DENSE, 2),
-            source="deepseek-ai/DeepSeek-V2-Lite config.json (6 routed + 2 shared; "
-            "Prism section IV-A calls it 8 active)",
-        ),
-        ModelShape(
-            name="qwen3_30b_a3b",
-            num_layers=48,
-            num_experts=128,
-            top_k=6,
-            block=BlockShape(2048, 768, 2),
-            dense=DenseLayer.of_parameters(_QWEN3_DENSE, 2),
-            source="Qwen/Qwen3-30B-A3B config.json, with 6 instead of 8 chosen, as the "
-            "public route trace was recorded",
-        ),
+    Projections of attention and the shared expert; the router and norms are small.
+    """
+    D, attention = config.d_model, config.attention
+    H, P = attention.num_heads, attention.head_dim
+    if attention.kind == "mla":
+        latent, rank = attention.kv_lora_rank, attention.q_lora_rank
+        queries = D * H * P if rank is None else rank * (D + H * P)
+        keys_values = D * (latent + attention.rope.dim)
+        keys_values += latent * H * (attention.nope_dim + attention.v_head_dim)
+        out = H * attention.v_head_dim * D
+    else:
+        queries = out = D * H * P
+        keys_values = 2 * D * attention.num_kv_heads * P
+    return queries + keys_values + out + 3 * D * config.moe.shared_dim
+
+
+def _grouped(heads: int, kv_heads: int, head_dim: int) -> AttentionConfig:
+    return AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope=RopeConfig(dim=head_dim),
     )
+
+
+def _config(model_type: str, attention: AttentionConfig, moe: MoeConfig, **sizes):
+    """What shapes ask of a config; vocabulary and positions are not among it."""
+    return ModelConfig(
+        model_type=model_type,
+        attention=attention,
+        moe=moe,
+        vocab_size=1,
+        max_positions=1,
+        **sizes,
+    )
+
+
+# name -> (config with the sizes of the published config.json, source)
+_PUBLISHED = {
+    "mixtral_8x7b": (
+        _config(
+            "mixtral",
+            _grouped(32, 8, 128),
+            MoeConfig(num_experts=8, top_k=2, expert_dim=14336),
+            d_model=4096,
+            num_layers=32,
+        ),
+        "mistralai/Mixtral-8x7B-v0.1 config.json; Prism section IV-A",
+    ),
+    "deepseek_v2_lite": (
+        _config(
+            "deepseek_v2",
+            AttentionConfig(
+                kind="mla",
+                num_heads=16,
+                num_kv_heads=16,
+                head_dim=192,
+                rope=RopeConfig(dim=64),
+                kv_lora_rank=512,
+                nope_dim=128,
+                v_head_dim=128,
+            ),
+            MoeConfig(num_experts=64, top_k=6, expert_dim=1408, shared_dim=2 * 1408),
+            d_model=2048,
+            num_layers=27,
+            dense_layers=(0,),
+            dense_dim=10944,
+        ),
+        "deepseek-ai/DeepSeek-V2-Lite config.json (6 routed + 2 shared; "
+        "Prism section IV-A calls it 8 active)",
+    ),
+    "olmoe_1b_7b": (
+        _config(
+            "olmoe",
+            _grouped(16, 16, 128),
+            MoeConfig(num_experts=64, top_k=8, expert_dim=1024),
+            d_model=2048,
+            num_layers=16,
+        ),
+        "allenai/OLMoE-1B-7B-0924 config.json",
+    ),
+    "qwen3_30b_a3b": (
+        _config(
+            "qwen3_moe",
+            _grouped(32, 4, 128),
+            MoeConfig(num_experts=128, top_k=6, expert_dim=768),
+            d_model=2048,
+            num_layers=48,
+        ),
+        "Qwen/Qwen3-30B-A3B config.json, with 6 instead of 8 chosen, as the "
+        "public route trace was recorded",
+    ),
+}
+MODELS = {
+    name: ModelShape.of(config, name, source)
+    for name, (config, source) in _PUBLISHED.items()
 }
 
 

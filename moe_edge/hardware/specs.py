@@ -18,8 +18,8 @@ from moe_edge.core.checks import (
     check_positive,
 )
 
-# "pair": every ordered pair of servers has a line of its own. "egress": all that a
-# server sends goes over one line (Prism's testbed: `tc` shapes what leaves a host).
+# "pair": every ordered pair of servers has a link of its own. "egress": all that a
+# server sends goes over one link (Prism's testbed: `tc` shapes what leaves a host).
 SHARING = ("pair", "egress")
 
 
@@ -78,11 +78,11 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """A line that carries one message after another.
+    """A link that carries one message after another.
 
     Attributes:
-      bytes_per_s: rate; infinite for a line that costs nothing.
-      latency_s: from the last byte sent to its arrival; the line is free meanwhile.
+      bytes_per_s: rate; infinite for a link that costs nothing.
+      latency_s: from the last byte sent to its arrival; the link is free meanwhile.
       source, checked: as in Device.
     """
 
@@ -99,7 +99,7 @@ class Link:
         _check_delay("link latency_s", self.latency_s)
 
     def busy_s(self, num_bytes):
-        """How long the line is occupied by so many bytes (number or array)."""
+        """How long the link is occupied by so many bytes (number or array)."""
         return num_bytes / self.bytes_per_s
 
     def seconds(self, num_bytes):
@@ -155,8 +155,8 @@ class Cluster:
 
     Attributes:
       servers: numbered from 0, as everywhere in placements and statistics.
-      network: the line between any two servers.
-      links: (sender, receiver) -> line, where it differs from `network`.
+      network: the link between any two servers.
+      links: (sender, receiver) -> link, where it differs from `network`.
       sharing: one of SHARING.
     """
 
@@ -185,7 +185,7 @@ class Cluster:
         return sum(len(server.gpus) for server in self.servers)
 
     def link(self, n: int, m: int) -> Link:
-        """The line that carries from server n to another server m."""
+        """The link that carries from server n to another server m."""
         return self.links.get((n, m), self.network)
 
     def slots(self, block_bytes: int) -> list[np.ndarray]:

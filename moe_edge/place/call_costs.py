@@ -15,13 +15,13 @@ class CallCosts:
 
     Attributes:
       fixed_NM: of a call of one token from N to M and back, nothing in its way.
-      send_NM: that each token occupies the line from N to M.
-      back_NM: that each token's result occupies the line back, its share of a message
+      send_NM: that each token occupies the link from N to M.
+      back_NM: that each token's result occupies the link back, its share of a message
         where M answers from several GPUs.
       local_N: of a call of one token on one of the server's GPUs.
       further_N: of a further token of the same call, as a share of `local_N`.
       gpus_N: how many GPUs compute side by side.
-      one_line: whether all that a server sends leaves over one line.
+      one_link: whether all that a server sends leaves over one link.
     """
 
     fixed_NM: np.ndarray
@@ -30,7 +30,7 @@ class CallCosts:
     local_N: np.ndarray
     further_N: np.ndarray
     gpus_N: np.ndarray
-    one_line: bool = True
+    one_link: bool = True
 
     @classmethod
     def of(cls, cost_model: CostModel, tokens: int = 256) -> "CallCosts":
@@ -62,7 +62,7 @@ class CallCosts:
             local_N=local_NB[:, 0],
             further_N=further_N,
             gpus_N=gpus_N,
-            one_line=cluster.sharing == "egress",
+            one_link=cluster.sharing == "egress",
         )
 
     def nearest(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Our placer: the least predicted latency, not the least frequency of remote calls.
 
-Eq. 2 counts remote calls alike. Time does not: a slow line makes a call dear, a call
-beside another of the same layer is nearly free, and who holds the only copy decides how
-far everybody else's calls go. `latency_model` predicts seconds, `latency_search`
+Eq. 2 counts remote calls alike. Time does not: a slow link makes a call dear, a call
+next to another of the same layer is nearly free, and who holds the only copy decides
+how far everybody else's calls go. `latency_model` predicts seconds, `latency_search`
 descends on them.
 """
 

@@ -6,7 +6,7 @@ Per server n and layer l, for a batch of T tokens, each calling K blocks:
   pi_i = K x its frequency (at most 1); calls of blocks are taken as independent.
   P(any remote call) = 1 - prod over remote i of (1 - p_i)
   remote = P(any) x (mean seconds of one call of one token, nothing in its way)
-           + what more tokens and waiting for lines add: messages leave one after
+           + what more tokens and waiting for links add: messages leave one after
              another, and the last server to answer decides
   local  = calls of held blocks, one after another on each GPU
   layer  = the slower of local and remote, since the layer waits for its last expert
@@ -15,7 +15,7 @@ A block adds to a few sums, so that toggling one is O(1): the marginal costs of 
 blocks on all servers are array expressions. The last server to answer is smoothed (a
 power mean) where marginals need a slope.
 
-Where request rates are known, calls last longer by what others take of their lines,
+Where request rates are known, calls last longer by what others take of their links,
 and a request waits for those before it (`queues`).
 Source: ours; the maximum over experts is that of Prism's eq. 1.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 from moe_edge.place.call_costs import Batch, CallCosts, views_of
 from moe_edge.place.latency_state import State, known_of, layer_seconds
-from moe_edge.place.queues import line_delays, sojourn
+from moe_edge.place.queues import link_delays, sojourn
 
 
 class LatencyModel:
@@ -93,12 +93,12 @@ class LatencyModel:
             sent_NM = sum(
                 s.batch.per_request[:, 0] * s.sent_NLM.sum(axis=1) for s in states
             )
-            late_NM = line_delays(
+            late_NM = link_delays(
                 sent_NM,
                 self.rate_N,
                 self._seconds(states),
                 self.costs.send_NM,
-                self.costs.one_line,
+                self.costs.one_link,
             )
             for state in states:
                 state.finish(self.costs, late_NM, self.blend)

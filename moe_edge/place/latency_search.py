@@ -74,7 +74,7 @@ class Search:
         return self.model.seconds(on_NLE) - float(self.stay_NLE[on_NLE].sum())
 
     def descend(self, on_NLE: np.ndarray) -> np.ndarray:
-        """Large steps: all servers choose anew, until that lowers nothing any more.
+        """Large steps: all servers choose again, until that lowers nothing any more.
 
         A proposal that fails is repeated with a larger bonus for blocks that stay.
         """

@@ -16,7 +16,7 @@ class State:
       sums: float64 [N, L, 1] each: over remote blocks, the last over held ones.
       sent_NLM, chance_NLM: tokens sent to each server, probability of any.
       slope_NLM: seconds that a further token to each server adds.
-      detour_NLM: seconds of waiting for lines that a unit of miss adds.
+      detour_NLM: seconds of waiting for links that a unit of miss adds.
     """
 
     def __init__(self, costs: CallCosts, batch: Batch, known, on_NLE, owner_NLE):
@@ -46,10 +46,10 @@ class State:
         self._busy_NLE = busy_NLE
 
     def finish(self, costs: CallCosts, late_NM: np.ndarray, blend: float) -> None:
-        """Adds when the last server has answered, given by which share lines are late.
+        """Adds when the last server has answered, given by which share links are late.
 
         Args:
-          late_NM: see `queues.line_delays`.
+          late_NM: see `queues.link_delays`.
           blend: 0 for the last answer, 1 for the sum of all (nothing overlaps).
         """
         self._late_N1M = 1 + late_NM[:, None]
@@ -60,7 +60,7 @@ class State:
         rest_NLM += self.busy_NLM * self._late_N1M
         rest_NLM += self.chance_NLM * self._wait_N1M
         self.sums[5] = blend * (send_NLM + rest_NLM).sum(axis=-1)[..., None]
-        if costs.one_line:
+        if costs.one_link:
             np.cumsum(send_NLM, axis=-1, out=send_NLM)
         self._end_NLM = np.where(self.sent_NLM > 0, send_NLM + rest_NLM, 0.0)
         self.sums[5] += (1 - blend) * self._end_NLM.max(axis=-1)[..., None]
@@ -73,7 +73,7 @@ class State:
         decides_NLM = np.square(np.square(self._end_NLM / np.maximum(last_NL1, TINY)))
         decides_NLM /= np.maximum(decides_NLM.sum(axis=-1, keepdims=True), TINY)
         delays_NLM = decides_NLM
-        if costs.one_line:
+        if costs.one_link:
             delays_NLM = decides_NLM[..., ::-1].cumsum(axis=-1)[..., ::-1]
         decides_NLM = blend + (1 - blend) * decides_NLM
         delays_NLM = blend + (1 - blend) * delays_NLM
@@ -128,7 +128,7 @@ def layer_seconds(miss, called, fixed, tokens, one, last, held):
       called: expected remote calls.
       fixed: their seconds, each alone and of one token.
       tokens: expected tokens sent.
-      one: their seconds on lines and GPUs, one after another.
+      one: their seconds on links and GPUs, one after another.
       last: when the last server has answered, latencies apart.
       held: seconds of the calls of held blocks.
     """

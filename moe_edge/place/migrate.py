@@ -49,7 +49,7 @@ def migration_seconds(
     current: Placement,
     source: str = "host",
 ) -> float:
-    """Eq. 3: every arriving block on its own, none beside another.
+    """Eq. 3: every arriving block on its own, no two at once.
 
     From "host" at the rate of its GPU's link to host memory; from "network" first from
     the server that holds it now and sends fastest.

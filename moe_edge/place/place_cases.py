@@ -21,9 +21,9 @@ from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
 # Statistics say nothing of machines: these are assumed for whoever looks at time.
 ASSUMED_GPU, ASSUMED_MBPS = "a100_40g", 500.0
-BLOCKS = {
-    "Mixtral-8x7B-v0.1": BlockShape(4096, 14336, 2),
-    "OLMoE-1B-7B-0924": BlockShape(2048, 1024, 2),
+KNOWN = {  # names in statistics
+    "Mixtral-8x7B-v0.1": "mixtral_8x7b",
+    "OLMoE-1B-7B-0924": "olmoe_1b_7b",
 }
 UNKNOWN_LIKE = "OLMoE-1B-7B-0924"  # any other model's block, unless told
 
@@ -101,9 +101,9 @@ def block_of(
         )
     if d_model is not None:
         return BlockShape(d_model, expert_dim, 2), ""
-    if model in BLOCKS:
-        return BLOCKS[model], ""
-    block = BLOCKS[UNKNOWN_LIKE]
+    if model in KNOWN:
+        return model_shape(KNOWN[model]).block, ""
+    block = model_shape(KNOWN[UNKNOWN_LIKE]).block
     return block, (
         f", blocks of {block.d_model} x {block.expert_dim} as {UNKNOWN_LIKE}'s (give "
         "--d_model and --expert_dim)"
@@ -128,13 +128,7 @@ def preset_case(
             f"--server_domains names {len(domains)} domains, cluster {cluster} has {N} "
             "servers; name one a server"
         )
-    source = "mixtral" if shape.name.startswith("mixtral") else "olmoe"
-    routing = RoutingModel.load(
-        source,
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-    )
+    routing = RoutingModel.like(shape)
     by_domain = {domain: routing.frequencies(domain) for domain in set(domains)}
     fits = check_slots(
         machines.slots(shape.block.num_bytes),
@@ -146,7 +140,7 @@ def preset_case(
         "model": shape.name,
         "cluster": cluster,
         "cluster_options": dict(cluster_options),
-        "routing": f"generator fitted to {source}",
+        "routing": f"generator fitted to {routing.source}",
         "server_domains": domains,
         "slots": [slots_G.tolist() for slots_G in fits],
     }
@@ -159,7 +153,7 @@ def parse_slots(text: str) -> list[np.ndarray]:
     servers = []
     for part in str(text).split(","):
         numbers = [number.strip() for number in part.split("+")]
-        if not all(n.isascii() and n.isdigit() for n in numbers):
+        if not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
             raise ConfigError(
                 f"--slots is {str(text)!r}, expected whole numbers separated by commas"
                 ", such as 80,80,160 (80+80: a server of two GPUs)"

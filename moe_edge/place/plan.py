@@ -19,6 +19,7 @@ from moe_edge.core.npy import load_npy
 FORMAT_VERSION = 1
 ABSENT = -1
 MAX_GPUS = 127  # of a server: GPU numbers are int8
+MAX_SLOTS = 2**48  # of a GPU, so that sums stay within 64 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +171,11 @@ def check_slots(
                 f"server {server} has slots for {slots_G.size} GPUs, expected 1 to "
                 f"{MAX_GPUS}"
             )
-        if slots_G.dtype.kind not in "iu" or (slots_G < 0).any():
+        whole = slots_G.dtype.kind in "iu"
+        if not whole or (slots_G < 0).any() or (slots_G > MAX_SLOTS).any():
             raise ConfigError(
                 f"slots of server {server} are {slots_G.tolist()}, expected whole "
-                "numbers from 0"
+                f"numbers from 0 to {MAX_SLOTS}"
             )
         checked.append(slots_G.astype(np.int64))
     total = int(sum(slots_G.sum() for slots_G in checked))

@@ -1,4 +1,4 @@
-"""Waiting where requests come at random: for lines, and before a server is free."""
+"""Waiting where requests come at random: for links, and before a server is free."""
 
 import numpy as np
 
@@ -6,39 +6,39 @@ VARIATION = 1.5  # E[S^2] / E[S]^2 of a request's seconds: lengths differ
 FULL = 0.9  # utilisation above which waits are continued as a straight line
 
 
-def line_delays(
+def link_delays(
     sent_NM: np.ndarray,
     rate_N: np.ndarray,
     served_N: np.ndarray,
     send_NM: np.ndarray,
-    one_line: bool,
+    one_link: bool,
 ) -> np.ndarray:
     """float64 [N, M]: by how much calls from N to M last longer, as a share.
 
     While a request of server k is served (a share rate x served of the time), it takes
-    a share b of a line, and everyone else's calls over that line last 1 / (1 - b) as
+    a share b of a link, and everyone else's calls over that link last 1 / (1 - b) as
     long. Delays by several servers add up.
 
     Args:
       sent_NM: tokens that a request of N sends to M.
       rate_N: requests a second.
       served_N: seconds that a request is served, by itself.
-      send_NM: seconds that a token occupies the line from N to M.
-      one_line: whether all that a server sends leaves over one line.
+      send_NM: seconds that a token occupies the link from N to M.
+      one_link: whether all that a server sends leaves over one link.
     """
 
-    def delay(line_s):
-        """By server [N, ...], from the seconds that its request takes of a line."""
-        share = line_s / np.maximum(served_N, 1e-9).reshape(
-            -1, *[1] * (line_s.ndim - 1)
+    def delay(link_s):
+        """By server [N, ...], from the seconds that its request takes of a link."""
+        share = link_s / np.maximum(served_N, 1e-9).reshape(
+            -1, *[1] * (link_s.ndim - 1)
         )
         rate = rate_N.reshape(share.shape[:1] + (1,) * (share.ndim - 1))
-        busy = np.minimum(rate * line_s, 1.0)
+        busy = np.minimum(rate * link_s, 1.0)
         return busy / (1 - np.minimum(share, FULL))
 
     there_NM = sent_NM * send_NM
-    back_NM = delay(sent_NM * send_NM.T)  # of answers, on the line of M
-    if one_line:
+    back_NM = delay(sent_NM * send_NM.T)  # of answers, on the link of M
+    if one_link:
         answers_N = back_NM.sum(axis=0)
         others_NM = (
             answers_N[:, None] + delay(there_NM.sum(axis=1)) + answers_N - back_NM

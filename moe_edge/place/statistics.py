@@ -6,7 +6,6 @@ the measured files and the `counts.jsonl` of profiles have it.
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
 
+MOST = 2**63 - 1  # 64 bits
 FIELDS = ("domain", "layer", "num_experts", "top_k", "counts")
 
 
@@ -104,16 +104,18 @@ def read_counts(path: str | Path) -> list[dict[str, Any]]:
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # too many digits, too
         raise ConfigError(f"{where} is not JSON: {error}") from error
     missing = [f for f in FIELDS if not isinstance(row, dict) or f not in row]
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
     for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1)):
         value = row[field]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not least <= value <= MOST:
             raise ConfigError(
-                f"{where}: {field} is {value!r}, expected a whole number from {least}"
+                f"{where}: {field} is {value!r}, expected a whole number from {least} "
+                f"to {MOST}"
             )
     counts = row["counts"]
     if not isinstance(counts, list) or len(counts) != row["num_experts"]:
@@ -123,10 +125,10 @@ def _row(line: str, where: str) -> dict[str, Any]:
         )
     for expert, count in enumerate(counts):
         number = isinstance(count, (int, float)) and not isinstance(count, bool)
-        if not number or not math.isfinite(count) or count < 0:
+        if not number or not 0 <= count <= MOST:
             raise ConfigError(
                 f"{where}: count of expert {expert} is {count}, expected a finite "
-                "number from 0"
+                f"number from 0 to {MOST}"
             )
     if not sum(counts) > 0:
         raise ConfigError(

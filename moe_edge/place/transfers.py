@@ -1,8 +1,8 @@
-"""When which block travels over which line, for an adopted migration.
+"""When which block travels over which link, for an adopted migration.
 
-One block after another on every line. A block that a server lacks comes from the host
+One block after another on every link. A block that a server lacks comes from the host
 memory of its own server, or over the network from a server that holds it now: network
-first, then the link to the GPU; both lines work at once on different blocks.
+first, then the link to the GPU; both links work at once on different blocks.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Transfer:
       layer, block: what.
       server, gpu: where to.
       source: the server it comes from.
-      start_s: of the first byte; sent_s: the network line is free again (equals
+      start_s: of the first byte; sent_s: the network link is free again (equals
         start_s from host memory); ready_s: the block can be used.
     """
 
@@ -44,11 +44,11 @@ def schedule(
     calls_NLE: np.ndarray,
     source: str = "host",
 ) -> list[Transfer]:
-    """All arrivals, most called first, each as early as its lines allow.
+    """All arrivals, most called first, each as early as its links allow.
 
     Args:
       current, candidate: placements.
-      cost_model: rates of lines; its cluster says which share one.
+      cost_model: rates of links; its cluster says which share one.
       calls_NLE: what calls the blocks; orders them.
       source: "host" if every host memory holds the model, else "network".
     Raises:
@@ -58,7 +58,7 @@ def schedule(
     moves_X4 = arrivals(current, candidate)
     server_X, _, layer_X, block_X = moves_X4.T
     calls_X = calls_NLE[server_X, layer_X, block_X]
-    line_free: dict[tuple[int, int], float] = {}
+    link_free: dict[tuple[int, int], float] = {}
     gpu_free: dict[tuple[int, int], float] = {}
     transfers = []
     for move in np.argsort(-calls_X, kind="stable"):
@@ -72,10 +72,10 @@ def schedule(
                     "come from host memory (source 'host')"
                 )
             options = [
-                (*_over_network(cost_model, m, server, line_free), m) for m in holders
+                (*_over_network(cost_model, m, server, link_free), m) for m in holders
             ]
             there_s, sent_s, start_s, origin = min(options)
-            line_free[_line(cost_model, origin, server)] = sent_s
+            link_free[_link(cost_model, origin, server)] = sent_s
         begin_s = max(there_s, gpu_free.get((server, gpu), 0.0))
         ready_s = begin_s + cost_model.load_s(server, gpu)
         gpu_free[server, gpu] = ready_s
@@ -87,14 +87,14 @@ def schedule(
     return transfers
 
 
-def _line(cost_model: CostModel, n: int, m: int) -> tuple[int, int]:
-    """What a message from n to m occupies: its pair's line, or all that n sends."""
+def _link(cost_model: CostModel, n: int, m: int) -> tuple[int, int]:
+    """What a message from n to m occupies: its pair's link, or all that n sends."""
     return (n, m) if cost_model.cluster.sharing == "pair" else (n, -1)
 
 
-def _over_network(cost_model: CostModel, n: int, m: int, line_free: dict):
+def _over_network(cost_model: CostModel, n: int, m: int, link_free: dict):
     """Arrival, end and start of a block's way from n to m."""
     link = cost_model.cluster.link(n, m)
-    start_s = line_free.get(_line(cost_model, n, m), 0.0)
+    start_s = link_free.get(_link(cost_model, n, m), 0.0)
     sent_s = start_s + link.busy_s(cost_model.block.num_bytes)
     return sent_s + link.latency_s, sent_s, start_s

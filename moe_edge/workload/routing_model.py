@@ -26,6 +26,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
+from moe_edge.hardware.models import ModelShape
 
 FITTED = Path(__file__).with_name("routing_domains.json")
 SOURCES = ("olmoe", "mixtral")
@@ -132,6 +133,21 @@ class RoutingModel:
         entry = json.loads(Path(path).read_text(encoding="utf-8"))["sources"][source]
         fields = {k: entry[k] for k in ("num_layers", "num_experts", "top_k")}
         return cls(SourceFit.from_json(entry), source, **{**fields, **shape})
+
+    @classmethod
+    def like(cls, shape: ModelShape, **options) -> "RoutingModel":
+        """The committed fit nearest to a model: of few large experts, or of many.
+
+        Args:
+          **options: further fields of this class.
+        """
+        return cls.load(
+            "mixtral" if shape.num_experts <= 8 else "olmoe",
+            num_layers=shape.num_layers,
+            num_experts=shape.num_experts,
+            top_k=shape.top_k,
+            **options,
+        )
 
     def logits(self, domain: str) -> np.ndarray:
         """float64 [L, E]: log weights of a domain, under the layers' permutations."""

@@ -2,7 +2,7 @@
 
 Ours start with `# num_experts=E top_k=k` and have the columns
 `request,phase,step,layer,rank,expert,weight,hit,bytes,wait_s`; public files have no
-header line, `turn` for `request` and none of the last three. `scores.npz` beside a
+header line, `turn` for `request` and none of the last three. `scores.npz` next to a
 file may hold the scores of all experts.
 """
 
@@ -213,21 +213,21 @@ def ids_crc32(ids_TK: np.ndarray) -> int:
 
 
 def _read_scores(path: Path, ids_TK: np.ndarray, num_experts: int):
-    """Scores beside the trace, or None where there are none or of another trace."""
-    beside = path.with_name(SCORES_FILE)
-    if not beside.is_file():
+    """Scores next to the trace, or None where there are none or of another trace."""
+    scores_path = path.with_name(SCORES_FILE)
+    if not scores_path.is_file():
         return None
     try:
-        with beside.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with scores_path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             if int(file["ids_crc32"]) != ids_crc32(ids_TK):
                 return None
             scores_TE = file["scores"]
     except (KeyError, ValueError, OSError, zipfile.BadZipFile, *HEADER_ERRORS) as error:
-        raise ConfigError(f"scores {beside} cannot be read: {error}") from error
+        raise ConfigError(f"scores {scores_path} cannot be read: {error}") from error
     expected = (len(ids_TK), num_experts)
     if scores_TE.shape != expected or scores_TE.dtype != np.float16:
         raise ConfigError(
-            f"scores {beside}: {scores_TE.dtype} {scores_TE.shape}, expected float16 "
-            f"{expected}; write the trace again"
+            f"scores {scores_path}: {scores_TE.dtype} {scores_TE.shape}, expected "
+            f"float16 {expected}; write the trace again"
         )
     return scores_TE

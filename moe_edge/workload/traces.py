@@ -24,7 +24,7 @@ class Trace:
       top_k: K, most experts a token may have.
       request: int32 [T], as are phase (0 prefill, 1 decode), step and layer.
       ids_TK: int32, chosen experts, best first, -1 where a token has fewer than K.
-      weights_TK: float32, gate weights, 0 beside -1.
+      weights_TK: float32, gate weights, 0 where ids are -1.
       hit_TK: bool, whether the expert was on the device; None = not recorded.
       bytes_TK: int64, bytes moved for it; None = not recorded.
       wait_s_TK: float32, seconds waited for it; None = not recorded.

@@ -1,5 +1,6 @@
 import pytest
 
+from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.hardware.clusters import (
     CLUSTERS,
@@ -10,8 +11,10 @@ from moe_edge.hardware.clusters import (
     prism_cluster,
     servers_of,
 )
-from moe_edge.hardware.models import MODELS, model_shape
+from moe_edge.hardware.models import MODELS, ModelShape, model_shape
 from moe_edge.hardware.presets import DEVICES, LINKS, device, gpu, lan, link
+from tests.convert.test_families import DEEPSEEK_V2_LITE
+from tests.support.tiny_checkpoints import CONFIGS
 
 
 def test_every_preset_builds_and_names_its_source():
@@ -76,6 +79,61 @@ def test_model_shapes_are_the_published_ones():
             billions, abs=0.05
         )
     assert model_shape("deepseek_v2_lite").num_blocks == 1664
+
+
+@pytest.mark.parametrize(
+    "name, raw",
+    [
+        ("deepseek_v2_lite", DEEPSEEK_V2_LITE),
+        (
+            "mixtral_8x7b",
+            {
+                **CONFIGS["mixtral"],
+                "head_dim": None,
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_attention_heads": 32,
+                "num_experts_per_tok": 2,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 8,
+                "num_local_experts": 8,
+            },
+        ),
+        (
+            "olmoe_1b_7b",
+            {
+                **CONFIGS["olmoe"],
+                "hidden_size": 2048,
+                "intermediate_size": 1024,
+                "num_attention_heads": 16,
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "num_hidden_layers": 16,
+                "num_key_value_heads": 16,
+            },
+        ),
+        (
+            "qwen3_30b_a3b",
+            {
+                "model_type": "qwen3_moe",
+                **CONFIGS["qwen3_moe"],
+                "decoder_sparse_step": 1,
+                "head_dim": 128,
+                "hidden_size": 2048,
+                "moe_intermediate_size": 768,
+                "num_attention_heads": 32,
+                "num_experts": 128,
+                "num_experts_per_tok": 6,  # as its public trace; published: 8
+                "num_hidden_layers": 48,
+                "num_key_value_heads": 4,
+            },
+        ),
+    ],
+)
+def test_model_presets_are_the_shapes_of_published_configs(name, raw):
+    config = config_from_hf({"model_type": name.split("_")[0], **raw})
+    preset = model_shape(name)
+    assert ModelShape.of(config, name, preset.source) == preset
 
 
 def test_unknown_names_list_the_known_ones():

@@ -11,6 +11,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import run_evaluate
 from tests.launch.conftest import ROOT
+from tests.support.chrome_trace import assert_no_overlap
 from tests.support.tiny_checkpoint import TEXT
 
 POLICIES = ROOT / "configs" / "policies"
@@ -45,7 +46,7 @@ def test_generate_with_a_budget_writes_the_resident_tokens(
     flags = ["--checkpoint", tiny, "--max_new_tokens", 20, "--out_dir", "o"]
     flags += [flag for text in PROMPTS for flag in ("--prompt", text)]
     flags += ["--device_memory", "40%", "--gin_file", POLICIES / "stale_gate.gin"]
-    flags += ["--trace", "t.csv.gz", "--events", "e.jsonl"]
+    flags += ["--trace", "t.csv.gz", "--events", "e.jsonl", "--timeline", "t.json"]
     summary = run_script("generate", *flags).summary
     assert 0 < summary["hit_ratio"] < 1 and summary["bytes_moved"] > 0
     assert tokens_in(tmp_path / "o") == resident_tokens
@@ -61,6 +62,10 @@ def test_generate_with_a_budget_writes_the_resident_tokens(
     assert {"hit", "miss", "transfer", "wait"} <= {event["kind"] for event in events}
     moved = sum(event["bytes"] for event in events if event["kind"] == "transfer")
     assert moved == summary["bytes_moved"]
+    spans = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert_no_overlap(spans)
+    drawn = sum(s["args"]["bytes"] for s in spans if "bytes" in s.get("args", {}))
+    assert drawn == moved
     replayed = run_script(
         "replay", "--trace", "t.csv.gz", "--slots_per_layer", "3", "--out_dir", "r"
     ).summary
@@ -106,7 +111,9 @@ def test_generate_with_the_smoe_policy_runs(run_script, tiny, tmp_path):
     flags += ["--device_memory", "50%", "--gin_file", POLICIES / "smoe.gin"]
     done = run_script("generate", *flags, "--out_dir", "o")
     assert 0 < done.summary["hit_ratio"] <= 1
-    assert done.stdout.splitlines()[-2].startswith("lossy route substitute: ")
+    line = done.stdout.splitlines()[-2]
+    changed = re.match(r"lossy route substitute: (\d+) of (\d+) expert choices", line)
+    assert 0 < int(changed[1]) < int(changed[2])
     assert len(tokens_in(tmp_path / "o")[0]) == 12
 
 

@@ -61,7 +61,7 @@ def device(name="gpu", flops=1e12, rate=1e11, call_s=0.0):
 
 
 def cluster(gpus=((1.0,), (1.0,), (1.0,)), rate=1e6, links=None, sharing="egress"):
-    """Servers whose GPUs have these relative speeds; all lines `rate` bytes/s."""
+    """Servers whose GPUs have these relative speeds; all links `rate` bytes/s."""
     servers = tuple(
         Server(
             name=f"server{n}",

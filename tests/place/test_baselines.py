@@ -97,10 +97,10 @@ def test_smartmoe_still_knows_where_blocks_are_after_a_settle():
     same = SmartMoe().place(frequency_NLE, SLOTS, current=settled).gpu_NLE
     assert (same[:, [0, 2, 3]] == gpu_NLE[:, [0, 2, 3]]).all()
     others = frequencies(3, 4, 16, seed=1)
-    anew = SmartMoe().place(others, SLOTS, current=settled).gpu_NLE
-    assert (anew != gpu_NLE).any()
+    again_NLE = SmartMoe().place(others, SLOTS, current=settled).gpu_NLE
+    assert (again_NLE != gpu_NLE).any()
     for layer in range(4):
-        now, then = ((gpu[2, layer] == 0).sum() for gpu in (gpu_NLE, anew))
+        now, then = ((gpu[2, layer] == 0).sum() for gpu in (gpu_NLE, again_NLE))
         assert now == then
 
 

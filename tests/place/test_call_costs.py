@@ -24,8 +24,8 @@ def test_call_costs_of_two_servers_by_hand():
     assert costs.fixed_NM[0, 1] == pytest.approx(ways_s + 192e-11)
     assert costs.fixed_NM[0, 0] == 0
     assert costs.gpus_N.tolist() == [1, 2]
-    assert costs.one_line
-    assert not CallCosts.of(cost_model(sharing="pair")).one_line
+    assert costs.one_link
+    assert not CallCosts.of(cost_model(sharing="pair")).one_link
 
 
 def test_call_costs_further_tokens_follow_the_cost_model():

@@ -97,6 +97,8 @@ def test_check_slots_server_without_room_is_allowed_where_the_others_hold_all():
         ([np.array([9]), np.array([], int)], "server 1 has slots for 0 GPUs"),
         ([np.array([9]), np.array([9, -1])], r"server 1 are \[9, -1\]"),
         ([np.array([9]), np.array([1.5])], r"server 1 are \[1.5\]"),
+        ([np.array([9]), np.array([2**63], np.uint64)], r"server 1 are \[92233720"),
+        ([np.array([9]), np.array([2**70])], r"are \[1180591620717411303424\], expect"),
         ([np.array([9]), np.ones(128, int)], "128 GPUs, expected 1 to 127"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Delays on lines and waits before servers, by hand."""
+"""Delays on links and waits before servers, by hand."""
 
 import numpy as np
 import pytest
 
-from moe_edge.place.queues import line_delays, sojourn
+from moe_edge.place.queues import link_delays, sojourn
 
 SENT = np.array([[0.0, 10.0, 0.0], [20.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 RATE = np.array([0.1, 0.2, 0.3])
@@ -11,28 +11,28 @@ SERVED = np.array([1.0, 2.0, 1.0])
 SEND = np.full((3, 3), 1e-3)
 
 
-def test_line_delays_one_line_by_hand():
-    late_NM = line_delays(SENT, RATE, SERVED, SEND, one_line=True)
-    # A request of server 0 takes 10 ms of line 0, and of line 1 for answers: 1 % of its
+def test_link_delays_one_link_by_hand():
+    late_NM = link_delays(SENT, RATE, SERVED, SEND, one_link=True)
+    # A request of server 0 takes 10 ms of link 0, and of link 1 for answers: 1 % of its
     # second. One of server 1: 20 ms each, 1 % of its two seconds.
     zero, one = 0.1 * 10e-3 / 0.99, 0.2 * 20e-3 / 0.99
     expected = [
-        [0, one + one, one + 0],  # answers to 1 on line 0; sends of 1; 2 is silent
+        [0, one + one, one + 0],  # answers to 1 on link 0; sends of 1; 2 is silent
         [zero + zero, 0, zero + 0],
         [zero + one, one + zero, 0],
     ]
     np.testing.assert_allclose(late_NM, expected)
 
 
-def test_line_delays_line_a_pair_leaves_others_out():
-    late_NM = line_delays(SENT, RATE, SERVED, SEND, one_line=False)
+def test_link_delays_link_a_pair_leaves_others_out():
+    late_NM = link_delays(SENT, RATE, SERVED, SEND, one_link=False)
     zero, one = 0.1 * 10e-3 / 0.99, 0.2 * 20e-3 / 0.99
     np.testing.assert_allclose(late_NM, [[0, 2 * one, 0], [2 * zero, 0, 0], [0, 0, 0]])
 
 
-def test_line_delays_a_hog_slows_more_than_its_share_of_time():
-    hog = line_delays(SENT * 90, RATE, np.array([1.0, 2.0, 1.0]), SEND, True)
-    assert hog[2, 1] > 90 * line_delays(SENT, RATE, SERVED, SEND, True)[2, 1]
+def test_link_delays_a_hog_slows_more_than_its_share_of_time():
+    hog = link_delays(SENT * 90, RATE, np.array([1.0, 2.0, 1.0]), SEND, True)
+    assert hog[2, 1] > 90 * link_delays(SENT, RATE, SERVED, SEND, True)[2, 1]
 
 
 def test_sojourn_is_the_mean_of_an_mg1_queue():

@@ -126,6 +126,12 @@ def test_run_place_dry_run_writes_nothing(tmp_path, counts):
     [
         ({"slots": "3,4"}, CapacityError, "hold 7 blocks, .* needs 8: 1 blocks"),
         ({"slots": "5,6,7"}, ConfigError, "given for 3 servers, there are 2"),
+        ({"slots": "5," + "9" * 5000}, ConfigError, "--slots is '5,999"),
+        (
+            {"slots": "5,999999999999999999"},
+            ConfigError,
+            r"slots of server 1 are \[999",
+        ),
         ({"slots": "5,-6"}, ConfigError, "--slots is '5,-6', expected whole"),
         ({"slots": None}, ConfigError, "--statistics needs --server_domains"),
         ({"server_domains": "a,c"}, ConfigError, "unknown domain 'c'; known: a, b"),

@@ -14,7 +14,7 @@ CURRENT = Placement(np.array([[[0, 0, 0, 0]], [[0, -1, -1, -1]], [[-1, -1, -1, 0
 NEW = Placement(np.array([[[0, 0, 0, 0]], [[0, -1, -1, -1]], [[0, 0, 0, -1]]]))
 CALLS = np.array([[[1.0] * 4], [[1.0] * 4], [[5.0, 9.0, 7.0, 1.0]]])
 COPY_S = 192e-9  # host memory to GPU
-LINE_S = 192e-6  # network, latency 1e-3
+LINK_S = 192e-6  # network, latency 1e-3
 
 
 def test_schedule_from_host_memory_most_called_first():
@@ -25,21 +25,21 @@ def test_schedule_from_host_memory_most_called_first():
     np.testing.assert_allclose([t.start_s for t in transfers], COPY_S * np.arange(3))
 
 
-def test_schedule_over_the_network_uses_free_lines():
+def test_schedule_over_the_network_uses_free_links():
     """Blocks 1 and 2 only come from server 0; block 0 from idle server 1."""
     transfers = schedule(CURRENT, NEW, cost_model(), CALLS, source="network")
     assert [(t.block, t.source) for t in transfers] == [(1, 0), (2, 0), (0, 1)]
     np.testing.assert_allclose(
-        [t.start_s for t in transfers], [0, LINE_S, 0], atol=1e-12
+        [t.start_s for t in transfers], [0, LINK_S, 0], atol=1e-12
     )
-    ready = [1e-3 + LINE_S + COPY_S, 1e-3 + 2 * LINE_S + COPY_S]
+    ready = [1e-3 + LINK_S + COPY_S, 1e-3 + 2 * LINK_S + COPY_S]
     np.testing.assert_allclose([t.ready_s for t in transfers[:2]], ready)
     assert transfers[2].ready_s == pytest.approx(
         transfers[1].ready_s + COPY_S
     )  # its GPU's link is taken in the order of calls
 
 
-def test_schedule_no_line_carries_two_blocks_at_once():
+def test_schedule_no_link_carries_two_blocks_at_once():
     rng = np.random.default_rng(0)
     held = rng.random((3, 4, 12)) < 0.5
     held[0] = True
@@ -50,12 +50,12 @@ def test_schedule_no_line_carries_two_blocks_at_once():
         model = cost_model(sharing=sharing)
         transfers = schedule(current, candidate, model, calls, source="network")
         assert len(transfers) == (~held).sum()
-        lines: dict = {}
+        links: dict = {}
         for t in transfers:
-            line = t.source if sharing == "egress" else (t.source, t.server)
-            lines.setdefault(line, []).append((t.start_s, t.sent_s))
+            link = t.source if sharing == "egress" else (t.source, t.server)
+            links.setdefault(link, []).append((t.start_s, t.sent_s))
             assert held[t.source, t.layer, t.block]
-        for spans in lines.values():
+        for spans in links.values():
             spans.sort()
             ends = [end for _, end in spans]
             assert all(
@@ -63,7 +63,7 @@ def test_schedule_no_line_carries_two_blocks_at_once():
             )
 
 
-def test_schedule_prefers_the_faster_line():
+def test_schedule_prefers_the_faster_link():
     slow = Link(bytes_per_s=1e3, latency_s=1e-3, source="test")
     model = cost_model(links={(1, 2): slow})
     transfers = schedule(CURRENT, NEW, model, CALLS, source="network")

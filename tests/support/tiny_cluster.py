@@ -1,7 +1,7 @@
 """Clusters whose times are binary fractions, so that hand-computed ones are exact.
 
 A block takes 1/4 s and the dense part of a layer 1/2 s, whatever the tokens; a hidden
-state occupies a line for 1/8 s and comes 1/16 s later; a copy from host memory occupies
+state occupies a link for 1/8 s and comes 1/16 s later; a copy from host memory occupies
 its link for 1 s and comes 1/8 s later.
 """
 

@@ -35,7 +35,6 @@ from moe_edge.workload.routing_model import (
 from moe_edge.workload.trace_reader import read_trace
 
 DEFAULT_INTERVAL_S = 10.0  # Prism, section IV-A
-Given = Mapping[str, tuple[Any, Any]]  # option -> what it is, what it is if not given
 WORKLOADS = {"bigbench": BIGBENCH, "multidata": MULTIDATA}
 
 
@@ -47,18 +46,6 @@ def server_domains(text: str, num_servers: int) -> list[str]:
     if len(names) > num_servers:
         raise ConfigError(f"{len(names)} domains for {num_servers} servers: {text}")
     return [names[n % len(names)] for n in range(num_servers)]
-
-
-def routing_of(shape: ModelShape, skew: float, correlated: bool) -> RoutingModel:
-    """The committed generator: of few large experts (Mixtral) or many (OLMoE)."""
-    return RoutingModel.load(
-        "mixtral" if shape.num_experts <= 8 else "olmoe",
-        num_layers=shape.num_layers,
-        num_experts=shape.num_experts,
-        top_k=shape.top_k,
-        skew=skew,
-        correlated=correlated,
-    )
 
 
 def build_case(
@@ -108,19 +95,23 @@ def build_case(
       ConfigError: bad input, or an option that would have no effect.
     """
     check_count("requests_per_server", requests_per_server)
-    interval_s = check_arrivals(
-        arrivals,
-        interval_s=interval_s,
-        for_traces={
-            "trace_speed": (trace_speed, 1),
-            "most_tokens": (most_tokens, None),
-        },
-        for_poisson={
+    if most_tokens is not None:
+        check_count("most_tokens", most_tokens)
+    if arrivals == "poisson":
+        ignored = {"trace_speed": (trace_speed, 1), "most_tokens": (most_tokens, None)}
+        refuse_idle(ignored, "Poisson arrivals", "a trace")
+    else:
+        ignored = {
+            "interval_s": (interval_s, None),
             "then_workload": (then_workload, None),
             "input_tokens": (input_tokens, None),
             "output_tokens": (output_tokens, None),
-        },
-    )
+        }
+        refuse_idle(ignored, f"arrivals of {arrivals}", "Poisson arrivals")
+    if interval_s is None:
+        interval_s = DEFAULT_INTERVAL_S  # of a trace: spread evenly over the servers
+    for each_s in np.atleast_1d(interval_s).tolist():
+        check_positive("arrival interval_s", each_s)
     check_from_zero("skew", skew)
     if routing_trace is not None:
         generated = {"skew": (skew, 1), "correlated": (correlated, True)}
@@ -156,7 +147,7 @@ def build_case(
         told = domains
         known = {domain: pools.frequency(domain) for domain in used}
     else:
-        routing = routing_of(shape, skew, correlated)
+        routing = RoutingModel.like(shape, skew=skew, correlated=correlated)
         pools = RoutingPools.sampled(routing, used, seed)
         told = server_domains(placed_for or workload, N)
         known = {domain: routing.frequencies(domain) for domain in set(told)}
@@ -225,45 +216,11 @@ def _lengths(requests: Sequence[Request], server: int, domain: str) -> list[floa
     return np.mean(mine, axis=0).tolist()
 
 
-def check_arrivals(
-    arrivals: str,
-    *,
-    interval_s: float | Sequence[float] | None,
-    for_traces: Given,
-    for_poisson: Given,
-) -> float | Sequence[float]:
-    """Checks the options of arrivals.
-
-    Args:
-      arrivals: "poisson" or the name of a trace.
-      interval_s: mean gap of Poisson arrivals.
-      for_traces, for_poisson: what else only one of them heeds.
-    Returns:
-      The mean gap, with its default; of a trace, whose requests are spread evenly, the
-      same for all servers.
-    Raises:
-      ConfigError: an option out of range, or of the other kind of arrivals.
-    """
-    most_tokens = for_traces["most_tokens"][0]
-    if most_tokens is not None:
-        check_count("most_tokens", most_tokens)
-    if arrivals != "poisson":
-        idle = {"interval_s": (interval_s, None), **for_poisson}
-        refuse_idle(idle, f"arrivals of {arrivals}", "Poisson arrivals")
-    else:
-        refuse_idle(for_traces, "Poisson arrivals", "a trace")
-    if interval_s is None:
-        return DEFAULT_INTERVAL_S
-    for each_s in np.atleast_1d(interval_s).tolist():
-        check_positive("arrival interval_s", each_s)
-    return interval_s
-
-
-def refuse_idle(given: Given, case: str, needs: str) -> None:
+def refuse_idle(given: Mapping[str, tuple], case: str, needs: str) -> None:
     """Refuses options that would be ignored.
 
     Args:
-      given: values of options and their defaults.
+      given: option -> what it is, and what it is if not given.
       case: in which they are ignored.
       needs: what they belong to.
     Raises:

@@ -109,7 +109,8 @@ class ClusterLoop:
       pools: the routing of the requests.
       options: of batches and of what is recorded.
       seed: of where requests read their routing.
-      schedule: order of requests; None: `Fifo` with the options' max_batch.
+      schedule: order of requests (its follow-ups are not simulated); None: `Fifo`
+        with the options' max_batch.
       migration: when the placement changes; None: never.
       offload: how servers load what they lack; None: they ask the others.
 

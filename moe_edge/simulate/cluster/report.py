@@ -1,6 +1,5 @@
 """Results of a simulated run: latencies, local ratio, bytes, utilisation; as text."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from moe_edge.simulate.cluster.links import CAUSES
 from moe_edge.simulate.cluster.loop import ClusterLoop
 
 
-@dataclasses.dataclass(frozen=True)
 class ClusterResult:
     """A finished run.
 
@@ -35,29 +33,39 @@ class ClusterResult:
       end_s: of the last token or job of a GPU or link.
       events, steps: how many.
       facts: what only some runs have (migrations, peak_memory, hits, redirected).
+    Raises:
+      MoeEdgeError: the loop has not run to its end.
     """
 
-    latency_R: np.ndarray
-    first_R: np.ndarray
-    server_R: np.ndarray
-    domain_R: tuple[str, ...]
-    arrival_R: np.ndarray
-    ratio_W: np.ndarray
-    ratio_NW: np.ndarray
-    window_s: float
-    local_pairs: int
-    pairs: int
-    remote_calls: int
-    bytes_NN: Mapping[str, np.ndarray]
-    host_bytes_G: np.ndarray
-    gpu_use_G: np.ndarray
-    link_use: np.ndarray
-    host_use_G: np.ndarray
-    counts_NX: np.ndarray
-    end_s: float
-    events: int
-    steps: int
-    facts: Mapping[str, Any]
+    def __init__(self, loop: ClusterLoop):
+        if loop.unfinished:
+            raise MoeEdgeError(
+                f"{loop.unfinished} requests are not finished; call run()"
+            )
+        requests, links = loop.requests, loop.links
+        self.arrival_R = np.array([request.arrival_s for request in requests])
+        self.latency_R = loop.finish_R - self.arrival_R
+        self.first_R = loop.first_R - self.arrival_R
+        self.server_R = np.array([request.server for request in requests])
+        self.domain_R = tuple(request.domain for request in requests)
+        pairs_WN2 = np.array(loop.windows, np.int64)
+        self.ratio_W = _ratio(pairs_WN2.sum(axis=1))
+        self.ratio_NW = _ratio(pairs_WN2).T
+        self.window_s = loop.options.window_s
+        self.local_pairs, self.pairs = pairs_WN2.sum(axis=(0, 1)).tolist()
+        self.remote_calls = loop.remote_blocks
+        self.bytes_NN = {cause: links.bytes_NN(cause) for cause in CAUSES}
+        self.host_bytes_G = np.array(links.host_bytes, np.int64)
+        self.end_s = max(float(loop.finish_R.max()), links.end_s)
+        span_s = max(self.end_s, 1e-12)
+        self.gpu_use_G = np.array(links.gpu_busy) / span_s
+        self.link_use = np.array(links.link_busy) / span_s
+        self.host_use_G = np.array(links.host_busy) / span_s
+        self.counts_NX = loop.counts_NX
+        self.events, self.steps = loop.events, loop.steps
+        self.facts: dict[str, Any] = {}
+        for part in loop.parts:
+            self.facts |= part.facts()
 
     @property
     def num_servers(self) -> int:
@@ -103,41 +111,8 @@ class ClusterResult:
 
 
 def report(loop: ClusterLoop) -> ClusterResult:
-    """Sums up a loop that has run.
-
-    Raises:
-      MoeEdgeError: it has not run to its end.
-    """
-    if loop.unfinished:
-        raise MoeEdgeError(f"{loop.unfinished} requests are not finished; call run()")
-    requests, links = loop.requests, loop.links
-    arrival_R = np.array([request.arrival_s for request in requests])
-    pairs_WN2 = np.array(loop.windows, np.int64)
-    end_s = max(float(loop.finish_R.max()), links.end_s)
-    span_s = max(end_s, 1e-12)
-    return ClusterResult(
-        latency_R=loop.finish_R - arrival_R,
-        first_R=loop.first_R - arrival_R,
-        server_R=np.array([request.server for request in requests]),
-        domain_R=tuple(request.domain for request in requests),
-        arrival_R=arrival_R,
-        ratio_W=_ratio(pairs_WN2.sum(axis=1)),
-        ratio_NW=_ratio(pairs_WN2).T,
-        window_s=loop.options.window_s,
-        local_pairs=int(pairs_WN2[..., 0].sum()),
-        pairs=int(pairs_WN2[..., 1].sum()),
-        remote_calls=loop.remote_blocks,
-        bytes_NN={cause: links.bytes_NN(cause) for cause in CAUSES},
-        host_bytes_G=np.array(links.host_bytes, np.int64),
-        gpu_use_G=np.array(links.gpu_busy) / span_s,
-        link_use=np.array(links.link_busy) / span_s,
-        host_use_G=np.array(links.host_busy) / span_s,
-        counts_NX=loop.counts_NX,
-        end_s=end_s,
-        events=loop.events,
-        steps=loop.steps,
-        facts={k: v for part in loop.parts for k, v in part.facts().items()},
-    )
+    """Sums up a loop that has run."""
+    return ClusterResult(loop)
 
 
 def _ratio(pairs: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The root of launch/simulate.py: what placements and offloading do to latency."""
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,13 @@ from moe_edge.simulate.cluster.report import (
     write_requests,
 )
 from moe_edge.simulate.cluster.timeline import write_timeline
+
+# What makes a case, apart from where data lies and the seed.
+CASE_OPTIONS = [
+    name
+    for name in inspect.signature(build_case).parameters
+    if name not in ("data_dir", "seed")
+]
 
 
 @root
@@ -99,30 +107,15 @@ def run_simulate(
       OutputError: `out_dir` cannot be written.
       OSError: a trace cannot be read.
     """
+    given = locals()
     check_count("seeds", seeds)
     names = chosen(methods, "method", METHODS)
     options = LoopOptions(max_batch, window_s, timeline_s)
     check_rule(period_s, keep, hysteresis, source)
     if not 0 <= cache_share < 1:
         raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
-    wanted = {
-        "model": model,
-        "cluster": cluster,
-        "cluster_options": dict(cluster_options or {}),
-        "workload": workload,
-        "then_workload": then_workload,
-        "placed_for": placed_for,
-        "arrivals": arrivals,
-        "interval_s": interval_s,
-        "requests_per_server": requests_per_server,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "trace_speed": trace_speed,
-        "most_tokens": most_tokens,
-        "skew": skew,
-        "correlated": correlated,
-        "routing_trace": routing_trace,
-    }
+    wanted = {name: given[name] for name in CASE_OPTIONS}
+    wanted["cluster_options"] = dict(cluster_options or {})
     first = build_case(**wanted, data_dir=data_dir, seed=seed)
     moving = {"period_s": period_s, "keep": keep, "source": source}
     moving |= {"hysteresis": hysteresis, "cache_share": cache_share}

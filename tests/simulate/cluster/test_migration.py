@@ -60,8 +60,8 @@ def test_too_few_calls_move_nothing():
 
 
 def test_blocks_over_the_network_let_calls_between_their_chunks():
-    # A block takes 6 + .0625 s on the line and 1.125 s on the host link: 14.375 s for
-    # two, less than 24 calls lose. A chunk of 256 bytes occupies the line for 2 s:
+    # A block takes 6 + .0625 s on the link and 1.125 s on the host link: 14.375 s for
+    # two, less than 24 calls lose. A chunk of 256 bytes occupies the link for 2 s:
     # chunks to server 0 begin at 28, 30, 32. The call of 28.5 goes out at 29 behind the
     # chunk to server 1 until 30: but the chunk event of 30 came later, so 30.125 and
     # + .0625 there.

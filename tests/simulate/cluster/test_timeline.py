@@ -2,6 +2,7 @@ import json
 
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.timeline import write_timeline
+from tests.support.chrome_trace import assert_no_overlap
 from tests.support.tiny_cluster import asked, constant_pools, placed, tiny_costs
 
 
@@ -18,6 +19,7 @@ def test_spans_of_a_remote_call_are_written_for_perfetto(tmp_path):
     loop.run()
     write_timeline(tmp_path / "t.json", loop.spans, costs.cluster)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert_no_overlap(events)
     names = {
         (e["pid"], e["tid"]): e["args"]["name"]
         for e in events

@@ -48,17 +48,17 @@ def test_remote_call_is_sent_queued_computed_and_returned():
 
 
 def test_messages_share_a_line_and_two_gpus_compute_together():
-    # Experts 0 and 1 on the two GPUs of server 1: two messages on one line.
+    # Experts 0 and 1 on the two GPUs of server 1: two messages on one link.
     pools = constant_pools(2, a=[[0, 1]])
     requests = asked((0, 0.0, 1, 1, "a"), (0, 1.0, 1, 1, "a"), (0, 9.0, 1, 1, "a"))
     loop, _ = run(requests, placed([[-1, -1]], [[0, 1]]), tiny_costs((1, 2)), pools)
-    # .5; there .6875 and .8125; computed .9375 and 1.0625; the line back is free at
+    # .5; there .6875 and .8125; computed .9375 and 1.0625; the link back is free at
     # 1.0625 for the second: 1.0625 + .125 + .0625 = 1.25.
     assert loop.finish_R.tolist() == [1.25, 2.5, 10.25]
 
 
 def test_results_of_one_gpu_queue_for_the_other_caller():
-    # Servers 0 and 2 call server 1 at once, each three states on a line of its own.
+    # Servers 0 and 2 call server 1 at once, each three states on a link of its own.
     pools = constant_pools(2, a=[[1]], b=[[0]])
     requests = asked((0, 0.0, 3, 1, "a"), (2, 0.0, 3, 1, "a"), (1, 0.25, 1, 1, "b"))
     placement = placed([[0, -1]], [[0, 0]], [[0, -1]])
