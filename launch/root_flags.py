@@ -60,7 +60,8 @@ def parameter_texts(root: Callable) -> dict[str, str]:
         re.MULTILINE | re.DOTALL,
     )
     texts: dict[str, str] = {}
-    for item in re.split(r"^  (?=\w)", section[1] if section else "", flags=re.M):
+    items = re.split(r"^  (?=\w)", section[1], flags=re.M)[1:] if section else []
+    for item in items:
         names, _, text = item.partition(":")
         for name in names.split(","):
             texts[name.strip()] = " ".join(text.split())

@@ -33,7 +33,7 @@ def config_from_hf(
 
     Args:
       raw: the config.json as a dict.
-      generation: the generation_config.json beside it; its end-of-text ids win, as
+      generation: the generation_config.json next to it; its end-of-text ids win, as
         they do in `generate`.
     Raises:
       ConfigError: unknown model_type or field, or a value that is not implemented.

@@ -1,6 +1,6 @@
 """Dequantises the two quantised formats that published MoE files come in.
 
-Block FP8 (DeepSeek-V3): `W [rows, cols]` in float8 e4m3 beside `W_scale_inv`, one
+Block FP8 (DeepSeek-V3): `W [rows, cols]` in float8 e4m3 with `W_scale_inv`, one
 scale per block of `weight_block_size`; the value is W x scale.
 MXFP4 (gpt-oss): `X_blocks [E, out, G, 16]` holds two 4-bit floats a byte, low nibble
 first; `X_scales [E, out, G]` is a power-of-two exponent biased by 127 for each group

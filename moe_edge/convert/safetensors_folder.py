@@ -76,6 +76,6 @@ def _read_index(path: Path) -> dict[str, str]:
         ):
             raise CheckpointError(
                 f"{path}: tensor {name} is in {file!r}, expected the plain name of a "
-                ".safetensors file beside the index"
+                ".safetensors file next to the index"
             )
     return weight_map

@@ -68,7 +68,7 @@ class TensorSource:
                 scale = base + quantize.SCALES
                 if scale not in self._files or base in self._files:
                     raise CheckpointError(
-                        f"{name} needs exactly {scale} beside it, and no {base}"
+                        f"{name} needs exactly {scale} next to it, and no {base}"
                     )
                 quantize.check_mxfp4(base, shape, self._entry(scale)[1])
                 scales.add(scale)

@@ -138,7 +138,7 @@ class FusedEngine(Engine):
         """Says where arrays are, without a copy.
 
         Arrays in pinned memory have a stated place, and so has what is computed from
-        them: without one for the others, a program's second call would compile anew.
+        them: without one for the others, a program's second call would compile again.
         """
         return jax.device_put(tree, self._device)
 
@@ -224,7 +224,7 @@ class FusedEngine(Engine):
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:
-        """As `Engine.new_session`; a policy's record of one sequence begins anew."""
+        """As `Engine.new_session`; a policy's record of one sequence starts over."""
         session = super().new_session(batch, capacity)
         state = self._state
         if self._cache_of.policy.per_sequence:

@@ -49,7 +49,7 @@ def row_keys(seed: int, row_ids: Sequence[int]) -> jax.Array:
 
 
 def unseeded(sampling: Sampling) -> Sampling:
-    """The rule without its seed, which is no reason to compile anew."""
+    """The rule without its seed, which is no reason to compile again."""
     return dataclasses.replace(sampling, seed=0)
 
 

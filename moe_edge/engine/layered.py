@@ -136,6 +136,9 @@ class LayeredEngine(Engine):
     def report(self) -> dict:
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
+        if not self.lossless:
+            names = ("choices", "rerouted")
+            mode |= {name: getattr(self._reader, name) for name in names}
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:

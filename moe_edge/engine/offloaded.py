@@ -78,7 +78,7 @@ def plan_cache(
     block_bytes: int,
     **other_bytes: int,
 ) -> CacheSpec:
-    """Slots that the budget buys beside `other_bytes`, shared out by the plan."""
+    """Slots that the budget buys next to `other_bytes`, shared out by the plan."""
     experts, layers = config.moe.num_experts, config.moe_layers
     total = slots_for(
         parse_budget(options.device_memory),
@@ -115,7 +115,7 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
 def check_offload(reader, options: OffloadOptions) -> None:
     """What `make_offloaded` would refuse, judged without reading weights.
 
-    Raises: as `make_offloaded`, but for what an absolute budget has to hold beside
+    Raises: as `make_offloaded`, but for what an absolute budget has to hold besides
     the slots.
     """
     config = reader.config

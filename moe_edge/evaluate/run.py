@@ -208,7 +208,7 @@ def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
         # The results folder appears as a whole, and an old one disappears so.
         raise OutputError(
             f"logits file {logits} is inside the results folder {run.path}; name a "
-            "file beside it"
+            "file next to it"
         )
     path = check_logits_path(logits, run.overwrite)
     if run.dry_run:

@@ -9,9 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import Loaded
-from moe_edge.engine.resident import ResidentEngine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.usage import UsageCounter
 
@@ -43,21 +41,13 @@ class DomainScore:
         return float(np.expm1((self.nll_half - self.nll) / self.tokens))
 
 
-def with_top_k(engine: ResidentEngine, top_k: int) -> ResidentEngine:
-    """The same weights, running `top_k` experts a token."""
-    config = engine.config
-    moe = dataclasses.replace(config.moe, top_k=top_k)
-    config = dataclasses.replace(config, moe=moe)
-    return ResidentEngine(dataclasses.replace(engine.weights, config=config))
-
-
 class DomainScorer:
     """Scores texts of one domain after the other; programs are compiled once."""
 
     def __init__(self, loaded: Loaded, batch_size: int = 8):
         self.full, self.tokenizer = loaded.engine, loaded.tokenizer
         config = self.full.config
-        self.half = with_top_k(self.full, max(1, config.moe.top_k // 2))
+        self.half = self.full.at_k(max(1, config.moe.top_k // 2))
         window = min(WINDOW, config.max_positions)
         # Windows that do not overlap: each token is routed, and counted, once.
         self._options = {"window": window, "stride": window, "batch_size": batch_size}
@@ -75,24 +65,3 @@ class DomainScorer:
             tokens, nll = tokens + result.tokens, nll + result.nll
             nll_half += measure_perplexity(self.half, ids, **self._options).nll
         return DomainScore(tokens, nll, nll_half, np.stack(counts))
-
-
-def usage_distances(counts_NPLE: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Total variation distances of expert usage per layer: (domains, control).
-
-    Both compare a first with a second text of equal size: of two different domains,
-    averaged over ordered pairs, and of one domain.
-
-    Args:
-      counts_NPLE: choices in P = 2 texts of each of N domains.
-    Raises:
-      ConfigError: fewer than two domains, or not two texts each.
-    """
-    N, P = counts_NPLE.shape[:2]
-    if N < 2 or P != 2:
-        raise ConfigError(f"usage needs two texts of two domains, got {P} of {N}")
-    shares = counts_NPLE / np.maximum(counts_NPLE.sum(-1, keepdims=True), 1)
-    first_N1LE, second_1NLE = shares[:, None, 0], shares[None, :, 1]
-    distance_NNL = 0.5 * np.abs(first_N1LE - second_1NLE).sum(-1)
-    same = np.eye(N, dtype=bool)
-    return distance_NNL[~same].mean(axis=0), distance_NNL[same].mean(axis=0)

@@ -53,7 +53,7 @@ def block_levels(
     """How active each block of the chosen parents should be: float32 `[T, P, U]` >= 0.
 
     The mean of |activation| x scale of its gate neurons, plus its prior: with scale 1
-    and prior 0 the paper's score, else the estimate fitted by `refactor/gates/fit.py`.
+    and prior 0 the paper's score, else the estimate of `refactor/gates/proxy.py`.
 
     Args:
       x_TD: float32, the state that the router sees.

@@ -3,7 +3,7 @@
 Planning is pure; costs are measured, never assumed. The host computes with the same
 kernels as the device (`model/experts.py`). On a CPU-only machine "host" and "device"
 are the same cores, and XLA:CPU runs one program at a time: there the assist is
-correct but saves only the transfer, it does not run beside the device's work.
+correct but saves only the transfer: it does not run while the device works.
 """
 
 import collections

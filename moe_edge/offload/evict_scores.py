@@ -57,7 +57,7 @@ class SmoeScore(ScoredPolicy):
         row_E = mean_scores(ids_TK, scores_TE, spare)
         ring_NLE = set_at(state["ring_NLE"], (seen % self.window, layer), row_E)
         filled = xp.minimum(seen + 1, self.window).astype(np.float32)
-        # Rows not yet filled are zero. Summing anew keeps rounding from piling up.
+        # Rows not yet filled are zero. A sum over all keeps rounding from piling up.
         mean_E = xp.sum(ring_NLE[:, layer], axis=0) / filled
         keys_E = state["key_LE"][layer, :spare]
         return {

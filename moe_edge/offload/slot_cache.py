@@ -109,7 +109,7 @@ class SlotCache:
 
         Args:
           protected_S: bool [S] slots that must keep what they hold (None: none),
-            beside those of the running lookup.
+            in addition to those of the running lookup.
         Returns:
           The slot (the block's own if it is resident), or None if every slot that
           may hold the layer is protected.

@@ -29,7 +29,7 @@ class AliasedSlots:
       array: jax array [S, R].
       num_slots, num_bytes: size.
       safe_in_thread: `write` may be called by a thread other than the engine's.
-      max_staged: how many staged blocks may wait beside the slots.
+      max_staged: how many staged blocks may wait next to the slots.
     """
 
     safe_in_thread = True
@@ -50,7 +50,7 @@ class AliasedSlots:
         aligned = raw[first : first + self.num_bytes]
         self._host_SR = aligned.view(dtype).reshape(num_slots, record_size)
         # Not by dlpack, whose arrays have a stated device: what is computed from them
-        # has one too, and a program's second call would compile anew.
+        # has one too, and a program's second call would compile again.
         self.array = jax.device_put(self._host_SR, may_alias=True)
         if self.array.unsafe_buffer_pointer() != self._host_SR.ctypes.data:
             raise RuntimeError(

@@ -18,7 +18,7 @@ class PredictorRun:
     Attributes:
       predictor: names later experts.
       horizon: layers ahead that it is asked about.
-      accuracy: what it named beside what was chosen.
+      accuracy: what it named compared with what was chosen.
       is_idle: whether it never names anything.
     """
 

@@ -1,6 +1,6 @@
 """Writes a profile layer by layer under a temporary name that outlives a kill.
 
-The work folder `.NAME.profiling` stands beside the place of the profile and holds its
+The work folder `.NAME.profiling` stands next to the place of the profile and holds its
 files, and in `scratch/` the hidden states of all calibration tokens: those before the
 current layer are only read, those after it only written. A run that is killed therefore
 starts again at the layer it was in, from the very bytes that the killed run had read.

@@ -82,7 +82,7 @@ def measure_model(
     ks: Sequence[int],
     seed: int,
 ) -> dict:
-    """Identity error, and perplexity at each K beside the parent's at K / U.
+    """Identity error, and perplexity at each K and the parent's at K / U.
 
     One of the two models is in memory at a time.
 

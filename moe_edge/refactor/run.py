@@ -275,5 +275,5 @@ def print_report(report: dict[str, Any]) -> None:
     print(f"all sub-experts on: logits differ from the parent's by {error:.2g} std")
     parents = report["parent_ppl_by_k"]
     for k, value in report["ppl_by_k"].items():
-        beside = f"   parent {parents[k]:.3f}" if k in parents else ""
-        print(f"K {k:3}   perplexity {value:.3f}{beside}")
+        parent = f"   parent {parents[k]:.3f}" if k in parents else ""
+        print(f"K {k:3}   perplexity {value:.3f}{parent}")

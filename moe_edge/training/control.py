@@ -13,7 +13,7 @@ def say(line: str) -> None:
 
 
 class Clock:
-    """Minutes of this process, its deadline, and periodic deeds."""
+    """Minutes of this process, its deadline, and what is due from time to time."""
 
     def __init__(self, max_minutes: float | None):
         self._start, self._max = time.monotonic(), max_minutes

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.sub_experts import at_k
 from moe_edge.training.data import CHUNK, Corpus, held_out_rows
 from moe_edge.training.start import Params
 from moe_edge.training.step import make_eval_step
@@ -42,11 +43,6 @@ def evaluate_held_out(
     return HeldOut(loss, counts)
 
 
-def with_top_k(config: ModelConfig, top_k: int) -> ModelConfig:
-    """The same architecture running `top_k` experts a token."""
-    return dataclasses.replace(config, moe=dataclasses.replace(config.moe, top_k=top_k))
-
-
 def round_to_bfloat16(params: Params) -> Params:
     """The weights as they are shipped, widened to float32 again."""
     return {
@@ -60,7 +56,7 @@ def assess(
 ) -> tuple[HeldOut, HeldOut]:
     """Held-out results of the shipped weights: (all chosen experts, half of them)."""
     params = round_to_bfloat16(params)
-    half = with_top_k(config, max(1, config.moe.top_k // 2))
+    half = at_k(config, max(1, config.moe.top_k // 2))
     full, halved = (
         evaluate_held_out(make_eval_step(c), params, corpus, rows=rows)
         for c in (config, half)

@@ -79,7 +79,7 @@ def export_hf(
       params: float32, see `training/start.py`.
       config: the architecture, of family qwen2_moe.
       out_dir: the new folder.
-      extra_files: name -> content of files to put beside the model (card, picture).
+      extra_files: name -> content of files to put next to the model (card, picture).
     Raises:
       OutputError: the folder cannot be written.
     """

@@ -23,7 +23,7 @@ from moe_edge.training.start import Params
 
 
 class TrainState(NamedTuple):
-    """What a checkpoint holds, beside the position in the data."""
+    """What a checkpoint holds, in addition to the position in the data."""
 
     params: Params
     optimizer: Any

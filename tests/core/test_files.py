@@ -154,3 +154,9 @@ def test_check_out_file_refuses_what_cannot_be_written_at_the_end(tmp_path):
         check_out_file(tmp_path / "no" / "t.csv.gz", tmp_path / "o")
     with pytest.raises(OutputError, match="is a folder; name a file in it"):
         check_out_file(tmp_path, tmp_path / "o")
+
+
+def test_check_out_dir_in_a_read_only_folder_names_the_flag(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do anything
+    with pytest.raises(OutputError, match=f"no access to {tmp_path}; name another --o"):
+        check_out_dir(tmp_path / "o", overwrite=False)

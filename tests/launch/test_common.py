@@ -267,3 +267,10 @@ def test_script_whose_reader_goes_away_is_quiet(tmp_path):
     process.stdout.close()
     assert (process.wait(timeout=100), process.stderr.read()) == (141, b"")
     process.stderr.close()
+
+
+def test_default_folder_that_cannot_be_made_names_the_flag(run_script, tmp_path):
+    (tmp_path / "results").write_text("a file")
+    done = run_script("replay", "--trace=t", "--slots_per_layer=2")
+    assert done.error.startswith("error: results folder results/local/replay/")
+    assert done.error.endswith("; name one with --out_dir")

@@ -360,7 +360,7 @@ def test_hits_and_misses_of_a_layer_in_waves_hold_the_law():
     visit = manager.pass_layer(0, np.array([[0, 2], [1, 2]], np.int32), None, 2)
     assert (visit.hits, visit.missed) == ([0, 2], [1])
     assert counts(manager)[:3] == (2, 6, 0)
-    assert manager.report()["decode_layers_in_waves"] == 2
+    assert manager.statistics.waves == {True: 2, False: 0}
 
 
 def test_prefetches_that_a_wave_layer_drains_count_once():

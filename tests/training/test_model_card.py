@@ -28,15 +28,20 @@ TINY = {
 }
 
 
+def make_card(folder, name, **options):
+    run_dir, out_dir = str(folder / "run"), str(folder / name)
+    return run_model_card(run_dir=run_dir, out_dir=out_dir, **options)
+
+
 def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
     monkeypatch.setattr(run, "EVAL_ROWS", 2)
     run.run_pretrain(str(tmp_path / "run"), **TINY)
     out = tmp_path / "out"
     options = {"eval_rows": 2, "config_text": lambda: "a.b = 1"}
-    dry = run_model_card(str(tmp_path / "run"), str(out), **options, dry_run=True)
+    dry = make_card(tmp_path, "out", **options, dry_run=True)
     assert dry["dry_run"] and not out.exists()
-    summary = run_model_card(str(tmp_path / "run"), str(out), **options)
+    summary = make_card(tmp_path, "out", **options)
     assert (out / "config.gin").read_text() == "a.b = 1"
     card = (out / "README.md").read_text()
     assert "| code | 72% | Python standard library" in card
@@ -45,17 +50,17 @@ def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     assert open_checkpoint(out).config.moe.num_experts == 4
     with pytest.raises(OutputError, match="is not empty"):
-        run_model_card(str(tmp_path / "run"), str(out))
+        make_card(tmp_path, "out")
     for name in ("settings.json", "checkpoints"):
         (tmp_path / "run" / name).rename(tmp_path / name)
         with pytest.raises(ConfigError, match=rf"{name} is missing|no training check"):
-            run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
+            make_card(tmp_path, "x", dry_run=True)
         (tmp_path / name).rename(tmp_path / "run" / name)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
     del settings["evenness"]
     (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"lacks \['evenness'\], which the card"):
-        run_model_card(str(tmp_path / "run"), str(tmp_path / "x"), dry_run=True)
+        make_card(tmp_path, "x", dry_run=True)
 
 
 def test_read_metrics_orders_rows_and_adds_the_mean_held_out_loss(tmp_path):

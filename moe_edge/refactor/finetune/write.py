@@ -50,7 +50,7 @@ def write_fine_tuned(
       reader: the model that was trained, of either format.
       stored: see `stored_router`.
       out_dir: the new folder.
-      fine_tuned: for the manifest: into `refactor`, or beside it where the model is
+      fine_tuned: for the manifest: into `refactor`, or next to it where the model is
         not refactored.
     Raises:
       OutputError: the folder cannot be written.
@@ -76,7 +76,7 @@ def write_fine_tuned(
 
 @contextlib.contextmanager
 def _ours(reader, folder: Path) -> Iterator[CheckpointReader]:
-    """The same checkpoint in our format, converted beside `folder` if need be."""
+    """The same checkpoint in our format, converted inside `folder` if need be."""
     if isinstance(reader, CheckpointReader):
         yield reader
         return

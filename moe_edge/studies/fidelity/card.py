@@ -21,7 +21,6 @@ from moe_edge.evaluate.fidelity import (
     cut_rows,
     option_grid,
 )
-from moe_edge.evaluate.specialisation import with_top_k
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.evaluate.weight_rules import RuleTally, rule_of
@@ -139,7 +138,7 @@ def run(settings: FidelitySettings) -> Findings:
         forced_tokens=settings.forced_tokens,
     )
     resident, top_k = loaded.engine, loaded.engine.config.moe.top_k
-    half = with_top_k(resident, max(1, top_k // 2))
+    half = resident.at_k(max(1, top_k // 2))
     references, cards, tally = {}, [], RuleTally()
     for batch in settings.batch_sizes:
         references[batch] = score_batches(resident, forced, batch)

@@ -172,7 +172,7 @@ def findings(settings: Table2, rows_of: Mapping[str, Rows], case, shapes) -> Fin
             f"requests; seconds and ratios then grow with the number of requests): "
             f"{overloaded(rows_of)}.",
             "The statistics of the first placement are those of the generator itself, "
-            "so migration has little to mend here; see prism_fig6 and prism_fig7.",
+            "so migration has little to improve here; see prism_fig6 and prism_fig7.",
         ],
         ours={label: cells(rows_of[label]) for label in papers},
         plot=lambda path: plot_table2(path, rows_of),
@@ -211,7 +211,7 @@ def targets(rows_of: Mapping[str, Rows]) -> dict[str, bool]:
 
 
 def plot_table2(path, rows_of: Mapping[str, Rows]) -> None:
-    """Latency over EPLB's, ours beside the paper's."""
+    """Latency over EPLB's, ours next to the paper's."""
     papers = {f"{w}, {m}": table for (w, m), table in TABLE_2.items()}
     panels = []
     for label, rows in rows_of.items():

@@ -12,11 +12,8 @@ import numpy as np
 from moe_edge.engine.batches import generate_rows
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.prompts import TextStream, encode_prompts
-from moe_edge.evaluate.specialisation import (
-    DomainScore,
-    DomainScorer,
-    usage_distances,
-)
+from moe_edge.evaluate.specialisation import DomainScore, DomainScorer
+from moe_edge.evaluate.usage import usage_distances
 from moe_edge.metrics.plots import expert_usage
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling

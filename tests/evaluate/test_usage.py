@@ -1,3 +1,5 @@
+"""Entropy of expert usage, on counts small enough to check by hand."""
+
 import types
 
 import jax
@@ -7,8 +9,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.evaluate.perplexity import measure_perplexity
-from moe_edge.evaluate.specialisation import usage_distances, with_top_k
-from moe_edge.evaluate.usage import UsageCounter
+from moe_edge.evaluate.usage import UsageCounter, usage_distances, usage_entropy
 from tests.support.tiny_models import GQA, random_prompts, random_weights
 
 
@@ -47,8 +48,11 @@ def test_usage_counter_counts_every_token_of_windows_once():
     np.testing.assert_array_equal(counter.counts_LE.sum(-1), [70 * 3] * 2)
 
 
-def test_with_top_k_shares_weights():
-    engine = ResidentEngine(random_weights(GQA))
-    half = with_top_k(engine, 1)
-    assert half.config.moe.top_k == 1
-    assert half.weights.experts is engine.weights.experts
+def test_usage_entropy_of_even_and_single_use_is_log2_and_zero():
+    counts_NLE = np.array([[[5, 5, 5, 5], [7, 0, 0, 0]]])
+    np.testing.assert_allclose(usage_entropy(counts_NLE), [[2.0, 0.0]])
+
+
+def test_usage_entropy_rejects_layer_without_choices():
+    with pytest.raises(ConfigError, match=r"expert counts at \[0, 1\] sum to 0"):
+        usage_entropy(np.array([[[1, 1], [0, 0]]]))
