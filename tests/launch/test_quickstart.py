@@ -1,7 +1,10 @@
+import pytest
+
 from moe_edge.metrics.schema import validate_entry
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 
+@pytest.mark.slow
 def test_quickstart_writes_an_entry(run_script, tmp_path):
     tiny = write_tiny_checkpoint(tmp_path / "tiny", max_position_embeddings=640)
     flags = ["--checkpoint", tiny, "--characters", 150, "--max_new_tokens", 4]

@@ -18,12 +18,6 @@ def _rule(row: Mapping[str, Any]) -> str:
     return rule + (" renormalised" if row["renormalise"] else "")
 
 
-def _finish(figure, path: Path, title: str) -> None:
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path)
-    plt.close(figure)
-
-
 def _control(axis, value: float, label: str) -> None:
     axis.axhline(value, color="grey", linewidth=1, linestyle=(0, (1, 2)))
     axis.annotate(
@@ -37,7 +31,7 @@ def fidelity_curves(path: Path, cards: Rows, *, title: str) -> None:
 
     Args:
       path: PNG file to write.
-      cards: of `run_fidelity`.
+      cards: of `card.py`.
       title: of the picture.
     """
     lossy = [card for card in cards if not card["control"]]
@@ -93,4 +87,6 @@ def fidelity_curves(path: Path, cards: Rows, *, title: str) -> None:
                     axis.set_title(f"{budget} of the experts' bytes", loc="left")
             axes_RC[row, 0].set_ylabel(label)
             axes_RC[row, 0].legend(frameon=False, fontsize=6)
-        _finish(figure, path, title)
+        figure.suptitle(title, fontsize=11)
+        figure.savefig(path)
+        plt.close(figure)

@@ -120,8 +120,9 @@ def active_neurons(config: ModelConfig) -> int:
     """Neurons of routed experts that a token computes.
 
     All gate neurons of the chosen parents count in full, though they need no down
-    column: they are computed beside the blocks, also where their block is chosen. (In
-    prefill one product with all experts' gate neurons is faster than gathering.)
+    column: they are computed in addition to the blocks, also where their block is
+    chosen. (In prefill one product with all experts' gate neurons is faster than
+    gathering.)
     """
     moe = config.moe
     return moe.top_k * moe.expert_dim + moe.gate_neurons * moe.sub_experts * (

@@ -6,9 +6,8 @@ import pytest
 from moe_edge.studies.moe_prism.operating_points import StepTimes, operating_points
 
 
-@pytest.mark.parametrize(
-    ("curve", "points"),
-    [
+def test_operating_points_are_those_that_buy_something():
+    for curve, points in (
         ({1: (1.0, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [1, 2, 3]),
         ({1: (1.0, 9.0), 2: (2.0, 9.5), 3: (3.0, 7.0)}, [1, 3]),  # 2 is worse than 1
         ({1: (2.5, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # 1 is slower than 2
@@ -16,19 +15,16 @@ from moe_edge.studies.moe_prism.operating_points import StepTimes, operating_poi
         ({1: (1.0, 9.0), 2: (2.0, 8.999), 3: (3.0, 7.0)}, [1, 3]),  # 2 is as good
         ({1: (1.0, 7.0), 2: (2.0, 7.0)}, [1]),
         ({}, []),
-    ],
-)
-def test_operating_points_are_those_that_buy_something(curve, points):
-    assert operating_points(curve) == points
+    ):
+        assert operating_points(curve) == points, curve
 
 
-@pytest.mark.parametrize("distinct", [0.0119, 0.0121, 0.024, 0.03, 0.1])
-def test_operating_points_of_a_fine_grid_keep_their_distance(distinct):
+def test_operating_points_of_a_fine_grid_keep_their_distance():
     curve = {k: (1.012**k, 60.0 * 0.99**k) for k in range(32)}
-    points = operating_points(curve, distinct)
-    # Every so many steps that the distance is exceeded: no chain swallows the grid.
-    stride = int(np.log1p(distinct) / np.log(1.012)) + 1
-    assert points == list(range(0, 32, stride))
+    for distinct in (0.0119, 0.0121, 0.024, 0.03, 0.1):
+        # Every so many steps that the distance is exceeded: no chain swallows the grid.
+        stride = int(np.log1p(distinct) / np.log(1.012)) + 1
+        assert operating_points(curve, distinct) == list(range(0, 32, stride))
 
 
 def times(error=0.01, rounds=400):

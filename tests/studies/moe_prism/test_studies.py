@@ -70,9 +70,8 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         assert not any(findings(*pair, **given).checks.values())
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "message"),
-    [
+def test_bad_settings_are_refused():
+    for kind, given, message in (
         (Table2Settings, {"k_values": ()}, r"k_values is \(\)"),
         (Table2Settings, {"curve_tokens": 0}, "curve_tokens"),
         (Fig8Settings, {"rounds": 0}, "rounds"),
@@ -81,11 +80,9 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         (Fig10Settings, {"rounds": 1}, "rounds is 1, expected 2 or more"),
         (Fig10Settings, {"new_tokens": 2}, "new_tokens is 2, expected 3 or more"),
         (ModelSettings, {"make": ("moe",)}, "unknown gate 'moe'; known: "),
-    ],
-)
-def test_bad_settings_are_refused(kind, given, message):
-    with pytest.raises(ConfigError, match=message):
-        kind(**given)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            kind(**given)
 
 
 def test_models_that_cannot_be_compared_are_refused(tmp_path):
