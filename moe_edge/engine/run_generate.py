@@ -82,7 +82,7 @@ def run_generate(
         all resident.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
-      trace_scores: also keep all experts' scores, in `scores.npz` beside it.
+      trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
       timeline: file for them as a Chrome trace (JSON), for ui.perfetto.dev.
     Returns:

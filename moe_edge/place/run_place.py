@@ -52,7 +52,7 @@ def run_place(
       d_model: with `statistics`, of the block that predictions and messages are about;
         None: of a model that is known here, else OLMoE's (in `assumed`).
       expert_dim: likewise, neurons of an expert.
-      cluster: preset of machines, instead of `slots`.
+      cluster: preset of machines or path of a machine.json, instead of `slots`.
       cluster_options: of the preset.
       methods: placers separated by commas, or `all` that fit the machines.
       prompt_tokens: of a mean request, for the predicted latency.

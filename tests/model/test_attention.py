@@ -148,7 +148,7 @@ def test_cache_of_unequal_starts_matches_no_cache(kind, config, batch):
 
 
 def large_results(step, x, start, cache, least: int) -> list[str]:
-    """Instructions of the compiled step that write `least` numbers or more anew."""
+    """Instructions of the compiled step that write `least` numbers or more."""
     program = jit_step(step, donate_argnums=2).lower(x, start, cache).compile()
     entry = program.as_text().split("ENTRY ")[1]
     found = re.findall(r"%(\S+) = f32\[([\d,]+)\]\S* ([\w-]+)\(", entry)

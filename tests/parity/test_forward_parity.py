@@ -1,4 +1,4 @@
-"""Our logits beside transformers' on the same random checkpoints, in float32."""
+"""Our logits against transformers' on the same random checkpoints, in float32."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What a refactoring refuses before it works, and how it runs beside another."""
+"""What a refactoring refuses before it works, and how two run at once."""
 
 import shutil
 from unittest import mock

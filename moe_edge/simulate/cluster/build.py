@@ -72,8 +72,9 @@ def build_case(
     """A case from names.
 
     Args:
-      model, cluster, cluster_options: presets; Prism's share of memory for the model
-        unless the options say another one.
+      model, cluster, cluster_options: presets, or as cluster the path of a
+        machine.json (`launch/profile_machine.py`); Prism's share of memory for the
+        model unless the options say another one.
       workload: "bigbench", "multidata", or domains, one a server.
       then_workload: after `requests_per_server` requests come as many of this one
         (Poisson arrivals only).

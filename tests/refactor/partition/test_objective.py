@@ -1,4 +1,4 @@
-"""The objective beside a token-by-token reference, ranks, and the order of blocks."""
+"""The objective against a token-by-token reference, ranks, and the order of blocks."""
 
 import numpy as np
 import pytest
