@@ -20,6 +20,7 @@ from moe_edge.core.checks import checked
 ROOTS = {
     "convert_checkpoint": "convert.convert.convert_checkpoint",
     "evaluate": "evaluate.run.run_evaluate",
+    "fit_routing": "workload.routing_fit.fit_routing",
     "generate": "engine.run_generate.run_generate",
     "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
     "model_card": "training.model_card.run_model_card",

@@ -13,11 +13,14 @@ counts of first choices, and the middle layer, predicted from the outer two by r
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
+from moe_edge.core.files import write_text
 from moe_edge.workload.routing_counts import (
     COUNTS,
     CROSS,
@@ -232,3 +235,17 @@ def _log_odds(share):
 
 def _variation(first, second) -> float:
     return 0.5 * float(np.abs(first / np.sum(first) - second / np.sum(second)).sum())
+
+
+def fit_routing(*, data_dir: str, out: str) -> dict[str, Any]:
+    """Fits all sources and writes the parameters of `RoutingModel.load`.
+
+    Args:
+      data_dir: the data folder.
+      out: JSON file to write.
+    Returns:
+      what was held out, by source.
+    """
+    fitted = fit_all(data_dir)
+    write_text(out, json.dumps(fitted, separators=(",", ":")) + "\n")
+    return {name: entry["held_out"] for name, entry in fitted["sources"].items()}

@@ -60,3 +60,10 @@ def test_roots_load_without_jax():
         timeout=100,
     )
     assert done.stdout == "light\n", done
+
+
+def test_script_without_a_required_value_names_its_flags(run_script):
+    error = "error: no value for --data_dir, --out: give it as a flag or in gin"
+    assert run_script("fit_routing").error == error
+    done = run_script("fit_routing", "--out", "x", "--out_dir", "y")
+    assert done.error == "error: --out_dir means nothing to fit_routing"
