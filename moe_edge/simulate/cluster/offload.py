@@ -114,13 +114,17 @@ class HostMemory:
         )
 
     @property
-    def hit_ratio(self) -> float:
-        """Share of block lookups that were there in time, prompts included."""
+    def hit_ratio(self) -> float | None:
+        """Share of block lookups that were there in time, prompts included.
+
+        None where nothing was looked up: every block asked for was placed.
+        """
         found = [m.counters[True] for managers in self.managers for m in managers]
         hits = sum(counters.hits for counters in found)
-        return hits / (hits + sum(counters.misses for counters in found))
+        total = hits + sum(counters.misses for counters in found)
+        return hits / total if total else None
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, float | None]:
         """What a report says of a run that loaded blocks."""
         return {"hit_ratio": self.hit_ratio, "redirected": self.loop.passed_on}
 

@@ -65,7 +65,7 @@ def measure(settings: Table1) -> Findings:
             metrics.append(median_row(method, f"mean latency, server {n + 1}", found))
         metrics.append(median_row(method, "mean latency", values(by_seed)))
         for key, unit in (("hit_ratio", "1"), ("redirected", "requests")):
-            if key in by_seed[0]:
+            if all(row.get(key) is not None for row in by_seed):
                 found = values(by_seed, key)
                 metrics.append(median_row(method, key.replace("_", " "), found, unit))
     changes = {

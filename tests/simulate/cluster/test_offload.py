@@ -119,3 +119,12 @@ def test_a_migrating_cluster_may_load_what_its_servers_lack():
     latency_s = both.finish_R - [row[1] for row in rows]
     assert (latency_s[-4:] == 2 * 2 * 0.75).all()
     assert both.finish_R[0] == alone.finish_R[0]
+
+
+def test_hit_ratio_of_a_run_that_looked_nothing_up_is_none():
+    half = OffloadPolicy("lru", "none", share=0.5)
+    here = placed([[0, 0], [0, 0]])
+    costs = tiny_costs((1,), 8)
+    loop, result = run(asked((0, 0.0, 1, 1, "a")), here, costs, POOLS, offload=half)
+    assert loop.memory.hit_ratio is None
+    assert result.row()["hit_ratio"] is None and result.row()["redirected"] == 0
