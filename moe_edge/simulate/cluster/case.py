@@ -55,8 +55,9 @@ class Case:
         count_N = np.bincount(servers, minlength=len(self.lengths_N2))
         return tuple((np.maximum(count_N, 1) / span_s).tolist())
 
-    def problem(self, seed: int = 0, offload: OffloadPolicy | None = None) -> Problem:
-        """What placers get: the memory that offloading leaves, and this traffic."""
+    def problem(self, seed: int = 0, cache_share: float = 0.0) -> Problem:
+        """What placers get: the memory that a cache leaves, and this traffic."""
+        offload = OffloadPolicy(share=cache_share) if cache_share else None
         slots = self.cost_model.cluster.slots(self.shape.block.num_bytes)
         prompt_N, output_N = (tuple(column.tolist()) for column in self.lengths_N2.T)
         return Problem(
@@ -101,7 +102,7 @@ class Case:
         else:
             if cache_share:
                 offload = OffloadPolicy(share=cache_share)
-            placer, problem = get_placer(method), self.problem(seed, offload)
+            placer, problem = get_placer(method), self.problem(seed, cache_share)
             placement = placer.solve(problem)
             if period_s and placer.follows_statistics:
                 moving = MigrationPolicy(

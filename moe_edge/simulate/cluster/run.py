@@ -121,7 +121,7 @@ def run_simulate(
     moving |= {"hysteresis": hysteresis, "cache_share": cache_share}
     left_out: dict[str, str] = {}
     if names is None:
-        problem = first.problem(seed)
+        problem = first.problem(seed, cache_share)
         reasons = {name: cls().unfit(problem) for name, cls in PLACERS.items()}
         left_out = {name: reason for name, reason in reasons.items() if reason}
         names = [name for name in PLACERS if name not in left_out]

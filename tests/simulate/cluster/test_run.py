@@ -148,3 +148,14 @@ def test_servers_may_load_what_they_lack_and_migrate(tmp_path):
     assert summary["methods"]["optimal"]["local_ratio"] == 1
     with pytest.raises(ConfigError, match=r"cache_share must lie in \[0, 1\), got 1"):
         run_simulate(out_dir=str(tmp_path / "o"), cache_share=1.0, dry_run=True, **FEW)
+
+
+def test_all_leaves_out_what_the_cache_leaves_no_room_for(tmp_path):
+    machines = {"cluster": "mixed", "cluster_options": {"gpus": [["h200"]] * 3}}
+
+    def methods(**kwargs):
+        out_dir = str(tmp_path / "out")
+        done = run_simulate(out_dir=out_dir, dry_run=True, **machines, **FEW, **kwargs)
+        return set(done["methods"])
+
+    assert methods() - methods(cache_share=0.9) == {"eplb"}
