@@ -3,7 +3,8 @@
 The layered engine's own `OffloadManager` runs over a queue in computed time, in the
 order of `offload/layer_visit.py`; a layer's experts are computed when all of them have
 arrived. One compute resource and one link, both serial. Decode
-steps only: prefill rows warm cache and predictor without taking time.
+steps only: prefill rows warm cache and predictor without taking time. Between two
+sequences the link comes to rest, as in the engine; no step is charged for that.
 """
 
 import numpy as np
@@ -62,26 +63,29 @@ def replay_time(
         horizon=horizon,
         prefetch_limit=prefetch_limit,
     )
-    step, starts = None, []
+    step, starts, ends = None, [], []
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
-            manager.new_sequence()
+            queue.poll()
+            manager.finish_sequence()
         if routed.phase != DECODE:
             pass_cache(manager.cache, routed)
             manager.predictor_run.observe(layer, routed.ids_TK, routed.scores_TE)
             continue
         if routed.step != step:
             starts.append(queue.now_s)
+            ends.append(queue.now_s)
             queue.now_s += costs.step_s
             step = routed.step
         queue.now_s += route_L[layer]
         manager.pass_layer(layer, routed.ids_TK, routed.scores_TE, step)
         queue.now_s += experts_L[layer]
+        ends[-1] = queue.now_s
     counters, moved = manager.counters[True], queue.stats()
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
-        step_s=np.diff([*starts, queue.now_s]),
+        step_s=np.subtract(ends, starts),
         hits=counters.hits,
         late=counters.late,
         misses=counters.misses - counters.late,

@@ -174,3 +174,19 @@ def test_time_rejects_bad_costs(change, message):
 def test_time_rejects_a_trace_without_decoding():
     with pytest.raises(ConfigError, match="no decode step"):
         run(trace=one_layer([0], []))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_time_of_several_prompts_whose_prefetches_are_still_on_their_way(seed):
+    rng = np.random.default_rng(seed)
+    rows = [
+        (int(step % 6 >= 2), step, layer, rng.choice(8, 2, False))
+        for step in range(18)
+        for layer in range(4)
+    ]
+    trace = make_trace(rows, num_experts=8)
+    cost = CostModel(1.0, 2.0, 3, EmulatedLink(0.5))
+    result = run("oracle", trace, slots=4, horizon=3, costs=cost)
+    assert len(result.step_s) == 12
+    compute_s = result.resident_s * len(result.step_s)
+    assert result.step_s.sum() == pytest.approx(compute_s + result.wait_s)
