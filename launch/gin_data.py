@@ -1,6 +1,5 @@
 """gin files are data here: what would run code is refused before gin reads it."""
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ class _Nothing(config_parser.ParserDelegate):
 def check_is_data(files: Iterable[str], bindings: Iterable[str]) -> None:
     """Raises ConfigError for an import in gin files, what they include, or bindings.
 
-    A file that cannot be opened is left for gin to report.
+    Also for a file that cannot be read: gin would look for it among Python packages.
     """
     open_files: list[Path] = []
     for binding in bindings:
@@ -35,11 +34,13 @@ def _check_file(name: str, open_files: list[Path]) -> None:
     path = Path(name).resolve()
     if path in open_files:
         raise ConfigError(f"gin file {name} includes itself; remove the include")
-    text = None
-    with contextlib.suppress(OSError):
+    try:
         text = path.read_text(encoding="utf-8")
-    if text is not None:
-        _check_text(text, name, [*open_files, path])
+    except OSError as error:
+        raise ConfigError(
+            f"gin file {name} cannot be read: {error.strerror}; check the path"
+        ) from error
+    _check_text(text, name, [*open_files, path])
 
 
 def _check_text(text: str, where: str, open_files: list[Path]) -> None:

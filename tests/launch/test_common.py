@@ -53,7 +53,7 @@ def test_script_loose_argument_is_one_line(run_script):
     [
         (["--gin_param", "import os"], "--gin_param:1: import 'os' would run code"),
         (["--gin_param", "generate.colour = 1"], "parameter named 'colour'"),
-        (["--gin_file", "none.gin"], "Unable to open file: none.gin"),
+        (["--gin_file", "none.gin"], "gin file none.gin cannot be read: No such file"),
         (["--prompts", "none.jsonl"], "No such file or directory: 'none.jsonl'"),
     ],
 )
@@ -183,6 +183,18 @@ def test_gin_import_is_refused_also_in_an_included_file(run_script, tmp_path):
         done = run_script("generate", "--gin_file", file, "--dry_run")
         assert done.error.startswith(
             "error: code.gin:2: import 'nowhere.at.all' would run code"
+        )
+
+
+def test_gin_file_that_is_missing_below_a_folder_is_named(run_script, tmp_path):
+    # gin takes the folder for a Python package.
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "run.gin").write_text("include 'configs/none.gin'\n")
+    for file in ("configs/none.gin", "run.gin"):
+        done = run_script("generate", "--gin_file", file, "--dry_run")
+        assert done.error == (
+            "error: gin file configs/none.gin cannot be read: No such file or "
+            "directory; check the path"
         )
 
 
