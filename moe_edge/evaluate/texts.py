@@ -27,6 +27,23 @@ def find_path(path: str, data_dir: str | None) -> str:
     return path
 
 
+def find_file(path: str, data_dir: str | None) -> str:
+    """`find_path` of a file that must be there.
+
+    Raises:
+      FileNotFoundError: it is in neither place.
+    """
+    found = find_path(path, data_dir)
+    if os.path.exists(found):
+        return found
+    if os.path.isabs(path):
+        raise FileNotFoundError(f"{path} does not exist; check the path")
+    where = f"nor in {data_dir}" if data_dir else "and no --data_dir was given"
+    raise FileNotFoundError(
+        f"{path} is not here {where}; name the folder of the data: --data_dir"
+    )
+
+
 def sha256_of(path: str | Path) -> str:
     """Hex digest of a file's bytes."""
     with open(path, "rb") as file:

@@ -10,7 +10,7 @@ from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.settings import StudySettings
 
@@ -86,7 +86,7 @@ def prompt_files(settings: Sources) -> list[Path]:
     """
     if settings.data_dir is None:
         return [BOOKS]
-    paths = [Path(find_path(name, settings.data_dir)) for name in settings.sources]
+    paths = [Path(find_file(name, settings.data_dir)) for name in settings.sources]
     for path in paths:
         with path.open("rb"):
             pass

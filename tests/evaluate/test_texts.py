@@ -4,7 +4,13 @@ import datasets
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
+from moe_edge.evaluate.texts import (
+    find_file,
+    find_path,
+    read_dataset,
+    read_text,
+    sha256_of,
+)
 
 ROWS = {"text": ["one two", "three"], "n": [1, 2]}
 
@@ -91,6 +97,18 @@ def test_find_path_looks_below_data_dir_when_there_is_none_here(tmp_path):
     assert find_path("a.txt", str(tmp_path)) == str(tmp_path / "a.txt")
     assert find_path("b.txt", str(tmp_path)) == "b.txt"
     assert find_path("a.txt", None) == "a.txt"
+
+
+def test_find_file_that_is_missing_names_data_dir(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    assert find_file("a.txt", str(tmp_path)) == str(tmp_path / "a.txt")
+    message = "b.txt is not here and no --data_dir was given; name the folder"
+    with pytest.raises(FileNotFoundError, match=message):
+        find_file("b.txt", None)
+    with pytest.raises(FileNotFoundError, match=f"not here nor in {tmp_path}; name"):
+        find_file("b.txt", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="/no/b.txt does not exist; check the"):
+        find_file("/no/b.txt", None)
 
 
 def test_sha256_of_golden(tmp_path):

@@ -22,7 +22,7 @@ from moe_edge.evaluate.fidelity import (
     option_grid,
 )
 from moe_edge.evaluate.stepwise import score_batches
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.evaluate.weight_rules import RuleTally, rule_of
 from moe_edge.metrics.results import metric
 from moe_edge.route.policy import get_route
@@ -118,7 +118,7 @@ class FidelitySettings(StudySettings):
 
 def find_text(text: str | None, data_dir: str | None) -> Path:
     """The text to measure on: by default the packaged held-out book."""
-    return BOOKS if text is None else Path(find_path(text, data_dir))
+    return BOOKS if text is None else Path(find_file(text, data_dir))
 
 
 def check(settings: FidelitySettings) -> None:

@@ -21,7 +21,7 @@ from moe_edge.core.checks import (
     check_known,
 )
 from moe_edge.core.files import write_text
-from moe_edge.evaluate.texts import find_path, read_text
+from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.finetune.train import FineTuning
@@ -104,7 +104,7 @@ def check_inputs(settings: ModelSettings) -> None:
     if not settings.make:
         check_models(settings)
     for file in getattr(settings, "texts", ()):
-        read_text(find_path(file, settings.data_dir))
+        read_text(find_file(file, settings.data_dir))
 
 
 def make_models(settings: Settings) -> Settings:

@@ -10,7 +10,7 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.plain_text import read_plain_text
-from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
@@ -96,7 +96,7 @@ def read_tokens(settings: QualitySettings, tokenizer) -> tuple[list, list[dict]]
     """Token ids of every text, cut to `max_tokens`, and {path, sha256}."""
     texts, sources = [], []
     for name in settings.texts:
-        path = find_path(name, settings.data_dir)
+        path = find_file(name, settings.data_dir)
         text = read_plain_text(path)
         # A token has one character at least; most have three.
         ids = tokenizer.encode(text[: 16 * settings.max_tokens])

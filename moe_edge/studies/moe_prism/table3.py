@@ -10,7 +10,7 @@ from moe_edge.evaluate.multiple_choice import (
     short_questions,
     wilson_interval,
 )
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, bar_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models
@@ -55,7 +55,7 @@ def check(settings: Table3Settings) -> None:
     """Refuses models and sets that cannot be used."""
     models.check_inputs(settings)
     for name in settings.sets:
-        read_text(find_path(name, settings.data_dir))
+        read_text(find_file(name, settings.data_dir))
 
 
 def run(settings: Table3Settings) -> Findings:
@@ -72,7 +72,7 @@ def run(settings: Table3Settings) -> Findings:
             "sub-experts of an expert"
         )
     tokenizer = compared.parent.tokenizer
-    files = {name: find_path(name, settings.data_dir) for name in settings.sets}
+    files = {name: find_file(name, settings.data_dir) for name in settings.sets}
     tasks = {
         Path(file).stem: short_questions(
             tokenizer, file, settings.limit, settings.question_tokens

@@ -26,7 +26,7 @@ from moe_edge.evaluate.multiple_choice import (
     wilson_interval,
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
-from moe_edge.evaluate.texts import find_path, read_text, sha256_of
+from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, line_panels
 from moe_edge.metrics.results import metric
 from moe_edge.route.substitute import Substitute
@@ -109,7 +109,7 @@ class AccuracySettings(StudySettings):
 
     def paths(self) -> list[str]:
         """Of the sets."""
-        return [find_path(path, self.data_dir) for path in self.sets]
+        return [find_file(path, self.data_dir) for path in self.sets]
 
 
 def check(settings: AccuracySettings) -> None:
