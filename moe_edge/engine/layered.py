@@ -124,6 +124,8 @@ class LayeredEngine(Engine):
     def reset_records(self) -> None:
         self.manager.reset_counters()
         self.manager.recorder.clear()
+        for backend in self.backends:
+            backend.reset()
         self._reader.clear()
 
     def restart(self) -> None:
