@@ -139,8 +139,9 @@ class LayeredEngine(Engine):
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
+            statistics = self.manager.statistics
             names = ("choices", "rerouted")
-            mode |= {name: getattr(self._reader, name) for name in names}
+            mode |= {name: getattr(statistics, name) for name in names}
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:
