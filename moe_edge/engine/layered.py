@@ -72,6 +72,7 @@ class LayeredEngine(Engine):
         config = weights.config
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
+        programs.check_records(self._slots.array.dtype)
         groups = [(layer,) for layer in range(config.num_layers)]
         super().__init__(weights, groups, programs)
         self.manager, self.trace = manager, trace
