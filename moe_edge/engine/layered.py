@@ -156,6 +156,12 @@ class LayeredEngine(Engine):
         ]
 
     def new_session(self, batch: int, capacity: int) -> Session:
+        """As `Engine.new_session`; records of all sequences before it end.
+
+        Sessions may take turns, and logits are right, but policies and predictors
+        with a record per sequence serve one session at a time: what they had seen of
+        an older one is gone. An eviction policy keeps one record for all rows.
+        """
         session = super().new_session(batch, capacity)
         self.manager.finish_sequence()
         return session
