@@ -27,6 +27,12 @@ class Context:
             self._made[name] = self._makers[name]()
         return self._made[name]
 
+    def also(self, **makers: Callable[[], Any]) -> "Context":
+        """With more things; what has been made is not made again."""
+        context = Context(**self._makers, **makers)
+        context._made |= self._made
+        return context
+
     def fill(self, kind, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a policy, with what it takes from here unless it is given."""
         return {

@@ -1,4 +1,4 @@
-"""Words shared by every folder: axis letters and the key of an expert block.
+"""Words shared by every folder: axis letters.
 
 Axis letters (suffix of array names, in docstrings and einsum strings):
   B requests, S positions in the call, T = B * S tokens, M cached positions,
@@ -6,13 +6,3 @@ Axis letters (suffix of array names, in docstrings and einsum strings):
   P width per head, E experts, U sub-experts per expert, F neurons of an expert,
   K chosen experts, R elements of one expert record, N servers.
 """
-
-from typing import NamedTuple
-
-
-class ExpertKey(NamedTuple):
-    """Names one expert block: the unit of storage, transfer, slots and placement."""
-
-    layer: int
-    expert: int
-    sub: int = 0

@@ -34,7 +34,7 @@ class Backend(Protocol):
     """Computes experts elsewhere than in the device's slots.
 
     Attributes:
-      computed: experts that it has computed.
+      computed: experts that it has computed since `reset`.
     """
 
     computed: int
@@ -54,6 +54,9 @@ class Backend(Protocol):
 
     def note(self, transfers) -> None:
         """Is told of the layer's transfers, which have ended: what loading costs."""
+
+    def reset(self) -> None:
+        """Counts from here on, as after a warm-up; what it measured stays."""
 
 
 class HostBackend:
@@ -131,6 +134,9 @@ class HostBackend:
         for transfer in transfers:
             if transfer.done and transfer.seconds:
                 self.load.add(transfer.seconds)
+
+    def reset(self) -> None:
+        self.computed = 0
 
 
 def _timed(call) -> float:

@@ -100,14 +100,17 @@ class FusedEngine(Engine):
             donate_argnames=("state", "kv"),
         )
         self._count = jit_step(lambda step: step + 1)
-        self.clear()
+        dtype = self._hosts[config.moe_layers[0]].dtype
+        self._record_bytes = layout.size * dtype.itemsize
+        self._begin(self._cache_of.init(layout.size, dtype))
 
     def clear(self) -> None:
-        """Empties the cache and its counters."""
-        dtype = self._hosts[self.config.moe_layers[0]].dtype
-        self._state = self._commit(self._cache_of.init(self._layout.size, dtype))
-        record_bytes = self._layout.size * dtype.itemsize
-        self._counting = Counting(self._state.counts_L3, record_bytes)
+        """Empties the cache and its counters; the slots' memory stays the same."""
+        self._begin(self._cache_of.empty(self._state.slots_SR))
+
+    def _begin(self, empty: Cache) -> None:
+        self._state = self._commit(empty)
+        self._counting = Counting(self._state.counts_L3, self._record_bytes)
 
     def counts(self) -> Counts:
         """What the cache did since it was last cleared; waits for the device."""

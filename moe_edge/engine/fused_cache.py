@@ -81,10 +81,14 @@ class DeviceCache:
 
     def init(self, record_R: int, dtype) -> Cache:
         """An empty cache for records of `record_R` elements."""
+        return self.empty(jnp.zeros((self.spec.num_slots, record_R), dtype))
+
+    def empty(self, slots_SR: jax.Array) -> Cache:
+        """An empty cache over these slots; what they hold is never read."""
         spec = self.spec
         blocks = spec.num_layers * spec.num_experts
         return Cache(
-            jnp.zeros((spec.num_slots, record_R), dtype),
+            slots_SR,
             jnp.full(blocks + 1, -1, jnp.int32),
             self.policy.init(spec, xp=jnp),
             jnp.int32(0),

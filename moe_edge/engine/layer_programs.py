@@ -10,7 +10,9 @@ same kernels, so that every bit equals the resident engine's.
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.programs import Programs, TopPrograms, jit_step
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model.config import ModelConfig
@@ -55,7 +57,17 @@ class LayerPrograms(Programs):
         self.finish = jit_step(self._finish)
         self.peek = jit_step(self._peek, static_argnames="top_a")
 
+    def check_records(self, dtype) -> None:
+        """Raises ConfigError unless they are for expert records of this dtype."""
+        if np.dtype(self._dtype) != np.dtype(dtype):
+            raise ConfigError(
+                f"these programs were made for {np.dtype(self._dtype).name} records, "
+                f"the slots hold {np.dtype(dtype).name}; share those of an engine over "
+                "the same store"
+            )
+
     def at(self, config: ModelConfig) -> "LayerPrograms":
+        """The same programs for another k."""
         return LayerPrograms(config, self._dtype, self.top)
 
     def all(self) -> list:

@@ -72,6 +72,7 @@ class LayeredEngine(Engine):
         config = weights.config
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
+        programs.check_records(self._slots.array.dtype)
         groups = [(layer,) for layer in range(config.num_layers)]
         super().__init__(weights, groups, programs)
         self.manager, self.trace = manager, trace
@@ -124,6 +125,8 @@ class LayeredEngine(Engine):
     def reset_records(self) -> None:
         self.manager.reset_counters()
         self.manager.recorder.clear()
+        for backend in self.backends:
+            backend.reset()
         self._reader.clear()
 
     def restart(self) -> None:
@@ -137,8 +140,9 @@ class LayeredEngine(Engine):
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
+            statistics = self.manager.statistics
             names = ("choices", "rerouted")
-            mode |= {name: getattr(self._reader, name) for name in names}
+            mode |= {name: getattr(statistics, name) for name in names}
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:
@@ -152,6 +156,12 @@ class LayeredEngine(Engine):
         ]
 
     def new_session(self, batch: int, capacity: int) -> Session:
+        """As `Engine.new_session`; records of all sequences before it end.
+
+        Sessions may take turns, and logits are right, but policies and predictors
+        with a record per sequence serve one session at a time: what they had seen of
+        an older one is gone. An eviction policy keeps one record for all rows.
+        """
         session = super().new_session(batch, capacity)
         self.manager.finish_sequence()
         return session

@@ -36,19 +36,13 @@ from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
 
 
-def context_of(
-    options: OffloadOptions, config: ModelConfig, weights: Weights | None = None
-) -> Context:
-    """What this run can give to policies that ask.
+def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
+    """What this run can give to policies that ask, before weights are read.
 
-    Args:
-      weights: of the model; None: only what is judged without them.
     Raises:
       ConfigError: `profile_trace` is of another model.
     """
     makers = {"model": lambda: config, "top_k": lambda: config.moe.top_k}
-    if weights is not None:
-        makers["dense_layers"] = lambda: weights.layers
     if options.profile_trace is not None:
         counts_LE = _count_trace(options.profile_trace, config)
         makers["profile"] = lambda: counts_LE
@@ -112,9 +106,11 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     return predictor
 
 
-def check_offload(reader, options: OffloadOptions) -> None:
+def check_offload(reader, options: OffloadOptions) -> Context:
     """What `make_offloaded` would refuse, judged without reading weights.
 
+    Returns:
+      what the run can give to policies: a profile trace is read here.
     Raises: as `make_offloaded`, but for what an absolute budget has to hold besides
     the slots.
     """
@@ -135,7 +131,9 @@ def check_offload(reader, options: OffloadOptions) -> None:
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
         )
     block_bytes = reader.layout.size * device_dtype(reader.dtype).itemsize
-    plan_cache(options, config, context_of(options, config), block_bytes)
+    context = context_of(options, config)
+    plan_cache(options, config, context, block_bytes)
+    return context
 
 
 def device_memory_bytes() -> int | None:
@@ -162,9 +160,10 @@ def make_offloaded(
       CapacityError: a budget of fewer than two slots, or above the machine.
       ConfigError: options that do not fit the model.
     """
-    check_offload(reader, options)
+    context = check_offload(reader, options)
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
-    return assemble(options, weights, HostStore(reader, options.memory), **assembly)
+    store = HostStore(reader, options.memory)
+    return assemble(options, weights, store, context=context, **assembly)
 
 
 def assemble(
@@ -172,6 +171,7 @@ def assemble(
     weights: Weights,
     store: HostStore,
     *,
+    context: Context | None = None,
     batch: int = 1,
     capacity: int = 1024,
     recorder: Recorder | None = None,
@@ -182,12 +182,13 @@ def assemble(
     """An offloaded engine over weights and a store, which engines may share.
 
     The one place where cache, queue, policies and backends become an engine. A queue's
-    thread starts here, after all that may be refused.
+    thread starts here, and ends if the engine is refused.
 
     Args:
       options: budget and policies.
       weights: all but the experts.
       store: the experts.
+      context: of `check_offload`; None: made here.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
         leaves room.
       recorder: of events.
@@ -197,7 +198,8 @@ def assemble(
     Raises: as `make_offloaded`.
     """
     config, kv_bytes = weights.config, cache_bytes(weights.config, batch, capacity)
-    context = context_of(options, config, weights)
+    context = context or context_of(options, config)
+    context = context.also(dense_layers=lambda: weights.layers)
     staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
     spec = plan_cache(
         options,
@@ -229,25 +231,31 @@ def assemble(
         link, backends = options.link(), []
         if options.assist is not None:
             backends.append(HostBackend(config, store, link, options.assist))
-        manager = OffloadManager(
-            cache,
-            TransferQueue(
-                store, slots, link, recorder, asynchronous=options.asynchronous
-            ),
-            predictor=predictor,
-            horizon=options.horizon,
-            prefetch_limit=options.prefetch_limit,
-            recorder=recorder,
+        trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
+        queue = TransferQueue(
+            store, slots, link, recorder, asynchronous=options.asynchronous
         )
-        engine = LayeredEngine(
-            weights,
-            manager,
-            route=route,
-            backends=backends,
-            trace=TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None,
-            trace_scores=trace_scores,
-            programs=programs,
-        )
+        try:
+            manager = OffloadManager(
+                cache,
+                queue,
+                predictor=predictor,
+                horizon=options.horizon,
+                prefetch_limit=options.prefetch_limit,
+                recorder=recorder,
+            )
+            engine = LayeredEngine(
+                weights,
+                manager,
+                route=route,
+                backends=backends,
+                trace=trace,
+                trace_scores=trace_scores,
+                programs=programs,
+            )
+        except BaseException:
+            queue.close()
+            raise
     if parse_budget(options.device_memory).bytes is not None:
         engine.kv_limit_bytes = kv_bytes
     return engine

@@ -63,10 +63,6 @@ class Programs:
     def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
         self.config, self.top = config, top or TopPrograms(config)
 
-    def at(self, config: ModelConfig) -> "Programs":
-        """The same programs for another k."""
-        return type(self)(config, top=self.top)
-
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError unless they are of this model."""
         if self.config != config:

@@ -42,6 +42,7 @@ class ResidentPrograms(Programs):
         )
 
     def at(self, config: ModelConfig) -> "ResidentPrograms":
+        """The same programs for another k."""
         return ResidentPrograms(config, self._method, self.top)
 
     def all(self) -> list:

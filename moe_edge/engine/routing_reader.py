@@ -80,7 +80,6 @@ class RoutingReader:
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_weights = trace is not None or route.needs_resident
         self._keeps_weights |= needs_weights
-        self.choices = self.rerouted = 0  # while decoding, by the route policy
         self._dispatched_s = 0.0
         self._first_step = 0  # of the trace, in which the running tokens begin
 
@@ -107,8 +106,8 @@ class RoutingReader:
             ids_TK, weights_TK = self._route.route(
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
-            self.choices += ids_TK.size
-            self.rerouted += int(np.count_nonzero(ids_TK != own_TK))
+            changed = int(np.count_nonzero(ids_TK != own_TK))
+            manager.statistics.count_route(ids_TK.size, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
         return Reading(*where, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE)
@@ -158,8 +157,7 @@ class RoutingReader:
         self._first_step += length
 
     def clear(self) -> None:
-        """Forgets the trace and counters so far."""
-        self.choices = self.rerouted = 0
+        """Forgets the trace so far."""
         if self._trace is not None:
             self._trace.clear()
             self._first_step = 0

@@ -108,6 +108,14 @@ class LayerVisit:
             residency.pins.settle()
             statistics.waited(self, start_s, waited_s)
 
+    def _drain(self) -> None:
+        """Nothing is on its way any more; the layer has waited for that too."""
+        statistics = self._manager.statistics
+        start_s = statistics.now()
+        waited_s = self._manager.residency.drain()
+        if waited_s:
+            statistics.waited(self, start_s, waited_s)
+
     def release(self) -> None:
         """A wave is computed: its experts may leave their slots."""
         self._manager.cache.release()
@@ -130,7 +138,7 @@ class LayerVisit:
         if len(fetched) < len(absent):
             # Transfers under way have taken slots: when they have ended, all fits.
             self.wait(transfers + fetched)
-            residency.drain()
+            self._drain()
             fetched += self.demand(absent[len(fetched) :])
             if len(fetched) < len(absent):
                 raise RuntimeError(
@@ -150,7 +158,7 @@ class LayerVisit:
     def begin_waves(self) -> None:
         """More was chosen than fits: nothing else may be on its way."""
         self.in_waves, self._may_prefetch = True, False
-        self._manager.residency.drain()
+        self._drain()
 
     def runs(self, ids_TK: np.ndarray) -> Iterator[tuple[int, int]]:
         """Brings run after run of the (token, expert) pairs, in their order.

@@ -23,6 +23,10 @@ from moe_edge.predict.predictor_run import PredictorRun
 class OffloadManager:
     """Keeps a layer's experts where programs can read them.
 
+    One session runs at a time for policies with a record per sequence: a new one ends
+    the records of all before it. A predictor keeps its rows apart, an eviction policy
+    has one record for all of them.
+
     Args:
       cache: which block is in which slot.
       queue: moves bytes.
@@ -102,7 +106,7 @@ class OffloadManager:
         self.cache.new_sequence()
 
     def finish_sequence(self) -> None:
-        """A new session begins: `drain`, then `new_sequence`."""
+        """A new session begins, and all before it end: `drain`, `new_sequence`."""
         self.drain()
         self.new_sequence()
 

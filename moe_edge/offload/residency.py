@@ -113,9 +113,15 @@ class Residency:
         slot_TK[absent_TK] = self.spec.num_slots
         return slot_TK
 
-    def drain(self) -> None:
-        """Takes back all queued prefetches and waits for the transfer under way."""
+    def drain(self) -> float:
+        """Takes back all queued prefetches and waits for the transfer under way.
+
+        Returns:
+          the seconds it waited; 0 if nothing was under way.
+        """
         self._cancel()
         self.pins.forget_all()
-        self.queue.wait(list(self.pins.moving.values()))
+        moving = list(self.pins.moving.values())
+        waited_s = self.queue.wait(moving)
         self.pins.settle()
+        return waited_s if moving else 0.0

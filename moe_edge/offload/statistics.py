@@ -40,6 +40,7 @@ class Statistics:
       recorder: of events.
       counters: by whether it was decoding.
       waves: likewise, layers that exceeded their slots.
+      choices, rerouted: experts that a lossy route saw while decoding, and changed.
     """
 
     def __init__(self, recorder: Recorder | None):
@@ -50,6 +51,7 @@ class Statistics:
         """Counts from here on."""
         self.counters = {True: Counters(), False: Counters()}
         self.waves = {True: 0, False: 0}
+        self.choices = self.rerouted = 0
 
     def now(self) -> float:
         """The run's time, where events are recorded."""
@@ -71,6 +73,11 @@ class Statistics:
             ):
                 for expert in experts:
                     self.recorder.add(kind, visit.begun_s, expert=expert, **where)
+
+    def count_route(self, choices: int, rerouted: int) -> None:
+        """Enters what a route policy did with a layer's choices."""
+        self.choices += choices
+        self.rerouted += rerouted
 
     def waited(self, visit, start_s: float, waited_s: float) -> None:
         """Enters a wait for transfers."""

@@ -97,6 +97,21 @@ def test_points_of_a_layered_engine_share_slots():
         assert engine.movement()["hit_ratio"] == 1.0
 
 
+def test_points_of_a_layered_engine_count_rerouted_choices_together():
+    options = OffloadOptions(
+        device_memory="30%", route="substitute", route_options={"a": 0.5}
+    )
+    with make_offloaded(StoreReader(SPLITS["linear"]), options) as engine:
+        point = engine.at_k(4)
+        logits(engine, steps=2)
+        logits(point, steps=3)
+        report = point.report()
+        assert report["choices"] == 2 * (2 * 6 + 3 * 4)  # 2 MoE layers
+        assert engine.report() == report
+        engine.reset_records()
+        assert point.report()["choices"] == point.report()["rerouted"] == 0
+
+
 def test_point_out_of_range_and_engines_of_one_point_are_refused():
     engine = resident(SPLITS["proxy"])
     with pytest.raises(ConfigError, match="sub-experts in 1..6, got 7"):

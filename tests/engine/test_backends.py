@@ -5,7 +5,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import HostBackend
+from moe_edge.engine.batches import generate_rows
 from moe_edge.engine.offload_options import ASSIST_RULES
+from moe_edge.model.sampling import Sampling
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import HostStore
 from tests.support.layered import (
@@ -96,6 +98,18 @@ def test_what_the_host_computes_is_not_moved():
     misses = counters[True].misses + counters[False].misses
     assert stats.demand.count == misses - assisted.backends[0].computed
     assert stats.demand.bytes < plain.manager.queue.stats().demand.bytes
+
+
+def test_what_the_host_computed_in_the_warm_up_is_not_counted():
+    engine = layered("gqa", BF16, assist="two_pointer", with_trace=False, **SLOW)
+    (host,) = engine.backends
+    host.load, host.host = KnownCost(2e-3), KnownCost(1e-3)
+    generate_rows(engine, random_prompts(GQA, NINE), 12, Sampling())
+    report = engine.report()
+    misses = report["decode"]["misses"] + report["prefill"]["misses"]
+    fetched = report["transfers"]["demand"]["count"]
+    assert report["host_computed"] == misses - fetched > 0
+    engine.close()
 
 
 def test_nothing_is_compiled_while_an_assisted_sequence_grows():

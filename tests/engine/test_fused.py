@@ -11,6 +11,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.route.base import gate_scores
@@ -129,20 +130,36 @@ def test_logits_equal_resident_in_waves(name, dtype, lengths, slots, policy, poo
 
 def test_counters_in_waves_call_nothing_a_hit_that_travelled():
     config, seen = ALL["gqa"], []
-    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True)
+    # A form of which the host can cut the waves, on every backend.
+    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True, expert_method="pairs")
     greedy_logits(
         engine,
         random_prompts(config, THREE),
         after_prefill=engine.clear,
-        on_routing=lambda layer, routing: seen.append((layer, routing.ids_TK)),
+        on_routing=lambda layer, routing: seen.append((layer, routing)),
     )
-    # Two slots and at least three experts a layer: what is there is mostly thrown out
-    # by a wave before its own, and then it travelled.
-    chosen = [set(np.asarray(ids_TK).ravel().tolist()) - {12} for _, ids_TK in seen]
+    # The same on the host, wave by wave: a hit is an expert that none of them fetched.
+    spec, E = spec_of(config, 2, pool=True), config.moe.num_experts
+    cache = SlotCache(spec, get_policy("lru"))
+    hits_L, fetches_L, distinct_L = np.zeros((3, config.num_layers), int)
+    for place, (layer, routing) in enumerate(seen):
+        ids_TK, fetched = np.asarray(routing.ids_TK), []
+        scores_TE = np.asarray(gate_scores(routing.scores_TE, config.moe))
+        for first, end in cut_runs(ids_TK.ravel(), E, spec.num_slots):
+            wave_TK = np.full_like(ids_TK, E)
+            wave_TK.flat[first:end] = ids_TK.flat[first:end]
+            step = 1 + place // len(config.moe_layers)
+            for expert in cache.look_up(layer, wave_TK, scores_TE, step).misses:
+                cache.admit(layer, expert)
+                fetched.append(expert)
+        chosen = set(ids_TK.ravel().tolist()) - {E}
+        distinct_L[layer] += len(chosen)
+        hits_L[layer] += len(chosen - set(fetched))
+        fetches_L[layer] += len(fetched)
     counts = engine.counts()
-    distinct = sum(map(len, chosen))
-    assert counts.misses_L.sum() >= distinct - counts.hits_L.sum()
-    assert counts.hits_L.sum() < distinct // 4
+    np.testing.assert_array_equal(counts.hits_L, hits_L)
+    np.testing.assert_array_equal(counts.misses_L, fetches_L)
+    assert (hits_L + fetches_L >= distinct_L).all() and (hits_L[1:] > 0).all()
 
 
 def test_decode_compiles_once_and_writes_in_place():
@@ -164,6 +181,22 @@ def test_decode_compiles_once_and_writes_in_place():
     assert session.caches[1][0]["k"].unsafe_buffer_pointer() == keys
     engine.prefill(engine.new_session(1, 9 + STEPS), prompts)
     assert engine.num_compiled() == compiled
+
+
+def test_restart_keeps_the_slots_memory_and_forgets_what_they_hold():
+    engine = shared_engine(*BITS[:2], 4, "lru")
+    prompts = random_prompts(GQA, NINE)
+    counts = []
+    for _ in range(2):
+        slots = engine._state.slots_SR.unsafe_buffer_pointer()
+        engine.restart()
+        assert engine._state.slots_SR.unsafe_buffer_pointer() == slots
+        assert engine.movement() == {"hit_ratio": None, "bytes_moved": 0}
+        np.testing.assert_array_equal(
+            greedy_logits(engine, prompts), resident_logits(*BITS)
+        )
+        counts.append(engine.counts())
+    jax.tree.map(np.testing.assert_array_equal, *map(dataclasses.asdict, counts))
 
 
 def test_substitution_at_zero_is_off_and_above_zero_spares_transfers():

@@ -10,12 +10,14 @@ from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine import offloaded
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.model import kv_cache
 from moe_edge.offload.store import HostStore
+from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.conversion import convert
 from tests.support.layered import (
     NINE,
@@ -27,7 +29,7 @@ from tests.support.layered import (
     resident_logits,
 )
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
-from tests.support.tiny_models import BF16, GQA, random_prompts
+from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 BITS = ("gqa", BF16, NINE)
 
@@ -285,6 +287,45 @@ def test_closed_engine_lets_go_of_its_records():
     assert not thread.is_alive()
     assert STEPS  # the engine is still there to be asked for its counters
     assert engine.movement()["bytes_moved"] == 0
+
+
+@pytest.fixture
+def queues(monkeypatch):
+    """The queues that assemblies make."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(TransferQueue(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(offloaded, "TransferQueue", make)
+    return made
+
+
+@pytest.mark.parametrize(
+    "config, dtype, message",
+    [
+        (ALL["mla"], np.float32, "made for another model"),
+        (GQA, np.uint16, "made for uint16 records, the slots hold float32"),
+    ],
+)
+def test_refused_assembly_leaves_no_thread(queues, config, dtype, message):
+    programs = LayerPrograms(config, dtype)
+    with pytest.raises(ConfigError, match=message):
+        make_offloaded(StoreReader(GQA), OffloadOptions(), programs=programs)
+    (queue,) = queues
+    assert not queue._thread.is_alive()
+
+
+def test_profile_trace_is_read_once(monkeypatch):
+    counts_LE, read = np.ones((3, 12), np.int64), []
+    monkeypatch.setattr(
+        offloaded, "_count_trace", lambda *args: read.append(args) or counts_LE
+    )
+    options = OffloadOptions(eviction="static_oracle", profile_trace="of_the_model")
+    with make_offloaded(StoreReader(GQA), options) as engine:
+        assert engine.manager.cache.policy.name == "static_oracle"
+    assert len(read) == 1
 
 
 def test_planned_slots_are_those_given():

@@ -294,6 +294,17 @@ def test_drain_leaves_nothing_on_its_way():
     assert found(look_up(manager, 1, 2, 3)) == ([], [], [2, 3])
 
 
+def test_a_layer_in_waves_counts_the_seconds_of_its_drain():
+    manager = make()
+    look_up(manager, 0, 0, 1).demand([0, 1])
+    visit = look_up(manager, 1, 2, 3)
+    visit.begin_waves()
+    assert visit.waited_s == 2.0
+    visit.begin_waves()  # nothing is on its way: no wait
+    visit.finish()
+    assert counts(manager) == (0, 0, 0, 2.0)
+
+
 def test_new_sequence_keeps_blocks_and_forgets_the_rest():
     manager = make(script={0: [[2, 3]]})
     bring(manager, 0, 0, 1)
