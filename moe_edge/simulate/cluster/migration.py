@@ -273,6 +273,8 @@ class Migration:
         self._used_G[gpu] += 1
         self.peak_memory = max(self.peak_memory, self._memory())
         num_bytes = self.cost_model.block.num_bytes
+        if self.loop.memory is not None:
+            self.loop.memory.catch_up(gpu, time_s)
         there_s = self.loop.links.load(gpu, time_s, num_bytes, MIGRATE)
         self.heap.push(there_s, LANDED, gpu)
 

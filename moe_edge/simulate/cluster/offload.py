@@ -57,13 +57,22 @@ class OffloadPolicy:
 
 
 class CountedQueue(VirtualQueue):
-    """A queue that enters what it carries among the cluster's links."""
+    """A queue on a host link of the cluster, which migration may use too."""
 
     def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
+        self._links, self._gpu = links, gpu
         link = links.host_links[gpu]
         emulated = EmulatedLink(link.bytes_per_s, link.latency_s)
         super().__init__(emulated, block_bytes, num_experts)
-        self._links, self._gpu = links, gpu
+
+    @property
+    def free_s(self) -> float:
+        """When the link is free, whoever uses it."""
+        return self._links.host_free[self._gpu]
+
+    @free_s.setter
+    def free_s(self, free_s: float) -> None:
+        self._links.host_free[self._gpu] = free_s
 
     def _carried(self, transfer, start_s: float, end_s: float) -> None:
         super()._carried(transfer, start_s, end_s)
@@ -127,6 +136,13 @@ class HostMemory:
     def facts(self) -> dict[str, float | None]:
         """What a report says of a run that loaded blocks."""
         return {"hit_ratio": self.hit_ratio, "redirected": self.loop.passed_on}
+
+    def catch_up(self, gpu: int, time_s: float) -> None:
+        """Begins what the host link of a GPU was free for before `time_s`."""
+        server = self.loop.server_of[gpu]
+        queue = self.managers[server][gpu - self.loop.first_gpu[server]].queue
+        queue.now_s = max(queue.now_s, time_s)
+        queue.poll()
 
     def lacking_seconds(self) -> np.ndarray:
         """float64 [N, M]: a block that server N lacks, whoever else holds it."""

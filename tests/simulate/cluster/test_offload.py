@@ -1,7 +1,11 @@
+import itertools
+
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.schedule.fifo import FifoToIdle
+from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.migration import MigrationPolicy
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from tests.support.tiny_cluster import (
@@ -128,3 +132,27 @@ def test_hit_ratio_of_a_run_that_looked_nothing_up_is_none():
     loop, result = run(asked((0, 0.0, 1, 1, "a")), here, costs, POOLS, offload=half)
     assert loop.memory.hit_ratio is None
     assert result.row()["hit_ratio"] is None and result.row()["redirected"] == 0
+
+
+def test_a_host_link_does_one_thing_at_a_time_also_while_blocks_migrate():
+    # Each server is asked for what the other holds; its cache has room for a third.
+    rng = np.random.default_rng(0)
+    ids = {name: rng.integers(2, 4, (3, 1)) for name in "abc"}
+    ids |= {name: rng.integers(0, 2, (3, 1)) for name in "def"}
+    pools = constant_pools(4, **ids)
+    here = np.array([[[0, 0, -1, -1]] * 3, [[-1, -1, 0, 0]] * 3])
+    order = [(i, n) for i in range(20) for n in (0, 1)]
+    rows = [(n, 3.0 * i, 1, 2, ("abc", "def")[n][i % 3]) for i, n in order]
+    migration = MigrationPolicy(Fixed(here[::-1].tolist()), 7.0, hysteresis=0.0)
+    loop = ClusterLoop(
+        *(asked(*rows), placed(*here), tiny_costs((1, 1), 10), pools),
+        LoopOptions(timeline_s=1e9),
+        migration=migration,
+        offload=OffloadPolicy("lru", share=0.4),
+    )
+    loop.run()
+    copies = [row for row in loop.spans.rows if row[0] == "host"]
+    assert {"demand", "prefetch", "migrate"} == {row[2] for row in copies}
+    for gpu in (0, 1):
+        spans = sorted((row[3], row[3] + row[4]) for row in copies if row[1] == gpu)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
