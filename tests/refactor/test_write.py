@@ -82,9 +82,7 @@ def test_manifest_says_where_it_came_from(tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
     refactoring = random_refactoring(parent)
     refactoring.origin.update(seed=3, parent_sha256=parent.content_sha256())
-    digest = write_refactored(
-        parent, refactoring, tmp_path / "r", extra_files={"note.txt": "x"}
-    )
+    digest = write_refactored(parent, refactoring, tmp_path / "r")
     manifest = read_manifest(tmp_path / "r")
     assert manifest["content_sha256"] == digest
     assert digest == content_sha256(open_checkpoint(tmp_path / "r"))
@@ -98,7 +96,6 @@ def test_manifest_says_where_it_came_from(tmp_path):
         "seed": 3,
         "parent_sha256": parent.content_sha256(),
     }
-    assert (tmp_path / "r" / "note.txt").read_text() == "x"
     stored = (tmp_path / "r" / "hf" / "config.json").read_bytes()
     assert stored == (tmp_path / "hf" / "config.json").read_bytes()
 
