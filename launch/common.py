@@ -116,12 +116,23 @@ def run(
         print(json.dumps(plain(summary)), flush=True)
         return 0
 
-    app.run(lambda argv: guarded(main, argv), flags_parser=parse_flags)
+    app.run(lambda argv: leave(guarded(main, argv)), flags_parser=parse_flags)
+
+
+def leave(code: int) -> int:
+    """After a signal, without Python's own shutdown: XLA's threads may still compute,
+    and crash in an interpreter that closes. All folders have been tidied up by now."""
+    if code in (INTERRUPTED, TERMINATED):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of `main`; errors of the user are one line on stderr."""
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = ask_again
     if hasattr(sys.stdout, "reconfigure"):  # files hold what a terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -142,6 +153,16 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
 def terminate(number, frame) -> None:
     """Handler of SIGTERM."""
     raise Terminated
+
+
+def ask_again(dropped) -> None:
+    """Python drops an exception raised inside a callback (JAX has one in each garbage
+    collection): a SIGTERM that ended there comes again a little later."""
+    if isinstance(dropped.exc_value, Terminated):
+        signal.signal(signal.SIGALRM, terminate)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -165,7 +186,7 @@ def call_root(
     made = None
     with gin_errors():
         check_is_data(GIN_FILE.value, GIN_PARAM.value)
-        from moe_edge.configurables import get_root, others  # JAX, by way of most roots
+        from moe_edge.configurables import OPTIONS, get_root, others
 
         gin.clear_config()
         function = get_root(root)
@@ -189,6 +210,8 @@ def call_root(
             made = choose_out_dir(root, script_flags, out_parameter)
         if DRY_RUN.value and "dry_run" in known:
             gin.bind_parameter(f"{root}.dry_run", True)
+        for option in OPTIONS.keys() & known:
+            hand_over(root, option)
         gin.finalize()
     if DRY_RUN.value and "dry_run" not in known:
         return {"dry_run": True}
@@ -197,6 +220,18 @@ def call_root(
         arguments["config_text"] = gin.operative_config_str
     with missing_bindings(function), out_dir.removed_if_empty(made):
         return function(**arguments)
+
+
+def hand_over(root: str, option: str) -> None:
+    """Binds `root.option = @option()` where only `option.*` is bound: it would do
+    nothing, and nobody would notice."""
+    bound = (selector.rpartition(".")[2] for _, selector in gin.config._CONFIG)
+    given = option in bound
+    try:
+        gin.query_parameter(f"{root}.{option}")
+    except ValueError:  # not bound
+        if given:
+            gin.parse_config(f"{root}.{option} = @{option}()")
 
 
 def check_data_dir() -> None:

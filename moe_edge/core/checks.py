@@ -177,7 +177,10 @@ def _is_of(value, kind) -> bool:
             return all(_is_of(item, args[0]) for item in value)
         return isinstance(value, (np.ndarray, range))
     if origin is not None:
-        return isinstance(value, origin) if isinstance(origin, type) else True
+        if not isinstance(origin, type):
+            return True
+        named = isinstance(value, Mapping) and args[:1] == (str,)
+        return isinstance(value, origin) and (not named or all(_are_text(value)))
     if kind in (None, type(None)):
         return value is None
     if not isinstance(kind, type) or kind in (object, inspect.Parameter.empty):
@@ -185,6 +188,10 @@ def _is_of(value, kind) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+def _are_text(keys):
+    return (isinstance(key, str) for key in keys)
 
 
 def _kind_text(kind) -> str:

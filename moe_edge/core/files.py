@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,14 @@ def check_out_dir(path: str | Path, overwrite: bool) -> Path:
     parent = path.parent
     while not parent.exists():
         parent = parent.parent
-    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+    try:  # os.access says yes to the administrator, also where nobody may write
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
         raise OutputError(
-            f"output folder {path} cannot be written: no access to {parent}; name "
-            "another --out_dir"
-        )
+            f"output folder {path} cannot be written: no access to {parent} "
+            f"({error.strerror}); name another --out_dir"
+        ) from error
     return path
 
 

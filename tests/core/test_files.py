@@ -1,4 +1,5 @@
-import os
+import errno
+import tempfile
 
 import pytest
 
@@ -120,12 +121,15 @@ def test_check_apart_refuses_the_input_itself_above_and_below(tmp_path):
         check_apart(source, source / "x.npy")
 
 
-def test_check_out_dir_rejects_unwritable(tmp_path, monkeypatch):
-    # Tests may run as root, whom no permission stops: ask the question itself.
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(
-        OutputError, match=f"cannot be written: no access to {tmp_path}"
-    ):
+def test_check_out_dir_rejects_unwritable_and_names_the_flag(tmp_path, monkeypatch):
+    def refuse(dir):  # tests may run as root, whom no permission stops
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    text = (
+        rf"written: no access to {tmp_path} \(Permission denied\); name another --out"
+    )
+    with pytest.raises(OutputError, match=text):
         check_out_dir(tmp_path / "out", overwrite=False)
 
 
@@ -154,9 +158,3 @@ def test_check_out_file_refuses_what_cannot_be_written_at_the_end(tmp_path):
         check_out_file(tmp_path / "no" / "t.csv.gz", tmp_path / "o")
     with pytest.raises(OutputError, match="is a folder; name a file in it"):
         check_out_file(tmp_path, tmp_path / "o")
-
-
-def test_check_out_dir_in_a_read_only_folder_names_the_flag(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do anything
-    with pytest.raises(OutputError, match=f"no access to {tmp_path}; name another --o"):
-        check_out_dir(tmp_path / "o", overwrite=False)

@@ -146,8 +146,19 @@ common.run("killed")
 """
 
 
-def test_script_killed_by_sigterm_leaves_nothing(tmp_path):
-    (tmp_path / "killed.py").write_text(KILLED)
+# Python drops what is raised in such a callback; JAX has one.
+KILLED_IN_CALLBACK = KILLED.replace(
+    "        os.kill(os.getpid(), signal.SIGTERM)\n",
+    "        import gc\n"
+    "        gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGTERM))\n"
+    "        gc.collect()\n"
+    "        gc.callbacks.clear()\n",
+)
+
+
+@pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK])
+def test_script_killed_by_sigterm_leaves_nothing(tmp_path, script):
+    (tmp_path / "killed.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "killed.py", "--out_dir=out"],
         cwd=tmp_path,
@@ -286,3 +297,19 @@ def test_default_folder_that_cannot_be_made_names_the_flag(run_script, tmp_path)
     done = run_script("replay", "--trace=t", "--slots_per_layer=2")
     assert done.error.startswith("error: results folder results/local/replay/")
     assert done.error.endswith("; name one with --out_dir")
+
+
+def test_options_of_offload_are_not_ignored_where_nothing_names_them(run_script, tiny):
+    common = ("--checkpoint", tiny, "--prompt", "a", "--dry_run", "--gin_param")
+    done = run_script("generate", *common, "offload.eviction = 'bogus'")
+    assert "eviction policy" in done.error and "'bogus'" in done.error
+    done = run_script("generate", *common, "generate.offload = None")
+    assert done.summary["dry_run"]
+
+
+def test_keys_of_options_that_are_no_names_are_refused(run_script, tiny):
+    done = run_script(
+        *("generate", "--checkpoint", tiny, "--prompt", "a", "--dry_run"),
+        *("--gin_param", "offload.eviction_options = {1: 2}"),
+    )
+    assert "offload.eviction_options is {1: 2}, expected Mapping[str" in done.error
