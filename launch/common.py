@@ -68,22 +68,6 @@ def define_data_dir() -> flags.FlagHolder:
     )
 
 
-def define_k() -> flags.FlagHolder:
-    """The `--k` flag of scripts that can run a model at another operating point."""
-    return flags.DEFINE_integer(
-        "k", None, "experts a token computes (sub-experts of a refactored model)"
-    )
-
-
-def define_device_memory() -> flags.FlagHolder:
-    """The `--device_memory` flag of scripts that can keep experts off the device."""
-    return flags.DEFINE_string(
-        "device_memory",
-        None,
-        "budget: 25% of the expert bytes, or 2GiB in all; default: all resident",
-    )
-
-
 def run(
     root: str | Callable[[], str],
     script_flags: Sequence[flags.FlagHolder] | None = None,

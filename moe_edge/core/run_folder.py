@@ -59,7 +59,21 @@ class RunFolder:
                 (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(RunFolder)}
+_FIELDS = [field.name for field in dataclasses.fields(RunFolder)]
+
+
+def _keywords(kind: type) -> list[inspect.Parameter]:
+    """The fields of a dataclass as keyword parameters."""
+    missing, empty = dataclasses.MISSING, inspect.Parameter.empty
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=field.type,
+            default=empty if field.default is missing else field.default,
+        )
+        for field in dataclasses.fields(kind)
+    ]
 
 
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -87,19 +101,8 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
         first = {"dry_run": True} if run.dry_run else {}
         return first | summary | {"out_dir": summary.get("out_dir", str(run.out_dir))}
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    folder = [
-        inspect.Parameter(
-            name,
-            keyword,
-            annotation=field.type,
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-        )
-        for name, field in _FIELDS.items()
-    ]
-    own = [parameter.replace(kind=keyword) for parameter in own]
+    folder = _keywords(RunFolder)
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
     del call.__wrapped__  # gin would read the signature of that
     return call
@@ -119,17 +122,7 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
             if parameter.name not in kinds:
                 parameters.append(parameter)
                 continue
-            parameters += [
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=field.type,
-                    default=inspect.Parameter.empty
-                    if field.default is dataclasses.MISSING
-                    else field.default,
-                )
-                for field in dataclasses.fields(kinds[parameter.name])
-            ]
+            parameters += _keywords(kinds[parameter.name])
         fields = {
             name: [field.name for field in dataclasses.fields(kind)]
             for name, kind in kinds.items()
