@@ -16,12 +16,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
+_copy = jax.jit(jnp.copy)
+_add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))
 
 
 class Cache(NamedTuple):
@@ -192,3 +195,46 @@ def _read_back(slot_N, key_S) -> jax.Array:
     slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
     places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
     return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)
+
+
+class Counts(NamedTuple):
+    """What the cache did, distinct experts per layer, int64 `[L]` each."""
+
+    hits_L: np.ndarray
+    misses_L: np.ndarray
+    evictions_L: np.ndarray
+
+
+class Counting:
+    """Splits the running counters `Cache.counts_L3` by phase, without a wait.
+
+    They are part of the donated state, so what is needed of them later is copied; they
+    are read on the host only when somebody asks.
+
+    Args:
+      counts_L3: the counters now.
+      record_bytes: what a miss moves.
+    """
+
+    def __init__(self, counts_L3: jax.Array, record_bytes: int):
+        self._record_bytes = record_bytes
+        self.reset(counts_L3)
+
+    def reset(self, counts_L3: jax.Array) -> None:
+        """Counts from here on, as after a warm-up."""
+        self._start_L3 = _copy(counts_L3)
+        self._prefill_L3 = jnp.zeros_like(counts_L3)
+
+    def begin_prefill(self, counts_L3: jax.Array) -> None:
+        self._before_L3 = _copy(counts_L3)
+
+    def end_prefill(self, counts_L3: jax.Array) -> None:
+        self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
+
+    def movement(self, counts_L3: jax.Array) -> dict:
+        """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
+        done_L3 = np.array(counts_L3) - np.array(self._start_L3)
+        hits, misses, _ = (done_L3 - np.array(self._prefill_L3)).sum(axis=0).tolist()
+        ratio = hits / (hits + misses) if hits + misses else None
+        moved = int(done_L3[:, MISSES].sum()) * self._record_bytes
+        return {"hit_ratio": ratio, "bytes_moved": moved}

@@ -116,7 +116,9 @@ class RoutingReader:
         """Looks the chosen experts up and tells the predictor."""
         manager, layer, ids_TK = self._manager, reading.layer, reading.ids_TK
         scores_TE, is_decode = reading.scores_TE, reading.is_decode
-        visit = manager.look_up(layer, ids_TK, scores_TE, reading.step, is_decode)
+        visit = manager.look_up(
+            layer, ids_TK, scores_TE, reading.step, is_decode, reading.sequences[0]
+        )
         run = manager.predictor_run
         B, S = reading.shape_BS
         sequence_T = reading.sequences[0]

@@ -15,12 +15,12 @@ MIN_BUCKET = 16
 MIN_CAPACITY = 64
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Session:
     """Sequences in progress.
 
     Attributes:
-      caches: one tuple of layer caches per group of layers.
+      caches: of every layer.
       positions_B: int32 device array, position of each row's next token.
       capacity: tokens that a row's cache holds.
       lengths: tokens that each row has written: the host's own count, so that nothing
@@ -29,7 +29,7 @@ class Session:
         of every one; no two sequences of an engine have the same.
     """
 
-    caches: list[tuple[Cache, ...]]
+    caches: list[Cache]
     positions_B: jax.Array
     capacity: int
     lengths: list[int]

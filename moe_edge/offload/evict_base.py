@@ -114,7 +114,7 @@ class EvictionPolicy:
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
     forgets: ClassVar[bool] = False  # True: `touch` may empty slots
-    per_sequence: ClassVar[bool] = False  # True: its record ends with a sequence
+    per_sequence: ClassVar[bool] = False  # True: its state is of one sequence
 
     def init(self, spec: CacheSpec, xp=np) -> State:
         """State of an empty cache; `xp` is numpy or jax.numpy."""

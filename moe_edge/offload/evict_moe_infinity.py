@@ -15,8 +15,7 @@ class MoeInfinity(EvictionPolicy):
     The decay is 1 - distance / (L + 1), the distance counted forwards from the layer
     looked up last and around into the next token, where the layers behind it run
     next. A block that was prefetched and not used yet counts as visited once, else
-    it would be the first to go. A new sequence takes a state of its own: `init`
-    again, with key_S put back (SlotCache.new_sequence).
+    it would be the first to go.
     """
 
     name = "moe_infinity"

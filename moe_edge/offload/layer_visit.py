@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from moe_edge.offload.transfer import Transfer
+from moe_edge.offload.block_queue import Transfer
 
 
 class LayerVisit:
@@ -168,13 +168,8 @@ class LayerVisit:
           computed before the next run is asked for.
         """
         self.begin_waves()
-        residency, E = self._manager.residency, self._manager.spec.num_experts
-        row, ids_P = residency.cache.rows[self.layer], ids_TK.reshape(-1)
-        for first, end in cut_runs(ids_P, E, residency.cache.room_L[self.layer]):
-            experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
-            here = [row[expert] for expert in experts if row[expert] >= 0]
-            self.release()
-            absent = [expert for expert in experts if row[expert] < 0]
+        cache = self._manager.cache
+        for first, end, absent, here in cache.runs(self.layer, ids_TK):
             transfers = self.demand(absent, here)
             if len(transfers) < len(absent):
                 raise RuntimeError(
@@ -189,24 +184,3 @@ class LayerVisit:
         if self._may_prefetch:
             self.prefetch()
         self._manager.statistics.count(self)
-
-
-def cut_runs(ids_P: np.ndarray, num_experts: int, room: int) -> list[tuple[int, int]]:
-    """Cuts pairs into contiguous runs of at most `room` distinct experts each.
-
-    Args:
-      ids_P: experts of the pairs in order; num_experts and more are no experts.
-      room: slots.
-    Returns:
-      (first, end) of every run, covering all pairs.
-    """
-    runs, seen, first = [], set(), 0
-    for place, expert in enumerate(ids_P.tolist()):
-        if expert >= num_experts or expert in seen:
-            continue
-        if len(seen) == room:
-            runs.append((first, place))
-            seen, first = set(), place
-        seen.add(expert)
-    runs.append((first, len(ids_P)))
-    return runs

@@ -6,10 +6,9 @@ prediction and no counting happen here.
 
 import numpy as np
 
-from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.block_queue import BlockQueue, Transfer
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_pins import SlotPins
-from moe_edge.offload.transfer import Transfer
 
 
 class Residency:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.policy import CacheSpec
-from moe_edge.offload.transfer import Transfer
 
 
 class SlotPins:

@@ -36,7 +36,6 @@ class Predictor:
         passes the last token of every row only, whose successor is predicted.
       per_sequence: whether its state is the record of one sequence; `PredictorRun`
         then keeps one for each that runs.
-      shared: what of such a state all sequences have in common.
       observes: False where programs of the engine compute the scores (`store`).
       max_horizon: layers that it looks ahead; None: as many as it is asked about.
     """
@@ -46,7 +45,6 @@ class Predictor:
     whole_prompt: ClassVar[bool] = False
     observes: ClassVar[bool] = True
     per_sequence: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ()
     max_horizon: ClassVar[int | None] = None
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
 
@@ -83,9 +81,16 @@ class Predictor:
         """Arguments of the engine's gate program after `layer`; () asks for none."""
         return ()
 
-    def finish_sequence(self, state: State) -> State:
-        """Called when a sequence ends, before the next one begins."""
-        return state
+    def finish_sequence(self, state: State, fresh: State) -> State:
+        """A sequence ends.
+
+        Args:
+          state: of the sequence.
+          fresh: the state from which sequences have begun so far.
+        Returns:
+          the state from which they begin from now on.
+        """
+        return fresh
 
 
 def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:

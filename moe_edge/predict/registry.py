@@ -7,8 +7,7 @@ from moe_edge.predict.activation_matrix import ActivationMatrix
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.history import Frequency, PreviousToken
 from moe_edge.predict.oracle import Oracle
-from moe_edge.predict.partial_state import PartialState
-from moe_edge.predict.stale_gate import GatePredictor, StaleGate
+from moe_edge.predict.stale_gate import GatePredictor, PartialState, StaleGate
 
 PREDICTORS: dict[str, type[Predictor]] = {
     kind.name: kind

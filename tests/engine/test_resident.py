@@ -120,16 +120,6 @@ def test_chunked_prefill_matches_one_chunk(monkeypatch):
         assert_close(last[row], reference[-1])
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_grouped_layers_match_single_layers(size):
-    prompts = random_prompts(GQA, LENGTHS)
-    alone = score_all(engine_of(), prompts)
-    engine = ResidentEngine(engine_of().weights, layers_per_program=size)
-    grouped = score_all(engine, prompts)
-    for ours, reference in zip(grouped, alone, strict=True):
-        assert_close(ours, reference)
-
-
 def test_decode_compiles_once_and_moves_nothing_implicitly():
     engine = engine_of()
     session = engine.new_session(2, 60)
@@ -149,10 +139,10 @@ def test_decode_writes_cache_in_place():
     session = engine.new_session(1, 60)
     engine.prefill(session, [[1, 2, 3]])
     tokens, active = jnp.asarray([1]), jnp.asarray([True])
-    pointer = session.caches[1][0]["k"].unsafe_buffer_pointer()
+    pointer = session.caches[1]["k"].unsafe_buffer_pointer()
     for _ in range(3):
         engine.decode(session, tokens, active)
-    assert session.caches[1][0]["k"].unsafe_buffer_pointer() == pointer
+    assert session.caches[1]["k"].unsafe_buffer_pointer() == pointer
 
 
 def test_on_routing_sees_every_layer_and_no_padding():

@@ -164,7 +164,7 @@ class HostMemory:
         """
         if fresh:
             for manager in self.managers[server]:
-                manager.new_sequence()
+                manager.finish_sequences()
         self.loop.servers[server].cells = cells
         self._step[server] += 1
         return np.unique(cells, return_counts=True)
