@@ -70,7 +70,7 @@ def plan_cache(
     config: ModelConfig,
     context: Context,
     block_bytes: int,
-    **other_bytes: int,
+    other_bytes: int = 0,
 ) -> CacheSpec:
     """Slots that the budget buys next to `other_bytes`, shared out by the plan."""
     experts, layers = config.moe.num_experts, config.moe_layers
@@ -78,8 +78,8 @@ def plan_cache(
         parse_budget(options.device_memory),
         block_bytes,
         len(layers) * experts,
+        other_bytes,
         machine_bytes=device_memory_bytes(),
-        **other_bytes,
     )
     plan = plan_of(options.slot_plan)
     layer_S = plan_slots(
@@ -201,15 +201,8 @@ def assemble(
     context = context or context_of(options, config)
     context = context.also(dense_layers=lambda: weights.layers)
     staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
-    spec = plan_cache(
-        options,
-        config,
-        context,
-        store.block_bytes,
-        dense_bytes=weights.num_bytes,
-        kv_bytes=kv_bytes,
-        staging_bytes=staged * store.block_bytes,
-    )
+    other_bytes = weights.num_bytes + kv_bytes + staged * store.block_bytes
+    spec = plan_cache(options, config, context, store.block_bytes, other_bytes)
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
     route = get_route(options.route, **options.route_options)

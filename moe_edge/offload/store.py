@@ -39,8 +39,7 @@ class HostStore:
       num_experts: E, blocks of a layer.
       subs: U, blocks of a parent expert.
       moe_layers: the layers that have blocks.
-      block_bytes, num_blocks, num_bytes: size of one, how many, all.
-      host_bytes: memory that this object occupies.
+      block_bytes: of one.
     """
 
     def __init__(self, reader, memory: str = "host"):
@@ -70,9 +69,6 @@ class HostStore:
         self._pinned: dict[tuple[int, int], jax.Array] = {}
         self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
         self.block_bytes = self.record_size * self.dtype.itemsize
-        self.num_blocks = len(self.moe_layers) * self.num_experts
-        self.num_bytes = self.num_blocks * self.block_bytes
-        self.host_bytes = 0 if memory == "mmap" else self.num_bytes
 
     def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:
         if self.memory == "mmap":
