@@ -1,8 +1,8 @@
 """The resident engine: all weights on the device, steps as a few jitted programs.
 
-A step is a fixed sequence of programs: embed, layers, head. One program serves every
-layer of the same kind, so a deep model compiles quickly. It is the oracle that every
-offloaded mode is compared with.
+A step is a fixed sequence of programs: embed, groups of layers, head. One program
+serves every group of the same kinds of layers, so a deep model compiles quickly. It
+is the oracle that every offloaded mode is compared with.
 """
 
 import functools
@@ -16,7 +16,7 @@ from moe_edge.model.record import RecordLayout
 
 
 class ResidentPrograms(Programs):
-    """`layer`: a layer whose experts are an argument, None in a dense one."""
+    """`layers`: a group of layers whose experts are arguments, None in dense ones."""
 
     def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
         super().__init__(config, top)
@@ -26,11 +26,18 @@ class ResidentPrograms(Programs):
             activation=config.moe.activation,
             swiglu_limit=config.moe.swiglu_limit,
         )
-        self.layer = jit_step(self._layer_step, donate_argnames="cache")
+        self.layers = jit_step(self._layers_step, donate_argnames="caches")
 
-    def _layer_step(self, layer, experts, x_BSD, chunk, window, cache):
-        block = self.bind(experts is not None, layer)
-        return block(x_BSD, chunk, window, experts, self.run_experts, cache)
+    def _layers_step(self, layers, experts, windows, x_BSD, chunk, caches):
+        new_caches, routings = [], []
+        for i, experts_ER in enumerate(experts):
+            block = self.bind(experts_ER is not None, layers[i])
+            x_BSD, cache, routing = block(
+                x_BSD, chunk, windows[i], experts_ER, self.run_experts, caches[i]
+            )
+            new_caches.append(cache)
+            routings.append(routing)
+        return x_BSD, new_caches, routings
 
 
 class ResidentEngine(Engine):
@@ -38,32 +45,48 @@ class ResidentEngine(Engine):
 
     Args:
       weights: the model.
+      layers_per_program: how many layers one jitted program holds.
       programs: of another engine, instead of new ones.
     """
 
     programs: ResidentPrograms
 
-    def __init__(self, weights: Weights, *, programs: ResidentPrograms | None = None):
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        layers_per_program: int = 1,
+        programs: ResidentPrograms | None = None,
+    ):
         super().__init__(weights, programs or ResidentPrograms(weights.config))
+        self._layers_per_program = layers_per_program
 
     def _sibling(self, weights):
         programs = ResidentPrograms(weights.config, self.programs.top)
-        return ResidentEngine(weights, programs=programs)
+        return ResidentEngine(
+            weights, layers_per_program=self._layers_per_program, programs=programs
+        )
 
     def _run_layers(self, session, x, chunk, on_routing):
-        for layer, experts in enumerate(self.weights.experts):
-            x = self._run_layer(session, layer, experts, x, chunk, on_routing)
+        experts, size = self.weights.experts, self._layers_per_program
+        for first in range(0, len(experts), size):
+            group = experts[first : first + size]
+            x = self._run_group(session, first, group, x, chunk, on_routing)
         return x
 
-    def _run_layer(self, session, layer: int, experts, x, chunk, on_routing):
-        x, session.caches[layer], routing = self.programs.layer(
-            self.weights.layers[layer],
+    def _run_group(self, session, first: int, experts, x, chunk, on_routing):
+        """Runs a program's layers from `first` on, with their experts."""
+        here = slice(first, first + len(experts))
+        x, session.caches[here], routings = self.programs.layers(
+            self.weights.layers[here],
             experts,
+            self._windows[here],
             x,
             chunk,
-            self._windows[layer],
-            session.caches[layer],
+            session.caches[here],
         )
-        if on_routing is not None and routing is not None:
-            on_routing(layer, routing)
+        if on_routing is not None:
+            for layer, routing in enumerate(routings, first):
+                if routing is not None:
+                    on_routing(layer, routing)
         return x

@@ -25,7 +25,6 @@ class ChoiceOfA:
       budget_tpot_s: what was asked for.
       coefficients: of the polynomial in a, constant first.
       max_residual_s: largest |fit - measured| over the points.
-      measured_a: smallest and largest measured a; nothing outside is predicted.
     """
 
     a: float
@@ -33,7 +32,6 @@ class ChoiceOfA:
     budget_tpot_s: float
     coefficients: tuple[float, ...]
     max_residual_s: float
-    measured_a: tuple[float, float]
 
     @property
     def is_certain(self) -> bool:
@@ -83,7 +81,6 @@ def choose_a(
         budget_tpot_s=float(budget_tpot_s),
         coefficients=tuple(fit.convert().coef.tolist()),
         max_residual_s=float(np.abs(fit(a_N) - tpot_s_N).max()),
-        measured_a=(low, high),
     )
 
 

@@ -20,9 +20,9 @@ class PredictionLog:
 
     def __init__(self, num_layers: int, num_experts: int, look_ahead: int = 1):
         check_count("look_ahead", look_ahead)
-        shape = (num_layers, look_ahead)
+        self._counts_4LA = np.zeros((4, num_layers, look_ahead), np.int64)
         self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = (
-            np.zeros(shape, np.int64) for _ in range(4)
+            self._counts_4LA
         )
         self._num_experts = num_experts
         # Waiting for the layer to choose. Sets: for a few ids they are several times
@@ -76,16 +76,7 @@ class PredictionLog:
 
     def summary(self) -> dict:
         """JSON-ready: totals by look-ahead and by layer, None instead of NaN."""
-        totals = [
-            array.sum(axis=0)
-            for array in (
-                self.hits_LA,
-                self.predicted_LA,
-                self.chosen_LA,
-                self.rounds_LA,
-            )
-        ]
-        hits_A, predicted_A, chosen_A, rounds_A = totals
+        hits_A, predicted_A, chosen_A, rounds_A = self._counts_4LA.sum(axis=1)
         return {
             "recall": _plain(ratio(hits_A, chosen_A)),
             "precision": _plain(ratio(hits_A, predicted_A)),

@@ -2,7 +2,7 @@
 
 Pure functions: an engine calls them inside the program that attends and routes, so that
 a prediction comes with the read-back of the layer's own routing. Their predictors are
-in `stale_gate.py` and `partial_state.py`, which load without JAX.
+in `stale_gate.py`, which loads without JAX.
 """
 
 from collections.abc import Mapping, Sequence

@@ -120,6 +120,16 @@ def test_chunked_prefill_matches_one_chunk(monkeypatch):
         assert_close(last[row], reference[-1])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_grouped_layers_match_single_layers(size):
+    prompts = random_prompts(GQA, LENGTHS)
+    alone = score_all(engine_of(), prompts)
+    engine = ResidentEngine(engine_of().weights, layers_per_program=size)
+    grouped = score_all(engine, prompts)
+    for ours, reference in zip(grouped, alone, strict=True):
+        assert_close(ours, reference)
+
+
 def test_decode_compiles_once_and_moves_nothing_implicitly():
     engine = engine_of()
     session = engine.new_session(2, 60)

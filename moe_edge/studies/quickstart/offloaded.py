@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from moe_edge.core.events import Event, Recorder
-from moe_edge.engine.batches import generate_rows
+from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import encode_prompts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.engine.batches import generate_rows
+from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.prompts import TextStream, encode_prompts
 from moe_edge.evaluate.specialisation import DomainScore, DomainScorer

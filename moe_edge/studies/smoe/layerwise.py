@@ -71,7 +71,7 @@ class LayerwiseEngine(ResidentEngine):
                 number += 1
                 if number < len(moe_layers):
                     coming = self._send(number)
-            x = self._run_layer(session, layer, experts, x, chunk, on_routing)
+            x = self._run_group(session, layer, (experts,), x, chunk, on_routing)
         # The next pass writes into the room that the last layer reads.
         x.block_until_ready()
         return x
