@@ -40,11 +40,10 @@ class Backend(Protocol):
     def start(
         self, hidden_TD, reading: Reading, experts: list[int]
     ) -> Callable[[], np.ndarray]:
-        """Begins with them; the result waits for what they add to the layer.
+        """Begins with them; the result waits and gives their weighted sum.
 
-        Returns:
-          a call that gives float32 `[T, D]` on the host: the weighted sum of these
-          experts, zeros if there are none, so that one program serves both cases.
+        That is float32 `[T, D]` on the host, zeros if there are none, so that one
+        program serves both cases.
         """
 
     def note(self, transfers) -> None:
@@ -55,14 +54,7 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """The host's own cores: splits absent experts between link and host.
-
-    Args:
-      config: the model.
-      store: the records in host memory.
-      link: what a transfer goes over.
-      rule: one of ASSIST_RULES.
-    """
+    """The host's own cores: splits absent experts between link and host by a rule."""
 
     def __init__(self, config: ModelConfig, store: HostStore, link: Link, rule: str):
         check_known("CPU assist", rule, ASSIST_RULES)
@@ -115,7 +107,6 @@ class HostBackend:
         return y_TD
 
     def note(self, transfers) -> None:
-        """Measures what the transfers of a layer took."""
         for transfer in transfers:
             if transfer.done and transfer.seconds:
                 self.load.add(transfer.seconds)

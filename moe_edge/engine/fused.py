@@ -89,7 +89,8 @@ class FusedEngine(Engine):
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
         dtype = hosts[config.moe_layers[0]].dtype
         self._record_bytes = record_R * dtype.itemsize
-        self._begin(self._cache_of.init(record_R, dtype))
+        slots_SR = jnp.zeros((spec.num_slots, record_R), dtype)
+        self._begin(self._cache_of.empty(slots_SR))
 
     def clear(self) -> None:
         """Empties the cache and its counters; the slots' memory stays the same."""
@@ -109,8 +110,7 @@ class FusedEngine(Engine):
     def reset_records(self) -> None:
         self._counting.reset(self._state.counts_L3)
 
-    def restart(self) -> None:
-        self.clear()
+    restart = clear
 
     def movement(self) -> dict:
         return self._counting.movement(self._state.counts_L3)
@@ -237,17 +237,16 @@ class FusedEngine(Engine):
         tokens_B, active_B, session.positions_B = self._commit(
             (tokens_B, active_B, session.positions_B)
         )
-        logits, self._state, session.positions_B, session.caches, routings = (
-            self._decode(
-                self.weights.top,
-                self._layers,
-                self._state,
-                tokens_B,
-                session.positions_B,
-                active_B,
-                session.caches,
-            )
+        step = self._decode(
+            self.weights.top,
+            self._layers,
+            self._state,
+            tokens_B,
+            session.positions_B,
+            active_B,
+            session.caches,
         )
+        logits, self._state, session.positions_B, session.caches, routings = step
         if on_routing is not None:
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])

@@ -41,10 +41,6 @@ class Cache(NamedTuple):
 class DeviceCache:
     """The pure functions of a cache of one shape and policy.
 
-    Attributes:
-      spec: layers, experts and slots.
-      policy: decides who leaves; must run inside jit.
-      moe_layers: the layers that have experts.
     Raises:
       ConfigError: a policy for the host.
       CapacityError: one of these layers has no slot.
@@ -60,7 +56,6 @@ class DeviceCache:
                 f"eviction policy {self.policy.name!r} runs on the host only; the "
                 "fused mode needs one that runs inside jit: use mode layered"
             )
-
         for layer in self.moe_layers:
             if self.capacity_L[layer] < 1:
                 raise CapacityError(
@@ -71,20 +66,13 @@ class DeviceCache:
     @functools.cached_property
     def capacity_L(self) -> tuple[int, ...]:
         """How many experts of each layer can be in slots at once."""
-        owners = self.spec.layer_S
-        return tuple(
-            owners.count(-1) + owners.count(layer)
-            for layer in range(self.spec.num_layers)
-        )
+        owners, L = self.spec.layer_S, self.spec.num_layers
+        return tuple(owners.count(-1) + owners.count(layer) for layer in range(L))
 
     @functools.cached_property
     def least_capacity(self) -> int:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
-
-    def init(self, record_R: int, dtype) -> Cache:
-        """An empty cache for records of `record_R` elements."""
-        return self.empty(jnp.zeros((self.spec.num_slots, record_R), dtype))
 
     def empty(self, slots_SR: jax.Array) -> Cache:
         """An empty cache over these slots; what they hold is never read."""
@@ -162,12 +150,9 @@ class DeviceCache:
             return slots_SR, slot_N, state, _set(missing_E, expert, False), evictions
 
         misses = jnp.sum(missing_E, dtype=jnp.int32)
-        slots_SR, slot_N, state, _, evictions = lax.fori_loop(
-            0,
-            misses,
-            fetch,
-            (cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)),
-        )
+        carry = cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)
+        carry = lax.fori_loop(0, misses, fetch, carry)
+        slots_SR, slot_N, state, _, evictions = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
         counts_13 = jnp.stack([hits, misses, evictions])[None]
         at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))

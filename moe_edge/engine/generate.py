@@ -25,19 +25,12 @@ TokenCallback = Callable[[int, int], bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """New tokens of each row and what they took.
+    """New tokens of each row and what they took."""
 
-    Attributes:
-      tokens: per row, without the prompt; a stop token ends a row and is kept.
-      ttft_s: seconds from the call to the first token.
-      decode_s: seconds of all later steps.
-      steps: how many later steps there were.
-    """
-
-    tokens: list[list[int]]
-    ttft_s: float
-    decode_s: float
-    steps: int
+    tokens: list[list[int]]  # without the prompt; a stop token ends a row and is kept
+    ttft_s: float  # seconds from the call to the first token
+    decode_s: float  # seconds of all later steps
+    steps: int  # how many later steps there were
 
 
 @functools.partial(jax.jit, static_argnames="sampling")

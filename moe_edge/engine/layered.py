@@ -31,18 +31,12 @@ from moe_edge.workload.traces import TraceRecorder
 
 @dataclasses.dataclass
 class _Turn:
-    """Where the engines of one manager stand.
+    """Where the engines of one manager stand."""
 
-    Attributes:
-      step: counts lookup rounds.
-      reader: output of the last program that reads slots.
-      sessions: those that somebody still holds.
-    """
-
-    step: int = -1
-    reader: jax.Array | None = None
+    step: int = -1  # counts lookup rounds
+    reader: jax.Array | None = None  # output of the last program that reads slots
     sessions: weakref.WeakSet[Session] = dataclasses.field(
-        default_factory=weakref.WeakSet
+        default_factory=weakref.WeakSet  # those that somebody still holds
     )
 
 
@@ -83,17 +77,9 @@ class LayeredEngine(Engine):
         self._peeks = "partial_state" in self._predictor.needs
         # With backends or a partial state there is work before a layer's experts.
         self._runs_ahead = not (self.backends or self._peeks)
-        self._is_moe = [
-            layer in config.moe_layers for layer in range(config.num_layers)
-        ]
-        self._reader = RoutingReader(
-            config.moe,
-            manager,
-            self.route,
-            trace,
-            trace_scores=trace_scores,
-            needs_weights=bool(self.backends),
-        )
+        self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
+        needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
+        self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
         self._turn = _Turn()
 
     @property
@@ -139,9 +125,8 @@ class LayeredEngine(Engine):
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
-            statistics = self.manager.statistics
-            names = ("choices", "rerouted")
-            mode |= {name: getattr(statistics, name) for name in names}
+            counted = self.manager.statistics
+            mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:

@@ -42,13 +42,14 @@ def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
     Raises:
       ConfigError: `profile_trace` is of another model.
     """
-    makers = {"model": lambda: config, "top_k": lambda: config.moe.top_k}
-    if options.profile_trace is not None:
-        counts_LE = _count_trace(options.profile_trace, config)
-        makers["profile"] = lambda: counts_LE
-        moe_LE = counts_LE[list(config.moe_layers)]
-        makers["hit_curves"] = lambda: static_hit_curves(moe_LE)
-    return Context(**makers)
+    context = Context(model=lambda: config, top_k=lambda: config.moe.top_k)
+    if options.profile_trace is None:
+        return context
+    counts_LE = _count_trace(options.profile_trace, config)
+    moe_LE = counts_LE[list(config.moe_layers)]
+    return context.also(
+        profile=lambda: counts_LE, hit_curves=lambda: static_hit_curves(moe_LE)
+    )
 
 
 def _count_trace(path: str, config: ModelConfig) -> np.ndarray:
@@ -81,15 +82,9 @@ def plan_cache(
         other_bytes,
         machine_bytes=device_memory_bytes(),
     )
-    plan = plan_of(options.slot_plan)
-    layer_S = plan_slots(
-        options.slot_plan,
-        total,
-        config.num_layers,
-        experts,
-        layers,
-        **context.fill(plan, options.slot_plan_options),
-    )
+    name, L = options.slot_plan, config.num_layers
+    given = context.fill(plan_of(name), options.slot_plan_options)
+    layer_S = plan_slots(name, total, L, experts, layers, **given)
     return CacheSpec(config.num_layers, experts, config.moe.top_k, layer_S)
 
 
@@ -185,9 +180,7 @@ def assemble(
     thread starts here, and ends if the engine is refused.
 
     Args:
-      options: budget and policies.
       weights: all but the experts.
-      store: the experts.
       context: of `check_offload`; None: made here.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
         leaves room.
@@ -225,9 +218,7 @@ def assemble(
         if options.assist is not None:
             backends.append(HostBackend(config, store, link, options.assist))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-        queue = TransferQueue(
-            store, slots, link, recorder, asynchronous=options.asynchronous
-        )
+        queue = TransferQueue(store, slots, link, recorder, options.asynchronous)
         try:
             manager = OffloadManager(
                 cache,

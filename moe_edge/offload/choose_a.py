@@ -17,21 +17,13 @@ ROUNDING = 1e-9  # of roots
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceOfA:
-    """A chosen a and what supports it.
+    """A chosen a and what supports it."""
 
-    Attributes:
-      a: the smallest a whose predicted TPOT meets the budget.
-      predicted_tpot_s: the fit's value there, seconds per token.
-      budget_tpot_s: what was asked for.
-      coefficients: of the polynomial in a, constant first.
-      max_residual_s: largest |fit - measured| over the points.
-    """
-
-    a: float
-    predicted_tpot_s: float
-    budget_tpot_s: float
-    coefficients: tuple[float, ...]
-    max_residual_s: float
+    a: float  # the smallest whose predicted TPOT meets the budget
+    predicted_tpot_s: float  # the fit's value there, seconds per token
+    budget_tpot_s: float  # what was asked for
+    coefficients: tuple[float, ...]  # of the polynomial in a, constant first
+    max_residual_s: float  # largest |fit - measured| over the points
 
     @property
     def is_certain(self) -> bool:

@@ -16,60 +16,45 @@ A layer that chose more than its slots hold passes in waves, which prefetch noth
 next wave would throw it out again.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moe_edge.offload.block_queue import Transfer
 
+if TYPE_CHECKING:
+    from moe_edge.offload.manager import OffloadManager
 
+
+@dataclasses.dataclass(eq=False, slots=True)
 class LayerVisit:
-    """A lookup and what followed from it.
+    """A lookup and what followed from it."""
 
-    Attributes:
-      layer, step, is_decode: where.
-      hits: experts that needed no transfer; in waves some may still come to.
-      late: prefetched experts that were still on their way at the lookup.
-      misses: absent at the lookup, best first.
-      missed: experts asked for on demand or computed elsewhere, each time.
-      moved: how many transfers were demanded.
-      transfers: what the layer waited for.
-      waited_s: how long.
-      fits: whether the layer's slots can hold all that it chose at once.
-      in_waves: it passed in waves.
-      begun_s: when, in the run's time, where events are recorded.
-    """
+    _manager: "OffloadManager"
+    layer: int
+    step: int
+    is_decode: bool
+    hits: list[int]  # experts that needed no transfer; in waves some may still come to
+    late: list[int]  # prefetched experts that were still on their way at the lookup
+    misses: list[int]  # absent at the lookup, best first
+    # Experts asked for on demand or computed elsewhere, each time.
+    missed: list[int] = dataclasses.field(default_factory=list)
+    transfers: list[Transfer] = dataclasses.field(default_factory=list)  # waited for
+    moved: int = 0  # how many transfers were demanded
+    waited_s: float = 0.0
+    in_waves: bool = False  # it passed in waves
+    fits: bool = False  # whether the layer's slots can hold all that it chose at once
+    begun_s: float = 0.0  # when, in the run's time, where events are recorded
+    _may_prefetch: bool = False
 
-    __slots__ = (
-        "_manager",
-        "_may_prefetch",
-        "begun_s",
-        "fits",
-        "hits",
-        "in_waves",
-        "is_decode",
-        "late",
-        "layer",
-        "missed",
-        "misses",
-        "moved",
-        "step",
-        "transfers",
-        "waited_s",
-    )
-
-    def __init__(self, manager, layer, step, is_decode, hits, late, misses):
-        self._manager = manager
-        self.layer, self.step, self.is_decode = layer, step, is_decode
-        self.hits, self.late, self.misses = hits, late, misses
-        self.missed: list[int] = []
-        self.transfers: list[Transfer] = []
-        self.moved, self.waited_s = 0, 0.0
-        chosen = len(hits) + len(late) + len(misses)
-        self.fits = chosen <= manager.cache.room_L[layer]
-        self.in_waves = False
+    def __post_init__(self):
+        manager = self._manager
+        chosen = len(self.hits) + len(self.late) + len(self.misses)
+        self.fits = chosen <= manager.cache.room_L[self.layer]
         self.begun_s = manager.statistics.now()
-        self._may_prefetch = is_decode and manager.prefetcher.follows_routing
+        self._may_prefetch = self.is_decode and manager.prefetcher.follows_routing
 
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.

@@ -61,12 +61,6 @@ class SlotCache:
         """bool [S]: the slots that may hold blocks of this layer."""
         return (self._layer_S == layer) | (self._layer_S == -1)
 
-    def slots(self, layer: int, ids: np.ndarray) -> np.ndarray:
-        """int32, the slots of these experts; -1 where one is in none, or is padding."""
-        row = self.rows[layer]
-        slots = [row[expert] for expert in ids.reshape(-1).tolist()]
-        return np.array(slots, np.int32).reshape(ids.shape)
-
     def resident(self, layer: int) -> np.ndarray:
         """bool [E]: the experts of the layer that are in slots."""
         return self.slot_LE[layer] >= 0

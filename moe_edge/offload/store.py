@@ -33,13 +33,10 @@ class HostStore:
     counts blocks (parent * U + sub).
 
     Attributes:
-      memory: "host", "pinned" or "mmap".
       dtype: of the records, as programs take them.
-      record_size: R, elements of a record.
-      num_experts: E, blocks of a layer.
-      subs: U, blocks of a parent expert.
+      record_size, block_bytes: R elements of a record, and their bytes.
+      num_experts, subs: E blocks of a layer, U blocks of a parent expert.
       moe_layers: the layers that have blocks.
-      block_bytes: of one.
     """
 
     def __init__(self, reader, memory: str = "host"):

@@ -12,8 +12,7 @@ class PredictorRun:
     """Joins a predictor, its records of the running sequences, and that of its hits.
 
     Attributes:
-      predictor: names later experts.
-      horizon: layers ahead that it is asked about.
+      horizon: layers ahead that the predictor is asked about.
       accuracy: what it named compared with what was chosen.
       is_idle: whether it never names anything.
     """
