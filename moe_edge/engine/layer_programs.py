@@ -19,7 +19,7 @@ from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import Shared, add_experts, seam
-from moe_edge.predict.device_scores import gate_scores, partial_gate
+from moe_edge.predict.device_scores import partial_gate, scores_ahead
 
 
 class Routed(NamedTuple):
@@ -85,7 +85,7 @@ class LayerPrograms(Programs):
         wanted_NE = None
         if gates:
             valid_T = chunk.valid_BS.reshape(-1)
-            wanted_NE = gate_scores(self.config, gates, hidden_TD, valid_T)
+            wanted_NE = scores_ahead(self.config, gates, hidden_TD, valid_T)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots

@@ -115,37 +115,15 @@ class GatePredictor(DevicePredictor):
         return gates
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
-        """Arguments of `gate_scores` after `layer`: one gate for each target."""
+        """Arguments of `scores_ahead` after `layer`: one gate for each target."""
         return self._gates.get(layer, ())
 
     def store(self, state, layer, wanted_NE):
         """As the base's, with a row for each of `targets(layer)`."""
-        targets = self.targets(layer)
-        E = self.config.moe.num_experts
-        rows_NE = np.full((self.look_ahead, E), NOT_WANTED, np.float32)
-        if targets:
-            rows_NE[np.array(targets) - layer - 1] = np.asarray(wanted_NE)
+        shape = self.look_ahead, self.config.moe.num_experts
+        rows_NE = np.full(shape, NOT_WANTED, np.float32)
+        rows_NE[np.array(self.targets(layer)) - layer - 1] = np.asarray(wanted_NE)
         return super().store(state, layer, rows_NE)
-
-    @functools.cached_property
-    def _jitted(self):
-        import jax
-
-        from moe_edge.predict.device_scores import gate_scores
-
-        return jax.jit(functools.partial(gate_scores, self.config))
-
-    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
-        """Computes the scores itself; an engine uses `gate_scores` and `store`."""
-        gates = self.gates_after(layer)
-        if not gates:
-            return self.store(state, layer, ())
-        import jax
-
-        valid_T = np.asarray(ids_TK)[:, 0] < self.config.moe.num_experts
-        given = jax.numpy.asarray(hidden_TD), jax.device_put(valid_T)
-        wanted_NE = self._jitted(gates, *given)
-        return self.store(state, layer, wanted_NE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
