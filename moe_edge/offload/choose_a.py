@@ -34,13 +34,11 @@ class ChoiceOfA:
 def choose_a(
     a_N: np.ndarray, tpot_s_N: np.ndarray, budget_tpot_s: float, *, degree: int = 2
 ) -> ChoiceOfA:
-    """Fits TPOT(a) and picks the smallest a within the budget.
+    """Fits TPOT(a) and picks the smallest a within the budget (R of eq. 5).
 
     Args:
       a_N: measured values of a, within [0, 1); repetitions are welcome.
       tpot_s_N: their seconds per token.
-      budget_tpot_s: R of eq. 5.
-      degree: of the polynomial.
     Raises:
       ConfigError: points that do not fit together, are not finite or out of range, or
         fewer distinct a than degree + 2, which would leave no residual to judge by.

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from moe_edge.core.arrays import module_of, set_at
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+from moe_edge.offload.evict_base import EvictionPolicy, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,7 @@ class OnDemand(EvictionPolicy):
     name = "on_demand"
     SOURCE = "algorithms.md, section 6"
     forgets = True
-
-    def init(self, spec: CacheSpec, xp=np) -> State:
-        state = super().init(spec, xp)
-        return {**state, "used_B": xp.zeros(state["last_B"].shape, dtype=bool)}
+    per_block = {"used_B": bool}
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         key_S = state["key_S"]

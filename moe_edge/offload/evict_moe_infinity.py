@@ -21,16 +21,12 @@ class MoeInfinity(EvictionPolicy):
     name = "moe_infinity"
     per_sequence = True
     SOURCE = "MoE-Infinity (paper), expert cache; algorithms.md, section 6"
+    # `tokens_B` is the sequence's activation matrix.
+    per_block = {"tokens_B": np.int32, "visits_B": np.int32}
 
     def init(self, spec: CacheSpec, xp=np) -> State:
-        state = super().init(spec, xp)
-        zeros = np.zeros(spec.num_layers * spec.num_experts + 1, np.int32)
-        return {
-            **state,
-            "tokens_B": xp.asarray(zeros),  # this sequence's activation matrix
-            "total_L": xp.zeros((spec.num_layers,), dtype=np.int32),
-            "visits_B": xp.asarray(zeros.copy()),
-        }
+        total_L = xp.zeros((spec.num_layers,), dtype=np.int32)
+        return {**super().init(spec, xp), "total_L": total_L}
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         state = super().touch(state, layer, ids_TK, scores_TE, step)
