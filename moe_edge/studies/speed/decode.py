@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.load import load_engine
@@ -16,15 +15,10 @@ from moe_edge.metrics.machine import cpu_cores
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.models import benchmark_models
+from moe_edge.studies.speed.runs import argmax, decode_run, random_prompts
 from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 PROMPT_TOKENS = 32
-
-
-def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
-    """int array [batch, tokens] of the model's vocabulary."""
-    rng = np.random.default_rng(0)
-    return rng.integers(0, engine.config.vocab_size, (batch, tokens))
 
 
 def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
@@ -110,21 +104,8 @@ def decode_rate(engine: ResidentEngine, prompts, steps: int) -> float:
       prompts: int array [B, S].
       steps: decode steps; the host reads every token, as a user does.
     """
-    return steps * len(prompts) / greedy_steps(engine, prompts, steps)
-
-
-def greedy_steps(engine, prompts, steps: int, on_routing=None) -> float:
-    """Runs decode steps after the prompts; returns the seconds of the steps."""
-    B, S = np.shape(prompts)
-    session = engine.new_session(B, S + steps + 1)
-    tokens = argmax(engine.prefill(session, prompts))
-    active = jax.device_put(np.ones(B, bool))
-    np.asarray(tokens)
-    started = time.perf_counter()
-    for _ in range(steps):
-        tokens = argmax(engine.decode(session, tokens, active, on_routing))
-        np.asarray(tokens)
-    return time.perf_counter() - started
+    run = decode_run(engine, prompts, steps)
+    return steps * len(prompts) / run.step_s.sum()
 
 
 def prefill_rate(engine: ResidentEngine, prompts) -> float:
@@ -133,12 +114,6 @@ def prefill_rate(engine: ResidentEngine, prompts) -> float:
     started = time.perf_counter()
     np.asarray(argmax(engine.prefill(session, prompts)))
     return np.size(prompts) / (time.perf_counter() - started)
-
-
-@jax.jit
-def argmax(logits_BV):
-    """int32 [B], the greedy tokens."""
-    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
 def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
@@ -157,7 +132,7 @@ def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
     def count(layer, routing):
         distinct.append(len(np.unique(np.asarray(routing.ids_TK))))
 
-    greedy_steps(engine, prompts, steps, count)
+    decode_run(engine, prompts, steps, on_routing=count)
     experts = sum(distinct) / steps * record.nbytes / config.moe.num_experts
     return dense + head + experts
 
