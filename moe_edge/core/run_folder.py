@@ -136,6 +136,8 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
             return function(*arguments, **given)
 
         call.__signature__ = inspect.Signature(parameters)
+        documents = map(inspect.getdoc, (function, *kinds.values()))
+        call.__doc__ = "\n\n".join(filter(None, documents))  # flags' help is in there
         return call
 
     return decorate

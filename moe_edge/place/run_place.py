@@ -7,7 +7,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.evaluate.texts import find_path
+from moe_edge.evaluate.texts import find_file
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.objective import objective
 from moe_edge.place.place_cases import preset_case, statistics_case
@@ -69,7 +69,7 @@ def run_place(
         if cluster is not None:
             raise ConfigError("--statistics needs --slots, not --cluster; give one")
         case = statistics_case(
-            find_path(statistics, data_dir),
+            find_file(statistics, data_dir, "--statistics"),
             *(model, top_k, server_domains, slots, d_model, expert_dim),
         )
     else:

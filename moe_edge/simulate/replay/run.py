@@ -9,7 +9,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_64_bits, check_known
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import (
@@ -62,7 +62,7 @@ def run_replay(
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
     names = _names("cache policy", policies, POLICY_NAMES)
     predictor_names = _names("predictor", predictors, PREDICTORS)
-    path = find_path(trace, data_dir)
+    path = find_file(trace, data_dir, "--trace")
     rows = read_trace(path, num_experts)
     if not (rows.phase == DECODE).any():
         raise ConfigError(f"trace {path} has no decode step (phase 1) to measure")
