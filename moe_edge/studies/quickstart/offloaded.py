@@ -8,7 +8,7 @@ from moe_edge.engine.batches import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import encode_prompts
-from moe_edge.metrics.plots_timeline import timeline
+from moe_edge.metrics.plots import timeline
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
 from moe_edge.studies.quickstart.texts import story_prompt
