@@ -46,6 +46,16 @@ def metric(
     return value | {"n": int(n), "spread": {"kind": kind, "value": float(width)}}
 
 
+def interval_metric(
+    policy: str, name: str, value: float, interval: Sequence[float], n: int
+) -> dict[str, Any]:
+    """A plain ratio with its 95 % interval, of which half is shown."""
+    low, high = interval
+    return metric(
+        policy, name, value, "1", n, ("half of the 95 % interval", (high - low) / 2)
+    )
+
+
 def command_line() -> str:
     """How this process was started; our own scripts relative to the repository."""
     arguments = [part.removeprefix(f"{REPOSITORY}/") for part in sys.orig_argv[1:]]

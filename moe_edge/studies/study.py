@@ -59,7 +59,7 @@ class Study:
       question: what the entry asks.
       settings: frozen dataclass of keywords, the committed sizes as defaults; checks
         its fields and holds only what this study reads.
-      measure: runs the study.
+      measure: runs the study; `later` where its module loads JAX.
       check: refuses what can be refused before weights are read (for --dry_run).
       claim: the paper's statement, if there is one.
     """

@@ -6,14 +6,13 @@ in `fused`. Cases over an emulated link say so.
 
 import functools
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
-from moe_edge.studies.rounds import interleave
+from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.offload_links import OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
@@ -153,10 +152,12 @@ def _copy_s(store, rng) -> float:
     sources = [store.record(*at) for at in zip(layers, experts, strict=True)]
     # Filled, so that no page is touched for the first time while the clock runs.
     target_SR = np.full((COPIED_BLOCKS, store.record_size), 1, store.dtype)
-    started = time.perf_counter()
-    for row, source_R in zip(target_SR, sources, strict=True):
-        np.copyto(row, source_R)
-    return (time.perf_counter() - started) / COPIED_BLOCKS
+
+    def copy():
+        for row, source_R in zip(target_SR, sources, strict=True):
+            np.copyto(row, source_R)
+
+    return seconds_of(copy) / COPIED_BLOCKS
 
 
 STUDY = speed_study(
