@@ -113,7 +113,8 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
 
     Args:
       kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
-        the parameter; options need no second list in a signature.
+        the parameter, with the text that its `Attributes` say of them; options need no
+        second list in a signature.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -136,6 +137,18 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
             return function(*arguments, **given)
 
         call.__signature__ = inspect.Signature(parameters)
+        texts = "".join(map(_attribute_texts, kinds.values()))
+        document = inspect.getdoc(function) or ""
+        call.__doc__ = document.replace("Args:\n", f"Args:\n{texts}", 1)
         return call
 
     return decorate
+
+
+def _attribute_texts(kind: type) -> str:
+    """The `Attributes` section of a dataclass, after those of its bases."""
+    sections = (inspect.getdoc(base) or "" for base in reversed(kind.__mro__[:-1]))
+    return "".join(
+        section.partition("Attributes")[2].partition(":\n")[2].rstrip("\n") + "\n"
+        for section in sections
+    )
