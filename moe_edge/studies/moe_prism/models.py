@@ -24,8 +24,8 @@ from moe_edge.core.files import write_text
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.refactor.finetune.train import FineTuning
 from moe_edge.refactor.run import run_refactor
+from moe_edge.refactor.settings import FineTuning
 from moe_edge.studies.settings import StudySettings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
