@@ -1,5 +1,10 @@
 """One style for all pictures, drawn without a display."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -16,4 +21,24 @@ STYLE = {
     "figure.titleweight": "bold",
     "savefig.dpi": 150,
 }
-__all__ = ["STYLE", "plt"]
+
+
+@contextlib.contextmanager
+def picture(path: Path, title: str = "", **options) -> Iterator[tuple[Any, Any]]:
+    """Figure and axes in our style, written to a PNG file at the end.
+
+    Args:
+      path: of the file.
+      title: of the picture.
+      **options: of `plt.subplots`.
+    """
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(layout="constrained", **options)
+        yield figure, axes
+        if title:
+            figure.suptitle(title)
+        figure.savefig(path)
+        plt.close(figure)
+
+
+__all__ = ["STYLE", "picture", "plt"]

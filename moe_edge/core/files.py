@@ -79,6 +79,12 @@ def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
             )
 
 
+def check_there(path: str | Path, flag: str, mend: str = "check the path") -> None:
+    """Raises FileNotFoundError, with what named the path and how to mend it."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{flag} {path} does not exist; {mend}".lstrip())
+
+
 def check_out_file(path: str | Path, out_dir: str | Path) -> None:
     """Checks, before a run, that a file can be written at its end.
 

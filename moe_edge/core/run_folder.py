@@ -137,18 +137,9 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
             return function(*arguments, **given)
 
         call.__signature__ = inspect.Signature(parameters)
-        texts = "".join(map(_attribute_texts, kinds.values()))
-        document = inspect.getdoc(function) or ""
-        call.__doc__ = document.replace("Args:\n", f"Args:\n{texts}", 1)
+        classes = (base for kind in kinds.values() for base in kind.__mro__[-2::-1])
+        documents = map(inspect.getdoc, (function, *classes))
+        call.__doc__ = "\n\n".join(filter(None, documents))  # flags' help is in there
         return call
 
     return decorate
-
-
-def _attribute_texts(kind: type) -> str:
-    """The `Attributes` section of a dataclass, after those of its bases."""
-    sections = (inspect.getdoc(base) or "" for base in reversed(kind.__mro__[:-1]))
-    return "".join(
-        section.partition("Attributes")[2].partition(":\n")[2].rstrip("\n") + "\n"
-        for section in sections
-    )
