@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import check_there
 from moe_edge.hardware.specs import Device, Gpu, Link
 
 FORMAT_VERSION = 1
@@ -17,6 +18,9 @@ def read_machine(path: str | Path) -> Gpu:
       OSError: it cannot be read.
     """
     path = Path(path)
+    check_there(
+        path, "--cluster or a GPU of it:", "launch/profile_machine.py writes it"
+    )
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         version = stored["format_version"]

@@ -7,14 +7,14 @@ Only blocks that arrive cost time; dropping one is free.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.plan import ABSENT, Placement
 
-SOURCES = ("host", "network")  # of blocks that arrive, see `transfers`
+SOURCES = ("host", "network")  # of blocks that arrive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,7 @@ def migration_seconds(
 
     From "host" at the rate of its GPU's link to host memory; from "network" first from
     the server that holds it now and sends fastest.
-
-    Raises:
-      ConfigError: unknown source.
     """
-    check_known("source of blocks", source, SOURCES)
     total_s = 0.0
     for n, g in np.unique(moves_X4[:, :2], axis=0).tolist():
         mine = (moves_X4[:, :2] == (n, g)).all(axis=1)
@@ -128,11 +124,7 @@ def decide(
       hysteresis: share of C(P) that must be won on top, 0 to 1, so that noise in the
         statistics moves nothing; 0 is the paper's rule.
       source: where arriving blocks come from, one of SOURCES.
-    Raises:
-      ConfigError: hysteresis out of range, or unknown source.
     """
-    if not 0 <= hysteresis < 1:
-        raise ConfigError(f"hysteresis is {hysteresis}, expected 0 or more, below 1")
     moves_X4 = arrivals(current, candidate)
     current_s, candidate_s = cost_s(current), cost_s(candidate)
     migration_s = migration_seconds(moves_X4, cost_model, current, source)
@@ -167,3 +159,46 @@ def settle(
             used_LG[layer, gpu] += 1
             free_G[gpu] -= 1
     return Placement(gpu_NLE)
+
+
+class Move(NamedTuple):
+    """A block on its way, and the server that it comes from: its own, if from host."""
+
+    layer: int
+    block: int
+    server: int
+    gpu: int
+    source: int
+
+
+def ordered_moves(
+    current: Placement,
+    candidate: Placement,
+    cost_model: CostModel,
+    calls_NLE: np.ndarray,
+    source: str = "host",
+) -> list[Move]:
+    """All arrivals, most called first.
+
+    From the "network" a block that its server lacks comes from the holder that has it
+    there first, if every link carries one block after another in this order.
+    """
+    moves_X4 = arrivals(current, candidate)
+    server_X, _, layer_X, block_X = moves_X4.T
+    cluster, num_bytes = cost_model.cluster, cost_model.block.num_bytes
+    free_s: dict[tuple[int, int], float] = {}  # of the links
+    moves = []
+    for x in np.argsort(-calls_NLE[server_X, layer_X, block_X], kind="stable"):
+        server, gpu, layer, block = moves_X4[x].tolist()
+        origin, held_N = server, current.on_NLE[:, layer, block]
+        if source == "network" and not held_N[server]:
+            ways = []
+            for m in np.flatnonzero(held_N).tolist():
+                way = (m, server if cluster.sharing == "pair" else -1)
+                link, start_s = cluster.link(m, server), free_s.get(way, 0.0)
+                sent_s = start_s + link.busy_s(num_bytes)
+                ways.append((sent_s + link.latency_s, sent_s, start_s, way))
+            _, sent_s, _, way = min(ways)
+            origin, free_s[way] = way[0], sent_s
+        moves.append(Move(layer, block, server, gpu, origin))
+    return moves

@@ -11,7 +11,12 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, record_history
-from moe_edge.studies.prompts import PromptPool, PromptSettings, make_pool
+from moe_edge.studies.prompts import (
+    LinkSettings,
+    PromptPool,
+    PromptSettings,
+    make_pool,
+)
 
 LIMITS = (
     "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
@@ -22,19 +27,6 @@ LIMITS = (
     "A few short continuations of real prompts: spreads are over rounds with prompts "
     "of their own, not confidence intervals.",
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkSettings(PromptSettings):
-    """A study over an emulated link; `PromptSettings` names the rest.
-
-    Attributes:
-      link_factor: time of an expert's bytes on the link, in layers of resident
-        compute; `link_latency_s` comes on top.
-    """
-
-    link_factor: float = 2.0
-    link_latency_s: float = 50e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

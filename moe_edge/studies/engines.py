@@ -5,6 +5,7 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,16 +42,16 @@ class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
     Attributes:
-      tokenizer: of the checkpoint.
+      tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
       store: the experts on the host.
       model: `model` of a results entry.
     """
 
-    def __init__(self, checkpoint: str):
+    def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
         keep_heap()
         reader = open_checkpoint(checkpoint)
-        self.tokenizer = load_tokenizer(reader)
+        self.tokenizer = load_tokenizer(reader) if with_tokenizer else None
         check_finite = isinstance(reader, HfReader)
         weights = load_weights(reader, check_finite=check_finite)
         self.resident = ResidentEngine(weights)
@@ -58,7 +59,7 @@ class Bench:
         empty = (None,) * len(weights.experts)
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
-        self.model = describe_model(checkpoint, weights, str(reader.dtype))
+        self.model = describe_model(str(checkpoint), weights, str(reader.dtype))
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
 

@@ -49,6 +49,19 @@ class PromptSettings(StudySettings):
     new_tokens: int = 24
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkSettings(PromptSettings):
+    """A study over an emulated link; `PromptSettings` names the rest.
+
+    Attributes:
+      link_factor: time of an expert's bytes on the link, in layers of resident
+        compute; `link_latency_s` comes on top.
+    """
+
+    link_factor: float = 2.0
+    link_latency_s: float = 50e-6
+
+
 def check_inputs(settings: PromptSettings) -> None:
     """Refuses a checkpoint or prompt files that cannot be read, before weights are.
 

@@ -5,7 +5,8 @@ once, and cases are compared within rounds.
 """
 
 import dataclasses
-import statistics
+import functools
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -98,9 +99,24 @@ def round_ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, peer, strict=True)]
 
 
-def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """Median of the rounds' ratios, which is not the ratio of the medians."""
-    return statistics.median(round_ratios(ours, peer))
+def timed(function: Callable[[], Figure]) -> tuple[Figure, float]:
+    """What a call returns, and its seconds."""
+    started = time.perf_counter()
+    found = function()
+    return found, time.perf_counter() - started
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    return timed(function)[1]
+
+
+def interleave_seconds(
+    cases: Mapping[Name, Callable[[], Any]], repeats: int
+) -> Mapping[Name, list[float]]:
+    """`interleave` of how long the calls take."""
+    calls = {name: functools.partial(seconds_of, case) for name, case in cases.items()}
+    return interleave(calls, repeats)
 
 
 def median_metric(

@@ -32,6 +32,10 @@ def test_collect_prompts_rejects_both_or_neither(prompt, prompts, got):
 def test_collect_prompts_rejects_empty_prompt():
     with pytest.raises(RequestError, match="--prompt number 1 is empty"):
         collect_prompts(["x", ""], None)
+    with pytest.raises(
+        FileNotFoundError, match="--prompts no.jsonl does not exist; ch"
+    ):
+        collect_prompts([], "no.jsonl")
 
 
 def test_speed_of_leaves_first_tokens_out():

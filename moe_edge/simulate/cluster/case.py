@@ -106,7 +106,7 @@ class Case:
             placement = placer.solve(problem)
             if period_s and placer.follows_statistics:
                 moving = MigrationPolicy(
-                    placer, period_s, traffic=problem.traffic, **migration
+                    period_s, placer=placer, traffic=problem.traffic, **migration
                 )
         return ClusterLoop(
             *(self.requests, placement, self.cost_model, self.pools, options, seed),

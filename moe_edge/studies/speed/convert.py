@@ -3,10 +3,9 @@
 import functools
 import os
 import shutil
-import time
 from pathlib import Path
 
-from moe_edge.studies.rounds import interleave
+from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.suite import (
     Rows,
@@ -72,9 +71,7 @@ def _on_clean_disk(job, target: Path) -> dict:
 
 
 def _copy(source: Path, target: Path) -> dict:
-    started = time.perf_counter()
-    shutil.copytree(source, target)
-    return {"seconds": time.perf_counter() - started}
+    return {"seconds": seconds_of(functools.partial(shutil.copytree, source, target))}
 
 
 def _convert(src: Path, dst: Path, to: str) -> dict:

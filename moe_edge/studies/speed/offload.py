@@ -6,28 +6,28 @@ in `fused`. Cases over an emulated link say so.
 
 import functools
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 
+from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
-from moe_edge.studies.rounds import interleave
-from moe_edge.studies.speed.decode import random_prompts
-from moe_edge.studies.speed.offload_links import PREDICTORS, link_rows
+from moe_edge.studies.rounds import interleave, seconds_of
+from moe_edge.studies.speed.models import write_random
+from moe_edge.studies.speed.offload_links import OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
     device_rows,
     large_source,
     process_rows,
 )
-from moe_edge.studies.speed.offload_runs import (
+from moe_edge.studies.speed.offload_smoe import smoe_rows
+from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
     OffloadSettings,
     decode_run,
     load_offloaded,
-    timed_models,
+    random_prompts,
 )
-from moe_edge.studies.speed.offload_smoe import smoe_rows
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row, speed_study
 
 HOST_ROUNDS = 5  # of the rows without a link, for one of the others
@@ -38,20 +38,25 @@ COPIED_BLOCKS = 64
 
 def offload_models(settings: OffloadSettings, work_dir: Path) -> Models:
     """Name and HF folder of the models that are run."""
+    timed = write_random(work_dir / "olmoe_d512", settings.hf_config)
     large = large_source(work_dir, settings)
-    return [*timed_models(work_dir, settings), ("olmoe_large", large)]
+    return [
+        ("olmoe_d512", timed),
+        ("default", DEFAULT_MODEL),
+        ("olmoe_large", large),
+    ]
 
 
 def offload_rows(settings: OffloadSettings, work_dir: Path) -> Rows:
     """All rows: memory, host cost, links, SMoE."""
     repeats = settings.repeats
-    random, default = timed_models(work_dir, settings)
+    random, default, _ = offload_models(settings, work_dir)
     # Processes first: their memory is then not competed for by our own engines.
     rows = process_rows(work_dir, settings)
     rows += device_rows(*random, settings)
     # A small difference of short runs: more rounds.
     rows += host_rows(*random, settings, HOST_ROUNDS * repeats)
-    rows += link_rows(*random, settings, PREDICTORS, forced=True)
+    rows += link_rows(*random, settings, OPTIONS, forced=True)
     rows += link_rows(*default, settings, ("none",))
     return rows + smoe_rows(settings)
 
@@ -137,7 +142,7 @@ def _fused_s(engine, prompts, steps: int, cold: bool) -> tuple[float, float]:
     if cold:
         engine.clear()
     run = decode_run(engine, prompts, steps, forced=True)
-    return float(run.step_s.mean()), run.used_blocks / steps
+    return run.mean_s, run.used_blocks / steps
 
 
 def _copy_s(store, rng) -> float:
@@ -147,10 +152,12 @@ def _copy_s(store, rng) -> float:
     sources = [store.record(*at) for at in zip(layers, experts, strict=True)]
     # Filled, so that no page is touched for the first time while the clock runs.
     target_SR = np.full((COPIED_BLOCKS, store.record_size), 1, store.dtype)
-    started = time.perf_counter()
-    for row, source_R in zip(target_SR, sources, strict=True):
-        np.copyto(row, source_R)
-    return (time.perf_counter() - started) / COPIED_BLOCKS
+
+    def copy():
+        for row, source_R in zip(target_SR, sources, strict=True):
+            np.copyto(row, source_R)
+
+    return seconds_of(copy) / COPIED_BLOCKS
 
 
 STUDY = speed_study(

@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,14 @@ from moe_edge.refactor.partition.alternate import (
     random_partitions,
 )
 from moe_edge.refactor.partition.anneal import STEPS, anneal, anneal_numpy
-from moe_edge.refactor.partition.model import PartitionOptions, partition_model
+from moe_edge.refactor.partition.model import partition_model
 from moe_edge.refactor.partition.problem import (
     Problem,
     build_problem,
     planted_activations,
 )
+from moe_edge.refactor.settings import PartitionOptions
+from moe_edge.studies.rounds import interleave_seconds, seconds_of, timed
 from moe_edge.studies.speed.suite import (
     MS,
     Rows,
@@ -126,13 +128,11 @@ def _expert_round(
 ) -> dict[str, float]:
     M_TF, _ = planted_activations(sizes.tokens, sizes.neurons, seed=seed)
     problem = build_problem(M_TF, SUBS, inactive)
-    started = time.perf_counter()
-    labels_F = anneal(problem, seed=seed, steps=sizes.steps)
-    jitted_s = time.perf_counter() - started
+    labels_F, jitted_s = timed(lambda: anneal(problem, seed=seed, steps=sizes.steps))
     annealed = problem.cost(labels_F)
-    started = time.perf_counter()
-    anneal_numpy(problem, seed=seed, steps=sizes.numpy_steps)
-    numpy_s = (time.perf_counter() - started) * sizes.steps / sizes.numpy_steps
+    numpy_s = seconds_of(
+        lambda: anneal_numpy(problem, seed=seed, steps=sizes.numpy_steps)
+    )
     ours_s, batch_s, reached = _time_to(problem, WITHIN * annealed, seed)
     batches = max(1, int(jitted_s / batch_s))
     _, history = alternate(problem, seed=seed, restarts=FIRST + WIDE * batches)
@@ -140,7 +140,7 @@ def _expert_round(
     in_time = [cost for at_s, cost in history if at_s <= jitted_s] or [history[0][1]]
     return {
         "jitted_s": jitted_s,
-        "numpy_s": numpy_s,
+        "numpy_s": numpy_s * sizes.steps / sizes.numpy_steps,
         "annealed": annealed,
         "ours_s": ours_s,
         "reached": reached,
@@ -152,17 +152,12 @@ def _expert_round(
 def _time_to(
     problem: Problem, target: float, seed: int, max_batches: int = MAX_BATCHES
 ) -> tuple[float, float, bool]:
-    """Seconds of one run until its best is `target` or less, and of its batches.
-
-    Returns:
-      seconds (of the longest run, a lower bound, if none gets there), mean seconds of a
-      batch, and whether the target was reached.
-    """
+    """Seconds of one run until its best is `target` or less (a lower bound if none
+    gets there), mean seconds of a batch, and whether the target was reached."""
     batches = 1
     while True:
-        _, history = alternate(
-            problem, seed=seed, restarts=FIRST + WIDE * (batches - 1)
-        )
+        restarts = FIRST + WIDE * (batches - 1)
+        _, history = alternate(problem, seed=seed, restarts=restarts)
         reached = [s for s, cost in history if cost * problem.unit <= target]
         if reached or batches >= max_batches:
             spent = history[-1][0]
@@ -177,23 +172,18 @@ def round_row(sizes: RefactorSettings) -> dict:
     rng = np.random.default_rng(0)
     labels_RF = random_partitions(rng, WIDE, sizes.neurons, SUBS)
     square = rng.random((2048, 2048), dtype=np.float32)
-    ours_s, limit_s = [], []
-    for measured in range(-1, sizes.repeats):
-        started = time.perf_counter()
-        with one_blas_thread():
-            descend(problem, labels_RF, max_rounds=1)
-        between = time.perf_counter()
-        with one_blas_thread():
-            square @ square
-        rate = 2 * len(square) ** 3 / (time.perf_counter() - between)
-        if measured >= 0:
-            ours_s.append(between - started)
-            limit_s.append(4 * problem.A_TF.size * SUBS * WIDE / rate)
+    cases = {
+        "ours": lambda: descend(problem, labels_RF, max_rounds=1),
+        "large": lambda: square @ square,
+    }
+    with one_blas_thread():
+        runs = interleave_seconds(cases, sizes.repeats)
+    share = 4 * problem.A_TF.size * SUBS * WIDE / (2 * len(square) ** 3)
     return make_row(
         f"one round of {WIDE} partitions",
-        [MS * s for s in ours_s],
+        [MS * s for s in runs["ours"]],
         "ms",
-        peer=[MS * s for s in limit_s],
+        peer=[MS * share * s for s in runs["large"]],
         peer_name="its two products at the rate of a large one, one core",
     )
 
@@ -250,15 +240,17 @@ def write_activations(work_dir: Path, sizes: RefactorSettings) -> Path:
     return folder
 
 
+@dataclasses.dataclass(frozen=True)
 class FolderSource:
     """`LLL_EEE.npy` files, read as a profile's activations are."""
 
-    def __init__(self, folder: Path, layers: int, experts: int, neurons: int):
-        self.folder, self.layers = Path(folder), tuple(range(layers))
-        self.num_experts, self.neurons = experts, neurons
+    folder: str
+    layers: Sequence[int]
+    num_experts: int
+    neurons: int
 
     def activations(self, layer: int, expert: int) -> np.ndarray:
-        path = self.folder / f"{layer:03}_{expert:03}.npy"
+        path = Path(self.folder) / f"{layer:03}_{expert:03}.npy"
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
     def gate_weights(self, layer: int, expert: int) -> np.ndarray:
@@ -267,7 +259,7 @@ class FolderSource:
 
 def partition(folder: str, layers: str, experts: str, neurons: str, work: str) -> dict:
     """Partitions all experts on all of their tokens, with the default solver."""
-    source = FolderSource(Path(folder), int(layers), int(experts), int(neurons))
+    source = FolderSource(folder, range(int(layers)), int(experts), int(neurons))
     options = PartitionOptions(heldout_ratio=0.0)
     found = partition_model(source, work, options)
     return {

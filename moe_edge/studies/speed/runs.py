@@ -1,30 +1,25 @@
-"""Timed greedy runs of an offloaded engine, and what they routed and moved.
+"""Timed decode runs of any engine, and what offloaded ones routed and moved.
 
 Every run fills its KV cache without throttling, empties the expert slots and decodes
 over a fresh emulated link: all runs, and their replay, start from the same state.
 """
 
 import dataclasses
-import statistics
 import time
+from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import Predictor, no_prediction
-from moe_edge.simulate.replay.lookups import chosen_by_step
-from moe_edge.studies.speed.decode import argmax
-from moe_edge.studies.speed.models import olmoe_config, write_random
+from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.suite import SuiteSettings
-from moe_edge.workload.traces import DECODE, Trace, TraceRecorder
 
 SHARE = "25%"  # of the experts on the device, in the rows over emulated links
 PROMPT_TOKENS = 16
@@ -39,8 +34,8 @@ class OffloadSettings(SuiteSettings):
       large_config: of the model of at least 2 GB whose memory is measured.
       link_steps: decode steps by link ratio (expert load / a layer's compute).
       host_steps: of the rows without a link.
-      smoe_tokens: decode steps of the SMoE row.
-      fidelity_tokens: scored of each held-out text.
+      smoe_tokens: decode steps of the SMoE rows.
+      fidelity_rows: texts of so many tokens that SMoE's fidelity is scored on.
       absolute_memory: an absolute budget for the timed model.
     """
 
@@ -55,14 +50,29 @@ class OffloadSettings(SuiteSettings):
     )
     host_steps: int = 24
     smoe_tokens: int = 48
-    fidelity_tokens: int = 256
+    fidelity_rows: int = 16
     absolute_memory: str = "200MiB"
 
 
-def timed_models(work_dir: Path, settings: OffloadSettings) -> list[tuple[str, Path]]:
-    """Name and HF folder of the models that are timed."""
-    folder = write_random(work_dir / "olmoe_d512", settings.hf_config)
-    return [("olmoe_d512", folder), ("default", DEFAULT_MODEL)]
+def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
+    """int array [batch, tokens] of the model's vocabulary."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, engine.config.vocab_size, (batch, tokens))
+
+
+@jax.jit
+def argmax(logits_BV):
+    """int32 [B], the greedy tokens."""
+    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+
+def load_offloaded(folder, *, batch: int = 1, capacity: int = 1024, **options):
+    """An offloaded engine without tokenizer; `options`: of `OffloadOptions`.
+
+    An absolute budget leaves room for the KV cache of `batch` times `capacity` tokens.
+    """
+    offload, sizes = OffloadOptions(**options), {"batch": batch, "capacity": capacity}
+    return load_engine(folder, with_tokenizer=False, offload=offload, **sizes).engine
 
 
 class RunLog(PredictionLog):
@@ -85,27 +95,6 @@ class RunLog(PredictionLog):
         self.predicted[-1] = np.array(ids_NM)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Replayed(Predictor):
-    """Repeats what a run predicted, lookup by lookup."""
-
-    predicted: list[np.ndarray | None]
-    name = "recorded"
-    needs = frozenset({"ids"})
-
-    def init(self, spec):
-        return {"lookup": -1}
-
-    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
-        return {"lookup": state["lookup"] + 1}
-
-    def predict(self, state, layer, horizon):
-        ids_NM = self.predicted[state["lookup"]]
-        if ids_NM is None:
-            return no_prediction(horizon)
-        return ids_NM, np.zeros(ids_NM.shape, np.float32)
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a run of N steps took.
@@ -124,6 +113,11 @@ class Run:
     used_blocks: int = 0
     waited_s: float = 0.0
 
+    @property
+    def mean_s(self) -> float:
+        """Of a step."""
+        return float(self.step_s.mean())
+
 
 def decode_run(
     engine,
@@ -134,7 +128,8 @@ def decode_run(
     forced: bool = False,
     on_routing=None,
 ) -> Run:
-    """Greedy steps after the (untimed) prompts; see the top of this file.
+    """Greedy steps after the (untimed) prompts; the host reads every token, as a user
+    does.
 
     Args:
       engine: resident, layered or fused.
@@ -145,7 +140,7 @@ def decode_run(
       cold: False keeps a layered engine's slots as they are, and no log.
       forced: feeds random tokens, the same in every run, instead of the model's own:
         random weights repeat one token for ever, so that nothing would miss.
-      on_routing: see `Engine.decode`; of a resident engine.
+      on_routing: see `Engine.decode`; of a run that keeps no log.
     """
     B, S = np.shape(prompts)
     manager = getattr(engine, "manager", None)
@@ -156,7 +151,9 @@ def decode_run(
     active_B = jax.device_put(np.ones(B, bool))
     tokens, step_s, log = [np.asarray(next_B)], [], None
     if manager is not None and cold:
-        start_cold(manager, link)
+        manager.empty()
+        manager.reset_counters()
+        manager.queue.link = _fresh(link)
         spec = manager.spec
         log = RunLog(spec.num_layers, spec.num_experts, manager.predictor_run.horizon)
         manager.predictor_run.accuracy, on_routing = log, log.lookup
@@ -179,12 +176,9 @@ def decode_run(
     return Run(np.array(step_s), np.stack(tokens), log, used_blocks, waited_s)
 
 
-def start_cold(manager, link: EmulatedLink | None) -> None:
-    """Empties the slots, starts counting and switches the link on."""
-    manager.empty()
-    manager.reset_counters()
-    if link is not None:
-        manager.queue.link = EmulatedLink(link.bytes_per_s, link.latency_s)
+def _fresh(link: EmulatedLink | None) -> Link:
+    """One like this without its backlog; None: the machine's own."""
+    return EmulatedLink(link.bytes_per_s, link.latency_s) if link else Link()
 
 
 def _used_blocks(engine) -> int:
@@ -199,41 +193,6 @@ def _used_blocks(engine) -> int:
     return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.store.block_bytes
 
 
-def trace_of(run: Run, num_experts: int) -> Trace:
-    """The decode lookups of an offloaded run."""
-    log, step = run.log, -1
-    recorder = TraceRecorder(num_experts, log.ids[0].shape[1])
-    first = log.layers[0]
-    for layer, ids_TK in zip(log.layers, log.ids, strict=True):
-        step += layer == first
-        nothing_TK = np.zeros(ids_TK.shape)
-        recorder.add(DECODE, step, layer, ids_TK, nothing_TK, nothing_TK)
-    return recorder.trace()
-
-
-def foreseen(run: Run, num_experts: int) -> np.ndarray:
-    """int32 [1 + N, L, M] for `Oracle`: what the steps choose; the prompt is step 0."""
-    chosen_SLM = chosen_by_step(trace_of(run, num_experts))
-    return np.pad(chosen_SLM, ((1, 0), (0, 0), (0, 0)), constant_values=-1)
-
-
-def load_offloaded(folder, *, batch: int = 1, capacity: int = 1024, **options):
-    """An offloaded engine without tokenizer.
-
-    Args:
-      folder: the checkpoint.
-      batch, capacity: for whose KV cache an absolute budget leaves room.
-      **options: of `OffloadOptions`.
-    """
-    return load_engine(
-        folder,
-        with_tokenizer=False,
-        offload=OffloadOptions(**options),
-        batch=batch,
-        capacity=capacity,
-    ).engine
-
-
 def check_same_tokens(name: str, run: Run, resident: Run) -> None:
     """Raises RuntimeError if a run wrote other tokens than the resident engine."""
     if not np.array_equal(run.tokens, resident.tokens):
@@ -244,6 +203,11 @@ def check_same_tokens(name: str, run: Run, resident: Run) -> None:
         )
 
 
+# What a machine adds to an offloaded step, measured on a resident engine: an emulated
+# link shares cores and memory with the model, and a host that plans every layer reads
+# every layer's routing. These runs pay for that alone: no lookup, no miss.
+
+
 def layer_share(engine, prompts, steps: int) -> float:
     """Share of a resident engine's step that its layers take, from layer borders."""
     stamps: list[float] = []
@@ -252,17 +216,75 @@ def layer_share(engine, prompts, steps: int) -> float:
         routing.ids_TK.block_until_ready()
         stamps.append(time.perf_counter())
 
-    B, S = np.shape(prompts)
-    session = engine.new_session(B, S + steps + 1)
-    next_B = argmax(engine.prefill(session, prompts))
-    active_B = jax.device_put(np.ones(B, bool))
-    np.asarray(next_B)
-    L, shares = engine.config.num_layers, []
-    for _ in range(steps):
-        stamps.clear()
-        started = time.perf_counter()
-        next_B = argmax(engine.decode(session, next_B, active_B, stamp))
-        np.asarray(next_B)
-        step_s = time.perf_counter() - started
-        shares.append(min(1.0, L * statistics.median(np.diff(stamps)) / step_s))
-    return statistics.median(shares)
+    run = decode_run(engine, prompts, steps, on_routing=stamp)
+    layer_s_N = np.median(np.diff(np.reshape(stamps, (steps, -1))), axis=1)
+    share_N = engine.config.num_layers * layer_s_N / run.step_s
+    return float(np.median(np.minimum(share_N, 1.0)))
+
+
+def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
+    """Mean seconds of a resident engine's step that rests after every layer, less that.
+
+    What the same computation costs a processor that has been idle for so long: other
+    programs, and on a virtual machine other machines, have had its caches meanwhile.
+    """
+    rested_s = [0.0]
+
+    def rest(layer, routing):
+        routing.ids_TK.block_until_ready()
+        if wait_s > 0:
+            started = time.perf_counter()
+            time.sleep(wait_s)
+            rested_s[0] += time.perf_counter() - started
+
+    run = decode_run(engine, prompts, steps, on_routing=rest)
+    return run.mean_s - rested_s[0] / steps
+
+
+def step_beside_transfers(
+    engine,
+    manager,
+    prompts,
+    steps: int,
+    link: EmulatedLink,
+    blocks_per_step: float,
+    forced: bool = False,
+) -> float:
+    """Mean seconds of a resident step that reads every routing while blocks travel.
+
+    A layer waits for no block of its own; at most half the slots are on their way. The
+    blocks still travelling after the last step are waited for, and counted.
+
+    Args:
+      engine: resident; all its layers have experts.
+      manager: of an offloaded engine, whose slots are emptied.
+      link: of the transfers.
+      blocks_per_step: how many, spread evenly over the layers.
+      forced: see `decode_run`.
+    """
+    queue, spec = manager.queue, manager.spec
+    blocks = spec.num_layers * spec.num_experts
+    stride = spec.num_experts + 1  # another layer and another expert each time
+    underway, asked, calls = deque(), 0, 0
+
+    def read_and_ask(layer, routing):
+        nonlocal asked, calls
+        np.asarray(routing.ids_TK)
+        queue.poll()
+        calls += 1
+        while asked + 1 <= blocks_per_step * calls / spec.num_layers:
+            if len(underway) >= spec.num_slots // 2:
+                queue.wait([underway.popleft()])
+            block = divmod(asked * stride % blocks, spec.num_experts)
+            slot = asked % spec.num_slots
+            underway.append(queue.request(*block, slot, "demand"))
+            asked += 1
+
+    manager.empty()  # the cache knows nothing of what is written below
+    queue.link = _fresh(link)
+    try:
+        run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
+        waited_s = queue.wait(underway)
+    finally:
+        queue.link = Link()
+    return run.mean_s + waited_s / steps
