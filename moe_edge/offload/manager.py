@@ -29,12 +29,9 @@ class OffloadManager:
     has one record for all of them, in the name of the first.
 
     Args:
-      cache: which block is in which slot.
-      queue: moves bytes.
       predictor: names later experts; None prefetches nothing.
       horizon: layers ahead that are prefetched.
       prefetch_limit: most prefetches asked for after one lookup.
-      recorder: of events.
     """
 
     def __init__(
