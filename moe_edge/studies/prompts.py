@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
@@ -15,13 +14,6 @@ from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.settings import StudySettings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
-
-
-class Sources(Protocol):
-    """What tells where prompts come from; see `PromptSettings`."""
-
-    data_dir: str | None
-    sources: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +83,7 @@ class PromptPool:
         return [list(itertools.islice(rows, size)) for size in sizes]
 
 
-def prompt_files(settings: Sources) -> list[Path]:
+def prompt_files(settings: PromptSettings) -> list[Path]:
     """The files that prompts come from.
 
     Raises:
@@ -107,7 +99,7 @@ def prompt_files(settings: Sources) -> list[Path]:
 
 
 def make_pool(
-    settings: Sources, tokenizer: Tokenizer, count: int, tokens: int
+    settings: PromptSettings, tokenizer: Tokenizer, count: int, tokens: int
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
@@ -135,7 +127,7 @@ def make_pool(
     return PromptPool(rows, sources)
 
 
-def _name(path: Path, settings: Sources) -> str:
+def _name(path: Path, settings: PromptSettings) -> str:
     """Without the folders above the data, which differ from machine to machine."""
     if settings.data_dir and path.is_relative_to(settings.data_dir):
         return path.relative_to(settings.data_dir).as_posix()
