@@ -55,12 +55,8 @@ class LinkSettings(PromptSettings):
 
 
 def check_inputs(settings: PromptSettings) -> None:
-    """Refuses a checkpoint or prompt files that cannot be read, before weights are.
-
-    Raises:
-      CheckpointError: no checkpoint there.
-      OSError: no such file.
-    """
+    """Refuses a checkpoint (CheckpointError) or prompt files (OSError) that cannot be
+    read, before weights are."""
     check_checkpoint(settings.checkpoint)
     prompt_files(settings)
 
@@ -84,11 +80,7 @@ class PromptPool:
 
 
 def prompt_files(settings: PromptSettings) -> list[Path]:
-    """The files that prompts come from.
-
-    Raises:
-      OSError: one that does not exist.
-    """
+    """The files that prompts come from. Raises OSError for one that does not exist."""
     if settings.data_dir is None:
         return [BOOKS]
     paths = [Path(find_file(name, settings.data_dir)) for name in settings.sources]
@@ -110,13 +102,9 @@ def make_pool(
       OSError: a file cannot be read.
     """
     paths = prompt_files(settings)
-    turns = [_rows(path, tokenizer, tokens) for path in paths]
-    rows: list[list[int]] = []
-    while turns and len(rows) < count:
-        row = next(turns[0], None)
-        turns = turns[1:] if row is None else [*turns[1:], turns[0]]
-        if row is not None:
-            rows.append(row)
+    turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
+    in_turn = (row for turn in turns for row in turn if row is not None)
+    rows = list(itertools.islice(in_turn, count))
     if len(rows) < count:
         names = ", ".join(path.name for path in paths)
         raise RequestError(

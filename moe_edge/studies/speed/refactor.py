@@ -1,14 +1,11 @@
 """Suite `refactor`: cutting experts into sub-experts, against the paper's annealing.
 
-All solvers of a round get the same problem. The process that partitions a whole model
-is `python -m moe_edge.studies.speed.refactor ACTIVATIONS WORK_DIR`.
+All solvers of a round get the same problem.
 """
 
 import dataclasses
-import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +31,9 @@ from moe_edge.studies.speed.suite import (
     MS,
     Rows,
     SuiteSettings,
+    alone,
     make_row,
     peak_rss_bytes,
-    run_process,
     speed_study,
 )
 
@@ -70,14 +67,9 @@ class RefactorSettings(SuiteSettings):
 
 
 def refactor_rows(settings: RefactorSettings, work_dir: Path) -> Rows:
-    """All rows: one expert at `inactive` 2 and 3, a round's limit, the whole model.
-
-    Each round has activations and a seed of its own; `work_dir` holds the synthetic
-    activations of the whole model, 4.3 GB.
-    """
-    rows = []
-    for inactive in (2, 3):
-        rows += expert_rows(inactive, settings)
+    """One expert at `inactive` 2 and 3, a round's limit, the whole model, whose
+    synthetic activations take 4.3 GB of `work_dir`. Each round has its own seed."""
+    rows = expert_rows(2, settings) + expert_rows(3, settings)
     return [*rows, round_row(settings), *model_rows(work_dir, settings)]
 
 
@@ -191,7 +183,7 @@ def model_rows(work_dir: Path, sizes: RefactorSettings) -> Rows:
     path = write_activations(work_dir, sizes)
     results = work_dir / "partitions"
     shutil.rmtree(results, ignore_errors=True)
-    child = run_process("moe_edge.studies.speed.refactor", path, results)
+    child = alone(partition, path, results)
     shape = sizes.layers, sizes.experts, sizes.neurons, sizes.tokens
     case = f"whole model, {' x '.join(map(str, shape))}"
     bar, peak = {"peer_name": "bar", "bar": 1.0}, [child["peak_rss_bytes"] / 1e6]
@@ -229,7 +221,7 @@ def write_activations(work_dir: Path, sizes: RefactorSettings) -> Path:
 class FileSource:
     """Activations [L, E, T, F] of a file, read as a profile's are."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: Path):
         self.path = path
         L, self.num_experts, _, self.neurons = self._open().shape
         self.layers = tuple(range(L))
@@ -245,7 +237,7 @@ class FileSource:
         return np.ones(len(self.activations(layer, expert)), np.float32)
 
 
-def partition(path: str, work_dir: str) -> dict:
+def partition(path: Path, work_dir: Path) -> dict:
     """Partitions all experts on all of their tokens, with the default solver."""
     options = PartitionOptions(heldout_ratio=0.0)
     found = partition_model(FileSource(path), work_dir, options)
@@ -264,6 +256,3 @@ STUDY = speed_study(
     settings=RefactorSettings,
     limit=SYNTHETIC,
 )
-
-if __name__ == "__main__":
-    print(json.dumps(partition(*sys.argv[1:])))
