@@ -72,6 +72,16 @@ def check_count(name: str, value: int) -> None:
         raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
 
 
+def one_or_each(name: str, value, servers: int) -> np.ndarray:
+    """float64 [servers] of one number for all servers or one each, else ConfigError."""
+    given = np.asarray(value, np.float64)
+    if given.shape not in ((), (servers,)):
+        raise ConfigError(
+            f"{name} has {given.size} numbers for {servers} servers; give one or each"
+        )
+    return np.broadcast_to(given, servers)
+
+
 def check_divides(name: str, value: int, unit: str, total: int) -> None:
     """Raises ConfigError unless `total` splits into `value` equal parts.
 
@@ -91,6 +101,16 @@ def check_known(kind: str, name: str, known) -> None:
     """Raises ConfigError if `name` is not in `known`, listing what is."""
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+
+
+def chosen(kind: str, text: str, known) -> list[str] | None:
+    """Names separated by commas, each once, checked as above; None for `all`."""
+    if text == "all":
+        return None
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        check_known(kind, name, known)
+    return names
 
 
 def build_known(kind: str, classes, name: str, options):

@@ -116,10 +116,10 @@ class CostModel:
 
     def move_s(self, n: int, m: int, gpu: int) -> float:
         """One block from host memory of server n to a GPU of server m."""
+        load_s = self.load_s(m, gpu)
         if n == m:
-            return self.load_s(m, gpu)
-        network_s = self.cluster.link(n, m).seconds(self.block.num_bytes)
-        return network_s + self.load_s(m, gpu)
+            return load_s
+        return self.cluster.link(n, m).seconds(self.block.num_bytes) + load_s
 
 
 def roofline_s(device: Device, flops, num_bytes):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import one_or_each
 from moe_edge.hardware.cost_model import CostModel
 
 
@@ -85,16 +85,11 @@ class Batch:
 
     def by_server(self, servers: int) -> "Batch":
         """With arrays [N, 1, 1]."""
-        columns = []
-        for field in ("tokens", "per_request"):
-            value_N = np.atleast_1d(np.asarray(getattr(self, field), np.float64))
-            if value_N.size not in (1, servers):
-                raise ConfigError(
-                    f"{field} has {value_N.size} numbers for {servers} servers; give "
-                    "one or each"
-                )
-            columns.append(np.broadcast_to(value_N, servers)[:, None, None])
-        return Batch(*columns)
+        columns = {
+            name: one_or_each(name, value, servers)[:, None, None]
+            for name, value in vars(self).items()
+        }
+        return Batch(**columns)
 
 
 @dataclasses.dataclass

@@ -54,7 +54,7 @@ def replicate(
 
 def rebalance(
     load_LE: np.ndarray, replicas: int, groups: int, nodes: int, gpus: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """EPLB's hierarchical balancing for equal GPUs.
 
     Args:
@@ -63,13 +63,13 @@ def rebalance(
       groups: of experts; they stay on one node if `nodes` divides them.
       nodes, gpus: of the cluster.
     Returns:
-      Block of every slot [L, replicas], GPU by GPU, and copies of every block [L, E].
+      Block of every slot [L, replicas], GPU by GPU.
     Raises:
       ConfigError: numbers that do not divide each other as EPLB needs.
     Source: github.com/deepseek-ai/EPLB (README), written from its description.
     """
     load_LE = np.asarray(load_LE, np.float64)
-    L, E = load_LE.shape
+    E = load_LE.shape[1]
     if groups % nodes:
         groups = nodes = 1
     for name, large, small in (
@@ -81,11 +81,8 @@ def rebalance(
             raise ConfigError(f"EPLB: {name}, got {small} and {large}")
     if replicas < E:
         raise ConfigError(f"EPLB: {replicas} replicas for {E} blocks, expected no less")
-    block_LR = np.zeros((L, replicas), np.int64)
-    for layer, load_E in enumerate(load_LE):
-        block_LR[layer] = _rebalance_layer(load_E, replicas, groups, nodes, gpus)
-    copies_LE = np.stack([np.bincount(row, minlength=E) for row in block_LR])
-    return block_LR, copies_LE
+    sizes = (replicas, groups, nodes, gpus)
+    return np.stack([_rebalance_layer(load_E, *sizes) for load_E in load_LE])
 
 
 def _rebalance_layer(load_E, replicas: int, groups: int, nodes: int, gpus: int):
@@ -142,7 +139,7 @@ class Eplb(Placer):
         flat = np.concatenate(problem.slots)
         gpus, each = len(flat), min(int(flat[0]) // L, E)
         load_LE = problem.frequency_NLE.sum(axis=0)
-        block_LR, _ = rebalance(load_LE, each * gpus, self.groups, N, gpus)
+        block_LR = rebalance(load_LE, each * gpus, self.groups, N, gpus)
         server_D, gpu_D = gpu_list(problem.slots)
         gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
         layer_L1 = np.arange(L)[:, None]

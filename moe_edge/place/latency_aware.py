@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import check_count, check_from_zero, one_or_each
 from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.latency_search import Search
@@ -48,10 +48,7 @@ class LatencyAware(Placer):
 
     def __post_init__(self):
         check_count("steps", self.steps)
-        if not self.horizon_requests >= 0:
-            raise ConfigError(
-                f"horizon_requests is {self.horizon_requests}, expected 0 or more"
-            )
+        check_from_zero("horizon_requests", self.horizon_requests)
 
     @staticmethod
     def model(problem: Problem) -> LatencyModel:
@@ -63,13 +60,7 @@ class LatencyAware(Placer):
         traffic = problem.traffic
         rate_N = traffic.requests_per_s
         if rate_N is not None:
-            N, rate_N = len(problem.slots), np.atleast_1d(np.asarray(rate_N, float))
-            if rate_N.shape not in ((1,), (N,)):
-                raise ConfigError(
-                    f"requests_per_s has {rate_N.size} numbers for {N} servers; give "
-                    "one or each"
-                )
-            rate_N = np.broadcast_to(rate_N, N)
+            rate_N = one_or_each("requests_per_s", rate_N, len(problem.slots))
         return LatencyModel(
             problem.frequency_NLE,
             CallCosts.of(problem.cost_model),

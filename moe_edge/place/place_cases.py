@@ -1,6 +1,5 @@
 """What `run_place` places: measured counts, or a preset model on preset machines."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from moe_edge.hardware.models import model_shape
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
 from moe_edge.place.placer import Problem, Traffic
-from moe_edge.place.plan import check_slots
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
@@ -28,34 +26,6 @@ KNOWN = {  # names in statistics
 UNKNOWN_LIKE = "OLMoE-1B-7B-0924"  # any other model's block, unless told
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is to be placed where.
-
-    Attributes:
-      frequency_NLE: calls of blocks, rows sum to 1.
-      slots: of every server's GPUs.
-      cost_model: seconds.
-      top_k: blocks a token calls.
-      facts: for the report.
-    """
-
-    frequency_NLE: np.ndarray
-    slots: tuple[np.ndarray, ...]
-    cost_model: CostModel
-    top_k: int
-    facts: Mapping[str, Any]
-
-    def problem(self, seed: int, **lengths: float) -> Problem:
-        """What placers get; `lengths`: of `Traffic`."""
-        traffic = Traffic(self.top_k, **lengths)
-        return Problem(
-            *(self.frequency_NLE, self.slots, self.cost_model),
-            seed=seed,
-            traffic=traffic,
-        )
-
-
 def statistics_case(
     path: str | Path,
     model: str | None,
@@ -64,18 +34,17 @@ def statistics_case(
     slots: str | None,
     d_model: int | None = None,
     expert_dim: int | None = None,
-) -> Case:
-    """A case from measured counts; see `run_place`."""
+) -> tuple[Problem, dict[str, Any]]:
+    """What is to be placed, from measured counts, and facts for the report."""
     if server_domains is None or slots is None:
         raise ConfigError(
             "--statistics needs --server_domains (one a server) and --slots, such as "
             "--server_domains c4,github,book --slots 80,80,160"
         )
     stats = read_statistics(path, server_domains.split(","), model, top_k)
-    N, L, E = stats.frequency_NLE.shape
     block, assumed_block = block_of(stats.model, d_model, expert_dim)
-    checked = check_slots(parse_slots(slots), N, L * E, block.num_bytes)
-    machines = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in checked])
+    held = parse_slots(slots)
+    machines = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in held])
     cost_model = CostModel(Cluster(servers=machines, network=lan(ASSUMED_MBPS)), block)
     facts = {
         "statistics": str(path),
@@ -83,12 +52,13 @@ def statistics_case(
         "model": stats.model,
         "layers": list(stats.layers),
         "server_domains": list(stats.domains),
-        "slots": [slots_G.tolist() for slots_G in checked],
+        "slots": [slots_G.tolist() for slots_G in held],
         "block": [block.d_model, block.expert_dim],
         "assumed": f"{ASSUMED_GPU} GPUs, {ASSUMED_MBPS:.0f} Mbps between servers"
         + assumed_block,
     }
-    return Case(stats.frequency_NLE, checked, cost_model, stats.top_k, facts)
+    traffic = Traffic(stats.top_k)
+    return Problem(stats.frequency_NLE, held, cost_model, traffic=traffic), facts
 
 
 def block_of(
@@ -115,8 +85,8 @@ def preset_case(
     cluster: str,
     cluster_options: Mapping[str, Any],
     server_domains: str | None,
-) -> Case:
-    """A case from presets; routing from the committed generator."""
+) -> tuple[Problem, dict[str, Any]]:
+    """The same from presets; routing from the committed generator."""
     shape = model_shape(model)
     machines = cluster_for(model, cluster, cluster_options)
     N = machines.num_servers
@@ -130,12 +100,8 @@ def preset_case(
         )
     routing = RoutingModel.like(shape)
     by_domain = {domain: routing.frequencies(domain) for domain in set(domains)}
-    fits = check_slots(
-        machines.slots(shape.block.num_bytes),
-        N,
-        shape.num_blocks,
-        shape.block.num_bytes,
-    )
+    cost_model = shape.costs(machines)
+    fits = machines.slots(shape.block.num_bytes)
     facts = {
         "model": shape.name,
         "cluster": cluster,
@@ -145,7 +111,8 @@ def preset_case(
         "slots": [slots_G.tolist() for slots_G in fits],
     }
     frequency_NLE = np.stack([by_domain[domain] for domain in domains])
-    return Case(frequency_NLE, fits, shape.costs(machines), shape.top_k, facts)
+    traffic = Traffic(shape.top_k)
+    return Problem(frequency_NLE, fits, cost_model, traffic=traffic), facts
 
 
 def parse_slots(text: str) -> list[np.ndarray]:

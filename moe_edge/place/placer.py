@@ -62,7 +62,9 @@ class Problem:
 
     def __post_init__(self):
         frequency_NLE = check_frequency(self.frequency_NLE)
-        slots = check_slots(self.slots, len(frequency_NLE), frequency_NLE[0].size)
+        block_bytes = self.cost_model.block.num_bytes if self.cost_model else None
+        sizes = len(frequency_NLE), frequency_NLE[0].size, block_bytes
+        slots = check_slots(self.slots, *sizes)
         object.__setattr__(self, "frequency_NLE", frequency_NLE)
         object.__setattr__(self, "slots", slots)
         if self.current is not None and (

@@ -1,19 +1,20 @@
 """The root of launch/place_experts.py: placements of all methods, side by side."""
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.objective import objective
 from moe_edge.place.place_cases import preset_case, statistics_case
-from moe_edge.place.placer import Problem
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS, chosen, get_placer
+from moe_edge.place.policy import PLACERS, get_placer
 
 
 @root
@@ -64,11 +65,11 @@ def run_place(
       OutputError: `out_dir` cannot be written.
       OSError: statistics cannot be read.
     """
-    names = chosen(methods, "placer", PLACERS)
+    names = chosen("placer", methods, PLACERS)
     if statistics is not None:
         if cluster is not None:
             raise ConfigError("--statistics needs --slots, not --cluster; give one")
-        case = statistics_case(
+        problem, facts = statistics_case(
             find_file(statistics, data_dir, "--statistics"),
             *(model, top_k, server_domains, slots, d_model, expert_dim),
         )
@@ -79,24 +80,22 @@ def run_place(
             raise ConfigError(
                 "--d_model and --expert_dim belong to --statistics; presets have theirs"
             )
-        case = preset_case(
+        problem, facts = preset_case(
             model or "deepseek_v2_lite",
             cluster or "prism",
             cluster_options or {},
             server_domains,
         )
-    problem = case.problem(
-        seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens
-    )
+    traffic = Traffic(problem.traffic.top_k, prompt_tokens, output_tokens)
+    problem = dataclasses.replace(problem, seed=seed, traffic=traffic)
     if run.dry_run:
-        return case.facts
+        return facts
     placed, left_out = place_all(problem, names)
     rows = compare(placed, problem)
     with run.writing() as folder:
         for name, (placement, _) in placed.items():
-            facts = {"method": name, **case.facts}
-            placement.save(folder / f"placement_{name}", facts)
-        stored = {**case.facts, "seed": seed, "methods": rows, "left_out": left_out}
+            placement.save(folder / f"placement_{name}", {"method": name, **facts})
+        stored = {**facts, "seed": seed, "methods": rows, "left_out": left_out}
         write_json(folder / "place.json", stored)
     print_table(rows, left_out)
     return {"methods": rows, "left_out": left_out}

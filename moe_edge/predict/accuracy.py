@@ -74,22 +74,22 @@ class PredictionLog:
         """Share of the predicted experts that were chosen; NaN where none was."""
         return ratio(self.hits_LA, self.predicted_LA)
 
+    @property
+    def recall_A(self) -> np.ndarray:
+        """The same over all layers."""
+        return ratio(self.hits_LA.sum(axis=0), self.chosen_LA.sum(axis=0))
+
+    @property
+    def precision_A(self) -> np.ndarray:
+        """The same over all layers."""
+        return ratio(self.hits_LA.sum(axis=0), self.predicted_LA.sum(axis=0))
+
     def summary(self) -> dict:
         """JSON-ready: totals by look-ahead and by layer, None instead of NaN."""
-        totals = [
-            array.sum(axis=0)
-            for array in (
-                self.hits_LA,
-                self.predicted_LA,
-                self.chosen_LA,
-                self.rounds_LA,
-            )
-        ]
-        hits_A, predicted_A, chosen_A, rounds_A = totals
         return {
-            "recall": _plain(ratio(hits_A, chosen_A)),
-            "precision": _plain(ratio(hits_A, predicted_A)),
-            "rounds": rounds_A.tolist(),
+            "recall": _plain(self.recall_A),
+            "precision": _plain(self.precision_A),
+            "rounds": self.rounds_LA.sum(axis=0).tolist(),
             "recall_by_layer": _plain(self.recall_LA),
             "precision_by_layer": _plain(self.precision_LA),
         }

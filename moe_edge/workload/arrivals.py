@@ -12,6 +12,7 @@ from moe_edge.core.checks import (
     check_count,
     check_known,
     check_positive,
+    one_or_each,
 )
 from moe_edge.workload.requests import Request
 
@@ -23,40 +24,28 @@ TRACES = {
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
-def poisson_arrivals(
-    interval_s: float, count: int, rng: np.random.Generator, start_s: float = 0.0
-) -> np.ndarray:
-    """float64 [count]: arrivals with exponential gaps.
-
-    Args:
-      interval_s: mean gap; Prism's "10 s Poisson arrival" is 10.
-      start_s: from when on.
-    Raises:
-      ConfigError: an interval (the inverse of a rate) that is not above 0.
-    """
-    check_positive("arrival interval_s", interval_s)
-    check_count("count", count)
-    return start_s + rng.exponential(interval_s, count).cumsum()
-
-
 def poisson_servers(
     intervals_s: float | Sequence[float],
     num_servers: int,
     count: int,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Poisson arrivals of every server, `count` each.
+    """Poisson arrivals of every server, `count` each; exponential gaps.
 
     Args:
-      intervals_s: mean gap, one for all servers or one each.
+      intervals_s: mean gap, one for all servers or one each; Prism's "10 s Poisson
+        arrival" is 10.
+    Returns:
+      float64 [count] seconds of each server.
+    Raises:
+      ConfigError: an interval (the inverse of a rate) that is not above 0.
     """
-    each = intervals_s
-    if isinstance(each, int | float):
-        each = [each] * num_servers
-    if len(each) != num_servers:
-        raise ConfigError(f"{len(each)} arrival intervals for {num_servers} servers")
+    check_count("count", count)
+    each = one_or_each("arrival interval_s", intervals_s, num_servers).tolist()
+    for interval_s in each:
+        check_positive("arrival interval_s", interval_s)
     return [
-        poisson_arrivals(interval_s, count, np.random.default_rng([seed, server]))
+        np.random.default_rng([seed, server]).exponential(interval_s, count).cumsum()
         for server, interval_s in enumerate(each)
     ]
 

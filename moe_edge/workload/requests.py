@@ -10,6 +10,7 @@ from moe_edge.core.checks import (
     ConfigError,
     RequestError,
     check_count,
+    check_from_zero,
     check_known,
 )
 
@@ -52,9 +53,7 @@ class Lengths:
 
     def __post_init__(self):
         for field in dataclasses.fields(self)[:4]:
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name} must be 0 or more, got {value}")
+            check_from_zero(field.name, getattr(self, field.name))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """int64 [count, 2]: input and output tokens."""
@@ -83,7 +82,6 @@ def make_requests(
     *,
     seed: int = 0,
     lengths: Mapping[str, Lengths] = LENGTHS,
-    start_s: float = 0.0,
 ) -> list[Request]:
     """Requests of every server in order of arrival.
 
@@ -92,24 +90,19 @@ def make_requests(
       arrivals: for each server the seconds at which its requests come, rising.
       seed: of the lengths.
       lengths: of each domain; others take `OTHER`.
-      start_s: added to all arrivals.
     """
     if len(domains) != len(arrivals):
         raise ConfigError(f"{len(arrivals)} arrivals for {len(domains)} domains")
     rows = []
     for server, (domain, times) in enumerate(zip(domains, arrivals, strict=True)):
         rng = np.random.default_rng([seed, server])
-        sizes = lengths.get(domain, OTHER).draw(len(times), rng)
+        sizes = lengths.get(domain, OTHER).draw(len(times), rng).tolist()
         rows += [
-            (start_s + float(t), server, int(i), int(o), domain)
-            for t, (i, o) in zip(times, sizes, strict=True)
+            (server, float(t), *size, domain)
+            for t, size in zip(times, sizes, strict=True)
         ]
-    rows.sort(key=lambda row: row[:2])
-    requests = [
-        Request(number, server, time_s, inputs, outputs, domain)
-        for number, (time_s, server, inputs, outputs, domain) in enumerate(rows)
-    ]
-    return requests
+    rows.sort(key=lambda row: (row[1], row[0]))
+    return [Request(number, *row) for number, row in enumerate(rows)]
 
 
 def fixed_requests(

@@ -108,7 +108,7 @@ def test_latency_bad_options_are_refused():
         (Traffic, {"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got"),
         (Traffic, {"requests_per_s": -1.0}, "requests_per_s must be positive"),
         (LatencyAware, {"steps": -1}, "steps must be"),
-        (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests is -1.0"),
+        (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests must be 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             kind(**options)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import ConfigError, check_count, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
-from moe_edge.place.policy import PLACERS, chosen
+from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.build import CaseOptions, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
@@ -58,7 +58,7 @@ def run_simulate(
       OSError: a trace cannot be read.
     """
     check_count("seeds", seeds)
-    names = chosen(methods, "method", METHODS)
+    names = chosen("method", methods, METHODS)
     if not 0 <= cache_share < 1:
         raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
     first = build_case(**vars(wanted), data_dir=data_dir, seed=seed)

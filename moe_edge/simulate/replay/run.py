@@ -1,12 +1,11 @@
 """The root of launch/replay.py: hit ratios and prediction recall of a route trace."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_64_bits, check_known
+from moe_edge.core.checks import ConfigError, check_64_bits, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
@@ -60,8 +59,8 @@ def run_replay(
       OSError: the trace cannot be read.
     """
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
-    names = _names("cache policy", policies, POLICY_NAMES)
-    predictor_names = _names("predictor", predictors, PREDICTORS)
+    names = chosen("cache policy", policies, POLICY_NAMES) if policies else []
+    predictor_names = chosen("predictor", predictors, PREDICTORS) if predictors else []
     path = find_file(trace, data_dir, "--trace")
     rows = read_trace(path, num_experts)
     if not (rows.phase == DECODE).any():
@@ -88,12 +87,9 @@ def run_replay(
             name: {size: result.hit_ratio for size, result in by_size.items()}
             for name, by_size in cached.items()
         },
-        "recall": {
-            name: _by_look_ahead(result.recall_H) for name, result in predicted.items()
-        },
+        "recall": {n: _by_look_ahead(log.recall_A) for n, log in predicted.items()},
         "precision": {
-            name: _by_look_ahead(result.precision_H)
-            for name, result in predicted.items()
+            n: _by_look_ahead(log.precision_A) for n, log in predicted.items()
         },
     }
     stored = summary | {
@@ -111,10 +107,10 @@ def run_replay(
         },
         "prediction": {
             name: {
-                "recall_by_layer": _plain(result.recall_HL),
-                "precision_by_layer": _plain(result.precision_HL),
+                "recall_by_layer": _plain(log.recall_LA.T),
+                "precision_by_layer": _plain(log.precision_LA.T),
             }
-            for name, result in predicted.items()
+            for name, log in predicted.items()
         },
     }
     with run.writing() as folder:
@@ -123,13 +119,8 @@ def run_replay(
     return summary
 
 
-def _items(text: str) -> list[str]:
-    """Parts between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in str(text).split(",")))
-
-
 def _whole_numbers(flag: str, text: str) -> list[int]:
-    parts = _items(text)
+    parts = [part.strip() for part in str(text).split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(
             f"--{flag} is {str(text)!r}, expected whole numbers separated by commas, "
@@ -138,16 +129,6 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
     numbers = list(dict.fromkeys(map(int, parts)))
     check_64_bits(f"--{flag}", numbers)
     return numbers
-
-
-def _names(kind: str, text: str, known: Iterable[str]) -> list[str] | None:
-    """The names given; None for `all`."""
-    if text == "all":
-        return None
-    names = _items(text) if text else []
-    for name in names:
-        check_known(kind, name, known)
-    return names
 
 
 def _by_look_ahead(share_H: np.ndarray) -> dict[str, float | None]:

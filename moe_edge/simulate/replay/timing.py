@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_positive, check_shape
+from moe_edge.core.checks import check_from_zero, check_positive, check_shape
 from moe_edge.offload.link import EmulatedLink
 
 
@@ -31,9 +31,8 @@ class CostModel:
     def __post_init__(self):
         check_positive("block_bytes", self.block_bytes)
         for name in ("route_s", "experts_s", "step_s"):
-            value = np.asarray(getattr(self, name), np.float64)
-            if not (np.isfinite(value) & (value >= 0)).all():
-                raise ConfigError(f"{name} must be 0 or more seconds, got {value}")
+            for seconds in np.ravel(getattr(self, name)):
+                check_from_zero(name, seconds)
 
     def layers(self, num_layers: int) -> tuple[np.ndarray, np.ndarray]:
         """route_s and experts_s as float64 [L].
@@ -41,13 +40,11 @@ class CostModel:
         Raises:
           ConfigError: as many numbers as another model has layers.
         """
-        both = []
-        for name in ("route_s", "experts_s"):
-            value = np.asarray(getattr(self, name), np.float64)
-            if value.ndim:
-                check_shape(name, value, (num_layers,))
-            both.append(np.broadcast_to(value, (num_layers,)))
-        return tuple(both)
+        both = [np.asarray(s, np.float64) for s in (self.route_s, self.experts_s)]
+        for name, seconds in zip(("route_s", "experts_s"), both, strict=True):
+            if seconds.ndim:
+                check_shape(name, seconds, (num_layers,))
+        return tuple(np.broadcast_to(seconds, (num_layers,)) for seconds in both)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def recall_all(trace: Trace) -> dict[str, tuple[float, float]]:
     found = {}
     for name in known_predictors(trace):
         result = replay_predictor(trace, predictor_of(name, trace))
-        found[name] = float(result.recall_H[0]), float(result.precision_H[0])
+        found[name] = float(result.recall_A[0]), float(result.precision_A[0])
     return found
 
 

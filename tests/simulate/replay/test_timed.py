@@ -161,7 +161,7 @@ def test_time_laws_hold_on_a_random_trace():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"route_s": -1.0}, "route_s must be 0 or more seconds, got -1.0"),
+        ({"route_s": -1.0}, "route_s must be 0 or more and finite, got -1.0"),
         ({"block_bytes": 0}, "block_bytes must be positive, got 0"),
         ({"experts_s": [1.0] * 3}, r"experts_s has shape \(3,\), expected \(2,\)"),
     ],
