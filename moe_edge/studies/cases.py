@@ -44,16 +44,18 @@ class Case:
     Attributes:
       policy: its name in tables.
       options: how it runs; the study adds budget and link.
-      is_exact: its tokens must be the resident engine's; a case that is not carries
-        its fidelity: lossy routes, and the host's experts, whose sums have another
-        order.
     """
 
     policy: str
     budget: str
     batch: int
     options: OffloadOptions
-    is_exact: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its tokens must be the resident engine's. A case that is not carries
+        its fidelity: lossy routes, and the host's experts, summed in another order."""
+        return self.options.lossless and self.options.assist is None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -17,7 +17,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.studies.cases import Case
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.rounds import interleave, seconds_of
-from moe_edge.studies.smoe.fig14 import is_exact, smoe_steps
+from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.offload_links import LATENCY_S, OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
@@ -192,7 +192,7 @@ def smoe_rows(settings: OffloadSettings) -> Rows:
     )
     named = {name: OffloadOptions(**options) for name, options in LOSSLESS.items()}
     cases = [
-        Case(name, SHARE, BATCH, options, is_exact(options))
+        Case(name, SHARE, BATCH, options)
         for name, options in ({"smoe": SMOE} | named).items()
     ]
     with Bench(DEFAULT_MODEL) as bench:
