@@ -114,6 +114,16 @@ class CostModel:
         seconds = self.cluster.link(n, m).seconds(tokens * self.block.token_bytes)
         return np.where(np.asarray(tokens) > 0, seconds, 0.0)[()]
 
+    def sends_s(self, tokens: float = 1) -> np.ndarray:
+        """float64 [N, N]: `send_s` from every server to every other one."""
+        num_bytes, servers = tokens * self.block.token_bytes, self.cluster.num_servers
+        link, all_N = self.cluster.link, range(servers)
+        send_NM = np.array(
+            [[link(n, m).seconds(num_bytes) for m in all_N] for n in all_N]
+        )
+        np.fill_diagonal(send_NM, 0.0)
+        return send_NM
+
     def move_s(self, n: int, m: int, gpu: int) -> float:
         """One block from host memory of server n to a GPU of server m."""
         load_s = self.load_s(m, gpu)

@@ -91,18 +91,13 @@ def remote_seconds(
 
 def remote_call_seconds(cost_model: CostModel, tokens: float = 1.0) -> np.ndarray:
     """float64 [N, M]: a call of `tokens` tokens from N to M's fastest GPU; 0 on N."""
-    cluster = cost_model.cluster
-    N = cluster.num_servers
-    seconds_NM = np.zeros((N, N))
-    for m, server in enumerate(cluster.servers):
-        compute_s = min(
-            cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus))
-        )
-        for n in range(N):
-            if n != m:
-                there_s = cost_model.send_s(n, m, tokens)
-                back_s = cost_model.send_s(m, n, tokens)
-                seconds_NM[n, m] = there_s + compute_s + back_s
+    compute_M = [
+        min(cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus)))
+        for m, server in enumerate(cost_model.cluster.servers)
+    ]
+    send_NM = cost_model.sends_s(tokens)
+    seconds_NM = send_NM + np.array(compute_M) + send_NM.T
+    np.fill_diagonal(seconds_NM, 0.0)
     return seconds_NM
 
 

@@ -75,7 +75,14 @@ class RequestLoop:
             raise ConfigError(f"lane {number} has begun a step; end it first")
         admit, k, lane.again_s = self.policy.pick(lane, now_s)
         for chosen, own_k in admit:
-            job = self._leave_queue(lane, chosen)
+            try:
+                job = self.open[chosen]
+                lane.waiting.remove(job)  # the first one, as a rule
+            except (KeyError, ValueError) as error:
+                raise ConfigError(
+                    f"policy {self.policy.name} admitted request {chosen}, which does "
+                    f"not wait in lane {number}"
+                ) from error
             job.k = own_k
             lane.running.append(job)
         for chosen, own_k in k.items():
@@ -102,16 +109,3 @@ class RequestLoop:
                 following += self.policy.done(job, now_s)
             lane.running = [job for job in lane.running if job.id in self.open]
         return following
-
-    def _leave_queue(self, lane: Lane, chosen: int) -> Job:
-        waiting = lane.waiting
-        if waiting and waiting[0].id == chosen:
-            return waiting.popleft()
-        for index, job in enumerate(waiting):
-            if job.id == chosen:
-                del waiting[index]
-                return job
-        raise ConfigError(
-            f"policy {self.policy.name} admitted request {chosen}, which does not wait "
-            f"in lane {lane.number}"
-        )

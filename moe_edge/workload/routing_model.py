@@ -23,6 +23,7 @@ from scipy.special import ndtr
 from moe_edge.core.checks import (
     ConfigError,
     check_count,
+    check_from_zero,
     check_known,
     check_positive,
 )
@@ -74,14 +75,9 @@ class SourceFit:
 
     @classmethod
     def from_json(cls, entry: Mapping) -> "SourceFit":
+        depths, base = (np.array(entry[k], np.float64) for k in ("depths", "base"))
         deviation = {d: np.array(v, np.float64) for d, v in entry["deviation"].items()}
-        return cls(
-            depths=np.array(entry["depths"], np.float64),
-            base=np.array(entry["base"], np.float64),
-            deviation=deviation,
-            layer_rho=float(entry["layer_rho"]),
-            time_rho=float(entry["time_rho"]),
-        )
+        return cls(depths, base, deviation, entry["layer_rho"], entry["time_rho"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,19 +111,15 @@ class RoutingModel:
                 f"top_k is {self.top_k}, expected less than the {self.num_experts} "
                 "experts"
             )
-        if not self.skew >= 0:
-            raise ConfigError(f"skew must be 0 or more, got {self.skew}")
+        check_from_zero("skew", self.skew)
 
     @classmethod
     def load(
         cls, source: str = "olmoe", path: str | Path = FITTED, **shape
     ) -> "RoutingModel":
-        """The committed fit.
+        """The committed fit of "olmoe" (64 fine experts) or "mixtral" (8 large ones).
 
-        Args:
-          source: "olmoe" (64 fine experts) or "mixtral" (8 large ones).
-          path: fitted file.
-          **shape: fields of this class; default: those of the measured model.
+        `shape`: fields of this class; default: those of the measured model.
         """
         check_known("routing source", source, SOURCES)
         entry = json.loads(Path(path).read_text(encoding="utf-8"))["sources"][source]
@@ -136,24 +128,14 @@ class RoutingModel:
 
     @classmethod
     def like(cls, shape: ModelShape, **options) -> "RoutingModel":
-        """The committed fit nearest to a model: of few large experts, or of many.
-
-        Args:
-          **options: further fields of this class.
-        """
-        return cls.load(
-            "mixtral" if shape.num_experts <= 8 else "olmoe",
-            num_layers=shape.num_layers,
-            num_experts=shape.num_experts,
-            top_k=shape.top_k,
-            **options,
-        )
+        """The committed fit nearest to a model: of few large experts, or of many."""
+        fields = ("num_layers", "num_experts", "top_k")
+        options |= {name: getattr(shape, name) for name in fields}
+        return cls.load("mixtral" if shape.num_experts <= 8 else "olmoe", **options)
 
     def logits(self, domain: str) -> np.ndarray:
         """float64 [L, E]: log weights of a domain, under the layers' permutations."""
-        shared_LE, own_LE = self._columns(domain)
-        order_LE = self._order()
-        return np.take_along_axis(shared_LE + own_LE, order_LE, axis=1)
+        return np.take_along_axis(self._columns(domain), self._order(), axis=1)
 
     def frequencies(self, domain: str, tokens: int = _SAMPLED) -> np.ndarray:
         """float64 [L, E]: share of a layer's calls that go to each expert.
@@ -217,8 +199,8 @@ class RoutingModel:
             ids_TLK[:, layer] = smallest(waits_TE, top_k)
         return ids_TLK
 
-    def _columns(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
-        """Shared and own logits [L, E], experts in the order of the fit."""
+    def _columns(self, domain: str) -> np.ndarray:
+        """float64 [L, E]: shared and own logits, experts in the order of the fit."""
         fit, skew = self.fit, self.skew
         weights, factor = domain_rule(domain, self.source)
         own_AE = sum(w * fit.deviation[name] for name, w in weights.items())
@@ -232,7 +214,7 @@ class RoutingModel:
             unit_AE = part_AE / spread_A[:, None]
             spread_L = np.interp(depth_L, fit.depths, spread_A)
             parts.append(scale * spread_L[:, None] * unit_AE[near_L][:, columns_E])
-        return parts[0], parts[1]
+        return parts[0] + parts[1]
 
     def _order(self) -> np.ndarray:
         """int64 [L, E]: the column of the fit that each expert takes."""

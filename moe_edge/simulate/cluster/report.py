@@ -22,7 +22,6 @@ class ClusterResult:
       arrival_R: float64 [R].
       ratio_W: float64 [windows], share of (token, block) pairs computed on the server
         that asked; NaN in a window without any.
-      ratio_NW: the same for each server.
       window_s: width of a window.
       local_pairs, pairs: in all.
       remote_calls: blocks asked of other servers, one a step, layer and block.
@@ -49,8 +48,9 @@ class ClusterResult:
         self.server_R = np.array([request.server for request in requests])
         self.domain_R = tuple(request.domain for request in requests)
         pairs_WN2 = np.array(loop.windows, np.int64)
-        self.ratio_W = _ratio(pairs_WN2.sum(axis=1))
-        self.ratio_NW = _ratio(pairs_WN2).T
+        local_W, all_W = pairs_WN2.sum(axis=1).T
+        empty_W = np.full(len(all_W), np.nan)
+        self.ratio_W = np.divide(local_W, all_W, out=empty_W, where=all_W > 0)
         self.window_s = loop.options.window_s
         self.local_pairs, self.pairs = pairs_WN2.sum(axis=(0, 1)).tolist()
         self.remote_calls = loop.remote_blocks
@@ -113,13 +113,6 @@ class ClusterResult:
 def report(loop: ClusterLoop) -> ClusterResult:
     """Sums up a loop that has run."""
     return ClusterResult(loop)
-
-
-def _ratio(pairs: np.ndarray) -> np.ndarray:
-    """Local over all pairs along the last axis; NaN where there is none."""
-    local, all_pairs = pairs[..., 0], pairs[..., 1]
-    empty = np.full(local.shape, np.nan)
-    return np.divide(local, all_pairs, out=empty, where=all_pairs > 0)
 
 
 def write_requests(path: Path, result: ClusterResult) -> None:
