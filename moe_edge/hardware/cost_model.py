@@ -107,6 +107,12 @@ class CostModel:
         link = self.cluster.servers[server].gpus[gpu].host_link
         return link.seconds(self.block.num_bytes)
 
+    def mean_load_s(self) -> np.ndarray:
+        """float64 [N]: `load_s`, the mean over the GPUs of each server."""
+        servers = enumerate(self.cluster.servers)
+        each = [[self.load_s(n, g) for g in range(len(s.gpus))] for n, s in servers]
+        return np.array([np.mean(loads) for loads in each])
+
     def send_s(self, n: int, m: int, tokens):
         """Hidden states of `tokens` tokens from server n to server m."""
         if n == m:

@@ -84,7 +84,9 @@ class LatencyAware(Placer):
         stay_NLE = np.zeros(shape)
         if problem.current is not None and self.horizon_requests:
             starts.append(problem.current.on_NLE)
-            stay_NLE = problem.current.on_NLE * move_seconds(problem)
+            stay_NLE = (
+                problem.current.on_NLE * problem.cost_model.mean_load_s()[:, None, None]
+            )
             stay_NLE /= self.horizon_requests
         rng = np.random.default_rng(problem.seed)
         search = Search(model, problem.capacity_N, stay_NLE)
@@ -97,13 +99,3 @@ class LatencyAware(Placer):
             on_NLE = min(start_NLE, smooth_NLE, key=search.seconds)
             found.append(search.run(on_NLE, steps, rng))
         return min(found, key=search.seconds)
-
-
-def move_seconds(problem: Problem) -> np.ndarray:
-    """float64 [N, 1, 1]: mean copy of a block to a GPU of each server."""
-    load = problem.cost_model.load_s
-    each = [
-        np.mean([load(n, g) for g in range(len(slots_G))])
-        for n, slots_G in enumerate(problem.slots)
-    ]
-    return np.array(each)[:, None, None]

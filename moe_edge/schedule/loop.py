@@ -37,8 +37,7 @@ class RequestLoop:
         """A request comes: the lane it goes to; `admit` it once it is there.
 
         Raises:
-          RequestError: its id is that of an open request.
-          ConfigError: the policy named no lane.
+          RequestError: its id is open; ConfigError: the policy named no lane.
         """
         if job.id in self.open:
             raise RequestError(f"request {job.id} is open already; ids are unique")
@@ -53,11 +52,7 @@ class RequestLoop:
         return number
 
     def admit(self, job: Job, number: int, now_s: float) -> bool:
-        """An arrived job enters the queue of its lane.
-
-        Returns:
-          Whether the lane rests: `begin_step` may find something to do.
-        """
+        """An arrived job enters the queue of its lane; whether that lane rests."""
         lane = self.lanes[number]
         lane.coming -= 1
         lane.waiting.insert(self.policy.place(job, lane, now_s), job)
@@ -93,13 +88,7 @@ class RequestLoop:
     def end_step(
         self, number: int, now_s: float, finished: Collection[Job]
     ) -> list[Job]:
-        """A step is over.
-
-        Args:
-          finished: its jobs whose last step it was.
-        Returns:
-          Follow-up jobs, which arrive now.
-        """
+        """A step is over, the last one of `finished`: follow-ups, which arrive now."""
         lane = self.lanes[number]
         lane.stepping = False
         following: list[Job] = []

@@ -68,15 +68,13 @@ def read_arrivals(path: str | Path) -> np.ndarray:
                 f"request trace {path} has no column {', '.join(missing)}; its first "
                 f"line is {','.join(names) or 'empty'}"
             )
-        rows = []
-        for row in reader:
-            try:
-                rows.append([float(row[name]) for name in COLUMNS])
-            except (TypeError, ValueError) as error:
-                raise RequestError(
-                    f"request trace {path}, line {reader.line_num}: {error}; expected "
-                    "numbers"
-                ) from error
+        try:
+            rows = [[float(row[name]) for name in COLUMNS] for row in reader]
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"request trace {path}, line {reader.line_num}: {error}; expected "
+                "numbers"
+            ) from error
     if not rows:
         raise RequestError(f"request trace {path} has no request")
     table = np.array(rows)
@@ -126,11 +124,7 @@ def trace_requests(
 
 
 def trace_path(name: str, data_dir: str | Path | None) -> Path:
-    """Where a named trace lies.
-
-    Raises:
-      ConfigError: an unknown name, or no data folder given.
-    """
+    """Where a named trace lies; ConfigError for another name or no data folder."""
     check_known("request trace", name, TRACES)
     if data_dir is None:
         raise ConfigError(f"request trace {name} needs --data_dir")

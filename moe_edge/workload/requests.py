@@ -106,10 +106,7 @@ def make_requests(
 
 
 def fixed_requests(
-    domains: Sequence[str],
-    arrivals: Sequence[np.ndarray],
-    input_tokens: int,
-    output_tokens: int,
+    domains: Sequence[str], arrivals: Sequence[np.ndarray], input_tokens, output_tokens
 ) -> list[Request]:
     """As `make_requests`, all of one length."""
     check_count("input_tokens", input_tokens)

@@ -33,8 +33,7 @@ def read_trace(path: str | Path, num_experts: int | None = None) -> Trace:
       path: CSV file; the ending `.gz` promises gzip.
       num_experts: experts of a layer, for files without a header line.
     Raises:
-      ConfigError: not gzip, empty, not numbers, a missing column, an expert out of
-        range, ranks that do not fill 0..k-1, an unknown number of experts.
+      ConfigError: another content, or an unknown number of experts.
       OSError: the file cannot be read.
     """
     path = Path(path)
@@ -81,10 +80,8 @@ def _split(path: Path, text: str) -> tuple[dict[str, int], list[str], str]:
             )
     first, _, body = text.partition("\n")
     names = [name.strip() for name in first.split(",")]
-    missing = [name for name in NEEDED if name not in names]
-    if "turn" in names and "request" in missing:
-        missing.remove("request")
-    if missing:
+    held = [*names, "request"] if "turn" in names else names
+    if missing := [name for name in NEEDED if name not in held]:
         raise ConfigError(
             f"trace {path} lacks the columns {', '.join(missing)}; its first line is "
             f"{first.strip()[:80]!r}"

@@ -188,8 +188,7 @@ def traced_pools(path: str, shape: ModelShape, domains: Sequence[str]) -> Routin
     Raises:
       ConfigError: of a model of another shape.
     """
-    trace = read_trace(path, shape.num_experts)
-    pools = RoutingPools.recorded(dict.fromkeys(domains, trace))
+    pools = RoutingPools.recorded(read_trace(path, shape.num_experts), domains)
     got = (pools.num_layers, pools.num_experts, pools.top_k)
     expected = (shape.num_layers, shape.num_experts, shape.top_k)
     if got != expected:

@@ -100,11 +100,8 @@ class ClusterLoop:
     """One run; `run` drives it to the end.
 
     Args:
-      requests: in order of arrival.
+      requests: in order of arrival; pools: their routing.
       placement: where blocks are; None only where servers load every block.
-      cost_model: of the cluster.
-      pools: the routing of the requests.
-      options: of batches and of what is recorded.
       seed: of where requests read their routing.
       schedule: order of requests (its follow-ups are not simulated); None: `Fifo`
         with the options' max_batch.
@@ -275,7 +272,7 @@ class ClusterLoop:
             tokens = request.input_tokens if one.fresh else 1
             parts.append(self.pools.cells(request.domain, one.row, tokens))
             one.row += tokens
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
 
     def _count(self, time_s: float, server: int, calls: StepCalls) -> None:
         """Takes note of what a step that begins now asks for."""

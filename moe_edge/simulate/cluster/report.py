@@ -79,11 +79,10 @@ class ClusterResult:
     @property
     def latency_s_N(self) -> list[float | None]:
         """Mean of the requests that arrived at each server; None without any."""
-        means = []
-        for n in range(self.num_servers):
-            mine = self.latency_R[self.server_R == n]
-            means.append(float(mine.mean()) if len(mine) else None)
-        return means
+        by_server = [
+            self.latency_R[self.server_R == n] for n in range(self.num_servers)
+        ]
+        return [float(mine.mean()) if len(mine) else None for mine in by_server]
 
     @property
     def local_ratio(self) -> float:
@@ -98,9 +97,7 @@ class ClusterResult:
             "mean_first_token_s": float(self.first_R.mean()),
             "local_ratio": self.local_ratio,
             "remote_calls": self.remote_calls,
-            "network_bytes": {
-                cause: int(table.sum()) for cause, table in self.bytes_NN.items()
-            },
+            "network_bytes": {c: int(sent.sum()) for c, sent in self.bytes_NN.items()},
             "host_bytes": int(self.host_bytes_G.sum()),
             "gpu_use": float(self.gpu_use_G.mean()),
             "busiest_line_use": float(self.link_use.max()),
@@ -118,12 +115,11 @@ def report(loop: ClusterLoop) -> ClusterResult:
 def write_requests(path: Path, result: ClusterResult) -> None:
     """A line a request, for pictures of latency over time."""
     lines = ["server,domain,arrival_s,first_token_s,latency_s"]
-    columns = zip(
-        *(result.server_R, result.domain_R, result.arrival_R),
-        *(result.first_R, result.latency_R),
-        strict=True,
-    )
-    lines += [f"{n},{d},{a:.6f},{f:.6f},{s:.6f}" for n, d, a, f, s in columns]
+    seconds = zip(result.arrival_R, result.first_R, result.latency_R, strict=True)
+    for server, domain, row in zip(
+        result.server_R, result.domain_R, seconds, strict=True
+    ):
+        lines.append(",".join([str(server), domain, *(f"{s:.6f}" for s in row)]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -22,8 +22,9 @@ class Spans:
     def add(
         self, resource: str, number: int, name: str, start_s: float, seconds: float
     ) -> None:
-        """Appends a span."""
-        self.rows.append((resource, number, name, start_s, seconds))
+        """Appends a span that begins early enough."""
+        if start_s < self.until_s:
+            self.rows.append((resource, number, name, start_s, seconds))
 
 
 def cluster_spans(spans: Spans, cluster: Cluster) -> Iterator[Span]:
