@@ -49,7 +49,7 @@ class State:
         """Adds when the last server has answered, given by which share links are late.
 
         Args:
-          late_NM: see `queues.link_delays`.
+          late_NM: see `latency_model.link_delays`.
           blend: 0 for the last answer, 1 for the sum of all (nothing overlaps).
         """
         self._late_N1M = 1 + late_NM[:, None]

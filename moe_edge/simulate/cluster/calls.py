@@ -159,10 +159,7 @@ class StepPlanner:
     ) -> StepCalls:
         """The calls of the next token of a request that a server runs alone.
 
-        Args:
-          request: its id.
-          domain, row: where its routing is.
-          left: its tokens to come; up to AHEAD of them are planned at a time.
+        Of the tokens that are `left` up to AHEAD are planned at a time, from `row` on.
         """
         known = self._ahead.get(server)
         if known is None or known[:2] != (request, table.version) or not known.steps:
@@ -193,10 +190,7 @@ class StepPlanner:
     def plan_tokens(
         self, server: int, target_X: np.ndarray, cells: np.ndarray
     ) -> list[StepCalls]:
-        """The calls of steps of one token each, for one row of `cells` after another.
-
-        Args: as `plan`.
-        """
+        """The calls of steps of one token each, one a row of `cells`."""
         S, L = len(cells), self.num_layers
         gpus = target_X[cells].reshape(S * L, -1)
         gpus = np.sort(gpus, axis=1)  # a token's blocks of a layer cost the same each

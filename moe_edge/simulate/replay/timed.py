@@ -2,28 +2,116 @@
 
 The layered engine's own `OffloadManager` runs over a queue in computed time, in the
 order of `offload/layer_visit.py`; a layer's experts are computed when all of them have
-arrived. One compute resource and one link, both serial. Decode
-steps only: prefill rows warm cache and predictor without taking time. Between two
-sequences the link comes to rest, as in the engine; no step is charged for that.
+arrived. One compute resource and one link, both serial. Decode steps only: prefill rows
+warm cache and predictor without taking time. Between two sequences the link comes to
+rest, as in the engine; no step is charged for that.
 """
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import (
+    ConfigError,
+    check_from_zero,
+    check_positive,
+    check_shape,
+)
+from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
-from moe_edge.simulate.replay.lookups import (
-    cache_spec,
-    check_holds,
-    check_horizon,
-    lookups,
-)
-from moe_edge.simulate.replay.timing import CostModel, TimedResult
+from moe_edge.simulate.replay.lookups import cache_spec, check_horizon, lookups
 from moe_edge.workload.traces import DECODE, Trace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CostModel:
+    """What a decode step costs, measured or assumed.
+
+    Attributes:
+      route_s: seconds until a layer's routing is known (attention, router, read-back);
+        one number, or one a layer of the model.
+      experts_s: seconds of its experts once they are there; likewise.
+      step_s: seconds a step outside the layers (embedding, head, sampling).
+      block_bytes: of one expert block.
+      link: rate and latency.
+    """
+
+    route_s: float | Sequence[float]
+    experts_s: float | Sequence[float]
+    block_bytes: int
+    link: EmulatedLink
+    step_s: float = 0.0
+
+    def __post_init__(self):
+        check_positive("block_bytes", self.block_bytes)
+        for name in ("route_s", "experts_s", "step_s"):
+            for seconds in np.ravel(getattr(self, name)):
+                check_from_zero(name, seconds)
+
+    def layers(self, num_layers: int) -> tuple[np.ndarray, np.ndarray]:
+        """route_s and experts_s as float64 [L].
+
+        Raises:
+          ConfigError: as many numbers as another model has layers.
+        """
+        both = [np.asarray(s, np.float64) for s in (self.route_s, self.experts_s)]
+        for name, seconds in zip(("route_s", "experts_s"), both, strict=True):
+            if seconds.ndim:
+                check_shape(name, seconds, (num_layers,))
+        return tuple(np.broadcast_to(seconds, (num_layers,)) for seconds in both)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedResult:
+    """What the decode steps of a trace would take.
+
+    Attributes:
+      step_s: float64 [steps], duration of each.
+      hits: experts that were there when their layer was routed.
+      late: prefetched, and not yet there.
+      misses: neither.
+      demand_bytes, prefetch_bytes: moved, by the cause with which a transfer began.
+      wasted_bytes: prefetched and overwritten before use.
+      unused_bytes: prefetched and not used by the end.
+      cancelled: prefetches taken back before they began.
+      wait_s: compute stood still for so long, over all steps.
+      resident_s: a step's compute, that is its duration if nothing had to move.
+      link_s: how long the link was busy, over all steps.
+    """
+
+    step_s: np.ndarray
+    hits: int
+    late: int
+    misses: int
+    demand_bytes: int
+    prefetch_bytes: int
+    wasted_bytes: int
+    unused_bytes: int
+    cancelled: int
+    wait_s: float
+    resident_s: float
+    link_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token (of a batch: per step)."""
+        return float(self.step_s.mean())
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of lookups whose expert was there in time."""
+        return self.hits / (self.hits + self.late + self.misses)
+
+    @property
+    def bound_s(self) -> float:
+        """max(compute, link) a step: what perfect overlap of these bytes would take."""
+        return max(self.resident_s, self.link_s / len(self.step_s))
 
 
 def replay_time(
@@ -38,19 +126,15 @@ def replay_time(
     """Predicts the time of every decode step of a trace.
 
     Args:
-      trace: what was routed.
       policy: as `lookups.policy_of` builds it.
       layer_S: the layer of each slot, or -1 (`lookups.equal_slots`).
-      costs: of compute and link.
       predictor: says what to prefetch after a layer is routed; None: no prefetching.
       horizon: layers to look ahead.
       prefetch_limit: most prefetches asked for after one lookup.
     Raises:
-      ConfigError: the trace has no decode step or lacks what policy or predictor need.
+      ConfigError: the trace has no decode step, or a bad horizon.
     """
     predictor = Predictor() if predictor is None else predictor
-    check_holds("cache policy", policy.name, policy.needs, trace)
-    check_holds("predictor", predictor.name, predictor.needs, trace)
     check_horizon(horizon, trace)
     if not (trace.phase == DECODE).any():
         raise ConfigError("the trace has no decode step (phase 1): nothing to time")

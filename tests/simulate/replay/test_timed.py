@@ -8,8 +8,7 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.lookups import equal_slots, policy_of
 from moe_edge.simulate.replay.predict import predictor_of
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.simulate.replay.timed import CostModel, replay_time
 from tests.support.traces import make_trace, one_layer
 
 TRACE = make_trace([(1, 0, 0, [0]), (1, 0, 1, [0]), (1, 1, 0, [1]), (1, 1, 1, [0])])

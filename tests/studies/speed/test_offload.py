@@ -12,8 +12,7 @@ import pytest
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
     models,
     offload,
