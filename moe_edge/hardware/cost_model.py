@@ -68,11 +68,6 @@ class DenseLayer:
     flops_per_token: float = 0.0
     num_bytes: int = 0
 
-    @classmethod
-    def of_parameters(cls, parameters: int, bytes_per_value: float) -> "DenseLayer":
-        """A layer of so many weights, each used once a token."""
-        return cls(2.0 * parameters, int(parameters * bytes_per_value))
-
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:

@@ -153,12 +153,9 @@ class Search:
     def run(
         self, on_NLE: np.ndarray, steps: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Large steps, then small ones.
+        """Large steps, then small ones (of `rng`), so many `steps` in all.
 
-        Args:
-          on_NLE: the start; covers every block within the capacities.
-          steps: proposals in all.
-          rng: of the small steps.
+        The start covers every block within the capacities.
         """
         self.steps = steps
         return self.refine(self.descend(on_NLE), rng)

@@ -203,10 +203,8 @@ def link_delays(
 
     Args:
       sent_NM: tokens that a request of N sends to M.
-      rate_N: requests a second.
-      served_N: seconds that a request is served, by itself.
-      send_NM: seconds that a token occupies the link from N to M.
-      one_link: whether all that a server sends leaves over one link.
+      rate_N, served_N: requests a second, and seconds of one by itself.
+      send_NM, one_link: as in `CallCosts`.
     """
 
     def delay(link_s):
@@ -232,12 +230,7 @@ def link_delays(
 
 
 def sojourn(served_N: np.ndarray, rate_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of a request with the wait for those before it (M/G/1), and the slope.
-
-    Args:
-      served_N: seconds of service.
-      rate_N: requests a second.
-    """
+    """Seconds of a request with the wait for those before it (M/G/1), and the slope."""
 
     def total(seconds_N):
         free_N = 1 - np.minimum(rate_N * seconds_N, FULL)

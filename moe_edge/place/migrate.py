@@ -73,10 +73,7 @@ def remote_seconds(
 ) -> float:
     """Eq. 2 in seconds: calls that leave their server, each to its nearest copy.
 
-    Args:
-      placement: one that covers every block.
-      calls_NLE: calls of the period.
-      remote_s_NM: seconds of a call from server N to server M.
+    `remote_s_NM`: seconds of a call from server N to M. Every block must be somewhere.
     """
     held_MX = placement.on_NLE.reshape(len(remote_s_NM), -1)
     total = 0.0
@@ -113,9 +110,7 @@ def decide(
 
     Args:
       current, candidate: placements P and P'.
-      cost_s: seconds that the calls of the coming period wait under a placement
-        (`remote_seconds`, or what a placer minimises).
-      cost_model: what transfers cost.
+      cost_s: seconds that the calls of the coming period wait under a placement.
       hysteresis: share of C(P) that must be won on top, 0 to 1, so that noise in the
         statistics moves nothing; 0 is the paper's rule.
       source: where arriving blocks come from, one of SOURCES.

@@ -225,16 +225,41 @@ def quotas(count_L: np.ndarray, slots_G: np.ndarray) -> np.ndarray:
     Rows sum to count_L, columns stay within slots_G: a layer's share of a GPU is
     proportional to what is left there, so rounding up never passes it.
     """
-    left_G = slots_G.astype(np.int64).copy()
+    left_G = slots_G.astype(np.int64)
     quota_LG = np.zeros((len(count_L), len(slots_G)), np.int64)
     for layer, count in enumerate(count_L):
-        exact_G = count * left_G / max(left_G.sum(), 1)
-        quota_G = np.floor(exact_G).astype(np.int64)
-        short = int(count - quota_G.sum())
-        quota_G[np.argsort(quota_G - exact_G, kind="stable")[:short]] += 1
-        quota_LG[layer] = quota_G
-        left_G -= quota_G
+        quota_LG[layer] = apportion(count, left_G)
+        left_G = left_G - quota_LG[layer]
     return quota_LG
+
+
+def apportion(total: int, weight_X: np.ndarray) -> np.ndarray:
+    """int64 [X] that sum to `total`, in proportion to weights.
+
+    What rounding down leaves goes to the largest fractions, the first of equals.
+    """
+    exact_X = total * weight_X / (weight_X.sum() or 1)
+    whole_X = np.floor(exact_X).astype(np.int64)
+    fraction_X = np.where(weight_X > 0, exact_X - whole_X, -1.0)
+    short = int(total - whole_X.sum())
+    whole_X[np.argsort(-fraction_X, kind="stable")[:short]] += 1
+    return whole_X
+
+
+def share_out(total: int, weight_X: np.ndarray, limit_X) -> np.ndarray:
+    """int64 [X] that sum to `total`, in proportion to weights within the limits.
+
+    What a full one cannot take is shared among the others, in proportion again; in
+    equal parts where only those without weight have room.
+    """
+    share_X = np.zeros(len(weight_X), np.int64)
+    while (left := total - int(share_X.sum())) > 0:
+        open_X = share_X < limit_X
+        open_weight_X = np.where(open_X, weight_X, 0.0)
+        if not open_weight_X.any():
+            open_weight_X = open_X.astype(np.float64)
+        share_X = np.minimum(share_X + apportion(left, open_weight_X), limit_X)
+    return share_X
 
 
 def _pack_server(

@@ -91,10 +91,9 @@ def trace_requests(
     speed: float = 1.0,
     most_tokens: int | None = None,
 ) -> list[Request]:
-    """Requests as a trace has them, each at a server drawn by `seed`.
+    """Requests as a trace file has them, each at a server drawn by `seed`.
 
     Args:
-      path: trace file.
       domains: one a server.
       count: how many; None: all.
       speed: above 1 they come so much faster.

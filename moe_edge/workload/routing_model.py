@@ -155,10 +155,7 @@ class RoutingModel:
     ) -> np.ndarray:
         """Expert ids of consecutive tokens: int16 [T, L, K], best score first.
 
-        Args:
-          domain: one of DOMAINS.
-          layers: which layers; None: all. Correlation over layers needs all of them.
-          rng: of the noise; the same state gives the same ids.
+        `layers`: which ones; None: all. Correlation over layers draws all of them.
         """
         rng = np.random.default_rng(0) if rng is None else rng
         check_count("tokens", tokens)

@@ -169,10 +169,9 @@ class StepPlanner:
         return known.steps.popleft()
 
     def plan(self, server: int, target_X: np.ndarray, cells: np.ndarray) -> StepCalls:
-        """The calls of one step.
+        """The calls of one step of a server.
 
         Args:
-          server: whose step it is.
           target_X: its row of `CallTable.target_NX`.
           cells: int [T, L * K], layer * E + expert of every choice of every token.
         """
@@ -202,11 +201,9 @@ class StepPlanner:
         return self._grouped(server, keys, ones, seconds, steps)
 
     def _grouped(self, server, keys, counts, seconds, steps) -> list[StepCalls]:
-        """One StepCalls a step, from blocks sorted by (step, layer, GPU).
+        """One StepCalls a step (of cells and counts), from blocks in order of `keys`.
 
-        Args:
-          keys: (step * L + layer) * GPUs + GPU of every block asked for.
-          steps: cells and counts of each step.
+        A key is (step * L + layer) * GPUs + GPU of a block asked for.
         """
         L, first = self.num_layers, np.empty(len(keys), bool)
         first[0] = True

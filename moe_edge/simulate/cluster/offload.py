@@ -127,10 +127,7 @@ class HostMemory:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of block lookups that were there in time, prompts included.
-
-        None where nothing was looked up: every block asked for was placed.
-        """
+        """Share of lookups that were there in time; None where all was placed."""
         counters = [m.counters[True] for managers in self.managers for m in managers]
         hits, misses = (
             sum(getattr(c, n) for c in counters) for n in ("hits", "misses")

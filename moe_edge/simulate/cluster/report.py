@@ -15,14 +15,11 @@ class ClusterResult:
     """A finished run.
 
     Attributes:
-      latency_R: float64 [R], seconds from a request's arrival to its last token.
-      first_R: float64 [R], to its first token.
-      server_R: int64 [R], the server at which it arrived.
-      domain_R: names.
-      arrival_R: float64 [R].
+      latency_R, first_R: float64 [R], seconds from a request's arrival to its last and
+        its first token.
+      server_R, domain_R, arrival_R: where, of which domain and when it came.
       ratio_W: float64 [windows], share of (token, block) pairs computed on the server
         that asked; NaN in a window without any.
-      window_s: width of a window.
       local_pairs, pairs: in all.
       remote_calls: blocks asked of other servers, one a step, layer and block.
       bytes_NN: cause -> int64 [N, N] bytes from server to server.
