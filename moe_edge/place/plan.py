@@ -52,11 +52,6 @@ class Placement:
         """Share of blocks that some server holds."""
         return float((self.copies_LE > 0).mean())
 
-    def used(self, num_gpus: int) -> np.ndarray:
-        """int64 [N, num_gpus]: blocks on each GPU."""
-        gpu_NM = self.gpu_NLE.reshape(len(self.gpu_NLE), -1)
-        return np.stack([(gpu_NM == g).sum(axis=1) for g in range(num_gpus)], axis=1)
-
     def memory_use(self, slots: Sequence[np.ndarray]) -> float:
         """Share of all slots that hold a block."""
         return float(self.on_NLE.sum() / sum(slots_G.sum() for slots_G in slots))

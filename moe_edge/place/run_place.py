@@ -205,7 +205,7 @@ def statistics_case(
         "statistics_sha256": sha256_of(path),
         "model": stats.model,
         "layers": list(stats.layers),
-        "server_domains": list(stats.domains),
+        "server_domains": server_domains.split(","),
         "slots": [slots_G.tolist() for slots_G in held],
         "block": [block.d_model, block.expert_dim],
         "assumed": f"{ASSUMED_GPU} GPUs, {ASSUMED_MBPS:.0f} Mbps between servers"

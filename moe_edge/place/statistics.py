@@ -26,14 +26,12 @@ class Statistics:
       frequency_NLE: float64 [N, L, E], rows sum to 1 for every server and layer.
       layers: numbers of the layers in the model.
       model, top_k: what was counted.
-      domains: of every server.
     """
 
     frequency_NLE: np.ndarray
     layers: tuple[int, ...]
     model: str
     top_k: int
-    domains: tuple[str, ...]
 
 
 def read_statistics(
@@ -83,7 +81,6 @@ def read_statistics(
         layers=tuple(layers),
         model=str(model),
         top_k=int(top_k),
-        domains=tuple(server_domains),
     )
 
 

@@ -81,8 +81,8 @@ def _split(text: str) -> tuple[dict[str, int], list[str], str]:
         header = {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)(?!\S)", line)}
         if not all(header.get(name, 0) > 0 for name in ("num_experts", "top_k")):
             raise ConfigError(
-                f"header line {line.strip()!r}, expected '# num_experts=E top_k=k' with "
-                "numbers above 0"
+                f"header line {line.strip()!r}, expected '# num_experts=E top_k=k' "
+                "with numbers above 0"
             )
     first, _, body = text.partition("\n")
     names = [name.strip() for name in first.split(",")]

@@ -87,12 +87,10 @@ def ordered_trace(num_experts: int, top_k: int, **arrays: np.ndarray | None) -> 
 
 def expert_counts(trace: Trace, phase: int) -> np.ndarray:
     """int [L, E]: tokens of a phase that chose each expert."""
-    rows = trace.phase == phase
-    chosen_TK = (trace.ids_TK >= 0) & rows[:, None]
-    row, _ = np.nonzero(chosen_TK)
-    counts_LE = np.zeros((trace.num_layers, trace.num_experts), np.int64)
-    np.add.at(counts_LE, (trace.layer[row], trace.ids_TK[chosen_TK]), 1)
-    return counts_LE
+    L, E = trace.num_layers, trace.num_experts
+    chosen_TK = (trace.ids_TK >= 0) & (trace.phase == phase)[:, None]
+    keys_TK = trace.layer[:, None] * E + trace.ids_TK
+    return np.bincount(keys_TK[chosen_TK], minlength=L * E).reshape(L, E)
 
 
 class TraceRecorder:

@@ -24,7 +24,7 @@ class ClusterResult:
       remote_calls: blocks asked of other servers, one a step, layer and block.
       bytes_NN: cause -> int64 [N, N] bytes from server to server.
       host_bytes_G: int64 [G], copied from host memory to each GPU.
-      gpu_use_G, link_use, host_use_G: share of the run in which each was busy.
+      gpu_use_G, link_use: share of the run in which each was busy.
       counts_NX: int64 [N, L * E], pairs asked for.
       end_s: of the last token or job of a GPU or link.
       events, steps: how many.
@@ -57,7 +57,6 @@ class ClusterResult:
         span_s = max(self.end_s, 1e-12)
         self.gpu_use_G = np.array(links.gpu_busy) / span_s
         self.link_use = np.array(links.link_busy) / span_s
-        self.host_use_G = np.array(links.host_busy) / span_s
         self.counts_NX = loop.counts_NX
         self.events, self.steps = loop.events, loop.steps
         self.facts: dict[str, Any] = {}

@@ -92,7 +92,7 @@ def context_of(trace: Trace) -> Context:
         future=lambda: _future(trace),
         choices=lambda: chosen_by_step(trace),
         profile=lambda: expert_counts(trace, DECODE),
-        prompt_steps=lambda: max(1, _prompt_steps(trace)),
+        prompt_steps=lambda: _prompt_steps(trace),
         hit_curves=lambda: static_hit_curves(prompt),
         top_k=lambda: trace.top_k,
     )
@@ -151,7 +151,7 @@ def policy_of(name: str, trace: Trace) -> EvictionPolicy:
 def _prompt_steps(trace: Trace) -> int:
     decode = trace.step[trace.phase == DECODE]
     end = decode.min() if len(decode) else trace.step.max() + 1
-    return int(end - trace.step.min())
+    return max(1, int(end - trace.step.min()))
 
 
 def _future(trace: Trace) -> list:

@@ -82,7 +82,6 @@ class TimedResult:
       cancelled: prefetches taken back before they began.
       wait_s: compute stood still for so long, over all steps.
       resident_s: a step's compute, that is its duration if nothing had to move.
-      link_s: how long the link was busy, over all steps.
     """
 
     step_s: np.ndarray
@@ -96,7 +95,6 @@ class TimedResult:
     cancelled: int
     wait_s: float
     resident_s: float
-    link_s: float
 
     @property
     def tpot_s(self) -> float:
@@ -107,11 +105,6 @@ class TimedResult:
     def hit_ratio(self) -> float:
         """Share of lookups whose expert was there in time."""
         return self.hits / (self.hits + self.late + self.misses)
-
-    @property
-    def bound_s(self) -> float:
-        """max(compute, link) a step: what perfect overlap of these bytes would take."""
-        return max(self.resident_s, self.link_s / len(self.step_s))
 
 
 def replay_time(
@@ -180,5 +173,4 @@ def replay_time(
         cancelled=moved.cancelled,
         wait_s=counters.wait_s,
         resident_s=float(costs.step_s + compute_L.sum()),
-        link_s=(moved.demand.count + moved.prefetch.count) * queue.transfer_s,
     )

@@ -65,8 +65,8 @@ def test_time_on_demand_by_hand_golden():
     assert result.tpot_s == 11
     assert (result.hits, result.late, result.misses) == (1, 0, 3)
     assert (result.demand_bytes, result.prefetch_bytes) == (9, 0)
-    assert (result.wait_s, result.resident_s, result.link_s) == (9, 6.5, 9)
-    assert (result.hit_ratio, result.bound_s) == (0.25, 6.5)
+    assert (result.wait_s, result.resident_s) == (9, 6.5)
+    assert result.hit_ratio == 0.25
 
 
 def test_time_oracle_by_hand_golden():
@@ -148,9 +148,9 @@ def test_time_laws_hold_on_a_random_trace():
     for result in (plain, oracle):
         compute_s = result.resident_s * len(result.step_s)
         assert result.step_s.sum() == pytest.approx(compute_s + result.wait_s)
-        assert result.tpot_s >= result.bound_s - 1e-9
+        assert result.tpot_s >= result.resident_s - 1e-9
         moved = result.demand_bytes + result.prefetch_bytes
-        assert result.link_s == pytest.approx(moved / 3 * 1.5)
+        assert result.step_s.sum() >= moved / 3 * 1.5 - 1e-9  # the link's share of it
     assert oracle.tpot_s < plain.tpot_s
     assert oracle.hit_ratio > plain.hit_ratio
     again = run("oracle", trace, slots=4, horizon=2, costs=cost)
