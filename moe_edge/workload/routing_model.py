@@ -13,8 +13,10 @@ are built from broad domains by `DOMAINS`.
 """
 
 import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,7 @@ _SAMPLED = 8192  # tokens behind `frequencies`
 _CHUNK = 4_000_000  # scores held at a time
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SourceFit:
     """What was fitted to one measured model.
 
@@ -114,17 +116,14 @@ class RoutingModel:
         check_from_zero("skew", self.skew)
 
     @classmethod
-    def load(
-        cls, source: str = "olmoe", path: str | Path = FITTED, **shape
-    ) -> "RoutingModel":
+    def load(cls, source: str = "olmoe", **shape) -> "RoutingModel":
         """The committed fit of "olmoe" (64 fine experts) or "mixtral" (8 large ones).
 
         `shape`: fields of this class; default: those of the measured model.
         """
         check_known("routing source", source, SOURCES)
-        entry = json.loads(Path(path).read_text(encoding="utf-8"))["sources"][source]
-        fields = {k: entry[k] for k in ("num_layers", "num_experts", "top_k")}
-        return cls(SourceFit.from_json(entry), source, **{**fields, **shape})
+        fit, sizes = _committed(source)
+        return cls(fit, source, **sizes | shape)
 
     @classmethod
     def like(cls, shape: ModelShape, **options) -> "RoutingModel":
@@ -140,31 +139,20 @@ class RoutingModel:
     def frequencies(self, domain: str, tokens: int = _SAMPLED) -> np.ndarray:
         """float64 [L, E]: share of a layer's calls that go to each expert.
 
-        Counted over sampled tokens with a fixed seed; rows sum to 1.
+        Counted over sampled tokens with a fixed seed; rows sum to 1; read-only.
         """
         plain = dataclasses.replace(self, correlated=False)
-        ids_TLK = plain.sample(domain, tokens, rng=np.random.default_rng(0))
-        return count_ids(ids_TLK, self.num_experts) / (tokens * self.top_k)
+        return _frequencies(plain, domain, tokens)
 
     def sample(
-        self,
-        domain: str,
-        tokens: int,
-        layers: Sequence[int] | None = None,
-        rng: np.random.Generator | None = None,
+        self, domain: str, tokens: int, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Expert ids of consecutive tokens: int16 [T, L, K], best score first.
-
-        `layers`: which ones; None: all. Correlation over layers draws all of them.
-        """
+        """Expert ids of consecutive tokens: int16 [T, L, K], best score first."""
         rng = np.random.default_rng(0) if rng is None else rng
         check_count("tokens", tokens)
         logits_LE = self.logits(domain)
         if self.correlated:
-            ids_TLK = self._sample_correlated(logits_LE, tokens, rng)
-            return ids_TLK if layers is None else ids_TLK[:, list(layers)]
-        if layers is not None:
-            logits_LE = logits_LE[list(layers)]
+            return self._sample_correlated(logits_LE, tokens, rng)
         weights_LE = np.exp(-logits_LE).astype(np.float32)
         ids_TLK = np.empty((tokens, len(logits_LE), self.top_k), np.int16)
         step = max(1, _CHUNK // logits_LE.size)
@@ -220,6 +208,22 @@ class RoutingModel:
         return rng.permuted(columns_LE, axis=1)
 
 
+@functools.lru_cache(64)  # seeds of a run and several cases ask for the same
+def _frequencies(model: RoutingModel, domain: str, tokens: int) -> np.ndarray:
+    ids_TLK = model.sample(domain, tokens, rng=np.random.default_rng(0))
+    share_LE = count_ids(ids_TLK, model.num_experts) / (tokens * model.top_k)
+    share_LE.setflags(write=False)
+    return share_LE
+
+
+@functools.cache
+def _committed(source: str) -> tuple["SourceFit", dict[str, int]]:
+    """The committed fit, and the sizes of the model that was measured."""
+    entry = json.loads(FITTED.read_text(encoding="utf-8"))["sources"][source]
+    sizes = {name: entry[name] for name in ("num_layers", "num_experts", "top_k")}
+    return SourceFit.from_json(entry), sizes
+
+
 def domain_rule(domain: str, source: str) -> tuple[Mapping[str, float], float]:
     """Weights of the measured domains and the skew behind a domain."""
     check_known("routing domain", domain, DOMAINS)
@@ -248,7 +252,6 @@ def _chained(rng, tokens: int, experts: int, rho: float) -> np.ndarray:
     noise_TE = rng.standard_normal((tokens, experts))
     if rho:
         noise_TE[1:] *= np.sqrt(1 - rho**2)
-        from scipy.signal import lfilter  # takes a second to import
-
-        noise_TE = lfilter([1.0], [1.0, -rho], noise_TE, axis=0)
+        for before_E, noise_E in itertools.pairwise(noise_TE):
+            noise_E += rho * before_E  # in place; importing scipy.signal takes longer
     return noise_TE

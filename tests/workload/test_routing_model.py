@@ -39,10 +39,6 @@ def test_same_seed_gives_same_ids_and_another_seed_others():
     assert (one == same).all() and (one != other).any()
 
 
-def test_layers_can_be_chosen():
-    assert small().sample("c4", 5, layers=[2, 0]).shape == (5, 2, 4)
-
-
 @pytest.mark.parametrize("correlated", [False, True])
 def test_samples_follow_the_frequencies(correlated):
     model = small(correlated=correlated)

@@ -13,8 +13,6 @@ from moe_edge.workload.requests import Request
 from moe_edge.workload.routing_model import RoutingModel
 from moe_edge.workload.traces import Trace
 
-POOL_TOKENS = 4096
-
 
 class RoutingPools:
     """Routing of every domain.
@@ -41,13 +39,9 @@ class RoutingPools:
 
     @classmethod
     def sampled(
-        cls,
-        model: RoutingModel,
-        domains: Sequence[str],
-        seed: int = 0,
-        tokens: int = POOL_TOKENS,
+        cls, model: RoutingModel, domains: Sequence[str], seed: int, tokens: int
     ) -> "RoutingPools":
-        """Pools drawn from a routing model."""
+        """Pools of so many tokens drawn from a routing model."""
         ids = {
             domain: model.sample(domain, tokens, rng=np.random.default_rng([seed, i]))
             for i, domain in enumerate(dict.fromkeys(domains))
