@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,8 +72,7 @@ class CallCosts:
         return np.lexsort((ring_NM, key_NM), axis=1)[:, : N - 1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Calls of one kind: `tokens` at once, `per_request` times a request.
 
     Either is one number for all servers or one a server.
@@ -83,11 +83,8 @@ class Batch:
 
     def by_server(self, servers: int) -> "Batch":
         """With arrays [N, 1, 1]."""
-        columns = {
-            name: one_or_each(name, value, servers)[:, None, None]
-            for name, value in vars(self).items()
-        }
-        return Batch(**columns)
+        columns = zip(self._fields, self, strict=True)
+        return Batch(*(one_or_each(*c, servers)[:, None, None] for c in columns))
 
 
 @dataclasses.dataclass
