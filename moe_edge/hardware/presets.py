@@ -55,11 +55,8 @@ DEVICES = {
 
 # GB/s of one direction: lanes x GT/s x 128/130 / 8 (PCI-SIG encoding).
 LINKS = {
-    "pcie3_x8": 8 * 8 * 128 / 130 / 8,
-    "pcie3_x16": 16 * 8 * 128 / 130 / 8,
     "pcie4_x8": 8 * 16 * 128 / 130 / 8,
     "pcie4_x16": 16 * 16 * 128 / 130 / 8,
-    "pcie5_x8": 8 * 32 * 128 / 130 / 8,
     "pcie5_x16": 16 * 32 * 128 / 130 / 8,
     "unified": 100.0,  # a copy inside the one memory of an Apple M2
 }

@@ -22,6 +22,8 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.statistics import Counters
+from moe_edge.offload.transfer import TransferStats
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
@@ -73,28 +75,15 @@ class TimedResult:
 
     Attributes:
       step_s: float64 [steps], duration of each.
-      hits: experts that were there when their layer was routed.
-      late: prefetched, and not yet there.
-      misses: neither.
-      demand_bytes, prefetch_bytes: moved, by the cause with which a transfer began.
-      wasted_bytes: prefetched and overwritten before use.
-      unused_bytes: prefetched and not used by the end.
-      cancelled: prefetches taken back before they began.
-      wait_s: compute stood still for so long, over all steps.
       resident_s: a step's compute, that is its duration if nothing had to move.
+      counters: of lookups, and seconds that compute stood still.
+      moved: by the cause with which a transfer began.
     """
 
     step_s: np.ndarray
-    hits: int
-    late: int
-    misses: int
-    demand_bytes: int
-    prefetch_bytes: int
-    wasted_bytes: int
-    unused_bytes: int
-    cancelled: int
-    wait_s: float
     resident_s: float
+    counters: Counters
+    moved: TransferStats
 
     @property
     def tpot_s(self) -> float:
@@ -102,9 +91,9 @@ class TimedResult:
         return float(self.step_s.mean())
 
     @property
-    def hit_ratio(self) -> float:
-        """Share of lookups whose expert was there in time."""
-        return self.hits / (self.hits + self.late + self.misses)
+    def misses(self) -> int:
+        """Experts that were neither there nor on their way when they were looked up."""
+        return self.counters.misses - self.counters.late
 
 
 def replay_time(
@@ -159,18 +148,10 @@ def replay_time(
         manager.pass_layer(layer, routed.ids_TK, routed.scores_TE, step)
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
-    counters, moved = manager.counters[True], queue.stats()
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
         step_s=np.subtract(ends, starts),
-        hits=counters.hits,
-        late=counters.late,
-        misses=counters.misses - counters.late,
-        demand_bytes=moved.demand.bytes,
-        prefetch_bytes=moved.prefetch.bytes,
-        wasted_bytes=moved.wasted_bytes,
-        unused_bytes=moved.unused_bytes,
-        cancelled=moved.cancelled,
-        wait_s=counters.wait_s,
         resident_s=float(costs.step_s + compute_L.sum()),
+        counters=manager.counters[True],
+        moved=queue.stats(),
     )

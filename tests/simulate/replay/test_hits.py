@@ -91,7 +91,10 @@ def test_replay_bounds_hold_on_a_random_trace():
     assert len({int(result.misses_L.sum()) for result in everything}) == 1
 
 
-@pytest.mark.parametrize("model", PUBLIC)
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3_30b_a3b", pytest.param("gemma4_26b_a4b", marks=pytest.mark.slow)],
+)
 def test_replay_public_traces_golden(model):
     path = ROUTING / f"trace_{model}.csv.gz"
     if not path.is_file():
