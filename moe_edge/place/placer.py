@@ -39,8 +39,7 @@ def check_frequency(frequency_NLE: np.ndarray) -> np.ndarray:
     """float64 [N, L, E] of finite frequencies with calls in every layer.
 
     Raises:
-      ConfigError: another rank, NaN, infinite or negative values, a layer that a
-        server never calls.
+      ConfigError: another rank or other values, a layer that a server never calls.
     """
     frequency_NLE = np.asarray(frequency_NLE, np.float64)
     check_shape("frequency_NLE", frequency_NLE, (None, None, None))

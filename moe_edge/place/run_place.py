@@ -78,8 +78,7 @@ def run_place(
       data_dir: where a relative path is looked up too.
       seed: of what is random.
     Raises:
-      ConfigError: bad input; CapacityError: less memory than one copy.
-      OutputError: `out_dir` cannot be written.
+      MoeEdgeError: bad input, or less memory than one copy of the model.
       OSError: statistics cannot be read.
     """
     names = chosen("placer", methods, PLACERS)

@@ -54,9 +54,7 @@ def read_arrivals(path: str | Path) -> np.ndarray:
     """float64 [requests, 3]: COLUMNS of a trace file.
 
     Raises:
-      RequestError: no row, a missing column, what is no number, times that fall or
-        are negative, requests without tokens.
-      OSError: the file cannot be read.
+      RequestError: another content; OSError: the file cannot be read.
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8") as file:

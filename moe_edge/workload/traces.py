@@ -159,8 +159,7 @@ class TraceRecorder:
         """Everything recorded so far.
 
         Raises:
-          ConfigError: nothing was recorded, ids have another width than top_k, or
-            scores came with some lookups only.
+          ConfigError: nothing, ids of another width, or scores of some lookups only.
         """
         if not self._chunks:
             raise ConfigError("the run recorded no lookup: a trace needs at least one")

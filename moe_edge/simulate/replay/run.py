@@ -54,9 +54,7 @@ def run_replay(
       num_experts: experts of a layer, for traces that do not say.
       data_dir: where a relative path is looked up too.
     Raises:
-      ConfigError: bad input.
-      OutputError: `out_dir` cannot be written.
-      OSError: the trace cannot be read.
+      MoeEdgeError: bad input; OSError: the trace cannot be read.
     """
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
     names = chosen("cache policy", policies, POLICY_NAMES) if policies else []
