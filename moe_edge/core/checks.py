@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -151,13 +150,21 @@ def checked(name: str, function: Callable) -> Callable:
     Args:
       name: of the function, for the message.
     Raises (the result):
-      ConfigError: the first argument of another type, or a whole number beyond 64 bits.
+      ConfigError: parameters that have no value; the first argument of another type, or
+        a whole number beyond 64 bits.
     """
     signature = inspect.signature(function)
+    empty = inspect.Parameter.empty
+    needed = [p.name for p in signature.parameters.values() if p.default is empty]
 
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
-        for given, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        if unset := [f"--{name}" for name in needed if name not in arguments]:
+            raise ConfigError(
+                f"no value for {', '.join(unset)}: give it as a flag or in gin"
+            )
+        for given, value in arguments.items():
             kind = signature.parameters[given].annotation
             if not _is_of(value, kind):
                 raise ConfigError(
@@ -214,7 +221,26 @@ def _are_text(keys):
     return (isinstance(key, str) for key in keys)
 
 
+_WORDS = {
+    str: "a text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    types.NoneType: "None",
+    collections.abc.Mapping: "options {'name': value}",
+    dict: "options {'name': value}",
+    collections.abc.Callable: "a function",
+}
+
+
 def _kind_text(kind) -> str:
-    """An annotated type without the modules that it comes from."""
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    return re.sub(r"\w+\.", "", text)
+    """An annotated type in words that gin's users know."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_kind_text, args))
+    if (origin or kind) in _WORDS:
+        return _WORDS[origin or kind]
+    if origin in (list, tuple, collections.abc.Sequence):
+        name = "tuple" if origin is tuple else "list"
+        return f"a {name} ({_kind_text(args[0])} each)" if args else f"a {name}"
+    return getattr(origin or kind, "__name__", str(kind))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
 
 CONFIG_NAME = "config.gin"
@@ -82,19 +81,11 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     A root takes keywords only: those of the function, and instead of `run` the
     attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
     (unless it says None: nothing was written) and, of a dry run, `dry_run` first.
-
-    Raises (the root):
-      ConfigError: a parameter without a default has no value.
     """
     own = list(inspect.signature(function).parameters.values())[1:]
-    required = [p.name for p in own if p.default is p.empty]
 
     @functools.wraps(function)
     def call(**arguments) -> dict[str, Any]:
-        unset = [name for name in ("out_dir", *required) if name not in arguments]
-        if unset:
-            names = ", ".join(f"--{name}" for name in unset)
-            raise ConfigError(f"no value for {names}: give it as a flag or in gin")
         given = {name: arguments.pop(name) for name in _FIELDS if name in arguments}
         run = RunFolder(**given)
         summary = function(run, **arguments)
@@ -106,6 +97,12 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
     del call.__wrapped__  # gin would read the signature of that
     return call
+
+
+def documented(text: str, *kinds: type) -> str:
+    """A docstring, and below it those of dataclasses and their bases, for `--help`."""
+    parts = [part for kind in kinds for part in kind.__mro__]
+    return "\n\n".join([text, *(inspect.getdoc(part) or "" for part in parts[:-1])])
 
 
 def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
@@ -123,21 +120,17 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
                 parameters.append(parameter)
                 continue
             parameters += _keywords(kinds[parameter.name])
-        fields = {
-            name: [field.name for field in dataclasses.fields(kind)]
-            for name, kind in kinds.items()
-        }
 
         @functools.wraps(function)
         def call(*arguments, **given):
             for name, kind in kinds.items():
-                own = {f: given.pop(f) for f in fields[name] if f in given}
+                fields = [field.name for field in dataclasses.fields(kind)]
+                own = {f: given.pop(f) for f in fields if f in given}
                 given[name] = kind(**own)
             return function(*arguments, **given)
 
         call.__signature__ = inspect.Signature(parameters)
-        documents = map(inspect.getdoc, (function, *kinds.values()))
-        call.__doc__ = "\n\n".join(filter(None, documents))  # flags' help is in there
+        call.__doc__ = documented(inspect.getdoc(function) or "", *kinds.values())
         return call
 
     return decorate

@@ -15,6 +15,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
+from moe_edge.core.run_folder import documented
 from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
@@ -146,7 +147,7 @@ def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     }
     root.__signature__ = inspect.Signature([*of_study, *own])
     root.__name__ = root.__qualname__ = study.name
-    root.__doc__ = f"{study.question}\n\n{inspect.getdoc(study.settings) or ''}"
+    root.__doc__ = documented(study.question, study.settings)
     return root
 
 
