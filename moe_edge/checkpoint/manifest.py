@@ -6,12 +6,12 @@ OURS/dense/top, layer_LLL     everything else, one Orbax item each (dense.py)
 OURS/hf/                      small files of the HF folder, byte for byte
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
@@ -96,14 +96,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       CheckpointError: missing, not JSON, another version, keys missing or mistyped.
     """
     path = folder / MANIFEST_NAME
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    manifest = read_json(path, _MAX_BYTES)
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")

@@ -1,19 +1,19 @@
 """Where a conversion writes: a checkpoint of ours, or a Hugging Face folder.
 
-Both take the same stream: dense arrays of the top and of each layer, then that
-layer's expert records in order.
+Both take the same stream: `dense(item, arrays)` of the top and of each layer, then
+that layer's records in order by `experts(layer, first, records_NR)`. `finish` completes
+the folder; `close` stops, complete or not.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
-from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_bytes
+from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
 from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, make_manifest
-from moe_edge.checkpoint.schema import Item
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import dense_pieces
 from moe_edge.convert.hf_files import copy_small_files, dump_json
@@ -22,22 +22,6 @@ from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.model.config import ModelConfig
 
 _LARGE_BYTES = 64 << 20
-
-
-class Sink(Protocol):
-    """What convert.py writes to."""
-
-    def dense(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
-        """Takes the dense arrays of an item."""
-
-    def experts(self, layer: int, first: int, records_NR: np.ndarray) -> None:
-        """Takes the next expert records of a layer."""
-
-    def finish(self, content_sha256: str) -> None:
-        """Completes the folder."""
-
-    def close(self) -> None:
-        """Stops writing, complete or not."""
 
 
 class OursSink:
@@ -93,7 +77,7 @@ class OursSink:
         if first == 0:
             self._close_file()
             self._file = experts_path(self._folder, layer).open("wb", buffering=0)
-        write_bytes(self._file, records_NR)
+        write_arrays(self._file, first * records_NR[0].nbytes, [records_NR])
 
     def _close_file(self):
         if self._file is not None:

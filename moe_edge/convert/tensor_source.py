@@ -15,7 +15,7 @@ from moe_edge.checkpoint.dtypes import BFLOAT16, WEIGHT_DTYPES, cast
 from moe_edge.checkpoint.schema import Shapes, name_some
 from moe_edge.convert import quantize
 from moe_edge.convert.rules import TOP
-from moe_edge.convert.safetensors_folder import open_folder
+from moe_edge.convert.safetensors_reader import open_folder
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import OutputError
+from moe_edge.core.checks import CheckpointError, OutputError
 
 # One of these in a folder says that it is an output of ours (or a checkpoint).
 MARKERS = (
@@ -231,6 +231,25 @@ def _is_locked(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def read_json(path: Path, limit: int = 16 << 20) -> Any:
+    """Parses a JSON file of at most `limit` bytes.
+
+    Raises:
+      CheckpointError: missing, too large or not JSON.
+    """
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= limit else b""
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if size > limit:
+        raise CheckpointError(f"{path} has {size} bytes, expected at most {limit}")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 def write_json(path: str | Path, value: Any, **options) -> None:

@@ -15,8 +15,12 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
-from moe_edge.convert.content_hash import ContentHash, chunk_rows, dense_pieces
-from moe_edge.convert.convert import check_finite
+from moe_edge.convert.content_hash import (
+    ContentHash,
+    check_finite,
+    chunk_rows,
+    dense_pieces,
+)
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
