@@ -9,6 +9,8 @@ OURS/hf/                      small files of the HF folder, byte for byte
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.files import read_json
@@ -47,19 +49,18 @@ def record_layout(config: ModelConfig, subs: int) -> RecordLayout:
 def make_manifest(
     config: ModelConfig,
     *,
-    dtype: str,
-    itemsize: int,
+    dtype: np.dtype,
     subs: int,
-    tokenizer: str | None,
-    source: dict[str, Any],
-    content_sha256: str,
+    tokenizer: str | None = None,
+    source: dict[str, Any] | None = None,
+    content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are already written.
 
     Args:
       config: the model before it was refactored.
-      dtype, itemsize: of the records.
+      dtype: of the records.
       subs: U, sub-experts of an expert.
       tokenizer: path inside the folder, or None.
       source: where it came from.
@@ -71,20 +72,20 @@ def make_manifest(
         "format_version": FORMAT_VERSION,
         "model_type": config.model_type,
         "hf_config": config.hf_config,
-        "dtype": dtype,
+        "dtype": dtype.name,
         "L": config.num_layers,
         "E": config.moe.num_experts,
         "U": subs,
         "record": {
             "order": list(layout.shapes),
             "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
-            "bytes": layout.size * itemsize,
+            "bytes": layout.size * dtype.itemsize,
             "file": "experts/layer_{layer:03d}.bin",
             # Record (expert, sub) of a layer begins at offset + (e * U + sub) * bytes.
             "offset": 0,
         },
         "tokenizer": tokenizer,
-        "source": source,
+        "source": source or {},
         "content_sha256": content_sha256,
     } | ({} if refactor is None else {"refactor": refactor})
 
@@ -120,7 +121,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(
-    folder: Path, manifest: dict[str, Any], config: ModelConfig, itemsize: int
+    folder: Path, manifest: dict[str, Any], config: ModelConfig
 ) -> RecordLayout:
     """Checks the manifest against the config; returns the record layout.
 
@@ -128,15 +129,8 @@ def check_manifest(
       CheckpointError: names the key that disagrees, with both values.
     """
     layout = record_layout(config, manifest["U"])
-    expected = make_manifest(
-        config,
-        dtype=manifest["dtype"],
-        itemsize=itemsize,
-        subs=manifest["U"],
-        tokenizer=None,
-        source={},
-        content_sha256="",
-    )
+    dtype = WEIGHT_DTYPES[manifest["dtype"]]
+    expected = make_manifest(config, dtype=dtype, subs=manifest["U"])
     for key in ("model_type", "L", "E", "record"):
         if manifest[key] != expected[key]:
             raise CheckpointError(

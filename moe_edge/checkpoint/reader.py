@@ -54,7 +54,7 @@ class CheckpointReader(DenseReader):
         self._stored = WEIGHT_DTYPES[manifest["dtype"]]
         self._cast = dtype
         self.dtype = self._stored if dtype is None else np.dtype(dtype)
-        self.layout = check_manifest(self.path, manifest, config, self._stored.itemsize)
+        self.layout = check_manifest(self.path, manifest, config)
         self.config = config_of_manifest(self.path, manifest, config)
         self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.

@@ -92,8 +92,7 @@ class OursSink:
         self.close()
         manifest = make_manifest(
             self._config,
-            dtype=self._dtype.name,
-            itemsize=self._dtype.itemsize,
+            dtype=self._dtype,
             subs=self._subs,
             tokenizer=self._tokenizer,
             source=self._source,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import CheckpointError, OutputError
+from moe_edge.core.checks import CheckpointError, OutputError, RequestError
 
 # One of these in a folder says that it is an output of ours (or a checkpoint).
 MARKERS = (
@@ -82,6 +82,21 @@ def check_there(path: str | Path, flag: str, mend: str = "check the path") -> No
     """Raises FileNotFoundError, with what named the path and how to mend it."""
     if not Path(path).exists():
         raise FileNotFoundError(f"{flag} {path} does not exist; {mend}".lstrip())
+
+
+def decode_utf8(where: str | Path, raw: bytes, first: int = 0) -> str:
+    """The text of some bytes of a file, the first of which is number `first`.
+
+    Raises:
+      RequestError: they are not UTF-8.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{where} is not UTF-8 text: byte {first + error.start} is "
+            f"0x{raw[error.start]:02x}; save it as UTF-8"
+        ) from error
 
 
 def check_out_file(path: str | Path, out_dir: str | Path) -> None:

@@ -37,7 +37,10 @@ def test_script_loose_argument_is_one_line(run_script):
         (["--gin_param", "import os"], "--gin_param:1: import 'os' would run code"),
         (["--gin_param", "generate.colour = 1"], "parameter named 'colour'"),
         (["--gin_file", "none.gin"], "gin file none.gin cannot be read: No such file"),
-        (["--prompts", "none.jsonl"], "No such file or directory: 'none.jsonl'"),
+        (
+            ["--prompts", "none.jsonl"],
+            "--prompts none.jsonl does not exist; check the path",
+        ),
     ],
 )
 def test_script_bad_input_is_one_line(run_script, arguments, message):
