@@ -4,6 +4,11 @@ OURS/manifest.json            this file
 OURS/experts/layer_LLL.bin    expert records of a MoE layer (experts_file.py)
 OURS/dense/top, layer_LLL     everything else, one Orbax item each (dense.py)
 OURS/hf/                      small files of the HF folder, byte for byte
+
+A refactored model has an object `refactor`: {"gate": one of `model.config.GATES`,
+"gate_neurons": r, "rank_shares": [[..]], and where it came from: inactive, solver,
+seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
+parent's; only `U` and the records tell of the split.
 """
 
 from pathlib import Path
@@ -12,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
-from moe_edge.core.checks import CheckpointError
+from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.files import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.sub_experts import split_config
 
 MANIFEST_NAME = "manifest.json"
 HF_FOLDER = "hf"
@@ -65,7 +71,7 @@ def make_manifest(
       tokenizer: path inside the folder, or None.
       source: where it came from.
       content_sha256: see `convert/content_hash.py`.
-      refactor: gate and provenance of a refactored model (`checkpoint/refactored.py`).
+      refactor: gate and provenance of a refactored model.
     """
     layout = record_layout(config, subs)
     return {
@@ -138,3 +144,32 @@ def check_manifest(
                 f"hf_config means {expected[key]}"
             )
     return layout
+
+
+def config_of_manifest(
+    folder: Path, manifest: dict[str, Any], parent: ModelConfig
+) -> ModelConfig:
+    """The model that a checkpoint holds: the parent, or the parent split.
+
+    Raises:
+      CheckpointError: sub-experts without `refactor`, or one that does not fit.
+    """
+    refactor, subs = manifest.get("refactor"), manifest["U"]
+    if refactor is None and subs == 1:
+        return parent
+    if not isinstance(refactor, dict):
+        raise CheckpointError(
+            f"{folder}: U is {subs}, but the manifest has no `refactor` that says how "
+            "sub-experts are chosen; refactor the model again (launch/refactor.py)"
+        )
+    shares = refactor.get("rank_shares") or ()
+    try:
+        return split_config(
+            parent,
+            subs,
+            gate=refactor.get("gate", "linear"),
+            gate_neurons=refactor.get("gate_neurons", 0),
+            rank_shares=tuple(tuple(float(x) for x in row) for row in shares),
+        )
+    except (ConfigError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: refactor of the manifest: {error}") from error

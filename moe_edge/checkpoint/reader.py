@@ -8,8 +8,7 @@ import numpy as np
 from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
-from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest
-from moe_edge.checkpoint.refactored import config_of_manifest
+from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest, config_of_manifest
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig

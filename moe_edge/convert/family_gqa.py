@@ -76,7 +76,7 @@ def qwen2_moe(fields: Fields, common: dict) -> dict:
         common,
         kv_heads=16,
         qkv_bias=fields.bool("qkv_bias", True),
-        windows=read_windows(fields, types, window if sliding else None),
+        windows=read_windows(types, window if sliding else None),
     )
     shared_dim = fields.int("shared_expert_intermediate_size")
     moe = read_moe(
@@ -113,7 +113,7 @@ def qwen3_moe(fields: Fields, common: dict) -> dict:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm="head",
-        windows=read_windows(fields, uniform, window),
+        windows=read_windows(uniform, window),
     )
     moe = read_moe(fields, common, top_k=8, norm=False)
     dense = _qwen_dense_layers(fields, layers, 6144)
@@ -146,7 +146,7 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
         qkv_bias=bias,
         out_bias=bias,
         sinks=True,
-        windows=read_windows(fields, types, fields.get("sliding_window", 128)),
+        windows=read_windows(types, fields.get("sliding_window", 128)),
     )
     moe = read_moe(
         fields,

@@ -149,9 +149,7 @@ def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
     return types
 
 
-def read_windows(
-    fields: Fields, types: list[str], window: Any
-) -> tuple[int | None, ...]:
+def read_windows(types: list[str], window: Any) -> tuple[int | None, ...]:
     """Per layer the sliding window, or () where no layer has one."""
     if "sliding_attention" not in types:
         return ()

@@ -15,11 +15,10 @@ import numpy as np
 
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import compare
+from moe_edge.evaluate.agreement import RuleTally, compare, rule_of
 from moe_edge.evaluate.fidelity import Option, SwitchEngine, card, cut_rows, option_grid
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
-from moe_edge.evaluate.weight_rules import RuleTally, rule_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.route.policy import get_route
