@@ -3,6 +3,7 @@
 Nothing appears at the destination before everything is there.
 """
 
+import contextlib
 import math
 import resource
 import time
@@ -91,30 +92,21 @@ def convert_checkpoint(
     changed = wanted is not None or reader.quantized is not None
     raw = converted_config(raw, reader.dtype.name, changed)
     config = config_from_hf(raw)
-    hf_files = getattr(reader, "hf_files", reader.path)
-    source = {
-        "hf_path": reader.hf_source,
-        "quantized": reader.quantized,
-        "dropped": reader.dropped,
-    }
     try:
         with run.writing() as folder:
             dtypes, shapes = hf_dtypes(reader), rules.hf_shapes(config)
             sizes = (math.prod(shapes[n]) * dtypes[n].itemsize for n in shapes)
             check_room(folder, sum(sizes))
-            sink: OursSink | HfSink
             if to == "ours":
-                sink = OursSink(folder, config, reader.dtype, hf_files, source)
+                sink = OursSink(folder, config, reader)
             else:
-                sink = HfSink(folder, config, dtypes, hf_files, shard_bytes)
-            try:
+                sink = HfSink(folder, config, reader, dtypes, shard_bytes)
+            with contextlib.closing(sink):
                 digest, total_bytes = stream(reader, sink, allow_nonfinite, progress)
                 if not isinstance(reader, HfReader):
                     # If changed, `digest` is of what was written: read once more.
                     _check_digest(reader, None if changed else digest)
                 sink.finish(digest)
-            finally:
-                sink.close()
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error
     return {

@@ -33,7 +33,7 @@ class HfReader(DenseReader):
     """
 
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
-        self.path = Path(path).resolve()
+        self.path = self.hf_files = Path(path).resolve()
         self.config = config_from_hf(
             read_json(self.path / CONFIG_NAME), read_generation(self.path)
         )

@@ -32,10 +32,8 @@ class OursSink:
 
     Args:
       folder: empty.
-      config: the model; of a refactored one, its parent.
-      dtype: of the records.
-      hf_files: folder with the small files to carry over.
-      source: for the manifest.
+      config: the model as it is written; of a refactored one, its parent.
+      reader: where it comes from.
       subs, refactor: of a refactored model, see `make_manifest`.
     """
 
@@ -43,17 +41,15 @@ class OursSink:
         self,
         folder: Path,
         config: ModelConfig,
-        dtype: np.dtype,
-        hf_files: Path,
-        source: dict[str, Any],
+        reader,
         subs: int = 1,
         refactor: dict[str, Any] | None = None,
     ):
-        self._folder, self._config, self._dtype = folder, config, dtype
-        self._source, self._subs, self._refactor = source, subs, refactor
+        self._folder, self._config, self._reader = folder, config, reader
+        self._subs, self._refactor = subs, refactor
         (folder / EXPERTS_FOLDER).mkdir()
         (folder / HF_FOLDER).mkdir()
-        copied = copy_small_files(hf_files, folder / HF_FOLDER, config.hf_config)
+        copied = copy_small_files(reader.hf_files, folder / HF_FOLDER, config.hf_config)
         known = TOKENIZER_NAME in copied
         self._tokenizer = f"{HF_FOLDER}/{TOKENIZER_NAME}" if known else None
         self._saver = ThreadPoolExecutor(1)
@@ -90,12 +86,14 @@ class OursSink:
     def finish(self, content_sha256):
         self._wait()
         self.close()
+        reader = self._reader
+        source = {"hf_path": reader.hf_source, "quantized": reader.quantized}
         manifest = make_manifest(
             self._config,
-            dtype=self._dtype,
+            dtype=reader.dtype,
             subs=self._subs,
             tokenizer=self._tokenizer,
-            source=self._source,
+            source=source | {"dropped": reader.dropped},
             content_sha256=content_sha256,
             refactor=self._refactor,
         )
@@ -110,12 +108,12 @@ class HfSink:
         self,
         folder: Path,
         config: ModelConfig,
+        reader,
         dtypes: dict[str, np.dtype],
-        hf_files: Path,
         shard_bytes: int,
     ):
         self._config = config
-        copy_small_files(hf_files, folder, config.hf_config)
+        copy_small_files(reader.hf_files, folder, config.hf_config)
         shapes = rules.hf_shapes(config)
         self._writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
 

@@ -99,12 +99,6 @@ def write_refactored(
     """
     child = refactoring.config(reader.config)
     content = ContentHash(rules.hf_shapes(child))
-    source = {
-        "hf_path": reader.hf_source,
-        "quantized": reader.quantized,
-        "dropped": reader.dropped,
-    }
-    hf_files = getattr(reader, "hf_files", reader.path)
     parent = reader.config
     if reader.quantized is not None:  # read, and now stored, unquantised
         raw = converted_config(parent.hf_config, reader.dtype.name, changed=True)
@@ -114,15 +108,8 @@ def write_refactored(
             records = len(parent.moe_layers) * parent.moe.num_experts
             size = reader.layout.size * reader.dtype.itemsize
             check_room(folder, records * size)
-            sink = OursSink(
-                folder,
-                parent,
-                reader.dtype,
-                hf_files,
-                source,
-                refactoring.subs,
-                refactoring.manifest(),
-            )
+            made = refactoring.subs, refactoring.manifest()
+            sink = OursSink(folder, parent, reader, *made)
             try:
                 for item in progress(dense_items(child), "layers written"):
                     arrays = reader.dense(item)
