@@ -138,10 +138,7 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
         if option not in kinds:
             known = ", ".join(kinds) or "none"
             raise ConfigError(f"{name} has no option {option!r}; known: {known}")
-        if not _is_of(value, kinds[option]):
-            kind = _kind_text(kinds[option])
-            raise ConfigError(f"{name}: {option} is {value!r}, expected {kind}")
-        check_64_bits(f"{name}: {option}", value)
+        _check_type(f"{name}: {option}", value, kinds[option])
 
 
 def checked(name: str, function: Callable) -> Callable:
@@ -166,16 +163,18 @@ def checked(name: str, function: Callable) -> Callable:
             )
         for given, value in arguments.items():
             kind = signature.parameters[given].annotation
-            if not _is_of(value, kind):
-                raise ConfigError(
-                    f"{name}.{given} is {value!r}, expected {_kind_text(kind)}"
-                )
-            check_64_bits(f"{name}.{given}", value)
+            _check_type(f"{name}.{given}", value, kind)
         return function(*args, **kwargs)
 
     call.__signature__ = signature
     del call.__wrapped__  # gin would call that a class, where it is one
     return call
+
+
+def _check_type(name: str, value, kind) -> None:
+    if not _is_of(value, kind):
+        raise ConfigError(f"{name} is {value!r}, expected {_kind_text(kind)}")
+    check_64_bits(name, value)
 
 
 def check_64_bits(name: str, value) -> None:
@@ -207,7 +206,9 @@ def _is_of(value, kind) -> bool:
         if not isinstance(origin, type):
             return True
         named = isinstance(value, Mapping) and args[:1] == (str,)
-        return isinstance(value, origin) and (not named or all(_are_text(value)))
+        return isinstance(value, origin) and not (
+            named and any(not isinstance(key, str) for key in value)
+        )
     if kind in (None, type(None)):
         return value is None
     if not isinstance(kind, type) or kind in (object, inspect.Parameter.empty):
@@ -215,10 +216,6 @@ def _is_of(value, kind) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind) or (kind is float and isinstance(value, int))
-
-
-def _are_text(keys):
-    return (isinstance(key, str) for key in keys)
 
 
 _WORDS = {
