@@ -101,8 +101,8 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 
 def documented(text: str, *kinds: type) -> str:
     """A docstring, and below it those of dataclasses and their bases, for `--help`."""
-    parts = [part for kind in kinds for part in kind.__mro__]
-    return "\n\n".join([text, *(inspect.getdoc(part) or "" for part in parts[:-1])])
+    classes = (base for kind in kinds for base in kind.__mro__[-2::-1])
+    return "\n\n".join(filter(None, [text, *map(inspect.getdoc, classes)]))
 
 
 def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
@@ -110,7 +110,8 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
 
     Args:
       kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
-        the parameter; options need no second list in a signature.
+        the parameter, with the text that its `Attributes` say of them; options need no
+        second list in a signature.
     """
 
     def decorate(function: Callable) -> Callable:
