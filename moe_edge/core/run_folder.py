@@ -58,23 +58,6 @@ class RunFolder:
                 (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
-_FIELDS = [field.name for field in dataclasses.fields(RunFolder)]
-
-
-def _keywords(kind: type) -> list[inspect.Parameter]:
-    """The fields of a dataclass as keyword parameters."""
-    missing, empty = dataclasses.MISSING, inspect.Parameter.empty
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=field.type,
-            default=empty if field.default is missing else field.default,
-        )
-        for field in dataclasses.fields(kind)
-    ]
-
-
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Makes a root of `function(run: RunFolder, *, ...)`: what a script calls.
 
@@ -82,19 +65,16 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
     (unless it says None: nothing was written) and, of a dry run, `dry_run` first.
     """
-    own = list(inspect.signature(function).parameters.values())[1:]
+    run_in = unpacked(run=RunFolder)(function)
 
-    @functools.wraps(function)
+    @functools.wraps(run_in)
     def call(**arguments) -> dict[str, Any]:
-        given = {name: arguments.pop(name) for name in _FIELDS if name in arguments}
-        run = RunFolder(**given)
-        summary = function(run, **arguments)
-        first = {"dry_run": True} if run.dry_run else {}
-        return first | summary | {"out_dir": summary.get("out_dir", str(run.out_dir))}
+        summary = run_in(**arguments)
+        first = {"dry_run": True} if arguments.get("dry_run") else {}
+        out_dir = summary.get("out_dir", str(arguments["out_dir"]))
+        return first | summary | {"out_dir": out_dir}
 
-    folder = _keywords(RunFolder)
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
+    call.__signature__ = inspect.signature(run_in)
     del call.__wrapped__  # gin would read the signature of that
     return call
 
@@ -108,6 +88,8 @@ def documented(text: str, *kinds: type) -> str:
 def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
     """Lets callers give the fields of dataclasses where a function takes objects.
 
+    All arguments are keywords then.
+
     Args:
       kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
         the parameter, with the text that its `Attributes` say of them; options need no
@@ -115,21 +97,23 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
     """
 
     def decorate(function: Callable) -> Callable:
+        fields = {
+            name: inspect.signature(kind).parameters for name, kind in kinds.items()
+        }
         parameters = []
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.name not in kinds:
-                parameters.append(parameter)
-                continue
-            parameters += _keywords(kinds[parameter.name])
+            own = fields.get(parameter.name, {parameter.name: parameter})
+            parameters += own.values()
 
         @functools.wraps(function)
-        def call(*arguments, **given):
+        def call(**given):
             for name, kind in kinds.items():
-                fields = [field.name for field in dataclasses.fields(kind)]
-                own = {f: given.pop(f) for f in fields if f in given}
+                own = {f: given.pop(f) for f in fields[name] if f in given}
                 given[name] = kind(**own)
-            return function(*arguments, **given)
+            return function(**given)
 
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=keyword) for parameter in parameters]
         call.__signature__ = inspect.Signature(parameters)
         call.__doc__ = documented(inspect.getdoc(function) or "", *kinds.values())
         return call

@@ -38,8 +38,8 @@ def test_root_dry_run_says_so_and_writes_nothing(tmp_path):
 def test_root_shows_the_parameters_of_its_folder_in_its_signature():
     parameters = inspect.signature(run_thing).parameters
     assert list(parameters) == [
-        *("out_dir", "trace", "horizon"),
-        *("overwrite", "dry_run", "config_text"),
+        *("out_dir", "overwrite", "dry_run", "config_text"),
+        *("trace", "horizon"),
     ]
     assert parameters["out_dir"].default is inspect.Parameter.empty
     assert parameters["overwrite"].default is False
