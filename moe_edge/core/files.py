@@ -166,11 +166,14 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock for a moment: what is checked here holds until the end."""
+def _locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Holds a folder's lock for a moment: what is checked here holds until the end.
+
+    A lock goes with its process.
+    """
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, how)
         yield
     finally:
         os.close(lock)
@@ -243,15 +246,12 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process holds a folder's lock, which goes with the process."""
-    lock = os.open(folder, os.O_RDONLY)
+    """Whether a process holds a folder's lock."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def read_json(path: Path, limit: int = 16 << 20) -> Any:
