@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from moe_edge.checkpoint.experts_file import read_bytes
 from moe_edge.checkpoint.schema import name_some
-from moe_edge.core.checks import CheckpointError, check_known
+from moe_edge.core.checks import CheckpointError
 from moe_edge.core.files import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -77,7 +77,11 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         self.entries: dict[str, tuple] = {}
         for name, entry in header.items():
-            check_known(f"dtype of {name} in {path}", entry["dtype"], DTYPES)
+            if entry["dtype"] not in DTYPES:
+                raise CheckpointError(
+                    f"{path}: tensor {name} has unknown dtype {entry['dtype']!r}; "
+                    f"known: {', '.join(DTYPES)}"
+                )
             start = 8 + length + entry["data_offsets"][0]
             dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
             self.entries[name] = (dtype, shape, start)

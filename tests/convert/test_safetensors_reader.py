@@ -51,7 +51,7 @@ def test_file_written_by_library_is_read(tmp_path):
         (b"[" * 5000, b"", "invalid JSON in header"),
         (b"[1]", b"", "invalid type: sequence"),
         ({"a": {"dtype": "F32"}}, b"", "missing field `shape`"),
-        ({"a": entry(0, 4, [8], "F4")}, b"0000", "unknown dtype of a in .* 'F4'"),
+        ({"a": entry(0, 4, [8], "F4")}, b"0000", "unknown dtype 'F4'"),
         ({"a": entry(0, 4, [-1])}, b"0000", "invalid value: integer `-1`"),
         ({"a": entry(0, 4, [1 << 63])}, b"0000", "overflow computing buffer"),
         ({"a": entry(0, 4, ["1"])}, b"0000", "invalid type: string"),
