@@ -18,12 +18,12 @@ from moe_edge.core.checks import (
     check_positive,
     check_shape,
 )
+from moe_edge.offload.block_queue import TransferStats
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
-from moe_edge.offload.transfer import TransferStats
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
