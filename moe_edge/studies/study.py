@@ -7,7 +7,6 @@ lists them all.
 
 import dataclasses
 import functools
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
-from moe_edge.core.run_folder import unpacked
+from moe_edge.core.run_folder import documented, unpacked
 from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
@@ -128,10 +127,9 @@ def run_study(
 
 def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     """The study as a root for gin: its settings' fields and those of `run_study`."""
-
     root = unpacked(settings=study.settings)(functools.partial(run_study, study))
     root.__name__ = root.__qualname__ = study.name
-    root.__doc__ = f"{study.question}\n\n{inspect.getdoc(study.settings) or ''}"
+    root.__doc__ = documented(study.question, study.settings)
     return root
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moe_edge.convert.safetensors_folder import open_folder
+from moe_edge.convert.safetensors_reader import open_folder
 from moe_edge.core.checks import CheckpointError
 from tests.support.tiny_checkpoints import write_tensors
 

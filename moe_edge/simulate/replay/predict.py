@@ -29,15 +29,14 @@ def replay_predictor(
       predictor: as `predictor_of` builds it.
       horizon: layers to look ahead, at most all of them.
     Raises:
-      ConfigError: the trace lacks what the predictor needs, or a bad horizon.
+      ConfigError: a bad horizon.
     """
-    check_holds("predictor", predictor.name, predictor.needs, trace)
     check_horizon(horizon, trace)
     predictor_run = PredictorRun(predictor, cache_spec(trace, (-1,)), horizon)
     for routed in lookups(trace):
         layer, is_decode = routed.layer, routed.phase == DECODE
         if routed.new_sequence:
-            predictor_run.finish_sequence()
+            predictor_run.finish_sequences()
         predictor_run.observe(layer, routed.ids_TK, routed.scores_TE, counts=is_decode)
         predictor_run.predict(layer)
     return predictor_run.accuracy

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import bar_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import (
     LIMITS,
@@ -172,7 +172,7 @@ def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CP
                     level=("resident", resident_ms) if measure == "tpot_s" else None,
                 )
             )
-    bar_panels(
+    draw_panels(
         path,
         panels,
         title="Time per step and cache ratio, emulated link (bars: median of rounds)",

@@ -20,8 +20,7 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.offload.policy import get_policy
 from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.lookups import chosen_by_step
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel, TimedResult
+from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.runs import (

@@ -13,8 +13,7 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
     models,
     offload,
@@ -114,9 +113,9 @@ def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
         )
         for name, predicted in (("none", [None] * 8), ("all", [*follow, None]))
     }
-    assert played["none"].prefetch_bytes == 0 < played["none"].misses
+    assert played["none"].moved.prefetch.bytes == 0 < played["none"].misses
     # Each lookup's predictions are for the next one: only the first can miss.
-    assert played["all"].misses <= 2 and played["all"].cancelled == 0
+    assert played["all"].misses <= 2 and played["all"].moved.cancelled == 0
 
 
 def test_check_same_tokens_names_the_first_difference():
