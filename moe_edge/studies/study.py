@@ -83,10 +83,9 @@ def run_study(
     allow_dirty: bool = False,
     config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
-    """Runs a study and writes its entry.
+    """Runs a study with an instance of its `settings` and writes its entry.
 
     Args:
-      study: what to run; `settings`: an instance of its `settings`.
       out_dir: folder of the entry.
       overwrite: replace a non-empty `out_dir`.
       dry_run: check and stop.

@@ -83,7 +83,6 @@ def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
             settings.device_memory,
             batch,
             options_at(a, settings.assist),
-            is_exact=a == 0 and settings.assist is None,
         )
         for batch in settings.batches
         for a in settings.a_values

@@ -84,15 +84,10 @@ def smoe_steps(a: float) -> dict[str, OffloadOptions]:
     return dict(zip(STEPS[1:], (evict, route, fetch, assist), strict=True))
 
 
-def is_exact(options: OffloadOptions) -> bool:
-    """Whether tokens are the resident engine's, to the last bit of the logits."""
-    return options.lossless and options.assist is None
-
-
 def cases_of(settings: BudgetSettings, policies: dict[str, OffloadOptions]):
     """Every policy at every batch size and budget."""
     return [
-        Case(policy, budget, batch, options, is_exact(options))
+        Case(policy, budget, batch, options)
         for batch in settings.batches
         for budget in settings.budgets
         for policy, options in policies.items()

@@ -128,7 +128,7 @@ class Judged:
 def run(settings: PredictorSettings) -> Findings:
     """Records what predictors say."""
     cases = [
-        Case(policy, settings.device_memory, batch, options, fig14.is_exact(options))
+        Case(policy, settings.device_memory, batch, options)
         for batch in settings.batches
         for policy, options in policies(settings).items()
     ]
