@@ -365,7 +365,7 @@ def test_hits_and_misses_of_a_layer_in_waves_hold_the_law():
     # travels twice.
     ids_TK = np.array([[0, 2], [3, 1], [2, 0]], np.int32)
     visit = manager.pass_layer(0, ids_TK, None, 1)
-    assert visit.in_waves and not visit.fits
+    assert visit.in_waves
     assert manager.queue.stats().demand.count == visit.moved == len(visit.missed)
     assert visit.missed == [2, 1, 3, 0, 2] and visit.hits == []
     assert counts(manager)[:3] == (0, 5, 0)
