@@ -64,21 +64,30 @@ def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
     return dense, [params.get(f"experts.{layer}") for layer in range(num_layers)]
 
 
-def forward_fn(config: ModelConfig) -> Callable:
-    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
+def transformer_fn(config: ModelConfig, run_experts: Callable) -> Callable:
+    """`run(dense, experts, tokens_BS) -> (logits_BSV, routings)` of a config.
 
-    A config with another `top_k` runs the same parameters.
+    `dense` holds arrays by canonical path, `experts` what `run_experts` takes of each
+    layer. A config with another `top_k` runs the same parameters.
     """
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = expert_fn(RecordLayout.of(config))
 
-    def forward(params: Params, tokens_BS):
-        dense, experts = split_params(params, config.num_layers)
+    def run(dense: Params, experts, tokens_BS):
         leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
         return bound(tokens_BS, experts, run_experts)
+
+    return run
+
+
+def forward_fn(config: ModelConfig) -> Callable:
+    """`forward(params, tokens_BS)`: `transformer_fn` of what is trained here."""
+    run = transformer_fn(config, expert_fn(RecordLayout.of(config)))
+
+    def forward(params: Params, tokens_BS):
+        return run(*split_params(params, config.num_layers), tokens_BS)
 
     return forward
 
