@@ -211,11 +211,12 @@ def test_rounding_is_said(
     assert said == rounds
 
 
-def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path):
+def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path, capsys):
     out = tmp_path / "r"
     with mock.patch.object(measure, "measure_model", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             refactor(tiny, profile, out)
+    assert f"unfinished work is kept in {out}.partition; the" in capsys.readouterr().err
     assert not out.exists()
     with mock.patch.object(build, "build_refactoring", None):  # it is there
         summary = refactor(tiny, profile, out)
