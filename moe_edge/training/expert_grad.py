@@ -1,9 +1,11 @@
 """Routed experts for training: dropless, and differentiable with a hand-written VJP.
 
 The (token, chosen expert) pairs are laid out in blocks of one expert each; a block is
-`size` rows, the last block of an expert is padded. Blocks then meet a gathered copy of
-their expert's matrices in one batched product. There are at most T*K/size + E blocks
-whatever the routing, so shapes are static and no pair is ever dropped.
+`size` rows, the last block of an expert is padded. There are at most T*K/size + E
+blocks whatever the routing, so shapes are static and no pair is ever dropped. A loop
+takes the blocks in use one after another: its expert's matrices, its rows and their
+gradients stay in the cache, where one batched product over all blocks would first
+write a copy of the matrices for every block (2.4 times the time: docs/measurements.md).
 
 Nothing here sorts: a pair's row follows from a running count of its expert, which a
 triangular product gives faster than `argsort` does on CPU. The VJP saves the hidden
@@ -16,7 +18,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.layers import activate
+from moe_edge.model.matvec import einsum, to_float32
 from moe_edge.model.record import RecordLayout
 
 MAX_BLOCK = 256  # rows: larger pads more, smaller multiplies slower
@@ -24,12 +30,28 @@ _CHUNK = 128  # tokens whose running counts come from one triangular product
 _IN_BOUNDS = "promise_in_bounds"
 
 
+class Kernel(NamedTuple):
+    """What is static in the experts' computation.
+
+    Attributes:
+      layout: where the parts stand in a record.
+      activation: its kind and its limit, as `layers.activate` takes them.
+      frozen: the records have no gradient. They may then be stored in any dtype: no
+        float32 copy of all of them is made, a block's matrices are widened.
+    """
+
+    layout: RecordLayout
+    activation: tuple[str, float | None] = ("silu", None)
+    frozen: bool = False
+
+
 class Layout(NamedTuple):
-    """Where every pair stands. P = blocks * size rows, N = blocks."""
+    """Where every pair stands: N blocks of C rows, P = N * C rows."""
 
     row_TK: jax.Array  # int32, row of a pair
-    token_P: jax.Array  # int32, token of a row (0 for padding)
+    token_NC: jax.Array  # int32, token of a row (0 for padding)
     expert_N: jax.Array  # int32, expert of a block
+    used: jax.Array  # int32, blocks that have rows: the first of the N
 
 
 def block_size(pairs: int, experts: int) -> int:
@@ -52,11 +74,11 @@ def lay_out(ids_TK: jax.Array, experts: int, size: int) -> Layout:
     rank_TK = jnp.take_along_axis(before_TE, ids_TK, axis=1).astype(jnp.int32)
     row_TK = (last_E - blocks_E)[ids_TK] * size + rank_TK
     num_blocks = -(-T * K // size) + experts
-    token_P = jnp.zeros(num_blocks * size, jnp.int32)
-    token_P = token_P.at[row_TK].set(token_TK, mode=_IN_BOUNDS, unique_indices=True)
+    token_NC = _set_rows(jnp.zeros((num_blocks, size), jnp.int32), row_TK, token_TK)
     block_N = jnp.arange(num_blocks, dtype=jnp.int32)
     expert_N = (block_N[:, None] >= last_E[None]).sum(axis=1, dtype=jnp.int32)
-    return Layout(row_TK, token_P, jnp.minimum(expert_N, experts - 1))
+    expert_N = jnp.minimum(expert_N, experts - 1)
+    return Layout(row_TK, token_NC, expert_N, last_E[-1])
 
 
 def _count_before(chosen_TE: jax.Array) -> jax.Array:
@@ -72,116 +94,155 @@ def _count_before(chosen_TE: jax.Array) -> jax.Array:
     return (within_CSE + start_CE[:, None]).reshape(-1, E)[:T]
 
 
+def _set_rows(array_NC, row_TK, values_TK):
+    """The array with a value at every pair's row."""
+    flat_P = array_NC.reshape(-1).at[row_TK]
+    flat_P = flat_P.set(values_TK, mode=_IN_BOUNDS, unique_indices=True)
+    return flat_P.reshape(array_NC.shape)
+
+
+def _take_rows(x_TI, index):
+    return x_TI.at[index].get(mode=_IN_BOUNDS)
+
+
+def _sum_pairs(out_NCD, row_TK):
+    """Adds the K rows of every token; a sum of gathers fuses into one loop."""
+    out_PD = out_NCD.reshape(-1, out_NCD.shape[-1])
+    total_TD = _take_rows(out_PD, row_TK[:, 0])
+    for k in range(1, row_TK.shape[1]):
+        total_TD += _take_rows(out_PD, row_TK[:, k])
+    return total_TD
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def train_experts(
     x_TD: jax.Array,
     ids_TK: jax.Array,
     weights_TK: jax.Array,
     experts_ER: jax.Array,
-    layout: RecordLayout,
+    kernel: Kernel,
 ) -> jax.Array:
-    """Sums the chosen experts of every token with their weights (SiLU, no biases).
+    """Sums the chosen experts of every token with their weights.
 
     Args:
       x_TD: float32 (tokens, width).
       ids_TK: int32 (tokens, chosen), all below E.
       weights_TK: float32 (tokens, chosen).
-      experts_ER: float32 records.
-      layout: where the parts stand in a record (static).
+      experts_ER: records; float32, or if frozen also bfloat16 or uint16 with its bits.
+      kernel: what is static.
     Returns:
-      float32 (tokens, width); differentiable in x_TD, weights_TK and experts_ER.
+      float32 (tokens, width); differentiable in x_TD, weights_TK and, unless they are
+      frozen, experts_ER.
     """
-    return _forward(x_TD, ids_TK, weights_TK, experts_ER, layout)[0]
+    return _forward(x_TD, ids_TK, weights_TK, experts_ER, kernel)[0]
 
 
-def take_rows(x_TI, index):
-    return x_TI.at[index].get(mode=_IN_BOUNDS)
-
-
-def sum_pairs(out_PD, row_TK):
-    """Adds the K rows of every token; a sum of gathers fuses into one loop."""
-    total_TD = take_rows(out_PD, row_TK[:, 0])
-    for k in range(1, row_TK.shape[1]):
-        total_TD += take_rows(out_PD, row_TK[:, k])
-    return total_TD
-
-
-def _matrices(experts_ER, expert_N, layout):
-    """Each block's gate and up [N, 2F, D], neighbours in the record; down [N, D, F]."""
+def _matrices(experts_ER, expert, layout: RecordLayout):
+    """An expert's gate and up [2F, D], down [D, F], biases [2F + D] or None."""
     D, F = layout.d_model, layout.expert_dim
-    both_NGD = take_rows(experts_ER[:, : 2 * F * D], expert_N).reshape(-1, 2 * F, D)
-    down_ED = experts_ER[:, 2 * F * D : 3 * F * D]
-    return both_NGD, take_rows(down_ED, expert_N).reshape(-1, D, F)
+
+    def load(first, *shape):
+        size = (1, int(np.prod(shape)))
+        part_1P = lax.dynamic_slice(experts_ER, (expert, first), size)
+        return to_float32(part_1P).reshape(shape)
+
+    bias_B = load(3 * F * D, 2 * F + D) if layout.has_bias else None
+    return load(0, 2 * F, D), load(2 * F * D, D, F), bias_B
 
 
-def _forward(x_TD, ids_TK, weights_TK, experts_ER, layout):
-    E, F = experts_ER.shape[0], layout.expert_dim
-    size = block_size(ids_TK.size, E)
-    where = lay_out(ids_TK, E, size)
-    both_NGD, down_NDF = _matrices(experts_ER, where.expert_N, layout)
-    x_NCD = take_rows(x_TD, where.token_P).reshape(-1, size, x_TD.shape[1])
-    hidden_NCG = jnp.einsum("NCD,NGD->NCG", x_NCD, both_NGD)
-    weight_P = jnp.zeros(where.token_P.shape, jnp.float32)
-    weight_P = weight_P.at[where.row_TK].set(
-        weights_TK, mode=_IN_BOUNDS, unique_indices=True
-    )
-    weight_NC1 = weight_P.reshape(-1, size, 1)  # 0 for padding
-    gate_NCF, up_NCF = hidden_NCG[..., :F], hidden_NCG[..., F:]
-    # Weighting the narrow hidden layer is cheaper than weighting the output.
-    act_NCF = jax.nn.silu(gate_NCF) * up_NCF * weight_NC1
-    out_NCD = jnp.einsum("NCF,NDF->NCD", act_NCF, down_NDF)
-    y_TD = sum_pairs(out_NCD.reshape(-1, x_TD.shape[1]), where.row_TK)
-    return y_TD, (x_TD, experts_ER, hidden_NCG, weight_NC1, where)
+def _activation(kernel: Kernel):
+    F = kernel.layout.expert_dim
+
+    def act(hidden_CG):
+        return activate(hidden_CG[:, :F], hidden_CG[:, F:], *kernel.activation)
+
+    return act
 
 
-def _backward(layout, saved, dy_TD):
-    x_TD, experts_ER, hidden_NCG, weight_NC1, where = saved
-    (E, R), F, D = experts_ER.shape, layout.expert_dim, layout.d_model
-    size = hidden_NCG.shape[1]
-    both_NGD, down_NDF = _matrices(experts_ER, where.expert_N, layout)
-    x_NCD = take_rows(x_TD, where.token_P).reshape(-1, size, D)
-    dy_NCD = take_rows(dy_TD, where.token_P).reshape(-1, size, D)
+def _forward(x_TD, ids_TK, weights_TK, experts_ER, kernel):
+    E, G, D = experts_ER.shape[0], 2 * kernel.layout.expert_dim, x_TD.shape[1]
+    where = lay_out(ids_TK, E, block_size(ids_TK.size, E))
+    N, C = where.token_NC.shape
+    # 0 for padding. Weighting the narrow hidden layer is cheaper than the output.
+    weight_NC = _set_rows(jnp.zeros((N, C), jnp.float32), where.row_TK, weights_TK)
+    act = _activation(kernel)
 
-    gate_NCF, up_NCF = hidden_NCG[..., :F], hidden_NCG[..., F:]
-    sigmoid_NCF = jax.nn.sigmoid(gate_NCF)
-    silu_NCF = gate_NCF * sigmoid_NCF
-    act_NCF = silu_NCF * up_NCF
-    dweighted_NCF = jnp.einsum("NCD,NDF->NCF", dy_NCD, down_NDF)
-    ddown_NDF = jnp.einsum("NCD,NCF->NDF", dy_NCD, act_NCF * weight_NC1)
-    dweight_P = (dweighted_NCF * act_NCF).sum(axis=-1).reshape(-1)
-
-    dact_NCF = dweighted_NCF * weight_NC1
-    dsilu_NCF = sigmoid_NCF + silu_NCF * (1.0 - sigmoid_NCF)
-    dhidden_NCG = jnp.concatenate(
-        [dact_NCF * up_NCF * dsilu_NCF, dact_NCF * silu_NCF], axis=-1
-    )
-    dboth_NGD = jnp.einsum("NCG,NCD->NGD", dhidden_NCG, x_NCD)
-    dx_NCD = jnp.einsum("NCG,NGD->NCD", dhidden_NCG, both_NGD)
-
-    def per_expert(d_N):
-        return jax.ops.segment_sum(
-            d_N.reshape(d_N.shape[0], -1), where.expert_N, E, indices_are_sorted=True
+    def run_block(n, carry):
+        hidden_NCG, out_NCD = carry
+        both_GD, down_DF, bias_B = _matrices(
+            experts_ER, where.expert_N[n], kernel.layout
         )
+        x_CD = _take_rows(x_TD, where.token_NC[n])
+        weight_C1 = weight_NC[n][:, None]
+        hidden_CG = einsum("CD,GD->CG", x_CD, both_GD)
+        if bias_B is not None:
+            hidden_CG += bias_B[None, :G]
+        out_CD = einsum("CF,DF->CD", act(hidden_CG) * weight_C1, down_DF)
+        if bias_B is not None:
+            out_CD += weight_C1 * bias_B[None, G:]
+        return hidden_NCG.at[n].set(hidden_CG), out_NCD.at[n].set(out_CD)
 
-    parts = [per_expert(dboth_NGD), per_expert(ddown_NDF)]
-    if padding := R - 3 * F * D:
-        parts.append(jnp.zeros((E, padding), jnp.float32))
-    dids_TK = np.zeros(where.row_TK.shape, jax.dtypes.float0)
+    start = jnp.zeros((N, C, G), jnp.float32), jnp.zeros((N, C, D), jnp.float32)
+    hidden_NCG, out_NCD = lax.fori_loop(0, where.used, run_block, start)
+    y_TD = _sum_pairs(out_NCD, where.row_TK)
+    return y_TD, (x_TD, experts_ER, hidden_NCG, weight_NC, where)
+
+
+def _backward(kernel, saved, dy_TD):
+    x_TD, experts_ER, hidden_NCG, weight_NC, where = saved
+    layout, (E, R) = kernel.layout, experts_ER.shape
+    (N, C, G), D = hidden_NCG.shape, layout.d_model
+    act = _activation(kernel)
+
+    def run_block(n, carry):
+        dx_NCD, dweight_NC, dexperts_ER = carry
+        expert = where.expert_N[n]
+        both_GD, down_DF, bias_B = _matrices(experts_ER, expert, layout)
+        dy_CD = _take_rows(dy_TD, where.token_NC[n])
+        weight_C1 = weight_NC[n][:, None]
+        act_CF, act_vjp = jax.vjp(act, hidden_NCG[n])
+        dweighted_CF = einsum("CD,DF->CF", dy_CD, down_DF)
+        dweight_C = (dweighted_CF * act_CF).sum(axis=1)
+        if bias_B is not None:
+            dweight_C += einsum("CD,D->C", dy_CD, bias_B[G:])
+        (dhidden_CG,) = act_vjp(dweighted_CF * weight_C1)
+        dx_CD = einsum("CG,GD->CD", dhidden_CG, both_GD)
+        if not kernel.frozen:
+            x_CD = _take_rows(x_TD, where.token_NC[n])
+            parts = [
+                einsum("CG,CD->GD", dhidden_CG, x_CD),
+                einsum("CD,CF->DF", dy_CD, act_CF * weight_C1),
+            ]
+            if bias_B is not None:
+                parts += [dhidden_CG.sum(axis=0), (dy_CD * weight_C1).sum(axis=0)]
+            parts.append(jnp.zeros(R - layout.num_values, jnp.float32))
+            dexpert_R = jnp.concatenate([part.reshape(-1) for part in parts])
+            dexperts_ER = dexperts_ER.at[expert].add(dexpert_R)
+        return dx_NCD.at[n].set(dx_CD), dweight_NC.at[n].set(dweight_C), dexperts_ER
+
+    start = (
+        jnp.zeros((N, C, D), jnp.float32),
+        jnp.zeros((N, C), jnp.float32),
+        None if kernel.frozen else jnp.zeros((E, R), jnp.float32),
+    )
+    dx_NCD, dweight_NC, dexperts_ER = lax.fori_loop(0, where.used, run_block, start)
     return (
-        sum_pairs(dx_NCD.reshape(-1, D), where.row_TK),
-        dids_TK,
-        take_rows(dweight_P, where.row_TK),
-        jnp.concatenate(parts, axis=1),
+        _sum_pairs(dx_NCD, where.row_TK),
+        np.zeros(where.row_TK.shape, jax.dtypes.float0),
+        _take_rows(dweight_NC.reshape(-1), where.row_TK),
+        dexperts_ER,
     )
 
 
 train_experts.defvjp(_forward, _backward)
 
 
-def expert_fn(layout: RecordLayout):
+def expert_fn(config: ModelConfig, *, frozen: bool = False):
     """The function a block calls with (x_TD, ids_TK, weights_TK, experts_ER)."""
+    activation = (config.moe.activation, config.moe.swiglu_limit)
+    kernel = Kernel(RecordLayout.of(config), activation, frozen)
 
     def run(x_TD, ids_TK, weights_TK, experts_ER):
-        return train_experts(x_TD, ids_TK, weights_TK, experts_ER, layout)
+        return train_experts(x_TD, ids_TK, weights_TK, experts_ER, kernel)
 
     return run

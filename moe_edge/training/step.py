@@ -16,7 +16,6 @@ from flax import nnx
 
 from moe_edge.core.checks import check_from_zero, check_positive
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
 from moe_edge.training.start import Params
@@ -72,7 +71,7 @@ def forward_fn(config: ModelConfig) -> Callable:
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = expert_fn(RecordLayout.of(config))
+    run_experts = expert_fn(config)
 
     def forward(params: Params, tokens_BS):
         dense, experts = split_params(params, config.num_layers)
