@@ -5,7 +5,7 @@ The (token, chosen expert) pairs are laid out in blocks of one expert each; a bl
 blocks whatever the routing, so shapes are static and no pair is ever dropped. A loop
 takes the blocks in use one after another: its expert's matrices, its rows and their
 gradients stay in the cache, where one batched product over all blocks would first
-write a copy of the matrices for every block (2.4 times the time: docs/measurements.md).
+write a copy of the matrices for every block (1.6 times the time: docs/measurements.md).
 
 Nothing here sorts: a pair's row follows from a running count of its expert, which a
 triangular product gives faster than `argsort` does on CPU. The VJP saves the hidden
