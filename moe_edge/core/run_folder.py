@@ -62,18 +62,10 @@ class RunFolder:
 _FIELDS = [field.name for field in dataclasses.fields(RunFolder)]
 
 
-def _keywords(kind: type) -> list[inspect.Parameter]:
-    """The fields of a dataclass as keyword parameters."""
-    missing, empty = dataclasses.MISSING, inspect.Parameter.empty
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=field.type,
-            default=empty if field.default is missing else field.default,
-        )
-        for field in dataclasses.fields(kind)
-    ]
+def _keywords(kind: Callable) -> list[inspect.Parameter]:
+    """The fields of a dataclass, or the parameters of a function, as keywords."""
+    parameters = inspect.signature(kind).parameters.values()
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
 
 
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -108,12 +100,12 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     return call
 
 
-def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
+def unpacked(**kinds: Callable) -> Callable[[Callable], Callable]:
     """Lets callers give the fields of dataclasses where a function takes objects.
 
     Args:
-      kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
-        the parameter; options need no second list in a signature.
+      kinds: parameter -> dataclass, or function that makes the object. Callers, gin and
+        flags see its fields in place of the parameter: no second list in a signature.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -124,7 +116,7 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
                 continue
             parameters += _keywords(kinds[parameter.name])
         fields = {
-            name: [field.name for field in dataclasses.fields(kind)]
+            name: list(inspect.signature(kind).parameters)
             for name, kind in kinds.items()
         }
 

@@ -13,13 +13,7 @@ from moe_edge.core.files import write_text
 from moe_edge.core.progress import counter
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
-from moe_edge.training.control import (
-    Clock,
-    StopOnSignal,
-    append_record,
-    say,
-    short,
-)
+from moe_edge.training.control import Clock, StopOnSignal, append_record, say, short
 from moe_edge.training.evaluation import evaluate_held_out
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
@@ -52,7 +46,7 @@ class RunOptions:
     evaluate_minutes: float = 10.0
     eval_rows: int = 16
     log_steps: int = 10
-    pause_file: Path | None = None
+    pause_file: str | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -63,23 +57,24 @@ class RunOptions:
 
 
 def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
-    start = time.monotonic()
-    if options.pause_file and options.pause_file.exists():
-        say(f"paused until {options.pause_file} is removed")
-    while options.pause_file and options.pause_file.exists() and not signals.stopped:
+    """The seconds slept, while there is a pause file."""
+    start, file = time.monotonic(), Path(options.pause_file or "")
+    paused = options.pause_file is not None and file.exists()
+    if paused:
+        say(f"paused until {file} is removed")
+    while paused and file.exists() and not signals.stopped:
         time.sleep(0.5)
-    return time.monotonic() - start
+    return time.monotonic() - start if paused else 0.0
 
 
 def train(
     config: ModelConfig,
     corpus: data.Corpus,
     out_dir: Path,
-    *,
     schedule: Schedule,
     hyper: Hyper,
+    start: Start,
     options: RunOptions,
-    start: Start | None = None,
 ) -> checkpoints.Progress:
     """Trains from the newest checkpoint in `out_dir`, or from the start.
 
@@ -119,8 +114,7 @@ def train(
         while progress.tokens < schedule.train_tokens and not signals.stopped:
             if clock.left is not None and clock.left <= 0:
                 break
-            if paused := _wait_while_paused(options, signals):
-                window_start += paused
+            window_start += _wait_while_paused(options, signals)
             begun_s = time.monotonic()
             decaying = schedule.left(progress.tokens, clock.left) < 1
             length = options.long_length if decaying else options.length

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
@@ -25,12 +23,8 @@ def saved_config(run_dir: Path) -> ModelConfig | None:
     if not folder.is_dir():
         return None
     with checkpoints.open_checkpoints(folder) as manager:
-        step = manager.latest_step()
-        if step is None:
-            return None
-        about = ocp.args.Composite(about=ocp.args.JsonRestore())
-        stored = manager.restore(step, args=about)["about"]
-    return checkpoints.config_from_json(stored["config"])
+        about = checkpoints.read_about(manager)
+    return None if about is None else checkpoints.config_from_json(about["config"])
 
 
 def corpus_facts(
