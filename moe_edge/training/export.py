@@ -22,6 +22,7 @@ from moe_edge.core.files import atomic_folder, write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
 from moe_edge.training.default_config import hf_config
+from moe_edge.training.resume import CHECKPOINTS_FOLDER, saved_config
 from moe_edge.training.start import Params
 from moe_edge.training.step import Hyper
 from moe_edge.training.tokenizer import save_tokenizer
@@ -36,17 +37,14 @@ def read_newest(run_dir: Path):
     Raises:
       ConfigError: there is none.
     """
-    folder = run_dir / "checkpoints"
-    restored = None
-    if folder.is_dir():
-        with checkpoints.open_checkpoints(folder) as manager:
-            restored = checkpoints.restore(manager, Hyper())
-    if restored is None:
+    folder = run_dir / CHECKPOINTS_FOLDER
+    if saved_config(run_dir) is None:
         raise ConfigError(
             f"no training checkpoint in {folder}; expected one of launch/pretrain.py, "
             "which saves every few minutes and when it stops"
         )
-    state, progress, config = restored
+    with checkpoints.open_checkpoints(folder) as manager:
+        state, progress, config = checkpoints.restore(manager, Hyper())
     return state.params, progress, config
 
 
@@ -77,8 +75,7 @@ def export_hf(
 
     Args:
       params: float32, see `training/start.py`.
-      config: the architecture, of family qwen2_moe.
-      out_dir: the new folder.
+      config: of family qwen2_moe.
       extra_files: name -> content of files to put next to the model (card, picture).
     Raises:
       OutputError: the folder cannot be written.
@@ -102,10 +99,8 @@ def export_hf(
             writer.write(piece)
         writer.close()
         save_tokenizer(tokenizer, folder, config.max_positions)
-        for name, value in (
-            ("config.json", raw),
-            ("generation_config.json", generation),
-        ):
+        jsons = {"config.json": raw, "generation_config.json": generation}
+        for name, value in jsons.items():
             write_text(folder / name, json.dumps(value, indent=2) + "\n")
         for name, content in (extra_files or {}).items():
             data = content.encode() if isinstance(content, str) else content
