@@ -57,12 +57,6 @@ class Hyper:
         check_positive("expert_rate_factor", self.expert_rate_factor)
 
 
-def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
-    """(dense weights by path, expert records by layer or None)."""
-    dense = {k: v for k, v in params.items() if not k.startswith("experts.")}
-    return dense, [params.get(f"experts.{layer}") for layer in range(num_layers)]
-
-
 def forward_fn(config: ModelConfig) -> Callable:
     """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
 
@@ -74,8 +68,8 @@ def forward_fn(config: ModelConfig) -> Callable:
     run_experts = expert_fn(config)
 
     def forward(params: Params, tokens_BS):
-        dense, experts = split_params(params, config.num_layers)
-        leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
+        experts = [params.get(f"experts.{layer}") for layer in range(config.num_layers)]
+        leaves = [(p, nnx.Param(params[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
         return bound(tokens_BS, experts, run_experts)
 
