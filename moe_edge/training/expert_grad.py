@@ -3,9 +3,10 @@
 The (token, chosen expert) pairs are laid out in blocks of one expert each; a block is
 `size` rows, the last block of an expert is padded. There are at most T*K/size + E
 blocks whatever the routing, so shapes are static and no pair is ever dropped. A loop
-takes the blocks in use one after another: its expert's matrices, its rows and their
-gradients stay in the cache, where one batched product over all blocks would first
-write a copy of the matrices for every block (1.6 times the time: docs/measurements.md).
+takes the blocks in use in waves of `WAVE`, which share a batched product: enough for
+two cores, and a wave's matrices, rows and gradients stay in the cache, where one
+product over all blocks would first write a copy of the matrices for every block
+(measured: docs/measurements.md).
 
 Nothing here sorts: a pair's row follows from a running count of its expert, which a
 triangular product gives faster than `argsort` does on CPU. The VJP saves the hidden
@@ -26,6 +27,7 @@ from moe_edge.model.matvec import einsum, to_float32
 from moe_edge.model.record import RecordLayout
 
 MAX_BLOCK = 256  # rows: larger pads more, smaller multiplies slower
+WAVE = 8  # blocks of one product
 _CHUNK = 128  # tokens whose running counts come from one triangular product
 _IN_BOUNDS = "promise_in_bounds"
 
@@ -46,12 +48,12 @@ class Kernel(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where every pair stands: N blocks of C rows, P = N * C rows."""
+    """Where every pair stands: N blocks of C rows, in waves of W."""
 
     row_TK: jax.Array  # int32, row of a pair
     token_NC: jax.Array  # int32, token of a row (0 for padding)
     expert_N: jax.Array  # int32, expert of a block
-    used: jax.Array  # int32, blocks that have rows: the first of the N
+    waves: jax.Array  # int32, waves whose blocks have rows: the first ones
 
 
 def block_size(pairs: int, experts: int) -> int:
@@ -73,12 +75,12 @@ def lay_out(ids_TK: jax.Array, experts: int, size: int) -> Layout:
     last_E = jnp.cumsum(blocks_E)
     rank_TK = jnp.take_along_axis(before_TE, ids_TK, axis=1).astype(jnp.int32)
     row_TK = (last_E - blocks_E)[ids_TK] * size + rank_TK
-    num_blocks = -(-T * K // size) + experts
+    num_blocks = -(-(-(-T * K // size) + experts) // WAVE) * WAVE
     token_NC = _set_rows(jnp.zeros((num_blocks, size), jnp.int32), row_TK, token_TK)
     block_N = jnp.arange(num_blocks, dtype=jnp.int32)
     expert_N = (block_N[:, None] >= last_E[None]).sum(axis=1, dtype=jnp.int32)
     expert_N = jnp.minimum(expert_N, experts - 1)
-    return Layout(row_TK, token_NC, expert_N, last_E[-1])
+    return Layout(row_TK, token_NC, expert_N, (last_E[-1] + WAVE - 1) // WAVE)
 
 
 def _count_before(chosen_TE: jax.Array) -> jax.Array:
@@ -137,24 +139,38 @@ def train_experts(
     return _forward(x_TD, ids_TK, weights_TK, experts_ER, kernel)[0]
 
 
-def _matrices(experts_ER, expert, layout: RecordLayout):
-    """An expert's gate and up [2F, D], down [D, F], biases [2F + D] or None."""
+def _matrices(experts_ER, expert_W, layout: RecordLayout):
+    """Of a wave: gate and up [W, 2F, D], down [W, D, F], biases [W, 1, 2F + D]."""
     D, F = layout.d_model, layout.expert_dim
 
     def load(first, *shape):
-        size = (1, int(np.prod(shape)))
-        part_1P = lax.dynamic_slice(experts_ER, (expert, first), size)
-        return to_float32(part_1P).reshape(shape)
+        part_EP = experts_ER[:, first : first + int(np.prod(shape))]
+        return to_float32(_take_rows(part_EP, expert_W)).reshape(-1, *shape)
 
-    bias_B = load(3 * F * D, 2 * F + D) if layout.has_bias else None
-    return load(0, 2 * F, D), load(2 * F * D, D, F), bias_B
+    bias_W1B = load(3 * F * D, 1, 2 * F + D) if layout.has_bias else None
+    return load(0, 2 * F, D), load(2 * F * D, D, F), bias_W1B
+
+
+def _get(array_N, n):
+    """The n-th wave of an array of blocks."""
+    return lax.dynamic_slice_in_dim(array_N, n * WAVE, WAVE)
+
+
+def _put(array_N, n, value_W):
+    return lax.dynamic_update_slice_in_dim(array_N, value_W, n * WAVE, axis=0)
+
+
+def _wave(n, where: Layout, weight_NC):
+    """Experts [W], tokens [W, C] and weights [W, C, 1] of a wave."""
+    weight_WC1 = _get(weight_NC, n)[..., None]
+    return _get(where.expert_N, n), _get(where.token_NC, n), weight_WC1
 
 
 def _activation(kernel: Kernel):
     F = kernel.layout.expert_dim
 
-    def act(hidden_CG):
-        return activate(hidden_CG[:, :F], hidden_CG[:, F:], *kernel.activation)
+    def act(hidden_WCG):
+        return activate(hidden_WCG[..., :F], hidden_WCG[..., F:], *kernel.activation)
 
     return act
 
@@ -167,23 +183,20 @@ def _forward(x_TD, ids_TK, weights_TK, experts_ER, kernel):
     weight_NC = _set_rows(jnp.zeros((N, C), jnp.float32), where.row_TK, weights_TK)
     act = _activation(kernel)
 
-    def run_block(n, carry):
+    def run_wave(n, carry):
         hidden_NCG, out_NCD = carry
-        both_GD, down_DF, bias_B = _matrices(
-            experts_ER, where.expert_N[n], kernel.layout
-        )
-        x_CD = _take_rows(x_TD, where.token_NC[n])
-        weight_C1 = weight_NC[n][:, None]
-        hidden_CG = einsum("CD,GD->CG", x_CD, both_GD)
-        if bias_B is not None:
-            hidden_CG += bias_B[None, :G]
-        out_CD = einsum("CF,DF->CD", act(hidden_CG) * weight_C1, down_DF)
-        if bias_B is not None:
-            out_CD += weight_C1 * bias_B[None, G:]
-        return hidden_NCG.at[n].set(hidden_CG), out_NCD.at[n].set(out_CD)
+        expert_W, token_WC, weight_WC1 = _wave(n, where, weight_NC)
+        both_WGD, down_WDF, bias_W1B = _matrices(experts_ER, expert_W, kernel.layout)
+        hidden_WCG = einsum("WCD,WGD->WCG", _take_rows(x_TD, token_WC), both_WGD)
+        if bias_W1B is not None:
+            hidden_WCG += bias_W1B[..., :G]
+        out_WCD = einsum("WCF,WDF->WCD", act(hidden_WCG) * weight_WC1, down_WDF)
+        if bias_W1B is not None:
+            out_WCD += weight_WC1 * bias_W1B[..., G:]
+        return _put(hidden_NCG, n, hidden_WCG), _put(out_NCD, n, out_WCD)
 
     start = jnp.zeros((N, C, G), jnp.float32), jnp.zeros((N, C, D), jnp.float32)
-    hidden_NCG, out_NCD = lax.fori_loop(0, where.used, run_block, start)
+    hidden_NCG, out_NCD = lax.fori_loop(0, where.waves, run_wave, start)
     y_TD = _sum_pairs(out_NCD, where.row_TK)
     return y_TD, (x_TD, experts_ER, hidden_NCG, weight_NC, where)
 
@@ -194,38 +207,36 @@ def _backward(kernel, saved, dy_TD):
     (N, C, G), D = hidden_NCG.shape, layout.d_model
     act = _activation(kernel)
 
-    def run_block(n, carry):
+    def run_wave(n, carry):
         dx_NCD, dweight_NC, dexperts_ER = carry
-        expert = where.expert_N[n]
-        both_GD, down_DF, bias_B = _matrices(experts_ER, expert, layout)
-        dy_CD = _take_rows(dy_TD, where.token_NC[n])
-        weight_C1 = weight_NC[n][:, None]
-        act_CF, act_vjp = jax.vjp(act, hidden_NCG[n])
-        dweighted_CF = einsum("CD,DF->CF", dy_CD, down_DF)
-        dweight_C = (dweighted_CF * act_CF).sum(axis=1)
-        if bias_B is not None:
-            dweight_C += einsum("CD,D->C", dy_CD, bias_B[G:])
-        (dhidden_CG,) = act_vjp(dweighted_CF * weight_C1)
-        dx_CD = einsum("CG,GD->CD", dhidden_CG, both_GD)
+        expert_W, token_WC, weight_WC1 = _wave(n, where, weight_NC)
+        both_WGD, down_WDF, bias_W1B = _matrices(experts_ER, expert_W, layout)
+        dy_WCD = _take_rows(dy_TD, token_WC)
+        act_WCF, act_vjp = jax.vjp(act, _get(hidden_NCG, n))
+        dweighted_WCF = einsum("WCD,WDF->WCF", dy_WCD, down_WDF)
+        dweight_WC = (dweighted_WCF * act_WCF).sum(axis=2)
+        if bias_W1B is not None:
+            dweight_WC += (dy_WCD * bias_W1B[..., G:]).sum(axis=2)
+        (dhidden_WCG,) = act_vjp(dweighted_WCF * weight_WC1)
+        dx_WCD = einsum("WCG,WGD->WCD", dhidden_WCG, both_WGD)
         if not kernel.frozen:
-            x_CD = _take_rows(x_TD, where.token_NC[n])
             parts = [
-                einsum("CG,CD->GD", dhidden_CG, x_CD),
-                einsum("CD,CF->DF", dy_CD, act_CF * weight_C1),
+                einsum("WCG,WCD->WGD", dhidden_WCG, _take_rows(x_TD, token_WC)),
+                einsum("WCD,WCF->WDF", dy_WCD, act_WCF * weight_WC1),
             ]
-            if bias_B is not None:
-                parts += [dhidden_CG.sum(axis=0), (dy_CD * weight_C1).sum(axis=0)]
-            parts.append(jnp.zeros(R - layout.num_values, jnp.float32))
-            dexpert_R = jnp.concatenate([part.reshape(-1) for part in parts])
-            dexperts_ER = dexperts_ER.at[expert].add(dexpert_R)
-        return dx_NCD.at[n].set(dx_CD), dweight_NC.at[n].set(dweight_C), dexperts_ER
+            if bias_W1B is not None:
+                parts += [dhidden_WCG.sum(axis=1), (dy_WCD * weight_WC1).sum(axis=1)]
+            parts.append(jnp.zeros((WAVE, R - layout.num_values), jnp.float32))
+            parts = [part.reshape(WAVE, -1) for part in parts]
+            dexperts_ER = dexperts_ER.at[expert_W].add(jnp.concatenate(parts, axis=1))
+        return _put(dx_NCD, n, dx_WCD), _put(dweight_NC, n, dweight_WC), dexperts_ER
 
     start = (
         jnp.zeros((N, C, D), jnp.float32),
         jnp.zeros((N, C), jnp.float32),
         None if kernel.frozen else jnp.zeros((E, R), jnp.float32),
     )
-    dx_NCD, dweight_NC, dexperts_ER = lax.fori_loop(0, where.used, run_block, start)
+    dx_NCD, dweight_NC, dexperts_ER = lax.fori_loop(0, where.waves, run_wave, start)
     return (
         _sum_pairs(dx_NCD, where.row_TK),
         np.zeros(where.row_TK.shape, jax.dtypes.float0),

@@ -8,7 +8,13 @@ import pytest
 from moe_edge.engine.weights import to_device
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from moe_edge.training.expert_grad import Kernel, block_size, lay_out, train_experts
+from moe_edge.training.expert_grad import (
+    WAVE,
+    Kernel,
+    block_size,
+    lay_out,
+    train_experts,
+)
 from tests.support.tiny_models import BF16
 
 D, F, E, K, T = 12, 5, 6, 3, 70
@@ -106,7 +112,7 @@ def test_lay_out_every_pair_has_its_own_row_in_a_block_of_its_expert():
     where = lay_out(jnp.array(ids_TK), 7, size)
     rows = np.asarray(where.row_TK).reshape(-1)
     assert len(set(rows.tolist())) == rows.size
-    assert rows.max() < where.used * size <= where.token_NC.size
+    assert rows.max() < where.waves * WAVE * size <= where.token_NC.size
     np.testing.assert_array_equal(
         np.asarray(where.expert_N)[rows // size], ids_TK.reshape(-1)
     )
