@@ -53,15 +53,18 @@ def flag_kind(annotation) -> Callable | None:
 
 
 def parameter_texts(root: Callable) -> dict[str, str]:
-    """What the `Args` section of a docstring says of every parameter, in one line."""
-    section = re.search(
-        r"^Args:\n(.*?)(?=^\S|\Z)",
+    """What a docstring says of every parameter, in one line.
+
+    In its `Args` section, or among the attributes of a dataclass whose fields are
+    parameters (`core.run_folder.unpacked`).
+    """
+    sections = re.findall(
+        r"^(?:Args|Attributes[^\n]*):\n(.*?)(?=^\S|\Z)",
         inspect.getdoc(root) or "",
         re.MULTILINE | re.DOTALL,
     )
     texts: dict[str, str] = {}
-    items = re.split(r"^  (?=\w)", section[1], flags=re.M)[1:] if section else []
-    for item in items:
+    for item in re.split(r"^  (?=\w)", "".join(sections), flags=re.M)[1:]:
         names, _, text = item.partition(":")
         for name in names.split(","):
             texts[name.strip()] = " ".join(text.split())

@@ -8,7 +8,7 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
-from moe_edge.core.files import check_out_file, write_json
+from moe_edge.core.files import check_out_file, check_there, write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -35,6 +35,7 @@ def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
         got = "both" if prompt else "neither"
         raise ConfigError(f"give either --prompt or --prompts, got {got}")
     if prompts:
+        check_there(prompts, "--prompts")
         return read_prompts(prompts)
     for number, text in enumerate(prompt):
         if not text:
@@ -105,6 +106,8 @@ def run_generate(
         )
     if offload is not None and offload.mode == "fused" and recorded:
         raise ConfigError("mode fused writes no traces and no events; use mode layered")
+    if trace_scores and not trace:
+        raise ConfigError("--trace_scores are kept next to a --trace; give it too")
     for path in recorded:
         check_out_file(path, run.path)
     if run.dry_run:
@@ -124,7 +127,7 @@ def run_generate(
         }
     )
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
-    from moe_edge.engine.batches import generate_rows  # loads JAX, as the engine did
+    from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.files import check_there, decode_utf8
 
 # File ending -> builder of `datasets`.
 BUILDERS = {
@@ -27,20 +28,21 @@ def find_path(path: str, data_dir: str | None) -> str:
     return path
 
 
-def find_file(path: str, data_dir: str | None) -> str:
-    """`find_path` of a file that must be there.
+def find_file(path: str, data_dir: str | None, flag: str = "") -> str:
+    """`find_path` of a file that must be there; `flag` named it, for the message.
 
     Raises:
       FileNotFoundError: it is in neither place.
     """
     found = find_path(path, data_dir)
+    if os.path.isabs(path):
+        check_there(path, flag)
     if os.path.exists(found):
         return found
-    if os.path.isabs(path):
-        raise FileNotFoundError(f"{path} does not exist; check the path")
     where = f"nor in {data_dir}" if data_dir else "and no --data_dir was given"
+    named = f"{flag} {path}".lstrip()
     raise FileNotFoundError(
-        f"{path} is not here {where}; name the folder of the data: --data_dir"
+        f"{named} is not here {where}; name the folder of the data: --data_dir"
     )
 
 
@@ -57,10 +59,8 @@ def read_text(path: str | Path) -> str:
       RequestError: not UTF-8, or empty.
       OSError: it cannot be read.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text: {error}") from error
+    check_there(path, "text")
+    text = decode_utf8(path, Path(path).read_bytes())
     if not text.strip():
         raise RequestError(f"{path} is empty; expected some text")
     return text

@@ -9,6 +9,7 @@ at sizes that it was not made from.
 """
 
 import dataclasses
+import functools
 import os
 import statistics
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.heap import keep_heap
 from moe_edge.hardware.cost_model import BlockShape, roofline_s
-from moe_edge.hardware.machine_file import FORMAT_VERSION
+from moe_edge.hardware.presets import FORMAT_VERSION
 from moe_edge.hardware.specs import Device, Gpu, Link
 
 DTYPES = {"float32": 4, "bfloat16": 2}
@@ -67,7 +68,7 @@ class Calibration:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored, for `machine_file.read_machine`."""
+        """What is stored, for `presets.read_machine`."""
         return {
             "format_version": FORMAT_VERSION,
             "device": dataclasses.asdict(self.gpu.device),
@@ -77,13 +78,8 @@ class Calibration:
             "worst_error": self.worst_error,
             "warning": self.warning,
             "rows": [
-                {
-                    "tokens": tokens,
-                    "measured_s": seen,
-                    "fitted_s": fitted,
-                    "held_out": tokens in HELD_OUT,
-                }
-                for tokens, seen, fitted in self.rows
+                {"tokens": t, "measured_s": s, "fitted_s": f, "held_out": t in HELD_OUT}
+                for t, s, f in self.rows
             ],
         }
 
@@ -99,24 +95,16 @@ def calibrate(
     repeats: int = 5,
     seed: int = 0,
 ) -> Calibration:
-    """Measures the default JAX device.
+    """Measures the default JAX device; arguments as `run_profile_machine` takes them.
 
-    Args:
-      name: given to the device.
-      d_model, expert_dim: of the block that is run.
-      dtype: one of DTYPES.
-      copies: different blocks that are run in turn.
-      most_tokens: largest batch.
-      repeats: medians are over so many rounds through all copies.
-      seed: of the weights.
     Raises:
       ConfigError: sizes that are no counts, an unknown dtype, or times too short for
         the clock.
     """
+    given = locals()
     check_known("dtype", dtype, DTYPES)
-    sizes = {"d_model": d_model, "expert_dim": expert_dim, "copies": copies}
-    for field, value in (sizes | {"repeats": repeats}).items():
-        check_count(field, value)
+    for field in ("d_model", "expert_dim", "copies", "repeats"):
+        check_count(field, given[field])
     if most_tokens < 2:
         raise ConfigError(f"most_tokens is {most_tokens}, expected at least 2")
     keep_heap()  # as engines do: else page faults are measured
@@ -140,14 +128,8 @@ def calibrate(
         source=f"measured: {device.device_kind}, {dtype}, jax {jax.__version__}",
     )
     fitted = dataclasses.replace(rates, curve=_curve(rates, block, seen))
-    rows = tuple(
-        (
-            tokens,
-            seconds,
-            float(roofline_s(fitted, block.flops(tokens), block.num_bytes)),
-        )
-        for tokens, seconds in seen.items()
-    )
+    formula_s = functools.partial(roofline_s, fitted, num_bytes=block.num_bytes)
+    rows = tuple((t, s, float(formula_s(block.flops(t)))) for t, s in seen.items())
     link = host_link(block.num_bytes, repeats * copies)
     rate = copy_rate(64 * 2**20, repeats)
     return Calibration(Gpu(device=fitted, host_link=link), block, rows, rate)

@@ -1,10 +1,11 @@
 """Clusters by name: Prism's test bed, larger copies of it, and unequal machines."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import ConfigError, check_count, check_known, one_or_each
 from moe_edge.hardware.presets import gpu, lan
 from moe_edge.hardware.specs import Cluster, Server
 
@@ -17,22 +18,11 @@ def servers_of(
     gpus: Sequence[Sequence[str]],
     expert_memory_share: float | Sequence[float] = 1.0,
 ) -> tuple[Server, ...]:
-    """Servers from the names of their GPUs.
-
-    Args:
-      gpus: for each server its device presets.
-      expert_memory_share: one for all, or one a server.
-    """
-    shares = expert_memory_share
-    if isinstance(shares, int | float):
-        shares = [shares] * len(gpus)
-    if len(shares) != len(gpus):
-        raise ConfigError(
-            f"{len(shares)} memory shares for {len(gpus)} servers; give one or each"
-        )
+    """Servers from the device presets of each; the share is one for all or one each."""
+    shares = one_or_each("expert_memory_share", expert_memory_share, len(gpus))
     return tuple(
         Server(name=f"server{n + 1}", gpus=tuple(gpu(name, share) for name in names))
-        for n, (names, share) in enumerate(zip(gpus, shares, strict=True))
+        for n, (names, share) in enumerate(zip(gpus, shares.tolist(), strict=True))
     )
 
 
@@ -68,10 +58,9 @@ def mixed_cluster(
     """Unequal machines, some of them on a slower link (both ways)."""
     servers = servers_of(gpus, expert_memory_share)
     pairs = [
-        (n, m)
-        for n in range(len(servers))
-        for m in range(len(servers))
-        if n != m and (n in slow_servers or m in slow_servers)
+        pair
+        for pair in itertools.permutations(range(len(servers)), 2)
+        if not set(slow_servers).isdisjoint(pair)
     ]
     return Cluster(
         servers=servers,
@@ -88,11 +77,7 @@ def measured_cluster(
     mbps: float = 500.0,
     expert_memory_share: float | Sequence[float] = 0.7,
 ) -> Cluster:
-    """Equal machines as `profile_machine` measured one, on one network.
-
-    Args:
-      machine: path of its machine.json.
-    """
+    """Equal machines as `profile_machine` wrote one to `machine`, on one network."""
     check_count("num_servers", num_servers)
     check_count("gpus_per_server", gpus_per_server)
     groups = [[machine] * gpus_per_server] * num_servers
@@ -115,8 +100,7 @@ def build_cluster(name: str, **options) -> Cluster:
     Args:
       name: one of CLUSTERS, or the path of a machine.json (`measured_cluster`).
     Raises:
-      ConfigError: an unknown name, with the known ones, or what it refuses.
-      OSError: a machine.json that cannot be read.
+      ConfigError: what it refuses; OSError: a machine.json that cannot be read.
     """
     if name.endswith(".json"):
         build = functools.partial(measured_cluster, name)
@@ -132,16 +116,12 @@ def build_cluster(name: str, **options) -> Cluster:
 def cluster_for(
     model: str, name: str, options: Mapping[str, Any] | None = None
 ) -> Cluster:
-    """A cluster for a model: on Prism's, the share of memory that Prism gives it.
+    """`build_cluster` for a model: on Prism's, the share of memory that Prism gives it.
 
     Args:
-      model: preset of the model.
-      name: preset of the cluster.
       options: of the cluster's function; they come before Prism's share.
-    Raises:
-      ConfigError: as `build_cluster`.
     """
-    options = dict(options or {})
+    usual = {}
     if name == "prism" and model in PRISM_MEMORY_SHARE:
-        options = {"expert_memory_share": PRISM_MEMORY_SHARE[model]} | options
-    return build_cluster(name, **options)
+        usual = {"expert_memory_share": PRISM_MEMORY_SHARE[model]}
+    return build_cluster(name, **usual | dict(options or {}))

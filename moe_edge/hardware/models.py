@@ -4,6 +4,7 @@ Only routed experts are placed; everything else of a layer is on every server.
 """
 
 import dataclasses
+import functools
 
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
@@ -46,14 +47,14 @@ class ModelShape:
         Args:
           bytes_per_value: of weights and hidden states.
         """
-        moe = config.moe
+        moe, weights = config.moe, layer_weights(config)  # each used once a token
         return cls(
             name=name,
             num_layers=config.num_layers - len(config.dense_layers),
             num_experts=moe.num_experts,
             top_k=moe.top_k,
             block=BlockShape(config.d_model, moe.expert_dim, bytes_per_value),
-            dense=DenseLayer.of_parameters(layer_weights(config), bytes_per_value),
+            dense=DenseLayer(2.0 * weights, int(weights * bytes_per_value)),
             source=source,
         )
 
@@ -91,33 +92,21 @@ def layer_weights(config: ModelConfig) -> int:
 
 
 def _grouped(heads: int, kv_heads: int, head_dim: int) -> AttentionConfig:
-    return AttentionConfig(
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope=RopeConfig(dim=head_dim),
-    )
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    return AttentionConfig(**sizes, rope=RopeConfig(dim=head_dim))
 
 
-def _config(model_type: str, attention: AttentionConfig, moe: MoeConfig, **sizes):
-    """What shapes ask of a config; vocabulary and positions are not among it."""
-    return ModelConfig(
-        model_type=model_type,
-        attention=attention,
-        moe=moe,
-        vocab_size=1,
-        max_positions=1,
-        **sizes,
-    )
+# What shapes ask of a config; vocabulary and positions are not among it.
+_config = functools.partial(ModelConfig, vocab_size=1, max_positions=1)
 
 
 # name -> (config with the sizes of the published config.json, source)
 _PUBLISHED = {
     "mixtral_8x7b": (
         _config(
-            "mixtral",
-            _grouped(32, 8, 128),
-            MoeConfig(num_experts=8, top_k=2, expert_dim=14336),
+            model_type="mixtral",
+            attention=_grouped(32, 8, 128),
+            moe=MoeConfig(num_experts=8, top_k=2, expert_dim=14336),
             d_model=4096,
             num_layers=32,
         ),
@@ -125,8 +114,8 @@ _PUBLISHED = {
     ),
     "deepseek_v2_lite": (
         _config(
-            "deepseek_v2",
-            AttentionConfig(
+            model_type="deepseek_v2",
+            attention=AttentionConfig(
                 kind="mla",
                 num_heads=16,
                 num_kv_heads=16,
@@ -136,7 +125,9 @@ _PUBLISHED = {
                 nope_dim=128,
                 v_head_dim=128,
             ),
-            MoeConfig(num_experts=64, top_k=6, expert_dim=1408, shared_dim=2 * 1408),
+            moe=MoeConfig(
+                num_experts=64, top_k=6, expert_dim=1408, shared_dim=2 * 1408
+            ),
             d_model=2048,
             num_layers=27,
             dense_layers=(0,),
@@ -147,9 +138,9 @@ _PUBLISHED = {
     ),
     "olmoe_1b_7b": (
         _config(
-            "olmoe",
-            _grouped(16, 16, 128),
-            MoeConfig(num_experts=64, top_k=8, expert_dim=1024),
+            model_type="olmoe",
+            attention=_grouped(16, 16, 128),
+            moe=MoeConfig(num_experts=64, top_k=8, expert_dim=1024),
             d_model=2048,
             num_layers=16,
         ),
@@ -157,9 +148,9 @@ _PUBLISHED = {
     ),
     "qwen3_30b_a3b": (
         _config(
-            "qwen3_moe",
-            _grouped(32, 4, 128),
-            MoeConfig(num_experts=128, top_k=6, expert_dim=768),
+            model_type="qwen3_moe",
+            attention=_grouped(32, 4, 128),
+            moe=MoeConfig(num_experts=128, top_k=6, expert_dim=768),
             d_model=2048,
             num_layers=48,
         ),
@@ -174,10 +165,6 @@ MODELS = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """A model by name.
-
-    Raises:
-      ConfigError: an unknown name, with the known ones.
-    """
+    """A model by name, or ConfigError with the known ones."""
     check_known("model preset", name, MODELS)
     return MODELS[name]

@@ -10,10 +10,15 @@ launches). `launch/profile_machine.py` replaces all of them by measurements.
 `checked=False` marks what could not be held against a source; its `source` says what.
 """
 
+import dataclasses
+import json
+from pathlib import Path
+
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.hardware.machine_file import read_machine
+from moe_edge.core.files import check_there
 from moe_edge.hardware.specs import Device, Gpu, Link
 
+FORMAT_VERSION = 1  # of a machine.json
 ARITHMETIC_SHARE = 0.6
 MEMORY_SHARE = 0.8
 HOST_SHARE = 0.8
@@ -24,7 +29,7 @@ LAN_LATENCY_S = 200e-6  # switch and protocol stacks, one way; assumed
 _TWICE = "FP16 tensor rate with FP32 accumulation = 2x the FP32 rate (GeForce)"
 
 # name -> (GB, peak TFLOP/s, peak GB/s, host link, all checked, source)
-_DEVICES = {
+DEVICES = {
     "rtx_3080_ti": (12, 68.2, 912.4, "pcie4_x16", False, f"SMoE table III, CoServe "
                     f"table 1 (12 GB); 912.4 GB/s public lists; {_TWICE}, not checked"),
     "rtx_4060_ti": (16, 44.1, 288.0, "pcie4_x8", False, f"SMoE table III (16 GB); "
@@ -49,29 +54,18 @@ _DEVICES = {
 }  # fmt: skip
 
 # GB/s of one direction: lanes x GT/s x 128/130 / 8 (PCI-SIG encoding).
-_HOST_LINKS = {
-    "pcie3_x8": 8 * 8 * 128 / 130 / 8,
-    "pcie3_x16": 16 * 8 * 128 / 130 / 8,
+LINKS = {
     "pcie4_x8": 8 * 16 * 128 / 130 / 8,
     "pcie4_x16": 16 * 16 * 128 / 130 / 8,
-    "pcie5_x8": 8 * 32 * 128 / 130 / 8,
     "pcie5_x16": 16 * 32 * 128 / 130 / 8,
     "unified": 100.0,  # a copy inside the one memory of an Apple M2
 }
-_LAN_MBPS = (100, 200, 250, 500, 750, 1000)
-
-DEVICES = tuple(_DEVICES)
-LINKS = (*_HOST_LINKS, *(f"lan_{mbps}mbps" for mbps in _LAN_MBPS))
 
 
 def device(name: str) -> Device:
-    """A device by name.
-
-    Raises:
-      ConfigError: an unknown name, with the known ones.
-    """
+    """A device by name (DEVICES), or ConfigError with the known ones."""
     check_known("device preset", name, DEVICES)
-    memory_gb, tflops, gb_per_s, _, checked, source = _DEVICES[name]
+    memory_gb, tflops, gb_per_s, _, checked, source = DEVICES[name]
     return Device(
         name=name,
         memory_bytes=memory_gb * 10**9,
@@ -83,21 +77,14 @@ def device(name: str) -> Device:
     )
 
 
-def link(name: str) -> Link:
-    """A host link or LAN by name.
-
-    Raises:
-      ConfigError: an unknown name, with the known ones.
-    """
-    check_known("link preset", name, LINKS)
-    if name in _HOST_LINKS:
-        return Link(
-            bytes_per_s=HOST_SHARE * _HOST_LINKS[name] * 1e9,
-            latency_s=HOST_LATENCY_S,
-            source=f"peak {_HOST_LINKS[name]:.2f} GB/s x{HOST_SHARE} assumed",
-            checked=name != "unified",
-        )
-    return lan(int(name.removeprefix("lan_").removesuffix("mbps")))
+def host_link(name: str) -> Link:
+    """A link from host memory to a device by name, one of LINKS."""
+    return Link(
+        bytes_per_s=HOST_SHARE * LINKS[name] * 1e9,
+        latency_s=HOST_LATENCY_S,
+        source=f"peak {LINKS[name]:.2f} GB/s x{HOST_SHARE} assumed",
+        checked=name != "unified",
+    )
 
 
 def lan(mbps: float, latency_s: float = LAN_LATENCY_S) -> Link:
@@ -111,27 +98,50 @@ def lan(mbps: float, latency_s: float = LAN_LATENCY_S) -> Link:
     )
 
 
-def gpu(
-    name: str, expert_memory_share: float = 1.0, host_link: str | None = None
-) -> Gpu:
+def gpu(name: str, expert_memory_share: float = 1.0) -> Gpu:
     """A GPU on its usual host link.
 
     Args:
       name: a device preset, or the path of a machine.json (`profile_machine`).
       expert_memory_share: part of its memory that experts may use.
-      host_link: a link preset instead of the usual one.
     """
     if not 0 < expert_memory_share <= 1:
         raise ConfigError(
             f"expert_memory_share must lie in (0, 1], got {expert_memory_share}"
         )
     if name.endswith(".json"):
-        measured = read_machine(name)
-        built, usual = measured.device, measured.host_link
+        built = read_machine(name)
     else:
-        built, usual = device(name), link(_DEVICES[name][3])
-    return Gpu(
-        device=built,
-        host_link=link(host_link) if host_link else usual,
-        expert_memory_bytes=int(expert_memory_share * built.memory_bytes),
+        built = Gpu(device=device(name), host_link=host_link(DEVICES[name][3]))
+    limit = int(expert_memory_share * built.device.memory_bytes)
+    return dataclasses.replace(built, expert_memory_bytes=limit)
+
+
+def read_machine(path: str | Path) -> Gpu:
+    """A measured machine, usable wherever a GPU preset is.
+
+    Raises:
+      ConfigError: no machine file, or another version; OSError: it cannot be read.
+    """
+    path = Path(path)
+    check_there(
+        path, "--cluster or a GPU of it:", "launch/profile_machine.py writes it"
     )
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        version = stored["format_version"]
+        device, link = stored["device"], stored["host_link"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is no machine file ({error!r}); launch/profile_machine.py writes "
+            "them"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format_version {version}, expected {FORMAT_VERSION}: measure "
+            "again with launch/profile_machine.py"
+        )
+    try:
+        return Gpu(device=Device(**device), host_link=Link(**link))
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}; measure again") from error

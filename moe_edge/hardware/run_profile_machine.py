@@ -35,24 +35,17 @@ def run_profile_machine(
     Raises:
       ConfigError: bad input; OutputError: `out_dir` cannot be written.
     """
+    given = dict(locals())
+    del given["run"]
     import jax  # only now: a refused value should not wait for it
 
     from moe_edge.hardware.calibrate import calibrate
 
     if not dtype:
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        given["dtype"] = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     if run.dry_run:
-        return {"dtype": dtype}
-    measured = calibrate(
-        name,
-        d_model=d_model,
-        expert_dim=expert_dim,
-        dtype=dtype,
-        copies=copies,
-        most_tokens=most_tokens,
-        repeats=repeats,
-        seed=seed,
-    )
+        return {"dtype": given["dtype"]}
+    measured = calibrate(**given)
     with run.writing() as folder:
         write_json(folder / "machine.json", measured.to_json())
     device, link = measured.gpu.device, measured.gpu.host_link

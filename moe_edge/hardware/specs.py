@@ -6,7 +6,6 @@ in a paper or a data sheet, or assumed.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
+    check_from_zero,
     check_known,
     check_positive,
 )
@@ -53,7 +53,7 @@ class Device:
     def __post_init__(self):
         for field in ("memory_bytes", "flops_per_s", "memory_bytes_per_s"):
             check_positive(f"{self.name}: {field}", getattr(self, field))
-        _check_delay(f"{self.name}: call_s", self.call_s)
+        check_from_zero(f"{self.name}: call_s", self.call_s)
         object.__setattr__(self, "curve", tuple(map(tuple, self.curve)))
         before = 0.0
         for intensity, factor in self.curve:
@@ -71,9 +71,8 @@ class Device:
         if not self.curve:
             return 1.0
         known, factors = zip(*self.curve, strict=True)
-        return np.interp(
-            np.log2(np.maximum(intensity, known[0])), np.log2(known), factors
-        )
+        at_least = np.maximum(intensity, known[0])
+        return np.interp(np.log2(at_least), np.log2(known), factors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Link:
             raise ConfigError(
                 f"link rate bytes_per_s must be positive, got {self.bytes_per_s}"
             )
-        _check_delay("link latency_s", self.latency_s)
+        check_from_zero("link latency_s", self.latency_s)
 
     def busy_s(self, num_bytes):
         """How long the link is occupied by so many bytes (number or array)."""
@@ -180,10 +179,6 @@ class Cluster:
     def num_servers(self) -> int:
         return len(self.servers)
 
-    @property
-    def num_gpus(self) -> int:
-        return sum(len(server.gpus) for server in self.servers)
-
     def link(self, n: int, m: int) -> Link:
         """The link that carries from server n to another server m."""
         return self.links.get((n, m), self.network)
@@ -206,8 +201,3 @@ class Cluster:
                 f"{num_blocks}: {missing} bytes ({missing / 1e9:.2f} GB) are missing; "
                 "raise expert_memory_bytes or add GPUs"
             )
-
-
-def _check_delay(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{name} must be 0 or more seconds, got {value}")

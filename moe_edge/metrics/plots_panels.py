@@ -1,12 +1,13 @@
-"""Pictures of the offloading studies: grouped bars and lines, one panel a measure."""
+"""Pictures of most studies: grouped bars and lines, one panel a measure."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from moe_edge.core.figures import STYLE, plt
+from moe_edge.core.figures import picture
 
 WIDTH, HEIGHT = 6.2, 3.1  # inches of a panel
 
@@ -24,7 +25,7 @@ class Panel:
       spreads: likewise, half-widths of error bars, or (below, above).
       x_label: of the x axis.
       level: a dashed line to compare with: (label, value).
-      log: whether the y axis is logarithmic.
+      log, log_x: whether the y axis, the x axis is logarithmic.
     """
 
     title: str
@@ -35,104 +36,98 @@ class Panel:
     x_label: str = ""
     level: tuple[str, float] | None = None
     log: bool = False
+    log_x: bool = False
 
 
-def bar_panels(
-    path: Path, panels: Sequence[Panel], *, title: str, columns: int = 2
+def draw_panels(
+    path: Path,
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    columns: int = 2,
+    share_y: bool = False,
 ) -> None:
-    """Grouped bars: the groups along x, a bar for each label.
+    """Lines against numbers, or grouped bars where a panel's `x` are names.
 
     Args:
       path: PNG file to write.
-      panels: drawn row by row; the first one's labels make the legend.
+      panels: drawn row by row. A label has one colour in all of them; those that begin
+        with `_` are not in the legend.
       title: of the picture.
       columns: panels side by side.
+      share_y: whether the panels of a row have one y axis.
     """
-
-    def draw(axis, panel: Panel) -> None:
-        width = 0.84 / len(panel.series)
-        place_G = np.arange(len(panel.x))
-        for number, (label, values) in enumerate(panel.series.items()):
-            shift = (number - (len(panel.series) - 1) / 2) * width
-            axis.bar(
-                place_G + shift,
-                values,
-                width,
-                yerr=panel.spreads.get(label),
-                error_kw={"linewidth": 0.8},
-                label=label,
-                color=_color(number),
-            )
-        axis.set_xticks(place_G, panel.x)
-
-    _draw(path, panels, title, columns, draw)
-
-
-def line_panels(
-    path: Path, panels: Sequence[Panel], *, title: str, columns: int = 2
-) -> None:
-    """Lines against numbers; arguments as of `bar_panels`."""
-
-    def draw(axis, panel: Panel) -> None:
-        for number, (label, values) in enumerate(panel.series.items()):
-            known = ~np.isnan(np.asarray(values, float))
-            spreads = panel.spreads.get(label)
-            axis.errorbar(
-                np.asarray(panel.x)[known],
-                np.asarray(values)[known],
-                yerr=None if spreads is None else np.asarray(spreads)[..., known],
-                label=label,
-                color=_color(number),
-                marker="o" if len(panel.x) < 20 or not known.all() else None,
-                markersize=3.5,
-                linewidth=1.4,
-                linestyle="-" if number < 10 else "--",
-            )
-        if few := len(panel.x) < 12:
-            axis.set_xticks(panel.x, [str(x) for x in panel.x])
-        axis.minorticks_off() if few else axis.minorticks_on()
-
-    _draw(path, panels, title, columns, draw)
-
-
-def _color(number: int):
-    return plt.get_cmap("tab10")(number % 10)
-
-
-def _draw(path, panels, title, columns, draw) -> None:
     columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            rows,
-            columns,
-            figsize=(WIDTH * columns, HEIGHT * rows + 1.0),
-            squeeze=False,
-            layout="constrained",
-        )
+    labels = dict.fromkeys(label for panel in panels for label in panel.series)
+    numbers = {label: number for number, label in enumerate(labels)}
+    shape = {"nrows": -(-len(panels) // columns), "ncols": columns, "squeeze": False}
+    size = WIDTH * columns, HEIGHT * shape["nrows"] + 1.0
+    if share_y:
+        shape["sharey"] = "row"
+    with picture(path, title, figsize=size, **shape) as (figure, axes):
         for axis, panel in zip(axes.flat, panels, strict=False):
-            draw(axis, panel)
+            draw = _bars if isinstance(panel.x[0], str) else _lines
+            draw(axis, panel, numbers)
             if panel.level is not None:
                 label, value = panel.level
-                axis.axhline(
-                    value, color="grey", linestyle=":", linewidth=1.2, label=label
-                )
+                style = {"color": "grey", "linestyle": ":", "linewidth": 1.2}
+                axis.axhline(value, label=label, **style)
             if panel.log:
                 axis.set_yscale("log")
+            if panel.log_x:
+                axis.set_xscale("log")
             axis.set_title(panel.title, loc="left")
-            axis.set_ylabel(panel.y_label)
-            axis.set_xlabel(panel.x_label)
+            axis.set(xlabel=panel.x_label, ylabel=panel.y_label)
             axis.grid(axis="y", alpha=0.25)
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
-        handles, labels = axes.flat[0].get_legend_handles_labels()
+        known: dict[str, Any] = {}
+        for axis in axes.flat:
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                known.setdefault(label, handle)
+        inches = 0.08 * max(map(len, known)) + 0.8  # of the longest label
         figure.legend(
-            handles,
-            labels,
+            known.values(),
+            known,
             loc="outside lower center",
-            ncols=min(4 * columns, len(labels)),
+            ncols=min(4 * columns, len(known), max(1, int(size[0] / inches))),
             frameon=False,
         )
-        figure.suptitle(title)
-        figure.savefig(path)
-        plt.close(figure)
+
+
+def _bars(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
+    """The groups along x, a bar for each label."""
+    width = 0.84 / len(panel.series)
+    place_G = np.arange(len(panel.x))
+    for place, (label, values) in enumerate(panel.series.items()):
+        axis.bar(
+            place_G + (place - (len(panel.series) - 1) / 2) * width,
+            values,
+            width,
+            yerr=panel.spreads.get(label),
+            error_kw={"linewidth": 0.8},
+            label=label,
+            color=f"C{numbers[label] % 10}",
+        )
+    axis.set_xticks(place_G, panel.x)
+
+
+def _lines(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
+    """A line for each label."""
+    for label, values in panel.series.items():
+        known = ~np.isnan(np.asarray(values, float))
+        spreads = panel.spreads.get(label)
+        axis.errorbar(
+            np.asarray(panel.x)[known],
+            np.asarray(values)[known],
+            yerr=None if spreads is None else np.asarray(spreads)[..., known],
+            label=label,
+            color=f"C{numbers[label] % 10}",
+            marker="o" if len(panel.x) < 20 or not known.all() else None,
+            markersize=3.5,
+            linewidth=1.4,
+            linestyle="-" if numbers[label] < 10 else "--",
+        )
+    if few := len(panel.x) < 12:
+        axis.set_xticks(panel.x, [str(x) for x in panel.x])
+    axis.minorticks_off() if few else axis.minorticks_on()

@@ -1,8 +1,8 @@
 """Pages written from results: an entry's README and the index of all entries.
 
-A page is made from `result.json` alone. Metrics are named `measure, setting`: each
-measure becomes one table of what ran over settings. `python -m moe_edge.metrics.report`
-writes all pages of `results/` again.
+A page is made from `result.json` alone and shows the pictures next to it. Metrics are
+named `measure, setting`: each measure becomes one table of what ran over settings.
+`python -m moe_edge.metrics.report` writes all pages of `results/` again.
 """
 
 import sys
@@ -30,13 +30,10 @@ def shortened(text: str, words: int = WORDS) -> str:
 def flattened(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
     """Numbers and words of nested claims, by their joined keys."""
     if isinstance(value, Mapping):
-        found: dict[str, str] = {}
-        for key, item in value.items():
-            found |= flattened(item, (*path, str(key)))
-        return found
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return {", ".join(path): " / ".join(text_of(item) for item in value)}
-    return {", ".join(path): text_of(value)}
+        parts = (flattened(item, (*path, str(key))) for key, item in value.items())
+        return {name: text for part in parts for name, text in part.items()}
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return {", ".join(path): " / ".join(map(text_of, value if several else [value]))}
 
 
 def claim_lines(claim: Mapping[str, Any]) -> list[str]:
@@ -94,12 +91,23 @@ def origin_line(result: Mapping[str, Any]) -> str:
     )
 
 
-def entry_readme(result: Mapping[str, Any]) -> str:
-    """The entry's README.md: answer, picture, tables, claim, command, limits."""
+def entry_page(folder: Path, result: Mapping[str, Any]) -> str:
+    """`entry_readme` with every picture that lies in the folder."""
+    further = sorted({path.name for path in folder.glob("*.png")} - {"plot.png"})
+    return entry_readme(result, further)
+
+
+def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
+    """The entry's README.md: answer, pictures, tables, claim, command, limits.
+
+    Args:
+      further: files of pictures besides `plot.png`.
+    """
     head = [f"# {result['question']}", "", f"**{result['answer']}**", ""]
     details = result.get("details", [])
     head += [f"- {shortened(text)}" for text in details] + [""] * bool(details)
-    head += [f"![{result['question']}](plot.png)", ""]
+    for name in ("plot.png", *further):
+        head += [f"![{result['question']}]({name})", ""]
     tail = claim_lines(result["paper_claim"]) if result["paper_claim"] else []
     tail += ["## How it was run", "", *check_lines(result["checks"])]
     tail += ["```", result["command"], "```", "", origin_line(result), ""]
@@ -150,7 +158,7 @@ def write_pages(root: str | Path) -> list[str]:
     faults = []
     for folder in find_entries(root):
         result = read_result(folder)
-        write_text(folder / "README.md", entry_readme(result))
+        write_text(folder / "README.md", entry_page(folder, result))
         try:
             validate_entry(folder)
             check_answer(result["answer"])

@@ -17,8 +17,10 @@ from typing import Any
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder
 from moe_edge.metrics.machine import REPOSITORY, git_state, machine_info
-from moe_edge.metrics.report import entry_readme
-from moe_edge.metrics.schema import SCHEMA_VERSION, validate_entry
+from moe_edge.metrics.report import entry_page
+from moe_edge.metrics.schema import SCHEMA, SCHEMA_VERSION, validate_entry
+
+Draw = Callable[[Path], None]  # draws a picture into the given file
 
 
 def metric(
@@ -44,6 +46,16 @@ def metric(
     return value | {"n": int(n), "spread": {"kind": kind, "value": float(width)}}
 
 
+def interval_metric(
+    policy: str, name: str, value: float, interval: Sequence[float], n: int
+) -> dict[str, Any]:
+    """A plain ratio with its 95 % interval, of which half is shown."""
+    low, high = interval
+    return metric(
+        policy, name, value, "1", n, ("half of the 95 % interval", (high - low) / 2)
+    )
+
+
 def command_line() -> str:
     """How this process was started; our own scripts relative to the repository."""
     arguments = [part.removeprefix(f"{REPOSITORY}/") for part in sys.orig_argv[1:]]
@@ -51,33 +63,37 @@ def command_line() -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What a run found; machine, source state and time are added when written.
+class Findings:
+    """What a measurement gives; the writer adds machine, source state and time.
 
     Attributes:
-      question: what the run asks; `answer`: one sentence of at most 40 words;
-        `details`: further ones.
+      answer: one sentence of at most 40 words (`schema.check_answer`); `details`:
+        further ones, shown below it.
       model: {name, params, weights}; workload: what was run, with sources and sha256.
       metrics: rows made by `metric`.
       limits: what the numbers do not show.
-      command: how to run it again.
+      ours: our numbers, next to those of the paper's claim.
+      plot: draws `plot.png`; `pictures`: further ones by file name.
+      files: further text files of the entry by name.
+      summary: further keys of the script's last line.
     """
 
-    question: str
     answer: str
     model: Mapping[str, Any]
     workload: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     limits: Sequence[str]
+    plot: Draw
+    details: Sequence[str] = ()
     kind: str = "measured"
     cost_model_source: str = "measured on this machine"
-    details: Sequence[str] = ()
     seeds: Sequence[int] = (0,)
     baselines: Sequence[str] = ()
     checks: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    paper_claim: Mapping[str, Any] | None = None
-    command: str = dataclasses.field(default_factory=command_line)
-    started_s: float = dataclasses.field(default_factory=time.time)
+    ours: Mapping[str, Any] | None = None
+    pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check_clean(out_dir: str | Path, allow_dirty: bool = False) -> None:
@@ -101,59 +117,52 @@ def check_clean(out_dir: str | Path, allow_dirty: bool = False) -> None:
 
 def write_entry(
     out_dir: str | Path,
-    entry: Entry,
+    found: Findings,
     *,
-    plot: Callable[[Path], None],
+    question: str,
     config_text: str,
+    paper_claim: Mapping[str, Any] | None = None,
+    started_s: float | None = None,
     overwrite: bool = False,
-    files: Mapping[str, str] | None = None,
-    pictures: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
     """Writes an entry and returns its folder.
 
     Args:
       out_dir: the entry's folder.
-      entry: what was found.
-      plot: draws the picture into the given file.
+      found: what was found.
+      question: what the run asks.
       config_text: the gin config of the run.
+      paper_claim: what it is compared with.
+      started_s: by `time.time`; None: now.
       overwrite: replace a non-empty folder.
-      files: further text files by name.
-      pictures: further pictures by name: each draws into the given file.
     Raises:
       OutputError: the folder is not empty or cannot be written.
       ConfigError: an entry that does not fit the schema.
     """
-    started = time.gmtime(entry.started_s)
-    result = {
+    now_s = time.time()
+    started_s = now_s if started_s is None else started_s
+    values = {
         "schema_version": SCHEMA_VERSION,
-        "question": entry.question,
-        "answer": entry.answer,
-        "details": list(entry.details),
-        "command": entry.command,
+        "question": question,
+        "command": command_line(),
         "git": git_state(),
         "config_sha256": hashlib.sha256(config_text.encode("utf-8")).hexdigest(),
-        "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", started),
-        "wall_s": round(time.time() - entry.started_s, 3),
-        "seeds": list(entry.seeds),
-        "kind": entry.kind,
-        "cost_model_source": entry.cost_model_source,
+        "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_s)),
+        "wall_s": round(now_s - started_s, 3),
         "machine": machine_info(),
-        "model": dict(entry.model),
-        "workload": dict(entry.workload),
-        "metrics": [dict(row) for row in entry.metrics],
-        "baselines": list(entry.baselines),
-        "checks": dict(entry.checks),
-        "paper_claim": entry.paper_claim,
-        "limits": list(entry.limits),
+        "paper_claim": paper_claim,
+    }
+    result = {
+        key: values[key] if key in values else kind(getattr(found, key))
+        for key, kind in SCHEMA.items()
     }
     with atomic_folder(out_dir, overwrite) as folder:
         (folder / "config.gin").write_bytes(config_text.encode("utf-8"))
         (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-        (folder / "README.md").write_text(entry_readme(result), encoding="utf-8")
-        for name, text in (files or {}).items():
+        for name, text in found.files.items():
             (folder / name).write_text(text, encoding="utf-8")
-        plot(folder / "plot.png")
-        for name, draw in (pictures or {}).items():
+        for name, draw in ({"plot.png": found.plot} | dict(found.pictures)).items():
             draw(folder / name)
+        (folder / "README.md").write_text(entry_page(folder, result), encoding="utf-8")
         validate_entry(folder)
     return Path(out_dir)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer, Problem, share_out
 from moe_edge.place.plan import ABSENT, Placement
 
 
@@ -13,18 +13,6 @@ def gpu_list(slots) -> tuple[np.ndarray, np.ndarray]:
     """Server [D] and GPU-in-server [D] of all GPUs in a row."""
     server_D = np.repeat(np.arange(len(slots)), [len(slots_G) for slots_G in slots])
     return server_D, np.concatenate([np.arange(len(slots_G)) for slots_G in slots])
-
-
-def equal_shares(total: int, limit_D: np.ndarray) -> np.ndarray:
-    """int64 [D] that sum to `total`, as equal as the limits allow."""
-    share_D = np.zeros_like(limit_D)
-    while (left := total - int(share_D.sum())) > 0:
-        open_D = np.flatnonzero(share_D < limit_D)
-        each, rest = divmod(left, len(open_D))
-        share_D[open_D] += each
-        share_D[open_D[:rest]] += 1
-        share_D = np.minimum(share_D, limit_D)
-    return share_D
 
 
 def layer_slots(quota_D: np.ndarray, layers: int) -> np.ndarray:
@@ -46,18 +34,23 @@ def single_copy_slots(problem: Problem) -> np.ndarray:
     """int64 [L, D]: room for exactly one copy of each layer, equal where memory is."""
     L, E = problem.frequency_NLE.shape[1:]
     limit_D = np.concatenate(problem.slots)
-    return layer_slots(equal_shares(L * E, limit_D), L)
+    return layer_slots(share_out(L * E, np.ones(len(limit_D)), limit_D), L)
+
+
+def owned(owner_LE: np.ndarray, slots) -> np.ndarray:
+    """int8 [N, L, E] of one copy a block, each on the GPU (of all in a row) given."""
+    server_D, gpu_D = gpu_list(slots)
+    gpu_NLE = np.full((len(slots), *owner_LE.shape), ABSENT, np.int8)
+    owner_1LE = owner_LE[None]
+    np.put_along_axis(gpu_NLE, server_D[owner_1LE], gpu_D[owner_1LE], axis=0)
+    return gpu_NLE
 
 
 def random_single_copy(problem: Problem, rng: np.random.Generator) -> np.ndarray:
     """int8 [N, L, E]: each GPU holds an equal number of random blocks, no copies."""
-    N, L, E = problem.frequency_NLE.shape
-    server_D, gpu_D = gpu_list(problem.slots)
-    gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
-    for layer, slots_D in enumerate(single_copy_slots(problem)):
-        owner_E = rng.permutation(np.repeat(np.arange(len(slots_D)), slots_D))
-        gpu_NLE[server_D[owner_E], layer, np.arange(E)] = gpu_D[owner_E]
-    return gpu_NLE
+    shares = single_copy_slots(problem)
+    gpus = [np.repeat(np.arange(len(slots_D)), slots_D) for slots_D in shares]
+    return owned(np.stack([rng.permutation(gpu_E) for gpu_E in gpus]), problem.slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,41 +105,32 @@ class SmartMoe(Placer):
     SOURCE: ClassVar[str] = "SmartMoE, ATC 2023, its placement of experts"
 
     def assign(self, problem: Problem) -> Placement:
-        N, L, E = problem.frequency_NLE.shape
-        server_D, gpu_D = gpu_list(problem.slots)
-        number = {pair: d for d, pair in enumerate(zip(server_D, gpu_D, strict=True))}
         load_LE = problem.frequency_NLE.sum(axis=0)
         slots_LD = single_copy_slots(problem)
-        now_LE = self._current(problem, number, slots_LD, server_D)
-        if now_LE is not None:
-            slots_LD = _used(now_LE, len(server_D))
-        gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
-        for layer in range(L):
-            now_E = None if now_LE is None else now_LE[layer]
-            owner_E = balance(load_LE[layer], slots_LD[layer], now_E)
-            gpu_NLE[server_D[owner_E], layer, np.arange(E)] = gpu_D[owner_E]
-        return Placement(gpu_NLE)
+        now_LE = self._current(problem, slots_LD)
+        if now_LE is None:
+            now_LE = [None] * len(load_LE)
+        else:
+            slots_LD = _used(now_LE, slots_LD.shape[1])
+        layers = zip(load_LE, slots_LD, now_LE, strict=True)
+        owner_LE = np.stack([balance(*layer) for layer in layers])
+        return Placement(owned(owner_LE, problem.slots))
 
     @staticmethod
-    def _current(
-        problem: Problem, number: dict, slots_LD, server_D
-    ) -> np.ndarray | None:
+    def _current(problem: Problem, slots_LD: np.ndarray) -> np.ndarray | None:
         """int64 [L, E], the GPU of each block now, if there is one copy of each.
 
         Every server must hold its share of every layer; which GPU of it holds how many
         may differ (`migrate.settle`), and stays as it is.
         """
-        if problem.current is None:
+        if problem.current is None or (problem.current.copies_LE != 1).any():
             return None
-        gpu_NLE = problem.current.gpu_NLE
-        if (problem.current.copies_LE != 1).any():
-            return None
+        server_D, gpu_D = gpu_list(problem.slots)
+        first_N = np.flatnonzero(gpu_D == 0)
         server_LE = problem.current.on_NLE.argmax(axis=0)
-        gpu_LE = np.take_along_axis(gpu_NLE, server_LE[None], axis=0)[0]
-        pairs = zip(server_LE.flat, gpu_LE.flat, strict=True)
-        now_LE = np.array([number[pair] for pair in pairs]).reshape(gpu_LE.shape)
+        now_LE = first_N[server_LE] + problem.current.gpu_NLE.max(axis=0)
         server_DN = server_D[:, None] == np.arange(len(problem.slots))
-        used_LD = _used(now_LE, len(number))
+        used_LD = _used(now_LE, len(server_D))
         same = (used_LD @ server_DN == slots_LD @ server_DN).all()
         held_D = np.concatenate(problem.slots)
         return now_LE if same and (used_LD.sum(axis=0) <= held_D).all() else None
@@ -160,12 +144,9 @@ def _used(now_LE: np.ndarray, gpus: int) -> np.ndarray:
 def balance(
     load_E: np.ndarray, slots_D: np.ndarray, now_E: np.ndarray | None = None
 ) -> np.ndarray:
-    """int64 [E]: SmartMoE's GPU of each block of a layer.
+    """int64 [E]: SmartMoE's GPU of each block of a layer, heaviest first.
 
-    Args:
-      load_E: running mean of each block's calls.
-      slots_D: blocks that each GPU takes; their sum is E.
-      now_E: the GPU of each block now.
+    `slots_D`: blocks that each GPU takes; `now_E`: the GPU of each block now.
     """
     busy_D = np.zeros(len(slots_D))
     free_D = slots_D.copy()

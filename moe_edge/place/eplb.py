@@ -6,31 +6,23 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.place.baselines import gpu_list, layer_slots
+from moe_edge.place.baselines import balance, gpu_list, layer_slots
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import ABSENT, Placement
 
 
-def balanced_pack(weight_X: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bin [X] and place in the bin [X] of items, equally many a bin.
+def balanced_pack(weight_X: np.ndarray, bins: int) -> np.ndarray:
+    """int64 [bins, X / bins]: the items of every bin, equally many.
 
     Heaviest first (stable), each to the lightest bin that is not full (the first of
     equals). One item a bin: item i goes to bin i.
     """
-    items = len(weight_X)
-    each = items // bins
+    each = len(weight_X) // bins
     if each == 1:
-        return np.arange(items), np.zeros(items, np.int64)
-    bin_X = np.zeros(items, np.int64)
-    place_X = np.zeros(items, np.int64)
-    weight_B = np.zeros(bins)
-    count_B = np.zeros(bins, np.int64)
-    for item in np.argsort(-weight_X, kind="stable"):
-        target = int(np.where(count_B < each, weight_B, np.inf).argmin())
-        bin_X[item], place_X[item] = target, count_B[target]
-        weight_B[target] += weight_X[item]
-        count_B[target] += 1
-    return bin_X, place_X
+        return np.arange(bins)[:, None]
+    bin_X = balance(weight_X, np.full(bins, each))
+    order_X = np.argsort(-weight_X, kind="stable")
+    return order_X[np.argsort(bin_X[order_X], kind="stable")].reshape(bins, each)
 
 
 def replicate(
@@ -54,7 +46,7 @@ def replicate(
 
 def rebalance(
     load_LE: np.ndarray, replicas: int, groups: int, nodes: int, gpus: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """EPLB's hierarchical balancing for equal GPUs.
 
     Args:
@@ -63,13 +55,13 @@ def rebalance(
       groups: of experts; they stay on one node if `nodes` divides them.
       nodes, gpus: of the cluster.
     Returns:
-      Block of every slot [L, replicas], GPU by GPU, and copies of every block [L, E].
+      Block of every slot [L, replicas], GPU by GPU.
     Raises:
       ConfigError: numbers that do not divide each other as EPLB needs.
     Source: github.com/deepseek-ai/EPLB (README), written from its description.
     """
     load_LE = np.asarray(load_LE, np.float64)
-    L, E = load_LE.shape
+    E = load_LE.shape[1]
     if groups % nodes:
         groups = nodes = 1
     for name, large, small in (
@@ -81,27 +73,19 @@ def rebalance(
             raise ConfigError(f"EPLB: {name}, got {small} and {large}")
     if replicas < E:
         raise ConfigError(f"EPLB: {replicas} replicas for {E} blocks, expected no less")
-    block_LR = np.zeros((L, replicas), np.int64)
-    for layer, load_E in enumerate(load_LE):
-        block_LR[layer] = _rebalance_layer(load_E, replicas, groups, nodes, gpus)
-    copies_LE = np.stack([np.bincount(row, minlength=E) for row in block_LR])
-    return block_LR, copies_LE
+    sizes = (replicas, groups, nodes, gpus)
+    return np.stack([_rebalance_layer(load_E, *sizes) for load_E in load_LE])
 
 
 def _rebalance_layer(load_E, replicas: int, groups: int, nodes: int, gpus: int):
     size = len(load_E) // groups
-    node_P, place_P = balanced_pack(load_E.reshape(groups, size).sum(axis=1), nodes)
-    groups_of_node = np.zeros((nodes, groups // nodes), np.int64)
-    groups_of_node[node_P, place_P] = np.arange(groups)
     slots_of_node = []
-    for groups_here in groups_of_node:
-        blocks = (groups_here[:, None] * size + np.arange(size)).ravel()
+    for groups_X in balanced_pack(load_E.reshape(groups, size).sum(axis=1), nodes):
+        blocks = (groups_X[:, None] * size + np.arange(size)).ravel()
         item_R, copies_X = replicate(load_E[blocks], replicas // nodes)
         weight_R = (load_E[blocks] / copies_X)[item_R]
-        gpu_R, place_R = balanced_pack(weight_R, gpus // nodes)
-        slots_GS = np.zeros((gpus // nodes, replicas // gpus), np.int64)
-        slots_GS[gpu_R, place_R] = blocks[item_R]
-        slots_of_node.append(slots_GS.ravel())
+        slots_GS = balanced_pack(weight_R, gpus // nodes)
+        slots_of_node.append(blocks[item_R[slots_GS]].ravel())
     return np.concatenate(slots_of_node)
 
 
@@ -142,7 +126,7 @@ class Eplb(Placer):
         flat = np.concatenate(problem.slots)
         gpus, each = len(flat), min(int(flat[0]) // L, E)
         load_LE = problem.frequency_NLE.sum(axis=0)
-        block_LR, _ = rebalance(load_LE, each * gpus, self.groups, N, gpus)
+        block_LR = rebalance(load_LE, each * gpus, self.groups, N, gpus)
         server_D, gpu_D = gpu_list(problem.slots)
         gpu_NLE = np.full((N, L, E), ABSENT, np.int8)
         layer_L1 = np.arange(L)[:, None]

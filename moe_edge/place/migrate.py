@@ -7,14 +7,14 @@ Only blocks that arrive cost time; dropping one is free.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.plan import ABSENT, Placement
 
-SOURCES = ("host", "network")  # of blocks that arrive, see `transfers`
+SOURCES = ("host", "network")  # of blocks that arrive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,7 @@ def migration_seconds(
 
     From "host" at the rate of its GPU's link to host memory; from "network" first from
     the server that holds it now and sends fastest.
-
-    Raises:
-      ConfigError: unknown source.
     """
-    check_known("source of blocks", source, SOURCES)
     total_s = 0.0
     for n, g in np.unique(moves_X4[:, :2], axis=0).tolist():
         mine = (moves_X4[:, :2] == (n, g)).all(axis=1)
@@ -77,10 +73,7 @@ def remote_seconds(
 ) -> float:
     """Eq. 2 in seconds: calls that leave their server, each to its nearest copy.
 
-    Args:
-      placement: one that covers every block.
-      calls_NLE: calls of the period.
-      remote_s_NM: seconds of a call from server N to server M.
+    `remote_s_NM`: seconds of a call from server N to M. Every block must be somewhere.
     """
     held_MX = placement.on_NLE.reshape(len(remote_s_NM), -1)
     total = 0.0
@@ -95,18 +88,13 @@ def remote_seconds(
 
 def remote_call_seconds(cost_model: CostModel, tokens: float = 1.0) -> np.ndarray:
     """float64 [N, M]: a call of `tokens` tokens from N to M's fastest GPU; 0 on N."""
-    cluster = cost_model.cluster
-    N = cluster.num_servers
-    seconds_NM = np.zeros((N, N))
-    for m, server in enumerate(cluster.servers):
-        compute_s = min(
-            cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus))
-        )
-        for n in range(N):
-            if n != m:
-                there_s = cost_model.send_s(n, m, tokens)
-                back_s = cost_model.send_s(m, n, tokens)
-                seconds_NM[n, m] = there_s + compute_s + back_s
+    compute_M = [
+        min(cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus)))
+        for m, server in enumerate(cost_model.cluster.servers)
+    ]
+    send_NM = cost_model.sends_s(tokens)
+    seconds_NM = send_NM + np.array(compute_M) + send_NM.T
+    np.fill_diagonal(seconds_NM, 0.0)
     return seconds_NM
 
 
@@ -122,17 +110,11 @@ def decide(
 
     Args:
       current, candidate: placements P and P'.
-      cost_s: seconds that the calls of the coming period wait under a placement
-        (`remote_seconds`, or what a placer minimises).
-      cost_model: what transfers cost.
+      cost_s: seconds that the calls of the coming period wait under a placement.
       hysteresis: share of C(P) that must be won on top, 0 to 1, so that noise in the
         statistics moves nothing; 0 is the paper's rule.
       source: where arriving blocks come from, one of SOURCES.
-    Raises:
-      ConfigError: hysteresis out of range, or unknown source.
     """
-    if not 0 <= hysteresis < 1:
-        raise ConfigError(f"hysteresis is {hysteresis}, expected 0 or more, below 1")
     moves_X4 = arrivals(current, candidate)
     current_s, candidate_s = cost_s(current), cost_s(candidate)
     migration_s = migration_seconds(moves_X4, cost_model, current, source)
@@ -167,3 +149,46 @@ def settle(
             used_LG[layer, gpu] += 1
             free_G[gpu] -= 1
     return Placement(gpu_NLE)
+
+
+class Move(NamedTuple):
+    """A block on its way, and the server that it comes from: its own, if from host."""
+
+    layer: int
+    block: int
+    server: int
+    gpu: int
+    source: int
+
+
+def ordered_moves(
+    current: Placement,
+    candidate: Placement,
+    cost_model: CostModel,
+    calls_NLE: np.ndarray,
+    source: str = "host",
+) -> list[Move]:
+    """All arrivals, most called first.
+
+    From the "network" a block that its server lacks comes from the holder that has it
+    there first, if every link carries one block after another in this order.
+    """
+    moves_X4 = arrivals(current, candidate)
+    server_X, _, layer_X, block_X = moves_X4.T
+    cluster, num_bytes = cost_model.cluster, cost_model.block.num_bytes
+    free_s: dict[tuple[int, int], float] = {}  # of the links
+    moves = []
+    for x in np.argsort(-calls_NLE[server_X, layer_X, block_X], kind="stable"):
+        server, gpu, layer, block = moves_X4[x].tolist()
+        origin, held_N = server, current.on_NLE[:, layer, block]
+        if source == "network" and not held_N[server]:
+            ways = []
+            for m in np.flatnonzero(held_N).tolist():
+                way = (m, server if cluster.sharing == "pair" else -1)
+                link, start_s = cluster.link(m, server), free_s.get(way, 0.0)
+                sent_s = start_s + link.busy_s(num_bytes)
+                ways.append((sent_s + link.latency_s, sent_s, start_s, way))
+            _, sent_s, _, way = min(ways)
+            origin, free_s[way] = way[0], sent_s
+        moves.append(Move(layer, block, server, gpu, origin))
+    return moves

@@ -1,8 +1,6 @@
 """Placers by name. Their shared interface is placer.Placer."""
 
-from collections.abc import Collection
-
-from moe_edge.core.checks import build_known, check_known
+from moe_edge.core.checks import build_known
 from moe_edge.place.baselines import Redundance, SmartMoe, Uniform
 from moe_edge.place.eplb import Eplb, EplbHeterogeneous
 from moe_edge.place.greedy import Greedy
@@ -25,17 +23,6 @@ PLACERS = {
         LatencyAware,
     )
 }
-DEFAULT_PLACER = Optimal.name
-
-
-def chosen(methods: str, kind: str, known: Collection[str]) -> list[str] | None:
-    """Names in a list separated by commas, checked; None for `all`."""
-    if methods == "all":
-        return None
-    names = list(dict.fromkeys(part.strip() for part in methods.split(",")))
-    for name in names:
-        check_known(kind, name, known)
-    return names
 
 
 def get_placer(name: str, **options) -> Placer:

@@ -20,9 +20,8 @@ class PredictionLog:
 
     def __init__(self, num_layers: int, num_experts: int, look_ahead: int = 1):
         check_count("look_ahead", look_ahead)
-        shape = (num_layers, look_ahead)
-        self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = (
-            np.zeros(shape, np.int64) for _ in range(4)
+        self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = np.zeros(
+            (4, num_layers, look_ahead), np.int64
         )
         self._num_experts = num_experts
         # Waiting for the layer to choose. Sets: for a few ids they are several times
@@ -74,22 +73,22 @@ class PredictionLog:
         """Share of the predicted experts that were chosen; NaN where none was."""
         return ratio(self.hits_LA, self.predicted_LA)
 
+    @property
+    def recall_A(self) -> np.ndarray:
+        """The same over all layers."""
+        return ratio(self.hits_LA.sum(axis=0), self.chosen_LA.sum(axis=0))
+
+    @property
+    def precision_A(self) -> np.ndarray:
+        """The same over all layers."""
+        return ratio(self.hits_LA.sum(axis=0), self.predicted_LA.sum(axis=0))
+
     def summary(self) -> dict:
         """JSON-ready: totals by look-ahead and by layer, None instead of NaN."""
-        totals = [
-            array.sum(axis=0)
-            for array in (
-                self.hits_LA,
-                self.predicted_LA,
-                self.chosen_LA,
-                self.rounds_LA,
-            )
-        ]
-        hits_A, predicted_A, chosen_A, rounds_A = totals
         return {
-            "recall": _plain(ratio(hits_A, chosen_A)),
-            "precision": _plain(ratio(hits_A, predicted_A)),
-            "rounds": rounds_A.tolist(),
+            "recall": _plain(self.recall_A),
+            "precision": _plain(self.precision_A),
+            "rounds": self.rounds_LA.sum(axis=0).tolist(),
             "recall_by_layer": _plain(self.recall_LA),
             "precision_by_layer": _plain(self.precision_LA),
         }

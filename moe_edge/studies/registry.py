@@ -1,6 +1,8 @@
 """All studies by name; a study's module is imported when it is asked for."""
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 from moe_edge.core.checks import check_known
 from moe_edge.studies.study import Study
@@ -14,12 +16,12 @@ STUDIES = {
     "benchmark_prefill": "moe_edge.studies.speed.decode",
     "benchmark_refactor": "moe_edge.studies.speed.refactor",
     "benchmark_traced": "moe_edge.studies.speed.traced",
-    "fidelity_default": "moe_edge.studies.fidelity.card",
-    "moe_prism_fig10": "moe_edge.studies.moe_prism.fig10",
-    "moe_prism_fig3": "moe_edge.studies.moe_prism.fig3",
-    "moe_prism_fig8": "moe_edge.studies.moe_prism.fig8",
-    "moe_prism_table2": "moe_edge.studies.moe_prism.table2",
-    "moe_prism_table3": "moe_edge.studies.moe_prism.table3",
+    "fidelity_default": "moe_edge.studies.fidelity.study",
+    "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
+    "moe_prism_fig3": "moe_edge.studies.moe_prism.studies",
+    "moe_prism_fig8": "moe_edge.studies.moe_prism.studies",
+    "moe_prism_table2": "moe_edge.studies.moe_prism.studies",
+    "moe_prism_table3": "moe_edge.studies.moe_prism.studies",
     "prism_fig5": "moe_edge.studies.prism.fig5",
     "prism_fig6": "moe_edge.studies.prism.fig6",
     "prism_fig7": "moe_edge.studies.prism.fig7",
@@ -27,7 +29,7 @@ STUDIES = {
     "prism_sensitivity": "moe_edge.studies.prism.sensitivity",
     "prism_table1": "moe_edge.studies.prism.table1",
     "prism_table2": "moe_edge.studies.prism.table2",
-    "quickstart": "moe_edge.studies.quickstart.run",
+    "quickstart": "moe_edge.studies.quickstart.study",
     "replay_public_traces": "moe_edge.studies.smoe.public_traces",
     "smoe_fig10": "moe_edge.studies.smoe.fig10",
     "smoe_fig12": "moe_edge.studies.smoe.fig12",
@@ -49,3 +51,17 @@ def find(name: str) -> Study:
     module = importlib.import_module(STUDIES[name])
     several = getattr(module, "STUDIES", None)
     return module.STUDY if several is None else several[name]
+
+
+def later(path: str) -> Callable[..., Any]:
+    """The function `module.name` of the studies; called, it imports its module.
+
+    What measures loads JAX. Settings, which do not, are refused before that.
+    """
+    module, _, name = path.rpartition(".")
+
+    def call(*args):
+        measuring = importlib.import_module(f"moe_edge.studies.{module}")
+        return getattr(measuring, name)(*args)
+
+    return call

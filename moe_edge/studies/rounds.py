@@ -5,7 +5,8 @@ once, and cases are compared within rounds.
 """
 
 import dataclasses
-import statistics
+import functools
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -47,28 +48,25 @@ def measure_rounds(
     warm: Sequence[Input] = (),
     num_compiled: Callable[[], int] = int,
 ) -> Rounds[Name, Figure]:
-    """Calls every case once in every round.
+    """Calls every case once in every round, and keeps what it returns.
 
     Each round begins with another case, and every second round goes backwards: no case
     always comes first, or always after the same other one.
 
     Args:
-      cases: name -> function of a round's input; returns what was measured.
+      cases: name -> function of a round's input.
       inputs: one a round, the same for all cases.
       warm: inputs of calls before the first round, which are not kept: compilation,
         first use of pages, caches.
       num_compiled: says how many programs are compiled so far.
-    Returns:
-      What every call of the rounds returned.
     """
-    names = list(cases)
     for given in warm:
-        for name in names:
-            cases[name](given)
+        for case in cases.values():
+            case(given)
     before = num_compiled()
-    figures: dict[Name, list[Figure]] = {name: [] for name in names}
+    figures: dict[Name, list[Figure]] = {name: [] for name in cases}
     for number, given in enumerate(inputs):
-        for name in round_order(names, number):
+        for name in round_order(list(cases), number):
             figures[name].append(cases[name](given))
     return Rounds(figures, num_compiled() - before)
 
@@ -83,12 +81,8 @@ def round_order(names: Sequence[Name], number: int) -> list[Name]:
 def interleave(
     cases: Mapping[Name, Callable[[], Figure]], repeats: int
 ) -> Mapping[Name, list[Figure]]:
-    """`measure_rounds` of cases that take nothing, after one unmeasured call of each.
-
-    Args:
-      cases: name -> function that returns its own figure (seconds, a rate, ...).
-      repeats: measured calls of each.
-    """
+    """`measure_rounds` of functions that take nothing and return their own figure
+    (seconds, a rate, ...), after one unmeasured call of each."""
     calls = {name: lambda _, case=case: case() for name, case in cases.items()}
     return measure_rounds(calls, range(repeats), warm=(None,)).figures
 
@@ -98,9 +92,24 @@ def round_ratios(ours: Sequence[float], peer: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, peer, strict=True)]
 
 
-def median_ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """Median of the rounds' ratios, which is not the ratio of the medians."""
-    return statistics.median(round_ratios(ours, peer))
+def timed(function: Callable[[], Figure]) -> tuple[Figure, float]:
+    """What a call returns, and its seconds."""
+    started = time.perf_counter()
+    found = function()
+    return found, time.perf_counter() - started
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    return timed(function)[1]
+
+
+def interleave_seconds(
+    cases: Mapping[Name, Callable[[], Any]], repeats: int
+) -> Mapping[Name, list[float]]:
+    """`interleave` of how long the calls take."""
+    calls = {name: functools.partial(seconds_of, case) for name, case in cases.items()}
+    return interleave(calls, repeats)
 
 
 def median_metric(

@@ -6,21 +6,20 @@ lists them all.
 """
 
 import dataclasses
-import inspect
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
-from moe_edge.metrics.results import Entry, check_clean, write_entry
+from moe_edge.core.run_folder import documented, unpacked
+from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
 SPREAD = "half range of rounds"
-Draw = Callable[[Path], None]  # draws a picture into the given file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,45 +47,6 @@ class Claim:
         return found
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What a measurement gives.
-
-    Attributes:
-      answer: one sentence of at most 40 words (`schema.check_answer`).
-      details: further sentences, shown below the answer.
-      model, workload, metrics, limits, kind, cost_model_source, seeds, baselines,
-        checks: as in `results.Entry`.
-      ours: our numbers, next to the claim's.
-      plot: draws `plot.png`; `pictures`: further ones by file name.
-      files: further text files of the entry by name.
-      summary: further keys of the script's last line.
-    """
-
-    answer: str
-    model: Mapping[str, Any]
-    workload: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-    limits: Sequence[str]
-    plot: Draw
-    details: Sequence[str] = ()
-    kind: str = "measured"
-    cost_model_source: str = "measured on this machine"
-    seeds: Sequence[int] = (0,)
-    baselines: Sequence[str] = ()
-    checks: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    ours: Mapping[str, Any] | None = None
-    pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-# Fields of Findings that go into the entry as they are.
-SHARED = {field.name for field in dataclasses.fields(Findings)} & {
-    field.name for field in dataclasses.fields(Entry)
-}
-
-
 def nothing_to_check(settings: Any) -> None:
     """A study whose settings check themselves."""
 
@@ -100,7 +60,7 @@ class Study:
       question: what the entry asks.
       settings: frozen dataclass of keywords, the committed sizes as defaults; checks
         its fields and holds only what this study reads.
-      measure: runs the study.
+      measure: runs the study; `later` where its module loads JAX.
       check: refuses what can be refused before weights are read (for --dry_run).
       claim: the paper's statement, if there is one.
     """
@@ -123,10 +83,9 @@ def run_study(
     allow_dirty: bool = False,
     config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
-    """Runs a study and writes its entry.
+    """Runs a study with an instance of its `settings` and writes its entry.
 
     Args:
-      study: what to run; `settings`: an instance of its `settings`.
       out_dir: folder of the entry.
       overwrite: replace a non-empty `out_dir`.
       dry_run: check and stop.
@@ -151,20 +110,14 @@ def run_study(
         print(f"note: {error}")
     for check, passed in found.checks.items():
         print(f"{check}: {'yes' if passed else 'NO'}")
-    entry = Entry(
-        question=study.question,
-        paper_claim=study.claim and study.claim.entry(found.ours),
-        started_s=started_s,
-        **{name: getattr(found, name) for name in SHARED},
-    )
     write_entry(
         out_dir,
-        entry,
-        plot=found.plot,
+        found,
+        question=study.question,
         config_text=config_text(),
+        paper_claim=study.claim and study.claim.entry(found.ours),
+        started_s=started_s,
         overwrite=overwrite,
-        files=found.files,
-        pictures=found.pictures,
     )
     shown = ("README.md", "plot.png", *found.pictures)
     print("Results and pictures: " + ", ".join(f"{out_dir}/{name}" for name in shown))
@@ -174,26 +127,9 @@ def run_study(
 
 def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     """The study as a root for gin: its settings' fields and those of `run_study`."""
-
-    def root(*, out_dir, overwrite, dry_run, allow_dirty, config_text, **fields):
-        return run_study(
-            study,
-            study.settings(**fields),
-            out_dir=out_dir,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            allow_dirty=allow_dirty,
-            config_text=config_text,
-        )
-
-    own = list(inspect.signature(run_study).parameters.values())[2:]
-    of_study = list(inspect.signature(study.settings).parameters.values())
-    root.__kwdefaults__ = {
-        one.name: one.default for one in own if one.default is not one.empty
-    }
-    root.__signature__ = inspect.Signature([*of_study, *own])
+    root = unpacked(settings=study.settings)(functools.partial(run_study, study))
     root.__name__ = root.__qualname__ = study.name
-    root.__doc__ = f"{study.question}\n\n{inspect.getdoc(study.settings) or ''}"
+    root.__doc__ = documented(study.question, study.settings)
     return root
 
 

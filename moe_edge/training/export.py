@@ -22,9 +22,8 @@ from moe_edge.core.files import atomic_folder, write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
 from moe_edge.training.default_config import hf_config
-from moe_edge.training.resume import CHECKPOINTS_FOLDER, saved_config
+from moe_edge.training.options import Hyper
 from moe_edge.training.start import Params
-from moe_edge.training.step import Hyper
 from moe_edge.training.tokenizer import save_tokenizer
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -37,14 +36,17 @@ def read_newest(run_dir: Path):
     Raises:
       ConfigError: there is none.
     """
-    folder = run_dir / CHECKPOINTS_FOLDER
-    if saved_config(run_dir) is None:
+    folder = run_dir / "checkpoints"
+    restored = None
+    if folder.is_dir():
+        with checkpoints.open_checkpoints(folder) as manager:
+            restored = checkpoints.restore(manager, Hyper())
+    if restored is None:
         raise ConfigError(
             f"no training checkpoint in {folder}; expected one of launch/pretrain.py, "
             "which saves every few minutes and when it stops"
         )
-    with checkpoints.open_checkpoints(folder) as manager:
-        state, progress, config = checkpoints.restore(manager, Hyper())
+    state, progress, config = restored
     return state.params, progress, config
 
 
@@ -75,7 +77,8 @@ def export_hf(
 
     Args:
       params: float32, see `training/start.py`.
-      config: of family qwen2_moe.
+      config: the architecture, of family qwen2_moe.
+      out_dir: the new folder.
       extra_files: name -> content of files to put next to the model (card, picture).
     Raises:
       OutputError: the folder cannot be written.
@@ -99,8 +102,10 @@ def export_hf(
             writer.write(piece)
         writer.close()
         save_tokenizer(tokenizer, folder, config.max_positions)
-        jsons = {"config.json": raw, "generation_config.json": generation}
-        for name, value in jsons.items():
+        for name, value in (
+            ("config.json", raw),
+            ("generation_config.json", generation),
+        ):
             write_text(folder / name, json.dumps(value, indent=2) + "\n")
         for name, content in (extra_files or {}).items():
             data = content.encode() if isinstance(content, str) else content

@@ -13,13 +13,19 @@ from moe_edge.core.files import write_text
 from moe_edge.core.progress import counter
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
-from moe_edge.training.control import Clock, StopOnSignal, append_record, say, short
+from moe_edge.training.control import (
+    Clock,
+    StopOnSignal,
+    append_record,
+    say,
+    short,
+)
 from moe_edge.training.evaluation import evaluate_held_out
+from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
-from moe_edge.training.start import Start, init_params
+from moe_edge.training.start import init_params
 from moe_edge.training.step import (
-    Hyper,
     TrainState,
     make_eval_step,
     make_optimizer,
@@ -27,54 +33,24 @@ from moe_edge.training.step import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """How a run is cut into batches, and when it saves, evaluates and stops.
-
-    Attributes:
-      batch_tokens: tokens of a step, a multiple of `data.CHUNK`.
-      length: sequence length; `long_length` once the decay has begun.
-      max_minutes: stop after so many minutes of this process (None: never).
-      pause_file: while it exists the loop sleeps between steps.
-    """
-
-    batch_tokens: int = 1024
-    length: int = 256
-    long_length: int = 512
-    max_minutes: float | None = None
-    checkpoint_minutes: float = 5.0
-    evaluate_minutes: float = 10.0
-    eval_rows: int = 16
-    log_steps: int = 10
-    pause_file: str | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        if self.batch_tokens % data.CHUNK or self.batch_tokens <= 0:
-            raise ConfigError(
-                f"batch_tokens {self.batch_tokens} must be a multiple of {data.CHUNK}"
-            )
-
-
 def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
-    """The seconds slept, while there is a pause file."""
-    start, file = time.monotonic(), Path(options.pause_file or "")
-    paused = options.pause_file is not None and file.exists()
-    if paused:
-        say(f"paused until {file} is removed")
-    while paused and file.exists() and not signals.stopped:
+    start = time.monotonic()
+    if options.pause_file and options.pause_file.exists():
+        say(f"paused until {options.pause_file} is removed")
+    while options.pause_file and options.pause_file.exists() and not signals.stopped:
         time.sleep(0.5)
-    return time.monotonic() - start if paused else 0.0
+    return time.monotonic() - start
 
 
 def train(
     config: ModelConfig,
     corpus: data.Corpus,
     out_dir: Path,
+    *,
     schedule: Schedule,
     hyper: Hyper,
-    start: Start,
     options: RunOptions,
+    start: Start | None = None,
 ) -> checkpoints.Progress:
     """Trains from the newest checkpoint in `out_dir`, or from the start.
 
@@ -114,7 +90,8 @@ def train(
         while progress.tokens < schedule.train_tokens and not signals.stopped:
             if clock.left is not None and clock.left <= 0:
                 break
-            window_start += _wait_while_paused(options, signals)
+            if paused := _wait_while_paused(options, signals):
+                window_start += paused
             begun_s = time.monotonic()
             decaying = schedule.left(progress.tokens, clock.left) < 1
             length = options.long_length if decaying else options.length

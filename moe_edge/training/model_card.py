@@ -18,11 +18,6 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.evaluate.usage import usage_distances, usage_entropy
 from moe_edge.model.config import ModelConfig
-from moe_edge.training import plots
-from moe_edge.training.checkpoints import Progress
-from moe_edge.training.data import CHUNK
-from moe_edge.training.evaluation import HeldOut, assess, text_counts
-from moe_edge.training.export import export_hf, read_newest
 from moe_edge.training.generators import FAMILIES
 from moe_edge.training.resume import CORPUS_FILE, SETTINGS_FILE, saved_config
 from moe_edge.training.run import TOKENIZER_FILE, read_corpus
@@ -92,19 +87,31 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
     metrics = check_run(source)
     if run.dry_run:
         return {}
+    # Only now: these load JAX, and a refused value should not wait for that.
+    from moe_edge.training import plots
+    from moe_edge.training.evaluation import assess, text_counts
+    from moe_edge.training.export import export_hf, read_newest
+
     keep_heap()
     params, progress, config = read_newest(source)
-    corpus, notes = read_corpus(source / CORPUS_FILE), source / NOTES_FILE
+    corpus = read_corpus(source / CORPUS_FILE)
+    notes = source / NOTES_FILE
     full, half = assess(params, config, corpus, rows=eval_rows)
+    between_L, control_L = usage_distances(text_counts(full))
+    counts_NLE = text_counts(full).sum(axis=1)
+    tasks = list(full.loss)
     facts = CardFacts(
         config=config,
         progress=progress,
         settings=json.loads((source / SETTINGS_FILE).read_text("utf-8")),
         parameters=sum(int(array.size) for array in params.values()),
         shares=corpus.shares,
-        full=full,
-        half=half,
-        held_out_tokens=eval_rows * CHUNK,
+        loss=full.loss,
+        loss_half=half.loss,
+        entropy_NL=usage_entropy(counts_NLE),
+        between_L=between_L,
+        control_L=control_L,
+        held_out_tokens=eval_rows * 512,
         notes=notes.read_text("utf-8") if notes.is_file() else "",
     )
     files: dict[str, str | bytes] = {"README.md": card_text(facts)}
@@ -112,10 +119,7 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
         loss, entropy = (Path(temporary) / n for n in ("loss.png", "entropy.png"))
         plots.loss_curve(loss, metrics, title="Training of the default model")
         plots.routing_entropy(
-            entropy,
-            facts.entropy_NL,
-            list(full.loss),
-            num_experts=config.moe.num_experts,
+            entropy, facts.entropy_NL, tasks, num_experts=config.moe.num_experts
         )
         files["loss.png"] = loss.read_bytes()
         files["routing_entropy.png"] = entropy.read_bytes()
@@ -143,42 +147,36 @@ class CardFacts:
     """What the card reports.
 
     Attributes:
-      shares: of the training tokens by domain.
-      full, half: held-out results with all and with half the chosen experts.
+      shares, loss, loss_half: by domain; losses in nats per token, `loss_half` with
+        half the chosen experts.
+      entropy_NL: bits, domains in the order of `loss`.
+      between_L, control_L: total variation distances of expert usage by layer.
       held_out_tokens: scored per domain.
       notes: what else happened in the run, written by whoever ran it.
     """
 
     config: ModelConfig
-    progress: Progress
+    progress: Any  # of checkpoints.Progress
     settings: dict[str, Any]
     parameters: int
     shares: dict[str, float]
-    full: HeldOut
-    half: HeldOut
+    loss: dict[str, float]
+    loss_half: dict[str, float]
+    entropy_NL: np.ndarray
+    between_L: np.ndarray
+    control_L: np.ndarray
     held_out_tokens: int
     notes: str = ""
 
     @property
-    def entropy_NL(self) -> np.ndarray:
-        """Of expert usage by domain, in the order of `full.loss`: bits."""
-        return usage_entropy(text_counts(self.full).sum(axis=1))
-
-    @property
-    def distances(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of expert usage by layer, total variation: between domains, and the control
-        within a domain."""
-        return usage_distances(text_counts(self.full))
-
-    @property
     def usage_ratio(self) -> float:
-        between_L, control_L = self.distances
-        return float(between_L.mean() / control_L.mean())
+        return float(self.between_L.mean() / self.control_L.mean())
 
     @property
     def lost_with_half(self) -> float:
         """Perplexity lost with half the experts, from the mean loss over domains."""
-        return float(np.expm1(self.half.mean_loss - self.full.mean_loss))
+        difference = [self.loss_half[d] - self.loss[d] for d in self.loss]
+        return float(np.expm1(np.mean(difference)))
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
@@ -201,15 +199,14 @@ def _data_table(facts: CardFacts) -> str:
 
 
 def _loss_table(facts: CardFacts) -> str:
-    losses = facts.full.loss.items()
     rows = [
         [
             domain,
             f"{np.exp(loss):.2f}",
-            f"{np.expm1(facts.half.loss[domain] - loss):+.1%}",
-            *(f"{bits:.2f}" for bits in entropy_L),
+            f"{np.expm1(facts.loss_half[domain] - loss):+.1%}",
+            *(f"{bits:.2f}" for bits in facts.entropy_NL[i]),
         ]
-        for (domain, loss), entropy_L in zip(losses, facts.entropy_NL, strict=True)
+        for i, (domain, loss) in enumerate(facts.loss.items())
     ]
     layers = [f"H{layer}" for layer in facts.config.moe_layers]
     return _table(["domain", "perplexity", "half the experts", *layers], rows)
@@ -221,12 +218,11 @@ def card_text(facts: CardFacts) -> str:
     moe, attention = config.moe, config.attention
     uniform = np.log2(moe.num_experts)
     weights = " (their weights add up to 1)" if moe.norm_topk else ""
-    names = ("between domains", "same domain")
     layers = _table(
         ["layer", *(str(layer) for layer in config.moe_layers)],
         [
-            [name, *(f"{distance:.3f}" for distance in distance_L)]
-            for name, distance_L in zip(names, facts.distances, strict=True)
+            ["between domains", *(f"{v:.3f}" for v in facts.between_L)],
+            ["same domain", *(f"{v:.3f}" for v in facts.control_L)],
         ],
     )
     return f"""---

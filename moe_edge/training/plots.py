@@ -1,39 +1,25 @@
 """Pictures of a training run: its loss, and how evenly experts are used."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.core.figures import STYLE, plt
-
-
-@contextlib.contextmanager
-def _picture(path: Path, title: str, x: str, y: str, columns: int = 1) -> Iterator[Any]:
-    """Yields the axis of a picture that is written at the end; axes are named x, y."""
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
-        yield axis
-        axis.set(xlabel=x, ylabel=y)
-        axis.set_title(title, loc="left")
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, ncols=columns)
-        figure.savefig(path)
-        plt.close(figure)
+from moe_edge.core.figures import picture
 
 
 def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Training and held-out loss against tokens seen, as a PNG file.
+    """Training and held-out loss against tokens seen.
 
     Args:
+      path: PNG file to write.
       rows: metric rows with `tokens`; one without `loss` or `held_out_loss` is left
         out of that curve.
+      title: of the picture.
     """
     series = {"loss": "training", "held_out_loss": "held out (mean)"}
-    x, y = "tokens seen (millions)", "loss (nats per token)"
-    with _picture(path, title, x, y) as axis:
+    with picture(path, figsize=(7.0, 4.0)) as (_, axis):
         for key, label in series.items():
             points = [(row["tokens"] / 1e6, row[key]) for row in rows if key in row]
             if not points:
@@ -47,6 +33,11 @@ def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> 
                 linewidth=1.6 if few else 0.9,
                 alpha=1.0 if few else 0.8,
             )
+        axis.set_xlabel("tokens seen (millions)")
+        axis.set_ylabel("loss (nats per token)")
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False)
+        axis.set_title(title, loc="left")
 
 
 def routing_entropy(
@@ -60,11 +51,16 @@ def routing_entropy(
       tasks: names, one a curve.
       num_experts: its log2 is the entropy of uniform usage.
     """
-    layers, top = range(entropy_NL.shape[1]), np.log2(num_experts)
-    title = "Routing entropy by layer and task"
-    with _picture(path, title, "layer", "entropy of expert usage (bits)", 2) as axis:
-        for task, entropy_L in zip(tasks, entropy_NL, strict=True):
-            axis.plot(layers, entropy_L, marker="o", markersize=4, label=task)
+    N, L = entropy_NL.shape
+    with picture(path, figsize=(7.0, 4.0)) as (_, axis):
+        for row, task in enumerate(tasks):
+            axis.plot(range(L), entropy_NL[row], marker="o", markersize=4, label=task)
+        top = np.log2(num_experts)
         axis.axhline(top, color="grey", linestyle="--", linewidth=1)
         axis.annotate("uniform", (0, top), (2, 3), textcoords="offset points")
-        axis.set_xticks(layers)
+        axis.set_xticks(range(L))
+        axis.set_xlabel("layer")
+        axis.set_ylabel("entropy of expert usage (bits)")
+        axis.set_title("Routing entropy by layer and task", loc="left")
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, ncols=2)

@@ -9,7 +9,6 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.model.config import ModelConfig
-from moe_edge.training import checkpoints
 
 CHECKPOINTS_FOLDER = "checkpoints"
 CORPUS_FILE = "corpus.npz"
@@ -22,6 +21,8 @@ def saved_config(run_dir: Path) -> ModelConfig | None:
     folder = run_dir / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return None
+    from moe_edge.training import checkpoints  # here: it loads JAX
+
     with checkpoints.open_checkpoints(folder) as manager:
         about = checkpoints.read_about(manager)
     return None if about is None else checkpoints.config_from_json(about["config"])

@@ -2,23 +2,21 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
-from moe_edge.core.run_folder import unpacked
-from moe_edge.model.config import ModelConfig
 from moe_edge.training import data
 from moe_edge.training.control import say
 from moe_edge.training.default_config import default_config
-from moe_edge.training.loop import RunOptions, train
+from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import (
     CORPUS_FILE,
     FACTS_FILE,
@@ -27,29 +25,40 @@ from moe_edge.training.resume import (
     corpus_facts,
 )
 from moe_edge.training.schedule import Schedule
-from moe_edge.training.start import Start
-from moe_edge.training.step import Hyper
 
 TOKENIZER_FILE = "tokenizer.json"
+EVAL_ROWS = 16  # held-out sequences of a domain
 
 
-@unpacked(
-    config=default_config,
-    schedule=Schedule,
-    hyper=Hyper,
-    start=Start,
-    options=RunOptions,
-)
 def run_pretrain(
     out_dir: str,
     *,
-    config: ModelConfig,
-    schedule: Schedule,
-    hyper: Hyper,
-    start: Start,
-    options: RunOptions,
     data_dir: str = "../shared/data",
+    train_tokens: int = 10_000_000,
+    decay_tokens: int = 2_500_000,
+    decay_minutes: float = 25.0,
+    warmup_tokens: int = 300_000,
+    max_minutes: float | None = None,
+    learning_rate: float = 2e-3,
+    balance: float = 0.02,
+    evenness: float = 1.5,
+    expert_rate_factor: float = 3.0,
+    embedding_std: float = 1.0,
+    expert_scale: float = 1.5,
+    batch_tokens: int = 1024,
+    checkpoint_minutes: float = 5.0,
+    evaluate_minutes: float = 10.0,
     task_characters: int = 3_000_000,
+    vocab_size: int = 4096,
+    d_model: int = 192,
+    num_layers: int = 6,
+    num_experts: int = 64,
+    top_k: int = 8,
+    expert_dim: int = 64,
+    shared_dim: int = 32,
+    norm_topk: bool = True,
+    pause_file: str | None = None,
+    seed: int = 0,
     dry_run: bool = False,
     config_text: Callable[[], str] | None = None,
 ) -> dict:
@@ -63,6 +72,29 @@ def run_pretrain(
     Args:
       out_dir: receives tokenizer.json, corpus.npz, checkpoints/, metrics.jsonl.
       data_dir: the data folder; where it is missing, code and tasks alone train.
+      train_tokens: where the run ends.
+      decay_tokens: last tokens, with a falling rate.
+      decay_minutes: the same before `max_minutes`.
+      warmup_tokens: first tokens, with a rising rate.
+      max_minutes: save and stop after so long.
+      learning_rate: peak learning rate.
+      balance: weight of the load-balancing loss.
+      evenness: weight of the loss on uneven top-k weights.
+      expert_rate_factor: on the experts' learning rate.
+      embedding_std: of fresh embeddings.
+      expert_scale: factor on fresh experts.
+      batch_tokens: tokens of a step.
+      checkpoint_minutes, evaluate_minutes: between checkpoints, between evaluations.
+      task_characters: written by each task generator.
+      vocab_size: of the tokenizer.
+      d_model: model width, a multiple of 32.
+      num_layers: layers.
+      num_experts: experts of a layer.
+      top_k: experts of a token.
+      expert_dim, shared_dim: neurons of an expert, of the shared expert.
+      norm_topk: weights of the chosen add up to 1.
+      pause_file: while this file exists the loop sleeps between steps.
+      seed: of weights, data and tasks.
       dry_run: check settings, data and `out_dir`, write nothing.
       config_text: gives the settings to store as config.gin.
     Returns:
@@ -70,13 +102,44 @@ def run_pretrain(
     Raises:
       ConfigError: settings that do not fit each other, the checkpoint or the corpus.
     """
-    if config.moe.norm_topk and config.moe.top_k == 1:
+    check_positive("learning_rate", learning_rate)
+    if norm_topk and top_k == 1:
         raise ConfigError(
             "norm_topk with top_k 1 makes every weight 1, so the router would learn "
             "nothing; add --nonorm_topk or choose more experts"
         )
+    config = default_config(
+        vocab_size,
+        d_model=d_model,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        expert_dim=expert_dim,
+        shared_dim=shared_dim,
+        norm_topk=norm_topk,
+    )
+    schedule = Schedule(
+        peak=learning_rate,
+        warmup_tokens=warmup_tokens,
+        train_tokens=train_tokens,
+        decay_tokens=decay_tokens,
+        decay_minutes=decay_minutes,
+    )
+    hyper = Hyper(
+        balance=balance, evenness=evenness, expert_rate_factor=expert_rate_factor
+    )
+    options = RunOptions(
+        batch_tokens=batch_tokens,
+        max_minutes=max_minutes,
+        checkpoint_minutes=checkpoint_minutes,
+        evaluate_minutes=evaluate_minutes,
+        eval_rows=EVAL_ROWS,
+        pause_file=Path(pause_file) if pause_file else None,
+        seed=seed,
+    )
     folder, texts = Path(out_dir), Path(data_dir)
-    facts = corpus_facts(texts, config.vocab_size, task_characters, options.seed)
+    facts = corpus_facts(texts, vocab_size, task_characters, seed)
+    start = Start(embedding_std=embedding_std, expert_scale=expert_scale)
     training = dataclasses.asdict(hyper) | dataclasses.asdict(start)
     check_resume(folder, config, facts, training)
     if not (folder / CORPUS_FILE).is_file():
@@ -85,33 +148,44 @@ def run_pretrain(
         return {"dry_run": True, "out_dir": out_dir}
     keep_heap()
     folder.mkdir(parents=True, exist_ok=True)
-    settings = dataclasses.asdict(schedule) | dataclasses.asdict(options) | training
-    settings["peak"] = settings.pop("learning_rate")
+    settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
+    settings |= training | {"pause_file": pause_file}
     write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
     if config_text is not None:
         write_text(folder / "config.gin", config_text())
     with counter("preparing the corpus"):
-        corpus = load_corpus(folder, texts, facts)
-    progress = train(config, corpus, folder, schedule, hyper, start, options)
+        corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
+    from moe_edge.training.loop import train  # here: it loads JAX
+
+    progress = train(
+        config,
+        corpus,
+        folder,
+        schedule=schedule,
+        hyper=hyper,
+        options=options,
+        start=start,
+    )
     return {
         "step": progress.step,
         "tokens": progress.tokens,
         "seconds": progress.seconds,
-        "finished": progress.tokens >= schedule.train_tokens,
+        "finished": progress.tokens >= train_tokens,
         "out_dir": out_dir,
     }
 
 
-def load_corpus(folder: Path, data_dir: Path, facts: dict[str, Any]) -> data.Corpus:
+def load_corpus(
+    folder: Path, data_dir: Path, vocab_size: int, task_characters: int, seed: int
+) -> data.Corpus:
     """The encoded corpus of a run; built and stored in `folder` the first time.
 
-    A stored one is used as it is: `resume.check_corpus` says whether it fits `facts`.
+    A stored one is used as it is: `resume.check_corpus` says whether it fits.
     """
     stored = folder / CORPUS_FILE
     if stored.is_file():
         return read_corpus(stored)
-    vocab_size = facts["vocab_size"]
-    texts, shares = data.load_texts(data_dir, facts["task_characters"], facts["seed"])
+    texts, shares = data.load_texts(data_dir, task_characters, seed)
     tokenizer_path = folder / TOKENIZER_FILE
     if tokenizer_path.is_file():
         tokenizer = Tokenizer.from_file(str(tokenizer_path))
@@ -124,13 +198,11 @@ def load_corpus(folder: Path, data_dir: Path, facts: dict[str, Any]) -> data.Cor
             f"most vocab_size {vocab_size}"
         )
     corpus = data.build_corpus(tokenizer, texts, shares)
-    arrays = {
-        f"{part}/{domain}": stream.astype(np.uint16)
-        for part in ("train", "held_out")
-        for domain, stream in getattr(corpus, part).items()
-    }
+    arrays = {f"train/{d}": s.astype(np.uint16) for d, s in corpus.train.items()}
+    arrays |= {f"held_out/{d}": s.astype(np.uint16) for d, s in corpus.held_out.items()}
     arrays["shares"] = np.array([corpus.shares[d] for d in corpus.domains])
     # First, so that a corpus without its facts is never seen.
+    facts = corpus_facts(data_dir, vocab_size, task_characters, seed)
     write_text(folder / FACTS_FILE, json.dumps(facts, indent=1) + "\n")
     partial = folder / f".partial.{CORPUS_FILE}"
     np.savez(partial, **arrays)
@@ -140,6 +212,7 @@ def load_corpus(folder: Path, data_dir: Path, facts: dict[str, Any]) -> data.Cor
             f"domain {domain}: {corpus.train[domain].size} training tokens, "
             f"share {corpus.shares[domain]:.3f}"
         )
+    sys.stderr.flush()
     return corpus
 
 

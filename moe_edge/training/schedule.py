@@ -14,14 +14,14 @@ class Schedule:
     """Warm-up, plateau, linear decay to `final_ratio` of the peak.
 
     Attributes:
-      learning_rate: of the plateau, its peak.
+      peak: learning rate of the plateau.
       warmup_tokens: length of the linear warm-up.
       train_tokens: where the run ends.
       decay_tokens: length of the decay before that end.
       decay_minutes: length of the decay before the deadline, where there is one.
     """
 
-    learning_rate: float = 2e-3
+    peak: float = 2e-3
     warmup_tokens: int = 300_000
     train_tokens: int = 10_000_000
     decay_tokens: int = 2_500_000
@@ -29,7 +29,7 @@ class Schedule:
     final_ratio: float = 0.05
 
     def __post_init__(self):
-        for name in ("learning_rate", "warmup_tokens", "train_tokens", "decay_tokens"):
+        for name in ("peak", "warmup_tokens", "train_tokens", "decay_tokens"):
             check_positive(name, getattr(self, name))
         check_positive("decay_minutes", self.decay_minutes)
         if self.decay_tokens > self.train_tokens:
@@ -49,5 +49,4 @@ class Schedule:
         """Learning rate after `tokens`, with `minutes_left` until the deadline."""
         warm = min(1.0, (tokens + 1) / self.warmup_tokens)
         left = self.left(tokens, minutes_left)
-        ratio = self.final_ratio + (1 - self.final_ratio) * left
-        return self.learning_rate * warm * ratio
+        return self.peak * warm * (self.final_ratio + (1 - self.final_ratio) * left)

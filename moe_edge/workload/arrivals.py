@@ -12,6 +12,7 @@ from moe_edge.core.checks import (
     check_count,
     check_known,
     check_positive,
+    one_or_each,
 )
 from moe_edge.workload.requests import Request
 
@@ -23,40 +24,28 @@ TRACES = {
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
-def poisson_arrivals(
-    interval_s: float, count: int, rng: np.random.Generator, start_s: float = 0.0
-) -> np.ndarray:
-    """float64 [count]: arrivals with exponential gaps.
-
-    Args:
-      interval_s: mean gap; Prism's "10 s Poisson arrival" is 10.
-      start_s: from when on.
-    Raises:
-      ConfigError: an interval (the inverse of a rate) that is not above 0.
-    """
-    check_positive("arrival interval_s", interval_s)
-    check_count("count", count)
-    return start_s + rng.exponential(interval_s, count).cumsum()
-
-
 def poisson_servers(
     intervals_s: float | Sequence[float],
     num_servers: int,
     count: int,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Poisson arrivals of every server, `count` each.
+    """Poisson arrivals of every server, `count` each; exponential gaps.
 
     Args:
-      intervals_s: mean gap, one for all servers or one each.
+      intervals_s: mean gap, one for all servers or one each; Prism's "10 s Poisson
+        arrival" is 10.
+    Returns:
+      float64 [count] seconds of each server.
+    Raises:
+      ConfigError: an interval (the inverse of a rate) that is not above 0.
     """
-    each = intervals_s
-    if isinstance(each, int | float):
-        each = [each] * num_servers
-    if len(each) != num_servers:
-        raise ConfigError(f"{len(each)} arrival intervals for {num_servers} servers")
+    check_count("count", count)
+    each = one_or_each("arrival interval_s", intervals_s, num_servers).tolist()
+    for interval_s in each:
+        check_positive("arrival interval_s", interval_s)
     return [
-        poisson_arrivals(interval_s, count, np.random.default_rng([seed, server]))
+        np.random.default_rng([seed, server]).exponential(interval_s, count).cumsum()
         for server, interval_s in enumerate(each)
     ]
 
@@ -65,9 +54,7 @@ def read_arrivals(path: str | Path) -> np.ndarray:
     """float64 [requests, 3]: COLUMNS of a trace file.
 
     Raises:
-      RequestError: no row, a missing column, what is no number, times that fall or
-        are negative, requests without tokens.
-      OSError: the file cannot be read.
+      RequestError: another content; OSError: the file cannot be read.
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8") as file:
@@ -79,15 +66,13 @@ def read_arrivals(path: str | Path) -> np.ndarray:
                 f"request trace {path} has no column {', '.join(missing)}; its first "
                 f"line is {','.join(names) or 'empty'}"
             )
-        rows = []
-        for row in reader:
-            try:
-                rows.append([float(row[name]) for name in COLUMNS])
-            except (TypeError, ValueError) as error:
-                raise RequestError(
-                    f"request trace {path}, line {reader.line_num}: {error}; expected "
-                    "numbers"
-                ) from error
+        try:
+            rows = [[float(row[name]) for name in COLUMNS] for row in reader]
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"request trace {path}, line {reader.line_num}: {error}; expected "
+                "numbers"
+            ) from error
     if not rows:
         raise RequestError(f"request trace {path} has no request")
     table = np.array(rows)
@@ -104,10 +89,9 @@ def trace_requests(
     speed: float = 1.0,
     most_tokens: int | None = None,
 ) -> list[Request]:
-    """Requests as a trace has them, each at a server drawn by `seed`.
+    """Requests as a trace file has them, each at a server drawn by `seed`.
 
     Args:
-      path: trace file.
       domains: one a server.
       count: how many; None: all.
       speed: above 1 they come so much faster.
@@ -137,11 +121,7 @@ def trace_requests(
 
 
 def trace_path(name: str, data_dir: str | Path | None) -> Path:
-    """Where a named trace lies.
-
-    Raises:
-      ConfigError: an unknown name, or no data folder given.
-    """
+    """Where a named trace lies; ConfigError for another name or no data folder."""
     check_known("request trace", name, TRACES)
     if data_dir is None:
         raise ConfigError(f"request trace {name} needs --data_dir")

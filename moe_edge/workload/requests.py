@@ -10,6 +10,7 @@ from moe_edge.core.checks import (
     ConfigError,
     RequestError,
     check_count,
+    check_from_zero,
     check_known,
 )
 
@@ -52,9 +53,7 @@ class Lengths:
 
     def __post_init__(self):
         for field in dataclasses.fields(self)[:4]:
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name} must be 0 or more, got {value}")
+            check_from_zero(field.name, getattr(self, field.name))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """int64 [count, 2]: input and output tokens."""
@@ -83,40 +82,30 @@ def make_requests(
     *,
     seed: int = 0,
     lengths: Mapping[str, Lengths] = LENGTHS,
-    start_s: float = 0.0,
 ) -> list[Request]:
     """Requests of every server in order of arrival.
 
     Args:
       domains: one a server.
       arrivals: for each server the seconds at which its requests come, rising.
-      seed: of the lengths.
-      lengths: of each domain; others take `OTHER`.
-      start_s: added to all arrivals.
+      lengths: of each domain, drawn by `seed`; others take `OTHER`.
     """
     if len(domains) != len(arrivals):
         raise ConfigError(f"{len(arrivals)} arrivals for {len(domains)} domains")
     rows = []
     for server, (domain, times) in enumerate(zip(domains, arrivals, strict=True)):
         rng = np.random.default_rng([seed, server])
-        sizes = lengths.get(domain, OTHER).draw(len(times), rng)
+        sizes = lengths.get(domain, OTHER).draw(len(times), rng).tolist()
         rows += [
-            (start_s + float(t), server, int(i), int(o), domain)
-            for t, (i, o) in zip(times, sizes, strict=True)
+            (server, float(t), *size, domain)
+            for t, size in zip(times, sizes, strict=True)
         ]
-    rows.sort(key=lambda row: row[:2])
-    requests = [
-        Request(number, server, time_s, inputs, outputs, domain)
-        for number, (time_s, server, inputs, outputs, domain) in enumerate(rows)
-    ]
-    return requests
+    rows.sort(key=lambda row: (row[1], row[0]))
+    return [Request(number, *row) for number, row in enumerate(rows)]
 
 
 def fixed_requests(
-    domains: Sequence[str],
-    arrivals: Sequence[np.ndarray],
-    input_tokens: int,
-    output_tokens: int,
+    domains: Sequence[str], arrivals: Sequence[np.ndarray], input_tokens, output_tokens
 ) -> list[Request]:
     """As `make_requests`, all of one length."""
     check_count("input_tokens", input_tokens)
@@ -128,13 +117,7 @@ def fixed_requests(
 def check_requests(
     requests: Sequence[Request], num_servers: int, domains: Sequence[str]
 ) -> None:
-    """Refuses what cannot be served.
-
-    Raises:
-      RequestError: none at all, out of order of arrival, a time that is no time, a
-        server that is not there, or no token.
-      ConfigError: an unknown domain.
-    """
+    """Raises RequestError for what cannot be served, ConfigError for other domains."""
     if not requests:
         raise RequestError("no request to serve; expected at least one")
     before_s = 0.0

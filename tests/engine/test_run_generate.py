@@ -1,13 +1,13 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.engine.batches import (
+from moe_edge.engine.generate import (
+    Generation,
     even_batches,
     generate_rows,
     shape_of,
     speed_of,
 )
-from moe_edge.engine.generate import Generation
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.run_generate import collect_prompts
 from moe_edge.model.sampling import Sampling
@@ -32,6 +32,10 @@ def test_collect_prompts_rejects_both_or_neither(prompt, prompts, got):
 def test_collect_prompts_rejects_empty_prompt():
     with pytest.raises(RequestError, match="--prompt number 1 is empty"):
         collect_prompts(["x", ""], None)
+    with pytest.raises(
+        FileNotFoundError, match="--prompts no.jsonl does not exist; ch"
+    ):
+        collect_prompts([], "no.jsonl")
 
 
 def test_speed_of_leaves_first_tokens_out():

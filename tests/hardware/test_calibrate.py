@@ -8,8 +8,7 @@ from moe_edge.hardware import calibrate as module
 from moe_edge.hardware.calibrate import Calibration, calibrate
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.cost_model import CostModel
-from moe_edge.hardware.machine_file import read_machine
-from moe_edge.hardware.presets import gpu, lan
+from moe_edge.hardware.presets import gpu, lan, read_machine
 from moe_edge.hardware.run_profile_machine import run_profile_machine
 from moe_edge.hardware.specs import Cluster, Server
 
@@ -112,6 +111,11 @@ def test_bad_input_is_refused(tmp_path):
         device = gpu("a6000").device
         dataclasses.replace(device, curve=((2.0, 1.0), (1.0, 1.0)))
     path = tmp_path / "m.json"
+    message = (
+        "--cluster or a GPU of it: .*m.json does not exist; launch/profile_machine"
+    )
+    with pytest.raises(FileNotFoundError, match=message):
+        cluster_for("deepseek_v2_lite", str(path))
     for content, message in (
         ("{}", "is no machine file"),
         ('{"format_version": 9, "device": 1, "host_link": 1}', "format_version 9"),

@@ -14,3 +14,9 @@ def test_script_bad_suite_ends_in_one_line(run_script):
     assert run_script("benchmark", "--suite=nope").error.startswith(
         "error: unknown suite 'nope'; known: convert, decode"
     )
+
+
+def test_script_without_suite_lists_the_suites_and_runs_none(run_script):
+    assert run_script("benchmark", "--dry_run").error.startswith(
+        "error: name a suite with --suite: convert, decode, offload, placement, "
+    )

@@ -156,3 +156,5 @@ def test_trace_without_a_budget_is_refused(tiny, tmp_path):
     for what in ("trace", "events"):
         with pytest.raises(ConfigError, match="give --device_memory"):
             generated(tiny, tmp_path / "o", **{what: str(tmp_path / "x")})
+    with pytest.raises(ConfigError, match="--trace_scores are kept next to a --trace"):
+        generated(tiny, tmp_path / "o", device_memory="50%", trace_scores=True)

@@ -94,7 +94,7 @@ def test_replay_bad_trace_is_one_line(run_script, tmp_path):
     flags = ["--trace", "t.csv.gz", "--slots_per_layer", "13", "--out_dir", "o"]
     assert "is no gzip file" in run_script("replay", *flags).error
     missing = run_script("replay", "--trace", "none.csv", *flags[2:]).error
-    assert "No such file" in missing
+    assert "--trace none.csv is not here and no --data_dir was given" in missing
 
 
 def test_replay_refuses_slots_beyond_64_bits(tmp_path):

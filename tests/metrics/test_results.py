@@ -6,43 +6,46 @@ import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.metrics import results
-from moe_edge.metrics.report import entry_readme, find_entries, index_text
-from moe_edge.metrics.results import Entry, metric, write_entry
+from moe_edge.metrics.report import entry_page, find_entries, index_text
+from moe_edge.metrics.results import Findings, metric, write_entry
 from moe_edge.metrics.schema import check_answer, validate_entry
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = find_entries(ROOT / "results")
 
 
-def make_entry(**changes):
+def draw(path):
+    path.write_bytes(b"png")
+
+
+def findings(**changes):
     fields = {
-        "question": "How fast?",
         "answer": "3 tokens/s.",
         "model": {"name": "m", "params": 5, "weights": "random"},
         "workload": {"prompts": 1},
         "metrics": [metric("ours", "speed", 3.0, "tokens/s", 5, ("std", 0.2))],
         "limits": ["One machine."],
-        "command": "python launch/x.py --out_dir o",
+        "plot": draw,
     }
-    return Entry(**(fields | changes))
+    return Findings(**(fields | changes))
 
 
-def write(folder, entry=None, **kwargs):
-    def plot(path):
-        path.write_bytes(b"png")
-
-    entry = entry or make_entry()
-    return write_entry(folder, entry, plot=plot, config_text="x.y = 1\n", **kwargs)
+def write(folder, found=None, **kwargs):
+    kwargs = {"question": "How fast?", "config_text": "x.y = 1\n"} | kwargs
+    return write_entry(folder, found or findings(), **kwargs)
 
 
-def test_write_entry_is_complete_and_valid(tmp_path):
-    folder = write(tmp_path / "e", files={"extra.txt": "hello"})
+def test_write_entry_is_complete_and_valid(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.orig_argv", ["python3", "launch/x.py", "--out_dir", "o"])
+    found = findings(files={"extra.txt": "hello"}, pictures={"more.png": draw})
+    folder = write(tmp_path / "e", found)
     result = validate_entry(folder)
     assert result["config_sha256"] == hashlib.sha256(b"x.y = 1\n").hexdigest()
     assert result["metrics"][0]["spread"] == {"kind": "std", "value": 0.2}
     page = (folder / "README.md").read_text()
-    for part in ("# How fast?", "3 ± 0.2", "plot.png", "--out_dir o", "One mac"):
+    for part in ("# How fast?", "3 ± 0.2", "--out_dir o", "One mac"):
         assert part in page
+    assert "](plot.png)" in page and "](more.png)" in page
     assert (folder / "extra.txt").read_text() == "hello"
 
 
@@ -51,7 +54,7 @@ def test_write_entry_failing_plot_leaves_nothing(tmp_path):
         raise RuntimeError("no ink")
 
     with pytest.raises(RuntimeError, match="no ink"):
-        write_entry(tmp_path / "e", make_entry(), plot=plot, config_text="")
+        write(tmp_path / "e", findings(plot=plot))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,7 +78,7 @@ def test_write_entry_rejects_full_folder(tmp_path):
 )
 def test_write_entry_rejects_what_does_not_fit(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
-        write(tmp_path / "e", make_entry(**change))
+        write(tmp_path / "e", findings(**change))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,7 +141,7 @@ def test_committed_entries_are_valid_short_and_as_the_report_writes_them():
     for folder in COMMITTED:
         result, page = validate_entry(folder), (folder / "README.md").read_text()
         check_answer(result["answer"])
-        if page != entry_readme(result):
+        if page != entry_page(folder, result):
             faults.append(f"{folder.name}: run python -m moe_edge.metrics.report")
         if (lines := len(page.splitlines())) > 100:
             faults.append(f"{folder.name}: a page of {lines} lines")

@@ -32,17 +32,11 @@ GLOBAL = [
 
 @pytest.mark.parametrize("groups, slots", [(4, HIERARCHICAL), (3, GLOBAL)])
 def test_rebalance_matches_the_golden(groups, slots):
-    block_LR, copies_LE = rebalance(LOADS, 16, groups, 2, 8)
-    assert block_LR.tolist() == slots
-    expected = [[row.count(e) for e in range(12)] for row in slots]
-    assert copies_LE.tolist() == expected
+    assert rebalance(LOADS, 16, groups, 2, 8).tolist() == slots
 
 
 def test_rebalance_tied_loads_are_spread_evenly():
-    block_LR, copies_LE = rebalance(np.ones((1, 8)), 16, 1, 1, 8)
-    assert copies_LE.tolist() == [[2] * 8]
-    load_R = 1 / copies_LE[0, block_LR[0]]
-    assert load_R.reshape(8, 2).sum(axis=1).tolist() == [1.0] * 8  # of each GPU
+    block_LR = rebalance(np.ones((1, 8)), 16, 1, 1, 8)
     assert sorted(block_LR[0].tolist()) == sorted(list(range(8)) * 2)
 
 
@@ -61,9 +55,7 @@ def test_rebalance_numbers_that_do_not_divide_are_refused(numbers, message):
 
 
 def test_balanced_pack_one_item_a_bin_keeps_the_order():
-    bin_X, place_X = balanced_pack(np.array([1.0, 9.0, 5.0]), 3)
-    assert bin_X.tolist() == [0, 1, 2]
-    assert place_X.tolist() == [0, 0, 0]
+    assert balanced_pack(np.array([1.0, 9.0, 5.0]), 3).tolist() == [[0], [1], [2]]
 
 
 def test_replicate_copies_the_heaviest_first_of_equals():

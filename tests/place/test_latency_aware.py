@@ -5,10 +5,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.specs import Link
-from moe_edge.place.latency_aware import LatencyAware
-from moe_edge.place.latency_search import block_values, propose
+from moe_edge.place.latency_aware import LatencyAware, block_values, propose
 from moe_edge.place.migrate import arrivals
-from moe_edge.place.objective import objective
+from moe_edge.place.optimal import objective
 from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import get_placer
 from tests.place.support import all_choices, cost_model, frequencies, unequal_slots
@@ -108,7 +107,7 @@ def test_latency_bad_options_are_refused():
         (Traffic, {"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got"),
         (Traffic, {"requests_per_s": -1.0}, "requests_per_s must be positive"),
         (LatencyAware, {"steps": -1}, "steps must be"),
-        (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests is -1.0"),
+        (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests must be 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             kind(**options)

@@ -6,7 +6,6 @@ from moe_edge.studies.rounds import (
     ON_TIME,
     interleave,
     measure_rounds,
-    median_ratio,
     round_order,
     round_ratios,
 )
@@ -57,4 +56,3 @@ def test_interleave_drops_one_call_of_each_case():
 def test_ratios_are_of_rounds_not_of_medians():
     ours, peer = [2.0, 9.0, 3.0], [1.0, 3.0, 3.0]
     assert round_ratios(ours, peer) == [2.0, 3.0, 1.0]
-    assert median_ratio(ours, peer) == 2.0

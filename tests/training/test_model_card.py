@@ -17,8 +17,6 @@ TINY = {
     "decay_tokens": 1024,
     "warmup_tokens": 1024,
     "batch_tokens": 1024,
-    "long_length": 256,  # as `length`: one compilation
-    "eval_rows": 2,
     "vocab_size": 300,
     "d_model": 32,
     "num_layers": 1,
@@ -37,6 +35,7 @@ def make_card(folder, name, **options):
 
 def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
+    monkeypatch.setattr(run, "EVAL_ROWS", 2)
     run.run_pretrain(str(tmp_path / "run"), **TINY)
     out = tmp_path / "out"
     options = {"eval_rows": 2, "config_text": lambda: "a.b = 1"}

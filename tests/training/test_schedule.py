@@ -6,11 +6,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.training.schedule import Schedule
 
 SCHEDULE = Schedule(
-    learning_rate=1.0,
-    warmup_tokens=10,
-    train_tokens=100,
-    decay_tokens=20,
-    decay_minutes=5.0,
+    peak=1.0, warmup_tokens=10, train_tokens=100, decay_tokens=20, decay_minutes=5.0
 )
 
 
@@ -32,6 +28,6 @@ def test_schedule_rejects_decay_longer_than_run():
         Schedule(train_tokens=100, decay_tokens=200)
 
 
-def test_schedule_rejects_zero_learning_rate():
-    with pytest.raises(ConfigError, match="learning_rate must be positive, got 0"):
-        Schedule(learning_rate=0)
+def test_schedule_rejects_zero_peak():
+    with pytest.raises(ConfigError, match="peak must be positive, got 0"):
+        Schedule(peak=0)

@@ -4,7 +4,6 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.workload.arrivals import (
     TRACES,
-    poisson_arrivals,
     poisson_servers,
     read_arrivals,
     trace_path,
@@ -21,8 +20,7 @@ def write(tmp_path, body, head=HEAD):
 
 
 def test_poisson_gaps_have_the_stated_mean_and_spread():
-    times = poisson_arrivals(10.0, 20_000, np.random.default_rng(0), start_s=5.0)
-    gaps = np.diff(times, prepend=5.0)
+    gaps = np.diff(poisson_servers(10.0, 1, 20_000)[0], prepend=0.0)
     assert (gaps > 0).all()
     assert gaps.mean() == pytest.approx(10, rel=0.03)
     assert gaps.std() == pytest.approx(10, rel=0.03)
@@ -70,8 +68,8 @@ def test_other_bad_input_is_refused(tmp_path):
     with pytest.raises(RequestError, match="no column input_tokens, output_tokens"):
         read_arrivals(write(tmp_path, "", "arrival_s\n"))
     with pytest.raises(ConfigError, match="interval_s must be positive, got -2"):
-        poisson_arrivals(-2, 3, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="1 arrival intervals for 2 servers"):
+        poisson_servers(-2, 1, 3)
+    with pytest.raises(ConfigError, match="interval_s has 1 numbers for 2 servers"):
         poisson_servers([1.0], 2, 3)
     with pytest.raises(ConfigError, match="unknown request trace 'x'; known: azure"):
         trace_path("x", "/")

@@ -17,14 +17,14 @@ TIMES = [np.array([1.0, 3.0]), np.array([2.0])]
 
 
 def test_requests_are_numbered_in_order_of_arrival():
-    rows = make_requests(["ascii", "taco"], TIMES, seed=1, start_s=10.0)
+    rows = make_requests(["ascii", "taco"], TIMES, seed=1)
     assert [(r.id, r.server, r.arrival_s) for r in rows] == [
-        (0, 0, 11.0),
-        (1, 1, 12.0),
-        (2, 0, 13.0),
+        (0, 0, 1.0),
+        (1, 1, 2.0),
+        (2, 0, 3.0),
     ]
-    assert rows == make_requests(["ascii", "taco"], TIMES, seed=1, start_s=10.0)
-    assert rows != make_requests(["ascii", "taco"], TIMES, seed=2, start_s=10.0)
+    assert rows == make_requests(["ascii", "taco"], TIMES, seed=1)
+    assert rows != make_requests(["ascii", "taco"], TIMES, seed=2)
     assert rows[1].output_tokens == 20
 
 
@@ -72,5 +72,7 @@ def test_bad_lists_are_refused():
         check_requests([GOOD], 2, ("b",))
     with pytest.raises(ConfigError, match="2 arrivals for 1 domains"):
         make_requests(["c4"], TIMES)
-    with pytest.raises(ConfigError, match="input_mean must be 0 or more, got -3"):
+    with pytest.raises(
+        ConfigError, match="input_mean must be 0 or more and finite, got -3"
+    ):
         Lengths(-3, 0, 1, 0)

@@ -13,7 +13,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.evaluate.texts import find_path
+from moe_edge.evaluate.texts import find_file
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.models import ModelShape, model_shape
 from moe_edge.simulate.cluster.case import Case
@@ -35,7 +35,93 @@ from moe_edge.workload.routing_model import (
 from moe_edge.workload.trace_reader import read_trace
 
 DEFAULT_INTERVAL_S = 10.0  # Prism, section IV-A
+POOL_TOKENS = 4096  # of each domain
 WORKLOADS = {"bigbench": BIGBENCH, "multidata": MULTIDATA}
+POISSON_ONLY = ("interval_s", "then_workload", "input_tokens", "output_tokens")
+GENERATED_ONLY = ("placed_for", "skew", "correlated")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseOptions:
+    """A case in names.
+
+    Attributes:
+      model: preset of its sizes.
+      cluster: preset of machines, such as prism or mixed, or the path of a machine.json
+        (`launch/profile_machine.py`).
+      cluster_options: of the preset; Prism's share of memory for the model else.
+      workload: bigbench, multidata, or one routing domain a server, by commas.
+      then_workload: after these requests come as many of this workload (Poisson
+        arrivals only).
+      placed_for: workload whose frequencies the first placement sees; None: `workload`.
+      arrivals: poisson, or a trace: azure_conv, azure_code, mooncake.
+      interval_s: mean seconds between requests of a server, or one a server (default
+        10; Poisson only).
+      requests_per_server: how many; of a trace, times the servers in all.
+      input_tokens: of every request, instead of the domain's (Poisson only).
+      output_tokens: likewise.
+      trace_speed: factor on the pace of a trace.
+      most_tokens: cuts longer requests of a trace.
+      skew: exponent on the generator's popularity of experts.
+      correlated: whether a request's tokens resemble each other in routing.
+      routing_trace: route trace of the model that all requests follow, instead of the
+        generator.
+    Raises:
+      ConfigError: out of range, or an option that would have no effect.
+    """
+
+    model: str = "deepseek_v2_lite"
+    cluster: str = "prism"
+    cluster_options: Mapping[str, Any] | None = None
+    workload: str = "bigbench"
+    then_workload: str | None = None
+    placed_for: str | None = None
+    arrivals: str = "poisson"
+    interval_s: float | Sequence[float] | None = None
+    requests_per_server: int = 100
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    trace_speed: float = 1.0
+    most_tokens: int | None = None
+    skew: float = 1.0
+    correlated: bool = True
+    routing_trace: str | None = None
+
+    def __post_init__(self):
+        check_count("requests_per_server", self.requests_per_server)
+        if self.most_tokens is not None:
+            check_count("most_tokens", self.most_tokens)
+        if self.arrivals == "poisson":
+            names = ("trace_speed", "most_tokens")
+            self._refuse_idle(names, "Poisson arrivals", "a trace")
+        else:
+            case = f"arrivals of {self.arrivals}"
+            self._refuse_idle(POISSON_ONLY, case, "Poisson arrivals")
+        for each_s in np.atleast_1d(self.mean_interval_s).tolist():
+            check_positive("arrival interval_s", each_s)
+        check_from_zero("skew", self.skew)
+        if self.routing_trace is not None:
+            self._refuse_idle(GENERATED_ONLY, "a routing_trace", "the generator")
+        if (self.input_tokens is None) != (self.output_tokens is None):
+            raise ConfigError("give both input_tokens and output_tokens, or neither")
+
+    @property
+    def mean_interval_s(self) -> float | Sequence[float]:
+        """`interval_s`; of a trace: spread evenly over the servers."""
+        return DEFAULT_INTERVAL_S if self.interval_s is None else self.interval_s
+
+    def _refuse_idle(self, names: Sequence[str], case: str, needs: str) -> None:
+        """Refuses options that would be ignored in a case, since they need another."""
+        idle = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name in names and getattr(self, field.name) != field.default
+        ]
+        if idle:
+            raise ConfigError(
+                f"{', '.join(idle)} would have no effect with {case}, only with "
+                f"{needs}; drop one of them"
+            )
 
 
 def server_domains(text: str, num_servers: int) -> list[str]:
@@ -48,112 +134,48 @@ def server_domains(text: str, num_servers: int) -> list[str]:
     return [names[n % len(names)] for n in range(num_servers)]
 
 
-def build_case(
-    *,
-    model: str = "deepseek_v2_lite",
-    cluster: str = "prism",
-    cluster_options: Mapping[str, Any] | None = None,
-    workload: str = "bigbench",
-    then_workload: str | None = None,
-    placed_for: str | None = None,
-    arrivals: str = "poisson",
-    interval_s: float | Sequence[float] | None = None,
-    requests_per_server: int = 100,
-    input_tokens: int | None = None,
-    output_tokens: int | None = None,
-    trace_speed: float = 1.0,
-    most_tokens: int | None = None,
-    skew: float = 1.0,
-    correlated: bool = True,
-    routing_trace: str | None = None,
-    data_dir: str | None = None,
-    seed: int = 0,
-) -> Case:
+def build_case(*, data_dir: str | None = None, seed: int = 0, **options: Any) -> Case:
     """A case from names.
 
     Args:
-      model, cluster, cluster_options: presets, or as cluster the path of a
-        machine.json (`launch/profile_machine.py`); Prism's share of memory for the
-        model unless the options say another one.
-      workload: "bigbench", "multidata", or domains, one a server.
-      then_workload: after `requests_per_server` requests come as many of this one
-        (Poisson arrivals only).
-      placed_for: the workload whose frequencies placers are told before anything was
-        served; None: `workload`.
-      arrivals: "poisson", or the name of a trace (its lengths too).
-      interval_s: mean gap at each server, one or one each; None: 10 s (Poisson only).
-      requests_per_server: how many; of a trace, times the servers in all.
-      input_tokens, output_tokens: same for all requests instead of the domain's
-        (Poisson only).
-      trace_speed, most_tokens: see `trace_requests` (traces only).
-      skew: of the domains, see `RoutingModel`.
-      correlated: tokens and layers, see `RoutingModel`.
-      routing_trace: route trace that all requests follow, instead of the generator;
-        its layers, experts and top k must be the model's.
       data_dir: holds traces.
       seed: of arrivals, lengths and routing.
+      **options: fields of `CaseOptions`.
     Raises:
       ConfigError: bad input, or an option that would have no effect.
     """
-    check_count("requests_per_server", requests_per_server)
-    if most_tokens is not None:
-        check_count("most_tokens", most_tokens)
-    if arrivals == "poisson":
-        ignored = {"trace_speed": (trace_speed, 1), "most_tokens": (most_tokens, None)}
-        refuse_idle(ignored, "Poisson arrivals", "a trace")
-    else:
-        ignored = {
-            "interval_s": (interval_s, None),
-            "then_workload": (then_workload, None),
-            "input_tokens": (input_tokens, None),
-            "output_tokens": (output_tokens, None),
-        }
-        refuse_idle(ignored, f"arrivals of {arrivals}", "Poisson arrivals")
-    if interval_s is None:
-        interval_s = DEFAULT_INTERVAL_S  # of a trace: spread evenly over the servers
-    for each_s in np.atleast_1d(interval_s).tolist():
-        check_positive("arrival interval_s", each_s)
-    check_from_zero("skew", skew)
-    if routing_trace is not None:
-        generated = {"skew": (skew, 1), "correlated": (correlated, True)}
-        generated = {"placed_for": (placed_for, None)} | generated
-        refuse_idle(generated, "a routing_trace", "the generator")
-    shape = model_shape(model)
-    machines = cluster_for(model, cluster, cluster_options)
+    given = CaseOptions(**options)
+    shape = model_shape(given.model)
+    machines = cluster_for(given.model, given.cluster, given.cluster_options)
     N = machines.num_servers
-    domains = server_domains(workload, N)
-    if arrivals == "poisson":
-        requests = _poisson(
-            domains, interval_s, requests_per_server, input_tokens, output_tokens, seed
-        )
-        if then_workload is not None:
-            later = _poisson(
-                server_domains(then_workload, N),
-                *(interval_s, requests_per_server, input_tokens, output_tokens),
-                seed + 1,
-            )
+    domains = server_domains(given.workload, N)
+    if given.arrivals == "poisson":
+        requests = _poisson(given, domains, seed)
+        if given.then_workload is not None:
+            later = _poisson(given, server_domains(given.then_workload, N), seed + 1)
             requests = followed(requests, later, N)
     else:
         requests = trace_requests(
-            trace_path(arrivals, data_dir),
+            trace_path(given.arrivals, data_dir),
             domains,
-            count=requests_per_server * N,
+            count=given.requests_per_server * N,
             seed=seed,
-            speed=trace_speed,
-            most_tokens=most_tokens,
+            speed=given.trace_speed,
+            most_tokens=given.most_tokens,
         )
     used = [*dict.fromkeys([*domains, *(request.domain for request in requests)])]
-    if routing_trace is not None:
-        pools = traced_pools(find_path(routing_trace, data_dir), shape, used)
-        told = domains
-        known = {domain: pools.frequency(domain) for domain in used}
+    if given.routing_trace is not None:
+        path = find_file(given.routing_trace, data_dir, "--routing_trace")
+        pools = traced_pools(path, shape, used)
+        told, frequency = domains, pools.frequency
     else:
-        routing = RoutingModel.like(shape, skew=skew, correlated=correlated)
-        pools = RoutingPools.sampled(routing, used, seed)
-        told = server_domains(placed_for or workload, N)
-        known = {domain: routing.frequencies(domain) for domain in set(told)}
+        routing = RoutingModel.like(shape, skew=given.skew, correlated=given.correlated)
+        pools = RoutingPools.sampled(routing, used, seed, POOL_TOKENS)
+        told = server_domains(given.placed_for or given.workload, N)
+        frequency = routing.frequencies
+    known = {domain: frequency(domain) for domain in set(told)}
     lengths_N2 = np.array([_lengths(requests, n, d) for n, d in enumerate(domains)])
-    rate_N = 1 / np.broadcast_to(np.asarray(interval_s, float), N)
+    rate_N = 1 / np.asarray(given.mean_interval_s, float)
     share_N = rate_N * lengths_N2.sum(axis=1)
     share_N /= share_N.sum()
     frequency_NLE = np.stack([known[d] for d in told]) * share_N[:, None, None]
@@ -167,9 +189,7 @@ def traced_pools(path: str, shape: ModelShape, domains: Sequence[str]) -> Routin
     Raises:
       ConfigError: of a model of another shape.
     """
-    pools = RoutingPools.recorded(
-        dict.fromkeys(domains, read_trace(path, shape.num_experts))
-    )
+    pools = RoutingPools.recorded(read_trace(path, shape.num_experts), domains)
     got = (pools.num_layers, pools.num_experts, pools.top_k)
     expected = (shape.num_layers, shape.num_experts, shape.top_k)
     if got != expected:
@@ -195,13 +215,13 @@ def followed(
     return [dataclasses.replace(row, id=number) for number, row in enumerate(rows)]
 
 
-def _poisson(domains, interval_s, count, input_tokens, output_tokens, seed):
-    times = poisson_servers(interval_s, len(domains), count, seed)
-    if input_tokens is None and output_tokens is None:
+def _poisson(given: CaseOptions, domains: Sequence[str], seed: int) -> list[Request]:
+    times = poisson_servers(
+        given.mean_interval_s, len(domains), given.requests_per_server, seed
+    )
+    if given.input_tokens is None:
         return make_requests(domains, times, seed=seed)
-    if input_tokens is None or output_tokens is None:
-        raise ConfigError("give both input_tokens and output_tokens, or neither")
-    return fixed_requests(domains, times, input_tokens, output_tokens)
+    return fixed_requests(domains, times, given.input_tokens, given.output_tokens)
 
 
 def _lengths(requests: Sequence[Request], server: int, domain: str) -> list[float]:
@@ -215,21 +235,3 @@ def _lengths(requests: Sequence[Request], server: int, domain: str) -> list[floa
         known = LENGTHS.get(domain, OTHER)
         return [known.input_mean, known.output_mean]
     return np.mean(mine, axis=0).tolist()
-
-
-def refuse_idle(given: Mapping[str, tuple], case: str, needs: str) -> None:
-    """Refuses options that would be ignored.
-
-    Args:
-      given: option -> what it is, and what it is if not given.
-      case: in which they are ignored.
-      needs: what they belong to.
-    Raises:
-      ConfigError: one was set.
-    """
-    names = [name for name, (value, default) in given.items() if value != default]
-    if names:
-        raise ConfigError(
-            f"{', '.join(names)} would have no effect with {case}, only with {needs}; "
-            "drop one of them"
-        )

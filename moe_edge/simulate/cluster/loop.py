@@ -18,6 +18,7 @@ The order of requests is `schedule.loop`'s. Two parts may be added, together or 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,6 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.clock import EventHeap
 from moe_edge.hardware.cost_model import CostModel
-from moe_edge.place.migrate import remote_call_seconds
 from moe_edge.place.plan import Placement
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.loop import RequestLoop
@@ -55,7 +55,7 @@ class LoopOptions:
       max_batch: requests that a server runs at a time; 1 serves one after another, as
         Prism's basis (MoE-Infinity's generate) does.
       window_s: width of the windows of the local compute ratio.
-      timeline_s: spans that begin before this are kept.
+      timeline_s: spans that begin before this are kept; 0 for none.
     """
 
     max_batch: int = 1
@@ -83,18 +83,16 @@ class ServerState:
     """The step that a server is in.
 
     Attributes:
-      calls: of the step; cells: int [T, L * K], its routing where calls are not
-        planned.
+      calls: of the step.
       dense_s: of the dense part of a layer.
       layer: the one it is in; pending: parts of it that are not there yet; end_s: when
         the last of the others was.
     """
 
-    __slots__ = ("calls", "cells", "dense_s", "end_s", "layer", "pending")
+    __slots__ = ("calls", "dense_s", "end_s", "layer", "pending")
 
     def __init__(self):
         self.calls: StepCalls | None = None
-        self.cells: np.ndarray | None = None
         self.layer = self.pending = 0
         self.end_s = self.dense_s = 0.0
 
@@ -103,11 +101,8 @@ class ClusterLoop:
     """One run; `run` drives it to the end.
 
     Args:
-      requests: in order of arrival.
+      requests: in order of arrival; pools: their routing.
       placement: where blocks are; None only where servers load every block.
-      cost_model: of the cluster.
-      pools: the routing of the requests.
-      options: of batches and of what is recorded.
       seed: of where requests read their routing.
       schedule: order of requests (its follow-ups are not simulated); None: `Fifo`
         with the options' max_batch.
@@ -140,8 +135,7 @@ class ClusterLoop:
         migration: MigrationPolicy | None = None,
         offload: OffloadPolicy | None = None,
     ):
-        cluster = cost_model.cluster
-        R, N = len(requests), cluster.num_servers
+        R, N = len(requests), cost_model.cluster.num_servers
         check_requests(requests, N, tuple(pools.domains))
         self.requests, self.options = requests, options
         self.cost_model, self.pools = cost_model, pools
@@ -156,17 +150,20 @@ class ClusterLoop:
         self.windows: list[np.ndarray] = []
         self.remote_blocks = self.steps = self.events = self.passed_on = 0
         self.token_bytes = cost_model.block.token_bytes
+        self.block_bytes = cost_model.block.num_bytes
         self.server_of = self.index.server_G.tolist()
         self.first_gpu = self.index.first_N.tolist()
         self._planner = StepPlanner(self.index, pools)
         self.table = None
         if placement is not None:
-            self._check(placement)
+            shape = (N, pools.num_layers, pools.num_experts)
+            if placement.gpu_NLE.shape != shape:
+                raise ConfigError(
+                    f"placement has shape {placement.gpu_NLE.shape}, the cluster and "
+                    f"the routing ask for {shape}"
+                )
             self.table = CallTable(placement.gpu_NLE, cost_model, self.index)
-        tables: dict = {}  # equal machines share one
-        self._dense: list[dict[int, float]] = [
-            tables.setdefault(server.gpus[0].device, {}) for server in cluster.servers
-        ]
+        self._dense_s = functools.cache(cost_model.dense_s)
         self.handlers = {
             ARRIVE: self._arrive,
             ADMIT: self._admit,
@@ -186,14 +183,6 @@ class ClusterLoop:
         """Whether the calls of a step are known when it begins."""
         return self.memory is None
 
-    def _check(self, placement: Placement) -> None:
-        shape = (len(self.servers), self.pools.num_layers, self.pools.num_experts)
-        if placement.gpu_NLE.shape != shape:
-            raise ConfigError(
-                f"placement has shape {placement.gpu_NLE.shape}, the cluster and the "
-                f"routing ask for {shape}"
-            )
-
     def run(self) -> None:
         """Serves all requests."""
         self._push_arrival(0)
@@ -210,12 +199,6 @@ class ClusterLoop:
     def parts(self) -> list[Migration | HostMemory]:
         """What was added to this run."""
         return [part for part in (self.migration, self.memory) if part is not None]
-
-    def lacking_seconds(self, tokens: float) -> np.ndarray:
-        """float64 [N, M]: a block that server N lacks and M holds, over `tokens`."""
-        if self.memory is not None:
-            return self.memory.lacking_seconds()
-        return remote_call_seconds(self.cost_model, tokens)
 
     # --- requests
 
@@ -258,30 +241,24 @@ class ClusterLoop:
                 self.heap.push(again_s, AGAIN, server)
             return
         self.steps += 1
-        state, one = self.servers[server], running[0]
+        state, one, tokens = self.servers[server], running[0], 1
         state.layer = 0
-        if not self.planned:
-            cells = self._batch(running)
-            state.dense_s = self._dense_s(server, len(cells))
-            fresh = any(one.fresh for one in running)
-            asked = self.memory.begin(server, cells, fresh)
-            self._count(time_s, server, *asked, cells.size, 0)
+        if self.planned and len(running) == 1 and not one.fresh:
+            domain = self.requests[one.id].domain
+            calls = self._planner.next_token(
+                server, self.table, one.id, domain, one.row, one.left
+            )
+            one.row += 1
         else:
-            if len(running) == 1 and not one.fresh:
-                domain = self.requests[one.id].domain
-                calls = self._planner.next_token(
-                    server, self.table, one.id, domain, one.row, one.left
-                )
-                state.dense_s = self._dense_s(server, 1)
-                one.row += 1
-            else:
-                cells = self._batch(running)
-                state.dense_s = self._dense_s(server, len(cells))
+            cells = self._batch(running)
+            tokens = len(cells)
+            if self.planned:
                 calls = self._planner.plan(server, self.table.target_NX[server], cells)
-            state.calls = calls
-            self.remote_blocks += calls.remote_blocks
-            pairs = (calls.local_pairs, calls.remote_pairs)
-            self._count(time_s, server, calls.cells, calls.counts, *pairs)
+            else:
+                fresh = any(one.fresh for one in running)
+                calls = self.memory.begin(server, cells, fresh)
+        state.calls, state.dense_s = calls, float(self._dense_s(server, tokens))
+        self._count(time_s, server, calls)
         self.heap.push(time_s, LAYER, server)
 
     def _batch(self, running: Sequence[Running]) -> np.ndarray:
@@ -292,22 +269,19 @@ class ClusterLoop:
             tokens = request.input_tokens if one.fresh else 1
             parts.append(self.pools.cells(request.domain, one.row, tokens))
             one.row += tokens
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
 
-    def _count(self, time_s, server, cells, counts, local: int, remote: int) -> None:
-        """Takes note of what a step that begins now asks for.
-
-        Args:
-          cells, counts: the blocks (layer * E + block) and their pairs.
-          local, remote: pairs computed on the server and elsewhere.
-        """
-        self.counts_NX[server, cells] += counts
+    def _count(self, time_s: float, server: int, calls: StepCalls) -> None:
+        """Takes note of what a step that begins now asks for."""
+        self.remote_blocks += calls.remote_blocks
+        self.counts_NX[server, calls.cells] += calls.counts
         if self.migration is not None:
-            self.migration.count(server, cells, counts)
+            self.migration.count(server, calls.cells, calls.counts)
         window = int(time_s / self.options.window_s)
         while len(self.windows) <= window:
             self.windows.append(np.zeros((len(self.servers), 2), np.int64))
-        self.windows[window][server] += (local, local + remote)
+        all_pairs = calls.local_pairs + calls.remote_pairs
+        self.windows[window][server] += (calls.local_pairs, all_pairs)
 
     def _end_step(self, time_s: float, server: int, _: int) -> None:
         done = []
@@ -328,28 +302,3 @@ class ClusterLoop:
             return time_s
         num_bytes = TOKEN_ID_BYTES * self.requests[one.id].output_tokens
         return self.links.send(server, one.home, time_s, num_bytes, PROMPT)
-
-    def _dense_s(self, server: int, tokens: int) -> float:
-        table = self._dense[server]
-        seconds = table.get(tokens)
-        if seconds is None:
-            seconds = table[tokens] = float(self.cost_model.dense_s(server, tokens))
-        return seconds
-
-    # --- layers whose calls were not planned ahead
-
-    def arrived(self, time_s: float, server: int) -> None:
-        """One of the parts that the layer of `server` waits for comes at `time_s`."""
-        state = self.servers[server]
-        if time_s > state.end_s:
-            state.end_s = time_s
-        state.pending -= 1
-        if not state.pending:
-            self.next_layer(server)
-
-    def next_layer(self, server: int) -> None:
-        """Everything of a layer is there: the next one, or the end of the step."""
-        state = self.servers[server]
-        state.layer += 1
-        kind = LAYER if state.layer < self.pools.num_layers else END
-        self.heap.push(state.end_s, kind, server)

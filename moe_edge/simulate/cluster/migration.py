@@ -12,7 +12,7 @@ much. A step that had begun calls what was dropped once more.
 """
 
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -27,59 +27,68 @@ from moe_edge.core.checks import (
 from moe_edge.place.migrate import (
     SOURCES,
     Decision,
+    Move,
     decide,
+    ordered_moves,
+    remote_call_seconds,
     remote_seconds,
     settle,
 )
 from moe_edge.place.placer import Placer, Traffic
 from moe_edge.place.plan import Placement
-from moe_edge.place.transfers import Transfer, schedule
 from moe_edge.simulate.cluster.drive import LANDED, PERIOD, SENDING
 from moe_edge.simulate.cluster.links import MIGRATE
 
 
 @dataclasses.dataclass(frozen=True)
-class MigrationPolicy:
-    """When and how placements change.
+class MigrationRule:
+    """When placements change.
 
     Attributes:
-      placer: finds candidates.
-      period_s: between two decisions; Prism's is 5 minutes.
+      period_s: between two decisions on migration; Prism's is 5 minutes; 0 for none.
       keep: share of the statistics that stays after each period; 1 keeps all since
         the start, as Prism does (section IV-B), which reacts late to new data.
-      hysteresis: see `place.migrate.decide`.
-      source: where blocks come from (`place.migrate.SOURCES`); Prism's eq. 3 counts
+      source: where migrating blocks come from, host or network; Prism's eq. 3 counts
         host links, so its servers have every block in host memory.
+      hysteresis: share of the cost that a migration must win on top.
+    Raises:
+      ConfigError: out of range or unknown.
+    """
+
+    period_s: float = 300.0
+    keep: float = 1.0
+    source: str = "host"
+    hysteresis: float = 0.05
+
+    def __post_init__(self):
+        check_from_zero("migration period_s", self.period_s)
+        check_known("source of blocks", self.source, SOURCES)
+        if not 0 <= self.keep <= 1:
+            raise ConfigError(f"keep must lie in [0, 1], got {self.keep}")
+        if not 0 <= self.hysteresis < 1:
+            raise ConfigError(
+                f"hysteresis is {self.hysteresis}, expected 0 or more, below 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MigrationPolicy(MigrationRule):
+    """When and how placements change; its period is above 0.
+
+    Attributes (more than those of `MigrationRule`):
+      placer: finds candidates.
       chunk_bytes: of a block on the network, so that calls need not wait for all of it.
       traffic: what placers are told of requests.
     """
 
     placer: Placer
-    period_s: float = 300.0
-    keep: float = 1.0
-    hysteresis: float = 0.05
-    source: str = "host"
     chunk_bytes: int = 2**20
     traffic: Traffic = Traffic()
 
     def __post_init__(self):
+        super().__post_init__()
         check_positive("migration period_s", self.period_s)
         check_count("chunk_bytes", self.chunk_bytes)
-        check_rule(self.period_s, self.keep, self.hysteresis, self.source)
-
-
-def check_rule(period_s: float, keep: float, hysteresis: float, source: str) -> None:
-    """Checks a `MigrationPolicy`'s fields; a period of 0 is no migration.
-
-    Raises:
-      ConfigError: out of range or unknown.
-    """
-    check_from_zero("migration period_s", period_s)
-    check_known("source of blocks", source, SOURCES)
-    if not 0 <= keep <= 1:
-        raise ConfigError(f"keep must lie in [0, 1], got {keep}")
-    if not 0 <= hysteresis < 1:
-        raise ConfigError(f"hysteresis is {hysteresis}, expected 0 or more, below 1")
 
 
 @dataclasses.dataclass
@@ -105,9 +114,8 @@ class Migration:
         self.loop, self.policy, self.placement = loop, policy, placement
         self.migrations: list[Judged] = []
         self.table, self.heap = loop.table, loop.heap
-        self.cost_model = loop.cost_model
-        block_bytes = self.cost_model.block.num_bytes
-        self._slots = self.cost_model.cluster.slots(block_bytes)
+        self.cost_model, self._block_bytes = loop.cost_model, loop.block_bytes
+        self._slots = self.cost_model.cluster.slots(self._block_bytes)
         if loop.memory is not None:
             self._slots = loop.memory.placed_slots
         self._pairs_NX = np.zeros(loop.counts_NX.shape)
@@ -117,17 +125,18 @@ class Migration:
         self._used_G = self._held()
         self.peak_memory = self._memory()
         self._on_way = 0
-        self._loads: dict[int, deque[Transfer]] = {}
-        self._loading: dict[int, Transfer] = {}
-        self._routes: list[tuple[int, int]] = []
-        self._queues: list[deque[Transfer]] = []
-        self._left: list[int] = []
+        # Blocks to copy and the one being copied, of each GPU's host link.
+        self._loads: dict[int, deque[Move]] = defaultdict(deque)
+        self._loading: dict[int, Move] = {}
+        # Blocks to send over the network, and bytes left of the first one, by route:
+        # sender * servers + receiver.
+        self._queues: dict[int, deque[Move]] = {}
+        self._left: dict[int, int] = {}
 
     def start(self) -> None:
         """Pushes the first event."""
-        handlers = self.loop.handlers
-        handlers[PERIOD], handlers[LANDED] = self._judge, self._landed
-        handlers[SENDING] = self._send
+        handlers = {PERIOD: self._judge, LANDED: self._landed, SENDING: self._send}
+        self.loop.handlers.update(handlers)
         self.heap.push(self.policy.period_s, PERIOD)
 
     def count(self, server: int, cells: np.ndarray, counts: np.ndarray) -> None:
@@ -156,24 +165,15 @@ class Migration:
             self.heap.push(time_s + self.policy.period_s, PERIOD)
         self._seen_s += self.policy.period_s
         if unfinished and not self._on_way and self._calls_NX.any():
-            self._decide(time_s)
+            candidate, decision, calls_NLE = self.propose()
+            self.migrations.append(Judged(time_s, decision))
+            if decision.adopt:
+                before, self.placement = self.placement, candidate
+                rule = (self.cost_model, calls_NLE, self.policy.source)
+                self._begin(time_s, ordered_moves(before, candidate, *rule))
         self._seen_s *= self.policy.keep
         self._pairs_NX *= self.policy.keep
         self._calls_NX *= self.policy.keep
-
-    def _decide(self, time_s: float) -> None:
-        candidate, decision, calls_NLE = self.propose()
-        self.migrations.append(Judged(time_s, decision))
-        if decision.adopt:
-            moves = schedule(
-                self.placement,
-                candidate,
-                self.cost_model,
-                calls_NLE,
-                self.policy.source,
-            )
-            self.placement = candidate
-            self._begin(time_s, moves)
 
     def propose(self) -> tuple[Placement, Decision, np.ndarray]:
         """The candidate, whether to take it, and the calls of a period to come.
@@ -195,7 +195,10 @@ class Migration:
         scale = self.policy.period_s / self._seen_s
         calls_NLE = (self._calls_NX * scale).reshape(shape)
         tokens = max(1.0, self._pairs_NX.sum() / max(self._calls_NX.sum(), 1.0))
-        seconds_NM = self.loop.lacking_seconds(tokens)
+        if self.loop.memory is not None:
+            seconds_NM = self.loop.memory.lacking_seconds()
+        else:
+            seconds_NM = remote_call_seconds(self.cost_model, tokens)
         decision = decide(
             self.placement,
             candidate,
@@ -208,27 +211,24 @@ class Migration:
 
     # --- blocks on their way
 
-    def _begin(self, time_s: float, moves: list[Transfer]) -> None:
+    def _begin(self, time_s: float, moves: list[Move]) -> None:
         self._on_way = len(moves)
         if not moves:
             self._finish(time_s)
             return
-        self._routes, self._queues, self._left = [], [], []
+        self._queues.clear()
         for move in moves:
             if move.source == move.server:
-                self._loads.setdefault(self._gpu(move), deque()).append(move)
+                self._loads[self._gpu(move)].append(move)
                 continue
-            route = (move.source, move.server)
-            if route not in self._routes:
-                self._routes.append(route)
-                self._queues.append(deque())
-                self._left.append(self.cost_model.block.num_bytes)
-            self._queues[self._routes.index(route)].append(move)
-        for route in range(len(self._routes)):
+            route = move.source * len(self._slots) + move.server
+            self._queues.setdefault(route, deque()).append(move)
+        self._left = dict.fromkeys(self._queues, self._block_bytes)
+        for route in self._queues:
             self._send(time_s, route)
         self._load_all(time_s)
 
-    def _gpu(self, move: Transfer) -> int:
+    def _gpu(self, move: Move) -> int:
         return self.loop.first_gpu[move.server] + move.gpu
 
     def _load_all(self, time_s: float) -> None:
@@ -237,7 +237,7 @@ class Migration:
         for gpu in waiting:
             if gpu not in self._loading and self._make_room(gpu):
                 self._load(time_s, gpu)
-        if waiting and not self._loading and not any(self._queues):
+        if waiting and not self._loading and not any(self._queues.values()):
             self._load(time_s, waiting[0])  # each waits for another: into spare memory
 
     def _make_room(self, gpu: int) -> bool:
@@ -272,21 +272,19 @@ class Migration:
         self._loading[gpu] = self._loads[gpu].popleft()
         self._used_G[gpu] += 1
         self.peak_memory = max(self.peak_memory, self._memory())
-        num_bytes = self.cost_model.block.num_bytes
         if self.loop.memory is not None:
             self.loop.memory.catch_up(gpu, time_s)
-        there_s = self.loop.links.load(gpu, time_s, num_bytes, MIGRATE)
+        there_s = self.loop.links.load(gpu, time_s, self._block_bytes, MIGRATE)
         self.heap.push(there_s, LANDED, gpu)
 
     def _send(self, time_s: float, route: int, _: int = 0) -> None:
         """The next chunk of a route; or its block is there, then the next block."""
-        n, m = self._routes[route]
-        queue, block_bytes = self._queues[route], self.cost_model.block.num_bytes
+        n, m = divmod(route, len(self._slots))
+        queue = self._queues[route]
         if self._left[route] == 0:
             move = queue.popleft()
-            gpu = self._gpu(move)
-            self._loads.setdefault(gpu, deque()).append(move)
-            self._left[route] = block_bytes
+            self._loads[self._gpu(move)].append(move)
+            self._left[route] = self._block_bytes
             self._load_all(time_s)
         if not queue:
             return

@@ -22,7 +22,8 @@ from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.registry import get_predictor
-from moe_edge.simulate.cluster.drive import LOADED, ROUTE
+from moe_edge.simulate.cluster.calls import StepCalls
+from moe_edge.simulate.cluster.drive import END, LAYER, LOADED, ROUTE
 from moe_edge.simulate.cluster.links import Links
 
 
@@ -91,7 +92,7 @@ class HostMemory:
 
     def __init__(self, loop, policy: OffloadPolicy):
         self.loop, self.policy = loop, policy
-        slots = loop.cost_model.cluster.slots(loop.cost_model.block.num_bytes)
+        slots = loop.cost_model.cluster.slots(loop.block_bytes)
         self.placed_slots = policy.placed(slots)
         self.managers: list[list[OffloadManager]] = []
         for server, cached_G in enumerate(policy.cached(slots)):
@@ -106,17 +107,19 @@ class HostMemory:
                 [self._manager(first + g, int(n)) for g, n in enumerate(cached_G)]
             )
         self._step = [0] * len(loop.servers)
+        self._cells: list[np.ndarray | None] = [None] * len(loop.servers)
         self._missed: list[list[tuple[int, float]]] = [[] for _ in loop.servers]
         loop.handlers[ROUTE], loop.handlers[LOADED] = self._route, self._loaded
 
     def _manager(self, gpu: int, slots: int) -> OffloadManager:
         pools, policy = self.loop.pools, self.policy
-        block_bytes = self.loop.cost_model.block.num_bytes
         any_layer = (-1,) * min(slots, pools.num_blocks)
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
         return OffloadManager(
             SlotCache(spec, get_policy(policy.eviction)),
-            CountedQueue(self.loop.links, gpu, block_bytes, pools.num_experts),
+            CountedQueue(
+                self.loop.links, gpu, self.loop.block_bytes, pools.num_experts
+            ),
             predictor=get_predictor(policy.predictor),
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
@@ -124,14 +127,12 @@ class HostMemory:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of block lookups that were there in time, prompts included.
-
-        None where nothing was looked up: every block asked for was placed.
-        """
-        found = [m.counters[True] for managers in self.managers for m in managers]
-        hits = sum(counters.hits for counters in found)
-        total = hits + sum(counters.misses for counters in found)
-        return hits / total if total else None
+        """Share of lookups that were there in time; None where all was placed."""
+        counters = [m.counters[True] for managers in self.managers for m in managers]
+        hits, misses = (
+            sum(getattr(c, n) for c in counters) for n in ("hits", "misses")
+        )
+        return hits / (hits + misses) if hits + misses else None
 
     def facts(self) -> dict[str, float | None]:
         """What a report says of a run that loaded blocks."""
@@ -146,45 +147,37 @@ class HostMemory:
 
     def lacking_seconds(self) -> np.ndarray:
         """float64 [N, M]: a block that server N lacks, whoever else holds it."""
-        load_s, servers = self.loop.cost_model.load_s, self.managers
-        mean_N = [
-            np.mean([load_s(n, g) for g in range(len(managers))])
-            for n, managers in enumerate(servers)
-        ]
-        return np.tile(np.array(mean_N)[:, None], len(servers))
+        mean_N = self.loop.cost_model.mean_load_s()
+        return np.tile(mean_N[:, None], len(mean_N))
 
-    def begin(self, server: int, cells: np.ndarray, fresh: bool):
-        """A step begins.
+    def begin(self, server: int, cells: np.ndarray, fresh: bool) -> StepCalls:
+        """What a step that begins asks for; all of it counts as local.
 
         Args:
           cells: int [T, L * K], layer * E + expert of every choice of every token.
           fresh: whether a request is in its first step.
-        Returns:
-          The blocks asked for, and how many tokens chose each.
         """
         if fresh:
             for manager in self.managers[server]:
-                manager.new_sequence()
-        self.loop.servers[server].cells = cells
+                manager.finish_sequences()
         self._step[server] += 1
-        return np.unique(cells, return_counts=True)
+        self._cells[server] = cells
+        asked, counts = np.unique(cells, return_counts=True)
+        return StepCalls([], [], [], [], asked, counts, cells.size, 0, 0)
 
     def _route(self, time_s: float, server: int, _: int) -> None:
         """Routing of a layer is known."""
         state, pools = self.loop.servers[server], self.loop.pools
         E, K, layer = pools.num_experts, pools.top_k, state.layer
         managers, missed = self.managers[server], self._missed[server]
-        ids_TK = state.cells[:, layer * K : (layer + 1) * K] - layer * E
+        ids_TK = self._cells[server][:, layer * K : (layer + 1) * K] - layer * E
         counts_E = np.bincount(ids_TK.reshape(-1), minlength=E)
         missed.clear()
         state.end_s = time_s
         owner_E = np.arange(E) % len(managers)
         if self.loop.table is not None:
-            first, cells = (
-                self.loop.first_gpu[server],
-                slice(layer * E, (layer + 1) * E),
-            )
-            gpu_E = self.loop.table.gpu_NX[server, cells]
+            first = self.loop.first_gpu[server]
+            gpu_E = self.loop.table.gpu_NX[server, layer * E : (layer + 1) * E]
             for g in range(len(managers)):
                 held_E = gpu_E == first + g
                 self._compute(time_s, server, first + g, counts_E * held_E)
@@ -203,7 +196,7 @@ class HostMemory:
                 missed.append((gpu, seconds))
         state.pending = len(missed)
         if not missed:
-            self.loop.next_layer(server)
+            self._next_layer(server)
 
     def _compute(self, time_s: float, server: int, gpu: int, counts_E) -> None:
         """Blocks that are on a GPU now, over so many tokens each."""
@@ -220,5 +213,16 @@ class HostMemory:
     def _loaded(self, time_s: float, server: int, item: int) -> None:
         """A missed block has come and is computed."""
         gpu, seconds = self._missed[server][item]
+        state = self.loop.servers[server]
         end_s = self.loop.links.compute(gpu, time_s, seconds, "loaded")
-        self.loop.arrived(end_s, server)
+        state.end_s = max(state.end_s, end_s)
+        state.pending -= 1
+        if not state.pending:
+            self._next_layer(server)
+
+    def _next_layer(self, server: int) -> None:
+        """Everything of a layer is there: the next one, or the end of the step."""
+        state = self.loop.servers[server]
+        state.layer += 1
+        kind = LAYER if state.layer < self.loop.pools.num_layers else END
+        self.loop.heap.push(state.end_s, kind, server)

@@ -1,15 +1,14 @@
 """The root of launch/replay.py: hit ratios and prediction recall of a route trace."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_64_bits, check_known
+from moe_edge.core.checks import ConfigError, check_64_bits, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.predict.registry import PREDICTORS
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import (
@@ -55,14 +54,12 @@ def run_replay(
       num_experts: experts of a layer, for traces that do not say.
       data_dir: where a relative path is looked up too.
     Raises:
-      ConfigError: bad input.
-      OutputError: `out_dir` cannot be written.
-      OSError: the trace cannot be read.
+      MoeEdgeError: bad input; OSError: the trace cannot be read.
     """
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
-    names = _names("cache policy", policies, POLICY_NAMES)
-    predictor_names = _names("predictor", predictors, PREDICTORS)
-    path = find_path(trace, data_dir)
+    names = chosen("cache policy", policies, POLICY_NAMES) if policies else []
+    predictor_names = chosen("predictor", predictors, PREDICTORS) if predictors else []
+    path = find_file(trace, data_dir, "--trace")
     rows = read_trace(path, num_experts)
     if not (rows.phase == DECODE).any():
         raise ConfigError(f"trace {path} has no decode step (phase 1) to measure")
@@ -88,12 +85,9 @@ def run_replay(
             name: {size: result.hit_ratio for size, result in by_size.items()}
             for name, by_size in cached.items()
         },
-        "recall": {
-            name: _by_look_ahead(result.recall_H) for name, result in predicted.items()
-        },
+        "recall": {n: _by_look_ahead(log.recall_A) for n, log in predicted.items()},
         "precision": {
-            name: _by_look_ahead(result.precision_H)
-            for name, result in predicted.items()
+            n: _by_look_ahead(log.precision_A) for n, log in predicted.items()
         },
     }
     stored = summary | {
@@ -111,25 +105,20 @@ def run_replay(
         },
         "prediction": {
             name: {
-                "recall_by_layer": _plain(result.recall_HL),
-                "precision_by_layer": _plain(result.precision_HL),
+                "recall_by_layer": _plain(log.recall_LA.T),
+                "precision_by_layer": _plain(log.precision_LA.T),
             }
-            for name, result in predicted.items()
+            for name, log in predicted.items()
         },
     }
     with run.writing() as folder:
         write_json(folder / "replay.json", stored)
-    print_tables(summary, sizes)
+    print_tables(summary)
     return summary
 
 
-def _items(text: str) -> list[str]:
-    """Parts between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in str(text).split(",")))
-
-
 def _whole_numbers(flag: str, text: str) -> list[int]:
-    parts = _items(text)
+    parts = [part.strip() for part in str(text).split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(
             f"--{flag} is {str(text)!r}, expected whole numbers separated by commas, "
@@ -138,16 +127,6 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
     numbers = list(dict.fromkeys(map(int, parts)))
     check_64_bits(f"--{flag}", numbers)
     return numbers
-
-
-def _names(kind: str, text: str, known: Iterable[str]) -> list[str] | None:
-    """The names given; None for `all`."""
-    if text == "all":
-        return None
-    names = _items(text) if text else []
-    for name in names:
-        check_known(kind, name, known)
-    return names
 
 
 def _by_look_ahead(share_H: np.ndarray) -> dict[str, float | None]:
@@ -183,19 +162,17 @@ def _facts(trace: Trace) -> dict[str, int]:
     }
 
 
-def print_tables(summary: dict[str, Any], sizes: list[int]) -> None:
+def print_tables(summary: dict[str, Any]) -> None:
     """The summary for people."""
-    if summary["hit_ratio"]:
-        heads = "".join(f"{size:>8}" for size in sizes)
-        print(f"{'hit ratio, slots a layer':26}{heads}")
-    for name, by_size in summary["hit_ratio"].items():
-        print(f"{name:26}" + "".join(f"{value:8.3f}" for value in by_size.values()))
-    for measure in ("recall", "precision"):
-        if summary[measure]:
-            heads = "".join(
-                f"{ahead:>8}" for ahead in next(iter(summary[measure].values()))
-            )
-            print(f"{measure + ', layers ahead':26}{heads}")
-        for name, by_row in summary[measure].items():
-            values = ("-" if v is None else f"{v:.3f}" for v in by_row.values())
+    for measure, columns in (
+        ("hit_ratio", "hit ratio, slots a layer"),
+        ("recall", "recall, layers ahead"),
+        ("precision", "precision, layers ahead"),
+    ):
+        rows = summary[measure]
+        if rows:
+            heads = next(iter(rows.values()))
+            print(f"{columns:26}" + "".join(f"{head:>8}" for head in heads))
+        for name, row in rows.items():
+            values = ("-" if v is None else f"{v:.3f}" for v in row.values())
             print(f"{name:26}" + "".join(f"{value:>8}" for value in values))

@@ -6,7 +6,6 @@ a token's L1 norm, which a partition with a gate may use. *Static*: how much one
 set of neurons carries for all tokens, which pruning would keep as well, without a gate.
 """
 
-import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping
@@ -17,36 +16,24 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.weights import load_weights
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.profile.reader import Profile, open_profile
-from moe_edge.profile.run_profile import run_profile
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.sparsity import (
     COVERED,
     MAGNITUDES,
     QUANTILES,
+    TOP,
     Sparsity,
     at_top,
-    draw,
     gated_noise,
     measure,
     own_order,
 )
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
+from moe_edge.studies.moe_prism.studies import PAPER_RATIO, RATIO, Fig3Settings
+from moe_edge.studies.study import Findings
 
-RATIO = "75th percentile / median of the magnitude"
-PAPER = {
-    "median magnitude": 0.0167,
-    "75th percentile of the magnitude": 0.0391,
-    RATIO: 0.0391 / 0.0167,
-}
-CLAIM = Claim(
-    source="MoE-Prism, section 2.2 and fig. 3",
-    paper=PAPER,
-    why="The paper's numbers are of one expert of DeepSeek-V2-Lite (1408 neurons), "
-    "whose weights set the scale: only the ratio of its percentiles compares models.",
-)
 NOISE = "gated noise"
 SPARSER = "in every layer, a token's own quarter carries more than in gated noise"
 CLOSE = 0.1  # relative: noise with a ratio as near the paper's shows what is no proof
@@ -56,7 +43,7 @@ LIMITS = (
     "The paper gives no share of the L1 norm, no static share and no control; they are "
     "ours.",
 )
-Experts = Mapping[tuple[int, int], Sparsity]  # of (layer, expert)
+Experts = Mapping[int, Mapping[int, Sparsity]]  # by layer and expert
 OWN, FIXED = "L1 share of a token's own top quarter", "L1 share of one fixed quarter"
 SHUFFLED = "L1 share of the own top quarter if neurons fired independently"
 MEASURES = {
@@ -70,44 +57,6 @@ MEASURES = {
     "median / mean of the magnitude": lambda s: s.quantiles_Q[1] / s.mean,
     RATIO: lambda s: s.quantiles_Q[2] / s.quantiles_Q[1],
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fig3Settings(StudySettings):
-    """The profile that is measured: made of texts, or a folder.
-
-    Attributes:
-      checkpoint: path or `default`.
-      profile: folder of one made before; None: make one.
-      text, window, tokens, max_tokens_per_expert, batch_size, seed: of the one to
-        make, see `run_profile`.
-      data_dir: where relative paths are looked up too.
-    """
-
-    checkpoint: str = "default"
-    profile: str | None = None
-    text: str = ""
-    window: int | None = None
-    tokens: int | None = 131_072
-    max_tokens_per_expert: int = 2048
-    batch_size: int = 4
-    seed: int = 0
-    data_dir: str | None = None
-
-    def make_profile(self, out_dir: str, dry_run: bool = False) -> None:
-        """Makes the profile; see `run_profile`."""
-        given = vars(self) | {"out_dir": out_dir, "dry_run": dry_run}
-        del given["profile"]
-        run_profile(**given)
-
-
-def check(settings: Fig3Settings) -> None:
-    """Refuses texts, a profile or a checkpoint that cannot be used."""
-    if settings.profile is None:
-        settings.make_profile("unused", dry_run=True)
-    else:
-        sha256 = open_checkpoint(settings.checkpoint).content_sha256()
-        open_profile(settings.profile).check(sha256)
 
 
 def run(settings: Fig3Settings) -> Findings:
@@ -124,22 +73,21 @@ def run(settings: Fig3Settings) -> Findings:
 
 
 def measure_experts(profile: Profile, reader) -> Experts:
-    """(layer, expert) -> sparsity, of experts with as many rows as neurons.
+    """Layer -> expert -> sparsity, of experts with as many rows as neurons.
 
     Raises:
       CapacityError: a layer has no such expert.
     """
-    found = {}
-    for layer in profile.layers:
+    found: dict[int, dict[int, Sparsity]] = {layer: {} for layer in profile.layers}
+    for layer, experts in found.items():
         records = reader.experts(layer)
-        first = len(found)
         for expert in range(profile.num_experts):
             rows = profile.activations(layer, expert)
-            if len(rows) < max(2, profile.neurons):
-                continue
-            down_DF = reader.layout.part(records[expert], "down").astype(np.float32)
-            found[layer, expert] = measure(rows, np.linalg.norm(down_DF, axis=0))
-        if len(found) == first:
+            if len(rows) >= max(2, profile.neurons):
+                down_DF = reader.layout.part(records[expert], "down")
+                norm_F = np.linalg.norm(down_DF.astype(np.float32), axis=0)
+                experts[expert] = measure(rows, norm_F)
+        if not experts:
             raise CapacityError(
                 f"no expert of layer {layer} got {profile.neurons} tokens, as many as "
                 "it has neurons; profile more --tokens"
@@ -147,22 +95,21 @@ def measure_experts(profile: Profile, reader) -> Experts:
     return found
 
 
+def all_of(experts: Experts) -> list[Sparsity]:
+    """Of every layer."""
+    return [one for of_layer in experts.values() for one in of_layer.values()]
+
+
 def by_layer(experts: Experts, value) -> np.ndarray:
     """Mean over the experts of every layer: [L] or, where values are curves, [L, M]."""
-    layers = dict.fromkeys(layer for layer, _ in experts)
-    return np.array(
-        [
-            np.mean([value(s) for key, s in experts.items() if key[0] == layer], axis=0)
-            for layer in layers
-        ]
-    )
+    values = ([value(one) for one in layer.values()] for layer in experts.values())
+    return np.array([np.mean(of_layer, axis=0) for of_layer in values])
 
 
 def metric_rows(experts: Experts) -> list[dict]:
     """Every measure, over all layers and in each."""
-    groups = {"all layers": list(experts.values())}
-    for (layer, _), sparsity in experts.items():
-        groups.setdefault(f"layer {layer}", []).append(sparsity)
+    groups = {"all layers": all_of(experts)}
+    groups |= {f"layer {n}": [*layer.values()] for n, layer in experts.items()}
     rows = []
     for policy, group in groups.items():
         for name, value_of in MEASURES.items():
@@ -180,16 +127,16 @@ def explain(ratios_X: np.ndarray, noise: float) -> str:
       ratios_X: RATIO of every expert.
       noise: of gated noise.
     """
-    paper, mean, spread = PAPER[RATIO], np.mean(ratios_X), np.std(ratios_X)
-    off = abs(noise / paper - 1)
-    gap, order = abs(mean - paper), "more" if spread > abs(mean - paper) else "less"
+    mean, spread = np.mean(ratios_X), np.std(ratios_X)
+    off, gap = abs(noise / PAPER_RATIO - 1), abs(mean - PAPER_RATIO)
     return (
         f"Gated noise, silu(g) * u of independent normal g and u, has {noise:.2f}, "
         f"{off:.0%} off the paper's"
         + (": the ratio alone is no proof of redundancy" if off < CLOSE else "")
         + f". Experts of the model measured here have {mean:.2f} on average and differ "
-        f"{order} among themselves (standard deviation {spread:.2f}) than that from "
-        f"the paper's ({gap:.2f}); the table has every layer."
+        f"{'more' if spread > gap else 'less'} among themselves (standard deviation "
+        f"{spread:.2f}) than that from the paper's ({gap:.2f}); the table has every "
+        "layer."
     )
 
 
@@ -203,11 +150,9 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
     """The entry from what was measured."""
     # The paper shows one expert, without saying which: here the busiest of the middle.
     middle = profile.layers[len(profile.layers) // 2]
-    at = max(
-        (key for key in experts if key[0] == middle),
-        key=lambda key: profile.tokens_of(*key),
-    )
-    one, quantiles_Q = f"layer {at[0]}, expert {at[1]}", experts[at].quantiles_Q
+    busiest = max(experts[middle], key=lambda e: profile.tokens_of(middle, e))
+    one, shown = f"layer {middle}, expert {busiest}", experts[middle][busiest]
+    quantiles_Q, ratio = shown.quantiles_Q, float(MEASURES[RATIO](shown))
     noise = measure(gated_noise(profile.neurons), np.ones(profile.neurons))
     rows = metric_rows(experts)
     over_all = {r["name"]: r["value"] for r in rows if r["policy"] == "all layers"}
@@ -217,15 +162,14 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
         metric(one, f"{quantile:.0%} quantile of the magnitude", value, "1")
         for quantile, value in zip(QUANTILES, quantiles_Q, strict=True)
     ]
-    ratios_X = np.array([MEASURES[RATIO](s) for s in experts.values()])
-    skipped = len(profile.layers) * profile.num_experts - len(experts)
+    ratios_X = np.array([MEASURES[RATIO](s) for s in all_of(experts)])
+    skipped = len(profile.layers) * profile.num_experts - ratios_X.size
     described = ("tokens", "window", "max_tokens_per_expert", "files", "layers")
-    ratio = float(quantiles_Q[2] / quantiles_Q[1])
 
     def percent(name: str, values=over_all) -> str:
         return f"{100 * values[name]:.0f} %"
 
-    picture, curves = curves_of(profile, experts)
+    panels, curves = curves_of(profile, experts)
     return Findings(
         answer="The quarter of neurons that is largest for a token carries "
         f"{percent(OWN)} of its L1 norm; if neurons fired independently, "
@@ -233,13 +177,13 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
         f"quarter {percent(FIXED)}.",
         details=[
             f"In one expert of the middle layer 75 % of magnitudes are below "
-            f"{ratio:.2f} times the median (paper: {PAPER[RATIO]:.2f}, gated noise: "
+            f"{ratio:.2f} times the median (paper: {PAPER_RATIO:.2f}, gated noise: "
             f"{of_noise[RATIO]:.2f}).",
             explain(ratios_X, of_noise[RATIO]),
         ],
         model=describe_model(checkpoint, load_weights(reader), str(reader.dtype)),
         workload={name: profile.info[name] for name in described}
-        | {"experts": len(experts), "experts_with_too_few_tokens": skipped},
+        | {"experts": ratios_X.size, "experts_with_too_few_tokens": skipped},
         metrics=rows,
         limits=[*LIMITS, f"{skipped} experts got fewer tokens than they have neurons."],
         seeds=profile.info["seeds"],
@@ -251,52 +195,63 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
             RATIO: ratio,
             "of": one,
         },
-        plot=lambda path: draw(
-            path, title="Activations inside experts (MoE-Prism fig. 3)", **picture
+        plot=lambda path: draw_panels(
+            path,
+            panels,
+            title="Activations inside experts (MoE-Prism fig. 3)",
+            columns=len(panels),
         ),
         files={"curves.json": json.dumps(curves, indent=1) + "\n"},
         summary={"own_quarter": over_all[OWN], "fixed_quarter": over_all[FIXED]},
     )
 
 
-def curves_of(profile: Profile, experts: Experts) -> tuple[dict, dict]:
-    """What the picture shows (arguments of `draw`), and what is stored of it."""
+def curves_of(profile: Profile, experts: Experts) -> tuple[list[Panel], dict]:
+    """The panels of the picture, and what is stored of them."""
     below_LM = by_layer(experts, lambda s: s.share_below_M)
-    dynamic_LF = by_layer(experts, lambda s: s.dynamic_F)
-    static_LF = by_layer(experts, lambda s: s.static_F)
-    shuffled_LF = by_layer(experts, lambda s: s.shuffled_F)
-    lorenz = {
-        "a token's own order (dynamic)": dynamic_LF.mean(axis=0),
-        "one order for all (static)": static_LF.mean(axis=0),
-        "neurons shuffled over tokens": shuffled_LF.mean(axis=0),
-        "gated noise": own_order(np.abs(gated_noise(profile.neurons))).mean(axis=0),
+    orders = {
+        "a token's own order (dynamic)": by_layer(experts, lambda s: s.dynamic_F),
+        "one order for all (static)": by_layer(experts, lambda s: s.static_F),
+        "neurons shuffled over tokens": by_layer(experts, lambda s: s.shuffled_F),
     }
-    tops = {
-        "a token's own quarter": dynamic_LF,
-        "the same, shuffled": shuffled_LF,
-        "one fixed quarter": static_LF,
+    lorenz = {label: curves_LF.mean(axis=0) for label, curves_LF in orders.items()}
+    noise_TF = own_order(np.abs(gated_noise(profile.neurons)))
+    names = [str(layer) for layer in profile.layers]
+    shown = {  # the first and the last are named in the legend
+        ("" if name in (names[0], names[-1]) else "_") + f"layer {name}": below_M
+        for name, below_M in zip(names, below_LM, strict=True)
     }
-    picture = {
-        "layers": list(profile.layers),
-        "share_below": below_LM,
-        "lorenz": lorenz,
-        "top_shares": {k: [at_top(row) for row in v] for k, v in tops.items()},
-    }
-    below = zip(profile.layers, below_LM, strict=True)
+    tops = {k: [at_top(row) for row in v] for k, v in orders.items()}
+    lorenz[NOISE] = noise_TF.mean(axis=0)
+    first_F = np.linspace(0, 1, profile.neurons + 1)
+    panels = [
+        Panel(
+            "Magnitudes of all activations",
+            "share of activations below",
+            MAGNITUDES,
+            shown,
+            x_label="|activation| / mean of the expert",
+            log_x=True,
+        ),
+        Panel(
+            "L1 norm of a token, all layers",
+            "share of the L1 norm",
+            first_F,
+            lorenz,
+            x_label="share of neurons, in that order",
+        ),
+        Panel(
+            f"L1 share of the first {100 * TOP:.0f} % of neurons",
+            "share of the L1 norm",
+            names,
+            tops,
+            x_label="layer",
+            level=("even shares", TOP),
+        ),
+    ]
     stored = {
         "magnitudes": MAGNITUDES.tolist(),
-        "share_below": {str(layer): row.tolist() for layer, row in below},
+        "share_below": dict(zip(names, below_LM.tolist(), strict=True)),
         "l1_share_of_first_neurons": {k: v.tolist() for k, v in lorenz.items()},
     }
-    return picture, stored
-
-
-STUDY = Study(
-    name="moe_prism_fig3",
-    question="How much of an expert's work do few of its neurons carry (MoE-Prism "
-    "fig. 3)?",
-    settings=Fig3Settings,
-    measure=run,
-    check=check,
-    claim=CLAIM,
-)
+    return panels, stored

@@ -24,9 +24,10 @@ from moe_edge.core.files import write_text
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.refactor.finetune.train import FineTuning
 from moe_edge.refactor.run import run_refactor
+from moe_edge.refactor.settings import FineTuning
 from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.study import Findings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
 ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
@@ -118,38 +119,58 @@ def make_models(settings: Settings) -> Settings:
         not finished.
     """
     work = Path(settings.work_dir)
-    profile = work / "profile"
     if settings.make:
-        if not (profile / "profile.json").is_file():
-            run_profile(
-                out_dir=str(profile),
-                checkpoint=settings.checkpoint,
-                text=",".join(settings.calibration),
-                data_dir=settings.data_dir,
-                tokens=settings.calibration_tokens,
-            )
-        _check_profile(profile, settings)
+        _make_profile(work / "profile", settings)
     for gate in settings.make:
-        folder = work / gate
-        if not (folder / "manifest.json").is_file():
-            options = {}
-            if gate == "lg_ft":
-                text = work / "train.txt"
-                write_text(text, training_text(settings.data_dir))
-                options["train_text"] = str(text)
-                options["fine_tuning"] = dict(settings.fine_tuning or {})
-            run_refactor(
-                out_dir=str(folder),
-                checkpoint=settings.checkpoint,
-                profile=str(profile),
-                gate=gate,
-                ppl_k="",
-                **options,
-            )
+        if not (work / gate / "manifest.json").is_file():
+            _refactor(work, gate, settings)
     made = {gate: str(work / gate) for gate in settings.make}
     settings = dataclasses.replace(settings, **made)
     check_models(settings)
     return settings
+
+
+def _make_profile(folder: Path, settings: ModelSettings) -> None:
+    """Profiles the parent unless that is done.
+
+    Raises:
+      OutputError: a profile of other settings, left by an earlier run.
+    """
+    if not (folder / "profile.json").is_file():
+        run_profile(
+            out_dir=str(folder),
+            checkpoint=settings.checkpoint,
+            text=",".join(settings.calibration),
+            data_dir=settings.data_dir,
+            tokens=settings.calibration_tokens,
+        )
+    profile = open_profile(folder)
+    profile.check(open_checkpoint(settings.checkpoint).content_sha256())
+    tokens, wanted = profile.info["tokens"], settings.calibration_tokens
+    # A text may be shorter, and equal shares are rounded down.
+    if not wanted // 2 < tokens <= wanted:
+        raise OutputError(
+            f"{folder} holds a profile of {tokens} tokens, {wanted} are asked for; "
+            "remove the folder or name another work_dir"
+        )
+
+
+def _refactor(work: Path, gate: str, settings: ModelSettings) -> None:
+    """Makes the refactored checkpoint of a gate."""
+    options = {}
+    if gate == "lg_ft":
+        text = work / "train.txt"
+        write_text(text, training_text(settings.data_dir))
+        options["train_text"] = str(text)
+        options["fine_tuning"] = dict(settings.fine_tuning or {})
+    run_refactor(
+        out_dir=str(work / gate),
+        checkpoint=settings.checkpoint,
+        profile=str(work / "profile"),
+        gate=gate,
+        ppl_k="",
+        **options,
+    )
 
 
 def training_text(data_dir: str | None) -> str:
@@ -163,30 +184,15 @@ def training_text(data_dir: str | None) -> str:
     """
     if data_dir is None:
         raise ConfigError("fine-tuning reads text/ of the data; give --data_dir")
-    pieces = []
-    for source in SOURCES:
-        if source.domain in PROSE:
-            train, _ = split_documents(source_documents(source, Path(data_dir)))
-            for document in train:
-                pieces += [
-                    document[start : start + PIECE]
-                    for start in range(0, len(document), PIECE)
-                ]
+    pieces = [
+        document[start : start + PIECE]
+        for source in SOURCES
+        if source.domain in PROSE
+        for document in split_documents(source_documents(source, Path(data_dir)))[0]
+        for start in range(0, len(document), PIECE)
+    ]
     random.Random(0).shuffle(pieces)
     return END_OF_TEXT.join(pieces)
-
-
-def _check_profile(folder: Path, settings: ModelSettings) -> None:
-    """Raises OutputError for a profile of other settings, left by an earlier run."""
-    profile = open_profile(folder)
-    profile.check(open_checkpoint(settings.checkpoint).content_sha256())
-    tokens, wanted = profile.info["tokens"], settings.calibration_tokens
-    # A text may be shorter, and equal shares are rounded down.
-    if not wanted // 2 < tokens <= wanted:
-        raise OutputError(
-            f"{folder} holds a profile of {tokens} tokens, {wanted} are asked for; "
-            "remove the folder or name another work_dir"
-        )
 
 
 def _check_fine_tuned(folder: str, stored: dict, options: Mapping | None) -> None:
@@ -246,9 +252,8 @@ def provenance(settings: ModelSettings) -> dict:
     """How the compared models came about, from their reports, for the entry."""
     found = {}
     for gate in FIELDS.values():
-        path = getattr(settings, gate)
-        report = None if path is None else Path(path) / "report.json"
-        if report is not None and report.is_file():
+        report = Path(getattr(settings, gate) or "") / "report.json"
+        if getattr(settings, gate) and report.is_file():
             known = json.loads(report.read_text(encoding="utf-8"))
             kept = ("gate", "objective", "objective_heldout", "fine_tuning")
             found[gate] = {key: known[key] for key in kept if key in known}
@@ -257,8 +262,21 @@ def provenance(settings: ModelSettings) -> dict:
     return found
 
 
-def workload_of(settings: ModelSettings, **found: Any) -> dict[str, Any]:
-    """`workload` of an entry: the study's own settings, what was read, the models."""
+def findings(
+    settings: ModelSettings, *, workload: Mapping, limits: Sequence[str] = (), **found
+) -> Findings:
+    """Findings with what all these studies say of their models.
+
+    Args:
+      settings: of the study; the entry's workload begins with its own ones.
+      workload: what was read, of which size.
+      limits: further ones.
+      **found: of `Findings`.
+    """
     models = {field.name for field in dataclasses.fields(ModelSettings)}
     own = {name: value for name, value in vars(settings).items() if name not in models}
-    return own | found | {"refactored": provenance(settings)}
+    return Findings(
+        workload=own | dict(workload) | {"refactored": provenance(settings)},
+        limits=[*settings.limits(), *limits],
+        **{"baselines": [ORIGINAL]} | found,
+    )

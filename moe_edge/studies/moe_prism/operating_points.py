@@ -24,9 +24,18 @@ class StepTimes:
 
     Attributes:
       step_s: lists of at least two, all of the same rounds.
+      perplexity: by (model, K).
     """
 
     step_s: Mapping[tuple[str, int, int], list[float]]
+    perplexity: Mapping[tuple[str, int], float] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @property
+    def models(self) -> list[str]:
+        """Their names."""
+        return list(dict.fromkeys(model for model, _, _ in self.step_s))
 
     def seconds(self, model: str, k: int, batch: int) -> float:
         """Geometric mean of the rounds."""
@@ -36,13 +45,20 @@ class StepTimes:
         """The K that were measured, ascending."""
         return sorted(k for m, k, b in self.step_s if (m, b) == (model, batch))
 
+    def curve(self, model: str, batch: int) -> Curve:
+        """By rising K."""
+        return {
+            k: (self.seconds(model, k, batch), self.perplexity[model, k])
+            for k in self.ks(model, batch)
+        }
+
     def error(self, batch: int) -> float:
         """Standard error of the relative difference of two neighbouring K.
 
         The median over all pairs of neighbours, each from its rounds' log ratios.
         """
         found = []
-        for model in dict.fromkeys(m for m, _, _ in self.step_s):
+        for model in self.models:
             ks = self.ks(model, batch)
             for low, high in zip(ks, ks[1:], strict=False):
                 times = [self.step_s[model, k, batch] for k in (low, high)]

@@ -11,26 +11,11 @@ from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_file, sha256_of
+from moe_edge.metrics.plots_panels import Panel
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.engines import describe_model
-from moe_edge.studies.moe_prism.models import ORIGINAL, ModelSettings
-
-EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QualitySettings(ModelSettings):
-    """The settings of a study that measures perplexity over K.
-
-    Attributes:
-      texts: files whose perplexity is measured, wikitext-2 with its tokenisation
-        undone; `max_tokens` of each are read.
-      k_values: sub-experts a token; the parent runs at those that U divides.
-    """
-
-    texts: Sequence[str] = ("text/wikitext-2/test.txt",)
-    max_tokens: int = 4096
-    k_values: Sequence[int] = EVERY_K
+from moe_edge.studies.moe_prism.models import ORIGINAL
+from moe_edge.studies.moe_prism.studies import QualitySettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +53,12 @@ class Compared:
 
     def at(self, k_values: Sequence[int]) -> dict[tuple[str, int], Engine]:
         """(name, K) -> engine, as far as a model can: the original at whole experts."""
-        found, subs = {}, self.sub_experts
-        for k in k_values:
-            if k % subs == 0 and k // subs <= self.parent.engine.config.moe.num_experts:
-                found[ORIGINAL, k] = self.parent.engine.at_k(k // subs)
+        subs, parent = self.sub_experts, self.parent.engine
+        found = {
+            (ORIGINAL, k): parent.at_k(k // subs)
+            for k in k_values
+            if k % subs == 0 and k // subs <= parent.config.moe.num_experts
+        }
         for name, engine in self.engines.items():
             limit = engine.config.moe.max_top_k
             found |= {(name, k): engine.at_k(k) for k in k_values if k <= limit}
@@ -82,7 +69,6 @@ class Compared:
 class Point:
     """One model at one K: perplexity of every text together, and what it computes."""
 
-    k: int
     neurons: float
     nll: float
     tokens: int
@@ -109,7 +95,6 @@ def measure(engine, texts) -> Point:
     """Perplexity of an engine at its K."""
     found = [measure_perplexity(engine, ids) for ids in texts]
     return Point(
-        engine.config.moe.top_k,
         active_neurons(engine.config),
         sum(one.nll for one in found),
         sum(one.tokens for one in found),
@@ -132,8 +117,15 @@ def active_neurons(config: ModelConfig) -> int:
 
 def log_interpolate(neurons: float, known: Mapping[float, float]) -> float | None:
     """Perplexity at so many neurons, between points measured; None outside of them."""
-    points = sorted(known.items())
-    if not points[0][0] <= neurons <= points[-1][0]:
-        return None
-    at, values = zip(*points, strict=True)
-    return float(np.exp(np.interp(neurons, at, np.log(values))))
+    at, values = zip(*sorted(known.items()), strict=True)
+    outside = {"left": np.nan, "right": np.nan}
+    found = np.exp(np.interp(neurons, at, np.log(values), **outside))
+    return None if np.isnan(found) else float(found)
+
+
+def k_panel(title: str, y_label: str, values: Mapping[tuple[str, int], float]) -> Panel:
+    """A line over K for each model, of values by (model, K)."""
+    ks = sorted({k for _, k in values})
+    names = dict.fromkeys(name for name, _ in values)
+    series = {name: [values.get((name, k), np.nan) for k in ks] for name in names}
+    return Panel(title, y_label, ks, series, x_label="sub-experts a token K")

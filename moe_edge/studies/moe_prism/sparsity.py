@@ -1,12 +1,8 @@
 """How unevenly neurons share the work of an expert, from a profile's activations."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-
-from moe_edge.core.figures import STYLE, plt
 
 TOP = 0.25  # of the neurons
 COVERED = 0.9  # of the L1 norm
@@ -102,62 +98,3 @@ def gated_noise(neurons: int) -> np.ndarray:
     """
     gate, up = np.random.default_rng(0).standard_normal((2, NOISE_ROWS, neurons))
     return gate / (1 + np.exp(-gate)) * up
-
-
-def draw(
-    path: Path,
-    *,
-    layers: Sequence[int],
-    share_below: np.ndarray,
-    lorenz: Mapping[str, np.ndarray],
-    top_shares: Mapping[str, np.ndarray],
-    title: str,
-) -> None:
-    """Magnitudes, and how much of a token's L1 norm the largest neurons carry.
-
-    Args:
-      path: PNG file to write.
-      layers: ids of L layers.
-      share_below: [L, M], share of activations below each of MAGNITUDES.
-      lorenz: label -> [F + 1], share of L1 that the first neurons of an order carry.
-      top_shares: label -> [L], share that TOP of the neurons carries, by layer.
-      title: of the picture.
-    """
-    with plt.rc_context(STYLE):
-        figure, (left, middle, right) = plt.subplots(
-            1, 3, figsize=(13, 3.9), layout="constrained"
-        )
-        for row, layer in enumerate(layers):
-            left.plot(
-                MAGNITUDES,
-                share_below[row],
-                color=plt.get_cmap("viridis")(0.9 * row / max(len(layers) - 1, 1)),
-                label=f"layer {layer}" if row in (0, len(layers) - 1) else None,
-            )
-        left.set_xscale("log")
-        left.axvline(1.0, color="grey", linestyle=":", linewidth=1)
-        left.set_title("Magnitudes of all activations", loc="left")
-        left.set_xlabel("|activation| / mean of the expert")
-        left.set_ylabel("share of activations below")
-        left.legend(frameon=False)
-        for label, share_F in lorenz.items():
-            first_F = np.linspace(0, 1, len(share_F))
-            middle.plot(first_F, share_F, label=label)
-        middle.axvline(TOP, color="grey", linestyle=":", linewidth=1)
-        middle.set_title("L1 norm of a token, all layers", loc="left")
-        middle.set_xlabel("share of neurons, largest first")
-        middle.set_ylabel("share of the L1 norm")
-        middle.legend(frameon=False)
-        width = 0.84 / len(top_shares)
-        for number, (label, share_L) in enumerate(top_shares.items()):
-            shift = (number - (len(top_shares) - 1) / 2) * width
-            right.bar(np.arange(len(layers)) + shift, share_L, width, label=label)
-        right.axhline(TOP, color="grey", linestyle=":", linewidth=1)
-        right.set_xticks(range(len(layers)), [str(layer) for layer in layers])
-        right.set_ylim(0, 1.15)
-        right.set_title(f"L1 share of the top {100 * TOP:.0f} % of neurons", loc="left")
-        right.set_xlabel("layer")
-        right.legend(frameon=False, ncols=2, loc="upper right", fontsize=8)
-        figure.suptitle(title)
-        figure.savefig(path)
-        plt.close(figure)

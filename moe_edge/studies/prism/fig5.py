@@ -1,17 +1,19 @@
 """Prism, figure 5: what remote experts cost a layer."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.studies.prism.rows import median_row, simulated, study_of
+from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of
+from moe_edge.studies.prism.served import median_row
 from moe_edge.studies.study import Findings
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
@@ -69,10 +71,8 @@ def alone(case: Case) -> Case:
 def layer_seconds(case: Case, share: float, seed: int) -> tuple[float, float]:
     """Mean time of a layer, and the share of computations that were remote."""
     placement = split_placement(case, share, seed)
-    options = LoopOptions()
-    loop = ClusterLoop(
-        case.requests, placement, case.cost_model, case.pools, options, seed
-    )
+    parts = case.requests, placement, case.cost_model, case.pools, LoopOptions()
+    loop = ClusterLoop(*parts, seed)
     loop.run()
     found = report(loop)
     layers = found.steps * case.shape.num_layers
@@ -81,24 +81,20 @@ def layer_seconds(case: Case, share: float, seed: int) -> tuple[float, float]:
 
 def measure(settings: Figure5) -> Findings:
     """Time of a layer over the share of experts that are remote."""
-    metrics, ms_of, shapes, first = [], {}, [], None
-    for model in MODELS:
-        for tokens in settings.tokens:
-            fixed = {"input_tokens": tokens, "output_tokens": 1}
-            cases = [(s, alone(c)) for s, c in cases_of(settings, model=model, **fixed)]
-            first = first or cases[0][1]
-            ms_of[model, tokens] = []
-            for share in settings.remote_shares:
-                found = np.array([layer_seconds(c, share, seed) for seed, c in cases])
-                at = f"{model}, {tokens} tokens, {share:.0%} of experts remote"
-                for name, by_seed, unit in (
-                    ("time of a layer", 1e3 * found[:, 0], "ms"),
-                    ("remote computations", found[:, 1], "1"),
-                ):
-                    metrics.append(median_row("all", f"{name}, {at}", by_seed, unit))
-                ms_of[model, tokens].append(float(np.median(1e3 * found[:, 0])))
-            print(f"figure 5: {model}, {tokens} tokens", flush=True)
-        shapes.append(cases[0][1].shape)
+    metrics, ms_of, used = [], {}, []
+    for model, tokens in itertools.product(MODELS, settings.tokens):
+        fixed = {"input_tokens": tokens, "output_tokens": 1}
+        cases = [(s, alone(c)) for s, c in cases_of(settings, model=model, **fixed)]
+        used.append(cases[0][1])
+        ms_of[model, tokens] = []
+        for share in settings.remote_shares:
+            found = np.array([layer_seconds(c, share, seed) for seed, c in cases])
+            ms, remote = 1e3 * found[:, 0], found[:, 1]
+            at = f"{model}, {tokens} tokens, {share:.0%} of experts remote"
+            metrics.append(median_row("all", f"time of a layer, {at}", ms, "ms"))
+            metrics.append(median_row("all", f"remote computations, {at}", remote, "1"))
+            ms_of[model, tokens].append(float(np.median(ms)))
+        print(f"figure 5: {model}, {tokens} tokens", flush=True)
     low, high = settings.remote_shares[0], settings.remote_shares[-1]
     slowdowns = [ms[-1] / ms[0] for ms in ms_of.values()]
     ours = {f"{m}, {n} tokens": ms for (m, n), ms in ms_of.items()}
@@ -115,15 +111,14 @@ def measure(settings: Figure5) -> Findings:
     ]
     return simulated(
         settings,
-        first,
-        shapes=shapes,
+        used,
         answer=f"A layer with {high:.0%} instead of {low:.0%} of its experts remote "
         f"takes {min(slowdowns):.1f} to {max(slowdowns):.1f} times as long, nothing "
         "else running.",
         details=[
             f"{at}: {ms[0]:.2f} to {ms[-1]:.2f} ms a layer." for at, ms in ours.items()
         ],
-        workload={"models": list(MODELS), "domain": first.requests[0].domain},
+        workload={"models": list(MODELS), "domain": used[0].requests[0].domain},
         metrics=metrics,
         checks={
             "a layer takes longer the more experts are remote": all(
@@ -135,7 +130,7 @@ def measure(settings: Figure5) -> Findings:
             "ms by share": {at: [round(x, 4) for x in ms] for at, ms in ours.items()},
             "shares": list(settings.remote_shares),
         },
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Time of a layer over remote experts (simulated)"
         ),
         summary={"layer_ms": ours},
@@ -143,10 +138,10 @@ def measure(settings: Figure5) -> Findings:
 
 
 STUDY = study_of(
-    "prism_fig5",
-    "What do remote experts cost a layer (Prism, figure 5)?",
-    Figure5,
-    measure,
+    name="prism_fig5",
+    question="What do remote experts cost a layer (Prism, figure 5)?",
+    settings=Figure5,
+    measure=measure,
     source="Prism, figure 5: time of a layer over the share of remote experts",
     paper={"trend": "rises sharply"},
     why=WHY,

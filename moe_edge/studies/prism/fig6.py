@@ -3,25 +3,23 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.simulate.cluster.report import ClusterResult
-from moe_edge.studies.prism.rows import median_row, simulated, study_of
+from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
-    EPLB,
-    OPTIMUM,
-    OURS,
     PAPERS,
-    PRISM,
     Migration,
     Runs,
     cases_of,
     check_has_prism,
     serve,
 )
+from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS, PRISM, median_row
 from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2
 from moe_edge.studies.study import Findings
 
@@ -77,13 +75,12 @@ def share_between(result: ClusterResult, start_s: float, end_s: float) -> float:
 
 def measure(settings: Figure6) -> Findings:
     """Local ratio over time for every method, placed for other data at first."""
-    metrics, curves, after, shapes, first = [], {}, {}, {}, None
+    metrics, curves, after, used = [], {}, {}, []
     for workload, model in TABLE_2:
         label, interval_s = f"{workload}, {model}", INTERVAL_S[workload]
         wanted = {"workload": workload, "model": model, "interval_s": interval_s}
         cases = cases_of(settings, **wanted, placed_for="c4")
-        first = first or cases[0][1]
-        shapes[model] = cases[0][1].shape
+        used.append(cases[0][1])
         end_s = 0.9 * interval_s * settings.requests_per_server
         changed_s = min(2 * settings.period_s, end_s / 2)
         spans = {
@@ -109,26 +106,21 @@ def measure(settings: Figure6) -> Findings:
     others = [m for m in settings.methods if m not in (PRISM, OPTIMUM, OURS)]
     shown = [m for m in (EPLB, PRISM, OPTIMUM, OURS) if m in settings.methods]
     best = {label: max(by, key=by.get) for label, by in after.items()}
-    below = {
-        label: by[best[label]] - by[PRISM]
-        for label, by in after.items()
-        if by[PRISM] < by[best[label]]
-    }
+    below = {label: by[best[label]] - by[PRISM] for label, by in after.items()}
+    won = [label for label, points in below.items() if points == 0]
     at_home = [100 * by[PRISM] for by in after.values()]
-    text = json.dumps({"window_s": settings.window_s, "local_ratio": curves}, indent=1)
     panels = [ratio_panel(label, by, settings.window_s) for label, by in curves.items()]
     return simulated(
         settings,
-        first,
-        shapes=list(shapes.values()),
+        used,
         answer="After the first migrations Prism's placement computes "
         f"{min(at_home):.1f} to {max(at_home):.1f} % at home; it is the highest of all "
-        f"methods in {len(after) - len(below)} of {len(after)} settings, otherwise at "
-        f"most {100 * max(below.values(), default=0.0):.1f} points below.",
+        f"methods in {len(won)} of {len(after)} settings, otherwise at most "
+        f"{100 * max(below.values()):.1f} points below.",
         details=[
             f"{label}, after the first migrations: "
             + ", ".join(f"{m} {100 * by[m]:.1f} %" for m in shown)
-            + (f"; highest: {best[label]}." if label in below else ".")
+            + ("." if label in won else f"; highest: {best[label]}.")
             for label, by in after.items()
         ],
         workload={"placed_for": "c4", "intervals_s": INTERVAL_S},
@@ -144,12 +136,18 @@ def measure(settings: Figure6) -> Findings:
             "at the same times.",
         ],
         ours={"local ratio after the first migrations": after},
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Local compute ratio over time (simulated)"
         ),
         summary={"local_ratio_after": after},
-        files={"curves.json": text + "\n"},
+        files=curves_file(settings.window_s, curves),
     )
+
+
+def curves_file(window_s: float, curves: Mapping[str, Any]) -> dict[str, str]:
+    """The file with all curves; `curves`: panel -> label -> local ratios."""
+    found = {"window_s": window_s, "local_ratio": curves}
+    return {"curves.json": json.dumps(found, indent=1) + "\n"}
 
 
 def ratio_panel(
@@ -170,10 +168,10 @@ def ratio_panel(
 
 
 STUDY = study_of(
-    "prism_fig6",
-    "Who computes most at home, over time (Prism, figure 6)?",
-    Figure6,
-    measure,
+    name="prism_fig6",
+    question="Who computes most at home, over time (Prism, figure 6)?",
+    settings=Figure6,
+    measure=measure,
     check=check,
     source="Prism, figure 6: highest local ratio after migrations at 5 minutes "
     "(BigBench) and 10 minutes (MultiData)",

@@ -6,31 +6,28 @@ data, and for the data that is asked at first.
 """
 
 import dataclasses
-import json
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import bar_panels, line_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
-from moe_edge.studies.prism.fig6 import over_time, ratio_panel
-from moe_edge.studies.prism.rows import (
-    median_row,
-    percent,
-    seed_panel,
-    simulated,
-    slower,
-    study_of,
-)
-from moe_edge.studies.prism.runs import OURS, PRISM, Runs, cases_of, serve
+from moe_edge.studies.prism.entry import simulated, study_of
+from moe_edge.studies.prism.fig6 import curves_file, over_time, ratio_panel
+from moe_edge.studies.prism.runs import Runs, cases_of, serve
+from moe_edge.studies.prism.served import OURS, PRISM, median_row, percent, slower
+from moe_edge.studies.rounds import median_panel
 from moe_edge.studies.study import Findings
 
 FIRST, THEN = "multidata", "bigbench"
 STARTS = {"placed for general text": "c4", "placed for the first data": None}
 PAPER_RULE = (1.0, 0.0)  # keep, hysteresis
 PAPER = {"without migration, s": 7.48, "with, s": 6.73, "change": "-10.0 %"}
+# By (start, method, rule or None): the result of each seed.
+Found = dict[tuple[str, str, tuple[float, float] | None], list[ClusterResult]]
 WHY = (
     "The paper moves from MultiData to BIG-bench on one machine; ours is generated, "
     "and an arriving block costs its host link alone, so migrations are cheap. What "
@@ -67,31 +64,30 @@ def rule_name(rule: tuple[float, float] | None) -> str:
     return f"keep {rule[0]:g}, hysteresis {rule[1]:g}"
 
 
-def after_change(result: ClusterResult) -> float:
+def late_mean(result: ClusterResult) -> float:
     """Mean latency of the requests with the new data."""
     new_R = np.isin(result.domain_R, WORKLOADS[THEN])
     return float(result.latency_R[new_R].mean())
 
 
-def means(results: Sequence[ClusterResult]) -> np.ndarray:
-    """float64 [seeds]: mean latency."""
-    return np.array([result.mean_latency_s for result in results])
+def means(results: Sequence[ClusterResult], late: bool = False) -> np.ndarray:
+    """float64 [seeds]: mean latency; of the new data alone where `late`."""
+    return np.array([late_mean(r) if late else r.mean_latency_s for r in results])
 
 
 def measure(settings: Figure7) -> Findings:
     """Prism's placer over the whole grid, ours by the paper's rule."""
-    grid = [(keep, h) for keep in settings.keeps for h in settings.hystereses]
-    rules = [PAPER_RULE, *(rule for rule in grid if rule != PAPER_RULE)]
-    found: dict[tuple, list[ClusterResult]] = {}
+    grid = list(itertools.product(settings.keeps, settings.hystereses))
+    rules = list(dict.fromkeys([PAPER_RULE, *grid]))
+    found: Found = {}
     for start, placed_for in STARTS.items():
-        cases = cases_of(
-            settings, workload=FIRST, then_workload=THEN, placed_for=placed_for
-        )
-        for method in (PRISM, OURS):
-            for rule in (None, *(rules if method == PRISM else rules[:1])):
+        wanted = {"workload": FIRST, "then_workload": THEN, "placed_for": placed_for}
+        cases = cases_of(settings, **wanted)
+        for method, tried in ((PRISM, rules), (OURS, rules[:1])):
+            for rule in (None, *tried):
                 moving = {"period_s": 0.0}
                 if rule is not None:
-                    moving = {"keep": rule[0], "hysteresis": rule[1]}
+                    moving = dict(zip(("keep", "hysteresis"), rule, strict=True))
                     moving["period_s"] = settings.period_s
                 found[start, method, rule] = results = [
                     serve(case, method, seed, settings.window_s, **moving)
@@ -104,31 +100,34 @@ def measure(settings: Figure7) -> Findings:
 
 def metrics_of(method: str, at: str, results, base) -> list[dict]:
     """Metrics of one run; `base`: those without migration, None for themselves."""
-    late = np.array([after_change(result) for result in results])
-    rows = [median_row(method, f"mean latency, {at}", means(results))]
+    figures = {"mean latency": (means(results), "s")}
     for n in range(results[0].num_servers):
         by_server = [result.latency_s_N[n] for result in results]
-        rows.append(
-            median_row(method, f"mean latency, server {n + 1}, {at}", by_server)
-        )
-    rows.append(median_row(method, f"mean latency of the new data, {at}", late))
-    local = [result.local_ratio for result in results]
-    rows.append(median_row(method, f"local ratio, {at}", local, "1"))
-    if base is None:
-        return rows
-    late_over = late / np.array([after_change(result) for result in base])
-    over = means(results) / means(base)
-    rows.append(median_row(method, f"latency over no migration, {at}", over, "1"))
-    rows.append(median_row(method, f"the same for the new data, {at}", late_over, "1"))
-    for name, fact in (("migrations", "migrated"), ("moved blocks", "moved_blocks")):
-        count = float(np.median([result.facts[fact] for result in results]))
-        rows.append(metric(method, f"{name}, {at}", count, "1", len(results)))
+        figures[f"mean latency, server {n + 1}"] = by_server, "s"
+    figures["mean latency of the new data"] = means(results, late=True), "s"
+    figures["local ratio"] = [result.local_ratio for result in results], "1"
+    if base is not None:
+        over = means(results) / means(base)
+        late = means(results, late=True) / means(base, late=True)
+        figures["latency over no migration"] = over, "1"
+        figures["the same for the new data"] = late, "1"
+    rows = [
+        median_row(method, f"{name}, {at}", values, unit)
+        for name, (values, unit) in figures.items()
+    ]
+    if base is not None:
+        for name, fact in (
+            ("migrations", "migrated"),
+            ("moved blocks", "moved_blocks"),
+        ):
+            count = float(np.median([result.facts[fact] for result in results]))
+            rows.append(metric(method, f"{name}, {at}", count, "1", len(results)))
     return rows
 
 
-def findings(settings: Figure7, found, case) -> Findings:
+def findings(settings: Figure7, found: Found, case) -> Findings:
     """The entry from the results of every (start, method, rule or None)."""
-    rows, ours, ratios = [], {}, {}
+    rows, ours, ratios, worse = [], {}, {}, []
     curves: dict[str, dict[str, list[float]]] = {start: {} for start in STARTS}
     for (start, method, rule), results in found.items():
         at = f"{start}, {rule_name(rule)}"
@@ -143,41 +142,20 @@ def findings(settings: Figure7, found, case) -> Findings:
             "with, s": round(float(np.median(means(results))), 4),
             "change": percent(over),
         }
-    worse = [
-        f"{method}, {start}, {rule_name(rule)}: {slower(over)} of {len(over)} seeds "
-        f"({percent(over)})"
-        for (start, method, rule), over in ratios.items()
-        if slower(over)
-    ]
-    details = []
-    for start in STARTS:
-        grid = [
-            float(np.median(over)) - 1
-            for (s, m, _), over in ratios.items()
-            if (s, m) == (start, PRISM)
-        ]
-        against = {
-            rule: percent(
-                means(found[start, OURS, rule]) / means(found[start, PRISM, rule])
-            )
-            for rule in (None, PAPER_RULE)
-        }
-        details.append(
-            f"{start.capitalize()}: {percent(ratios[start, PRISM, PAPER_RULE])} by "
-            "the paper's own rule (our placer "
-            f"{percent(ratios[start, OURS, PAPER_RULE])}), "
-            f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid; our "
-            f"placer against Prism's: {against[None]} without migration, "
-            f"{against[PAPER_RULE]} with."
-        )
-    changes = [f"{percent(ratios[s, PRISM, PAPER_RULE])} when {s}" for s in STARTS]
-    text = json.dumps({"window_s": settings.window_s, "local_ratio": curves}, indent=1)
+        if slower(over):
+            seeds = f"{slower(over)} of {len(over)} seeds ({percent(over)})"
+            worse.append(f"{method}, {at}: {seeds}")
+    by_rule = {start: percent(ratios[start, PRISM, PAPER_RULE]) for start in STARTS}
+    changes = [f"{change} when {start}" for start, change in by_rule.items()]
     return simulated(
         settings,
-        case,
+        [case],
         answer="Migration by the paper's own rule changes Prism's mean latency by "
         f"{' and by '.join(changes)} (paper {PAPER['change']}).",
-        details=[*details, f"Slower with migration: {'; '.join(worse) or 'nowhere'}."],
+        details=[
+            *(details_of(start, found, ratios) for start in STARTS),
+            f"Slower with migration: {'; '.join(worse) or 'nowhere'}.",
+        ],
         workload={
             "workload": FIRST,
             "then_workload": THEN,
@@ -199,35 +177,48 @@ def findings(settings: Figure7, found, case) -> Findings:
         ours=ours,
         plot=lambda path: plot_curves(path, curves, settings),
         summary={"change": {name: row["change"] for name, row in ours.items()}},
-        files={"curves.json": text + "\n"},
+        files=curves_file(settings.window_s, curves),
         pictures={"grid.png": lambda path: plot_grid(path, ratios)},
+    )
+
+
+def details_of(start: str, found: Found, ratios) -> str:
+    """What migration changes after a first placement, and our placer against theirs."""
+    grid = [
+        np.median(x) - 1 for (s, m, _), x in ratios.items() if (s, m) == (start, PRISM)
+    ]
+    without, moving = (
+        percent(means(found[start, OURS, rule]) / means(found[start, PRISM, rule]))
+        for rule in (None, PAPER_RULE)
+    )
+    return (
+        f"{start.capitalize()}: {percent(ratios[start, PRISM, PAPER_RULE])} by the "
+        f"paper's own rule (our placer {percent(ratios[start, OURS, PAPER_RULE])}), "
+        f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid; our placer "
+        f"against Prism's: {without} without migration, {moving} with."
     )
 
 
 def plot_curves(path, curves, settings: Figure7) -> None:
     """Local ratio over time, without migration and by the paper's rule."""
-    shown = ("no migration", rule_name(PAPER_RULE))
+    shown = tuple(f", {rule_name(rule)}" for rule in (None, PAPER_RULE))
     panels = [
         ratio_panel(
             start,
-            {
-                name: curve
-                for name, curve in by_name.items()
-                if any(name.endswith(f", {part}") for part in shown)
-            },
+            {name: curve for name, curve in by_name.items() if name.endswith(shown)},
             settings.window_s,
         )
         for start, by_name in curves.items()
     ]
     title = "Local compute ratio; the data changes half way (simulated)"
-    line_panels(path, panels, title=title)
+    draw_panels(path, panels, title=title)
 
 
 def plot_grid(path, ratios) -> None:
     """Latency over that without migration, for every rule of the grid."""
-    rules = [r for (s, m, r) in ratios if m == PRISM and s == next(iter(STARTS))]
+    rules = list(dict.fromkeys(rule for _, _, rule in ratios))
     panels = [
-        seed_panel(
+        median_panel(
             start,
             "latency over no migration",
             [f"{keep:g} / {h:g}" for keep, h in rules],
@@ -240,14 +231,14 @@ def plot_grid(path, ratios) -> None:
         )
         for start in STARTS
     ]
-    bar_panels(path, panels, title="Migration rules (simulated)")
+    draw_panels(path, panels, title="Migration rules (simulated)")
 
 
 STUDY = study_of(
-    "prism_fig7",
-    "What does migration gain when the data changes (Prism, figure 7)?",
-    Figure7,
-    measure,
+    name="prism_fig7",
+    question="What does migration gain when the data changes (Prism, figure 7)?",
+    settings=Figure7,
+    measure=measure,
     source="Prism, figure 7 and section IV-B",
     paper=PAPER,
     why=WHY,

@@ -1,38 +1,36 @@
 """Prism, figure 8: 4 to 256 GPUs at two rates of arrival, and 100 to 1000 Mbps."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import bar_panels
-from moe_edge.studies.prism.rows import (
-    measured_rows,
-    median_row,
-    percent,
-    percents,
-    ratio,
-    seed_panel,
-    simulated,
-    slower,
-    stored,
-    study_of,
-    values,
-)
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
-    LOCAL,
-    MEAN,
-    OPTIMUM,
-    OURS,
-    PRISM,
-    Rows,
     Runs,
     cases_of,
     check_has_prism,
     on_cluster,
     serve_all,
 )
+from moe_edge.studies.prism.served import (
+    LOCAL,
+    MEAN,
+    OPTIMUM,
+    OURS,
+    PRISM,
+    Served,
+    median_row,
+    percent,
+    percents,
+    slower,
+    stored,
+)
+from moe_edge.studies.rounds import median_panel
 from moe_edge.studies.study import Findings
 
 MBPS = 500.0  # of figure 8a, as in the test bed
@@ -75,80 +73,75 @@ class Figure8(Runs):
     mbps: Sequence[float] = (100.0, 200.0, 500.0, 1000.0)
 
 
-def place_of(gpus: int, interval_s: float, mbps: float) -> str:
-    """A point of the study in words."""
-    return f"{gpus} GPUs, arrival {interval_s:g} s, {mbps:g} Mbps"
+class Point(NamedTuple):
+    """GPUs in all, seconds between requests of a server, rate of the lines."""
+
+    gpus: int
+    interval_s: float
+    mbps: float = MBPS
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs, arrival {self.interval_s:g} s, {self.mbps:g} Mbps"
+
+
+Points = Mapping[Point, Served]
 
 
 def measure(settings: Figure8) -> Findings:
     """All sizes at all rates of arrival; all line rates at the longest interval."""
-    rows_of: dict[tuple[int, float, float], Rows] = {}
-    longest_s, first = max(settings.intervals_s), None
+    points: dict[Point, Served] = {}
+    first, longest_s = None, max(settings.intervals_s)
     share = PRISM_MEMORY_SHARE.get(settings.model, 1.0)
-    for gpus in settings.gpus:
-        for interval_s in settings.intervals_s:
-            options = {"num_gpus": gpus}
-            cases = cases_of(settings, interval_s=interval_s, cluster_options=options)
-            first = first or cases[0][1]
-            rates = settings.mbps if interval_s == longest_s else ()
-            for mbps in dict.fromkeys((MBPS, *rates)):
-                methods = settings.methods if mbps == MBPS else (PRISM,)
-                methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
-                machines = {"mbps": mbps, "expert_memory_share": share, **options}
-                moved = [
-                    (s, on_cluster(case, "prism", **machines)) for s, case in cases
-                ]
-                at = place_of(gpus, interval_s, mbps)
-                # Means of each of hundreds of servers would say nothing.
-                rows_of[gpus, interval_s, mbps] = {
-                    method: [{key: row[key] for key in (MEAN, LOCAL)} for row in rows]
-                    for method, rows in serve_all(
-                        moved, methods, at, period_s=0.0
-                    ).items()
-                }
-    return findings(settings, rows_of, first)
+    for gpus, interval_s in itertools.product(settings.gpus, settings.intervals_s):
+        options = {"num_gpus": gpus}
+        cases = cases_of(settings, interval_s=interval_s, cluster_options=options)
+        first = first or cases[0][1]
+        rates = settings.mbps if interval_s == longest_s else ()
+        for mbps in dict.fromkeys((MBPS, *rates)):
+            methods = settings.methods if mbps == MBPS else (PRISM,)
+            methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
+            machines = {"mbps": mbps, "expert_memory_share": share, **options}
+            moved = [(s, on_cluster(case, "prism", **machines)) for s, case in cases]
+            point = Point(gpus, interval_s, mbps)
+            served = serve_all(moved, methods, str(point), period_s=0.0)
+            # Means of each of hundreds of servers would say nothing.
+            points[point] = served.only(MEAN, LOCAL)
+    return findings(settings, points, first)
 
 
-def change(
-    rows_of: Mapping[tuple[int, float, float], Rows], old: tuple, new: tuple
-) -> np.ndarray:
+def change(points: Points, old: Point, new: Point) -> np.ndarray:
     """float64 [seeds]: Prism's mean latency at `new` over that at `old`."""
-    return values(rows_of[new][PRISM]) / values(rows_of[old][PRISM])
+    return points[new].values(PRISM) / points[old].values(PRISM)
 
 
-def findings(settings: Figure8, rows_of, case) -> Findings:
-    """The entry from rows of every (GPUs, interval, Mbps)."""
-    metrics = []
-    for point, rows in rows_of.items():
-        metrics += measured_rows(rows, place_of(*point))
+def findings(settings: Figure8, points: Points, case) -> Findings:
+    """The entry from all points."""
     fewest, most = min(settings.gpus), max(settings.gpus)
     low, high = min(settings.mbps), max(settings.mbps)
     longest_s = max(settings.intervals_s)
     sizes = {
         f"{fewest} to {most} GPUs, arrival {interval_s:g} s": change(
-            rows_of, (fewest, interval_s, MBPS), (most, interval_s, MBPS)
+            points, Point(fewest, interval_s), Point(most, interval_s)
         )
         for interval_s in settings.intervals_s
     }
     rates = {
         f"{low:g} to {high:g} Mbps, {gpus} GPUs": change(
-            rows_of, (gpus, longest_s, low), (gpus, longest_s, high)
+            points, Point(gpus, longest_s, low), Point(gpus, longest_s, high)
         )
         for gpus in settings.gpus
     }
-    for name, found in (sizes | rates).items():
-        metrics.append(median_row(PRISM, f"latency ratio, {name}", found, "1"))
     ours = {name: percent(found) for name, found in (sizes | rates).items()}
     losers = [
-        f"{gpus} GPUs, {interval_s:g} s: {method} {percent(over)}"
-        for (gpus, interval_s, mbps), rows in rows_of.items()
-        for method in rows
+        f"{point.gpus} GPUs, {point.interval_s:g} s: {method} {percent(over)}"
+        for point, served in points.items()
+        for method in served.rows
         if method != PRISM
-        and slower(over := ratio(rows, method, PRISM)) > len(over) / 2
+        and slower(over := served.ratio(method, PRISM)) > len(over) / 2
     ]
     return simulated(
         settings,
-        case,
+        [case],
         answer=f"On {settings.workload}, {fewest} to {most} GPUs change the mean "
         f"latency of Prism's placement by {percents(sizes.values())}, and {low:g} to "
         f"{high:g} Mbps by {percents(rates.values())}.",
@@ -157,7 +150,13 @@ def findings(settings: Figure8, rows_of, case) -> Findings:
             f"Slower than Prism's placement: {', '.join(losers) or 'nowhere'}.",
         ],
         workload={"migration": "none"},
-        metrics=metrics,
+        metrics=[
+            *(row for at, served in points.items() for row in served.metrics(str(at))),
+            *(
+                median_row(PRISM, f"latency ratio, {name}", found, "1")
+                for name, found in (sizes | rates).items()
+            ),
+        ],
         checks={
             "a faster network is faster at every size": all(
                 (found < 1).all() for found in rates.values()
@@ -169,66 +168,59 @@ def findings(settings: Figure8, rows_of, case) -> Findings:
             f"Our placer was run up to {OURS_UP_TO} GPUs here.",
         ],
         ours=ours,
-        plot=lambda path: plot_sizes(path, settings, rows_of),
+        plot=lambda path: plot_sizes(path, settings, points),
         summary={"change": ours},
-        files={
-            "by_seed.json": stored(
-                {
-                    f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps": rows
-                    for (gpus, interval_s, mbps), rows in rows_of.items()
-                }
-            )
-        },
-        pictures={"bandwidth.png": lambda path: plot_rates(path, settings, rows_of)},
+        files=stored(
+            {str(at).replace("arrival ", ""): served for at, served in points.items()}
+        ),
+        pictures={"bandwidth.png": lambda path: plot_rates(path, settings, points)},
     )
 
 
-def plot_sizes(path, settings: Figure8, rows_of) -> None:
+def plot_sizes(path, settings: Figure8, points: Points) -> None:
     """A panel a rate of arrival: latency over the number of GPUs."""
-    empty = [{MEAN: np.nan}] * settings.seeds
-    panels = [
-        seed_panel(
-            f"a request every {interval_s:g} s at each server",
-            "seconds a request",
-            [str(gpus) for gpus in settings.gpus],
-            {
-                method: [
-                    values(rows_of[gpus, interval_s, MBPS].get(method, empty))
-                    for gpus in settings.gpus
-                ]
-                for method in settings.methods
-                if method in next(iter(rows_of.values()))
-            },
-            x_label="GPUs",
-        )
-        for interval_s in settings.intervals_s
-    ]
-    bar_panels(path, panels, title="Latency over size (simulated)")
+    panels = []
+    for interval_s in settings.intervals_s:
+        by_gpus = [points[Point(gpus, interval_s)] for gpus in settings.gpus]
+        nothing = [np.nan] * settings.seeds
+        series = {
+            method: [
+                served.values(method) if method in served.rows else nothing
+                for served in by_gpus
+            ]
+            for method in next(iter(points.values())).rows
+        }
+        title = f"a request every {interval_s:g} s at each server"
+        panels.append(panel_over_gpus(title, settings, series))
+    draw_panels(path, panels, title="Latency over size (simulated)")
 
 
-def plot_rates(path, settings: Figure8, rows_of) -> None:
+def plot_rates(path, settings: Figure8, points: Points) -> None:
     """Prism's latency over the number of GPUs, a bar a line rate."""
     longest_s = max(settings.intervals_s)
-    panel = seed_panel(
-        f"Prism's placement, a request every {longest_s:g} s at each server",
-        "seconds a request",
-        [str(gpus) for gpus in settings.gpus],
-        {
-            f"{mbps:g} Mbps": [
-                values(rows_of[gpus, longest_s, mbps][PRISM]) for gpus in settings.gpus
-            ]
-            for mbps in settings.mbps
-        },
-        x_label="GPUs",
-    )
-    bar_panels(path, [panel], title="Latency over the network's rate (simulated)")
+    series = {
+        f"{mbps:g} Mbps": [
+            points[Point(gpus, longest_s, mbps)].values(PRISM) for gpus in settings.gpus
+        ]
+        for mbps in settings.mbps
+    }
+    title = f"Prism's placement, a request every {longest_s:g} s at each server"
+    panel = panel_over_gpus(title, settings, series)
+    draw_panels(path, [panel], title="Latency over the network's rate (simulated)")
+
+
+def panel_over_gpus(title: str, settings: Figure8, series) -> Panel:
+    """Latencies; `series`: label -> number of GPUs -> seeds."""
+    x = [str(gpus) for gpus in settings.gpus]
+    return median_panel(title, "seconds a request", x, series, x_label="GPUs")
 
 
 STUDY = study_of(
-    "prism_fig8",
-    "How does latency change with GPUs and with the network (Prism, figure 8)?",
-    Figure8,
-    measure,
+    name="prism_fig8",
+    question="How does latency change with GPUs and with the network (Prism, "
+    "figure 8)?",
+    settings=Figure8,
+    measure=measure,
     check=lambda settings: check_has_prism(settings.methods),
     source="Prism, figure 8 and section IV-C",
     paper=PAPER,

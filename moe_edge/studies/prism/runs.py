@@ -6,7 +6,6 @@ requests with the same routing, so that ratios are of pairs.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from moe_edge.core.checks import (
     ConfigError,
@@ -20,11 +19,10 @@ from moe_edge.simulate.cluster.build import WORKLOADS, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.studies.prism.served import EPLB, MEAN, PRISM, Row, Served
 from moe_edge.studies.settings import RULES, StudySettings
 
-EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
-MEAN, LOCAL = "mean_latency_s", "local_ratio"
 
 
 def check_share(name: str, value: float) -> None:
@@ -80,15 +78,8 @@ class Migration:
     @property
     def moving(self) -> dict[str, float]:
         """As `Case.loop` takes them."""
-        return {
-            "period_s": self.period_s,
-            "keep": self.keep,
-            "hysteresis": self.hysteresis,
-        }
-
-
-Row = dict[str, Any]
-Rows = dict[str, list[Row]]  # method -> one row a seed
+        names = ("period_s", "keep", "hysteresis")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_has_prism(methods: Sequence[str]) -> None:
@@ -114,23 +105,19 @@ def serve(
 
 def serve_all(
     cases: Iterable[tuple[int, Case]], methods: Sequence[str], label: str, **moving
-) -> Rows:
+) -> Served:
     """Every method on every (seed, case)."""
-    found: Rows = {method: [] for method in methods}
+    rows: dict[str, list[Row]] = {method: [] for method in methods}
     for seed, case in cases:
         for method in methods:
-            found[method].append(serve(case, method, seed, **moving).row())
-        shown = ", ".join(f"{m} {rows[-1][MEAN]:.3f}" for m, rows in found.items())
+            rows[method].append(serve(case, method, seed, **moving).row())
+        shown = ", ".join(f"{m} {found[-1][MEAN]:.3f}" for m, found in rows.items())
         print(f"{label}, seed {seed}: {shown}", flush=True)
-    return found
+    return Served(rows)
 
 
 def cases_of(settings: Runs, **wanted) -> list[tuple[int, Case]]:
     """A case for every seed, as the settings and `wanted` say."""
     names = ("model", "workload", "interval_s", "requests_per_server")
-    common = {
-        name: getattr(settings, name) for name in names if hasattr(settings, name)
-    }
-    return [
-        (seed, build_case(**common | wanted, seed=seed)) for seed in settings.all_seeds
-    ]
+    given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    return [(s, build_case(**given | wanted, seed=s)) for s in settings.all_seeds]

@@ -4,46 +4,35 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from moe_edge.metrics.plots_panels import bar_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.simulate.cluster.case import Case
-from moe_edge.studies.prism.rows import (
-    measured_rows,
-    percent,
-    percents,
-    ratio,
-    ratio_rows,
-    seed_panel,
-    simulated,
-    stored,
-    study_of,
-    values,
-    worse_than,
-)
-from moe_edge.studies.prism.runs import (
+from moe_edge.studies.prism.entry import simulated, study_of
+from moe_edge.studies.prism.runs import Runs, cases_of, on_cluster, serve_all
+from moe_edge.studies.prism.served import (
     EPLB,
     OPTIMUM,
     OURS,
     PRISM,
-    Rows,
-    Runs,
-    cases_of,
-    on_cluster,
-    serve_all,
+    Served,
+    percents,
+    stored,
+    worse_than,
 )
+from moe_edge.studies.rounds import median_panel
 from moe_edge.studies.study import Findings
 
-CLUSTERS = ("prism", "mixed")
 BASE_SHARE = {"prism": 0.3, "mixed": 0.6}  # 1.7 copies of DeepSeek-V2-Lite on both
+LABELS = {
+    "skew": "skew of the domains",
+    "memory": "copies of the model in the memory of all",
+    "copies": "copies of the model, more servers",
+}
 WHY = (
     "The paper varies none of these. Skew multiplies what sets a domain apart from the "
     "others (1: as fitted, narrow tasks as assumed); memory is for experts, in copies "
     "of the model that all servers hold together; more servers of the same memory are "
     "more copies at the same memory of each."
 )
-
-
 METHODS = (EPLB, PRISM, OPTIMUM, OURS)
 PAIRS = (
     *((OURS, EPLB), (OURS, PRISM), (OURS, OPTIMUM)),
@@ -79,6 +68,9 @@ class Point(NamedTuple):
     value: str
 
 
+Points = Mapping[Point, Served]
+
+
 def copies(case: Case) -> float:
     """How many copies of the model's experts the cluster has room for."""
     slots = case.cost_model.cluster.slots(case.shape.block.num_bytes)
@@ -87,62 +79,69 @@ def copies(case: Case) -> float:
 
 def measure(settings: Sensitivity) -> Findings:
     """Every skew, memory and number of servers; static placements."""
-    found: dict[Point, Rows] = {}
+    points: dict[Point, Served] = {}
     base = None
 
     def add(study: str, cluster: str, value: str | None, cases, share=None) -> None:
         if share is not None:
             options = {"expert_memory_share": share}
             cases = [(s, on_cluster(case, cluster, **options)) for s, case in cases]
-        value = value or f"{copies(cases[0][1]):.2f}"
-        point = Point(study, cluster, value)
-        found[point] = serve_all(cases, METHODS, " ".join(point), period_s=0.0)
+        point = Point(study, cluster, value or f"{copies(cases[0][1]):.2f}")
+        points[point] = serve_all(cases, METHODS, " ".join(point), period_s=0.0)
 
     for skew in settings.skews:
         cases = cases_of(settings, skew=skew)
         base = cases if base is None or skew == 1.0 else base
-        for name in CLUSTERS:
-            add("skew", name, f"{skew:g}", cases, BASE_SHARE[name])
-    for name in CLUSTERS:
+        for name, share in BASE_SHARE.items():
+            add("skew", name, f"{skew:g}", cases, share)
+    for name, share in BASE_SHARE.items():
         for relative in settings.memory_shares:
             # Shares are of the base: both clusters hold alike.
-            share = round(BASE_SHARE[name] * relative / BASE_SHARE["mixed"], 6)
-            add("memory", name, None, base, share)
+            add(
+                "memory",
+                name,
+                None,
+                base,
+                round(share * relative / BASE_SHARE["mixed"], 6),
+            )
     for gpus in settings.gpus:
         cases = cases_of(settings, cluster_options={"num_gpus": gpus})
         add("copies", "prism", f"{copies(cases[0][1]):.1f}", cases)
-    return findings(settings, found, base[0][1])
+    return findings(settings, points, base[0][1])
 
 
-def findings(
-    settings: Sensitivity, found: Mapping[Point, Rows], case: Case
-) -> Findings:
-    """The entry from rows at every point."""
+def rows_of(points: Points) -> dict[tuple[str, str], dict[str, Served]]:
+    """(study, cluster) -> value -> what was served, in the order of the points."""
+    found: dict[tuple[str, str], dict[str, Served]] = {}
+    for (study, cluster, value), served in points.items():
+        found.setdefault((study, cluster), {})[value] = served
+    return found
+
+
+def findings(settings: Sensitivity, points: Points, case: Case) -> Findings:
+    """The entry from all points."""
     metrics, ours, details = [], {}, []
-    for point, rows in found.items():
-        at = f"{point.study} {point.value}, {point.cluster} cluster"
-        more, ours[at] = ratio_rows(rows, PAIRS, at)
-        metrics += measured_rows(rows, at) + more
-    for study, cluster in dict.fromkeys(point[:2] for point in found):
-        these = [p for p in found if p[:2] == (study, cluster)]
+    for (study, cluster, value), served in points.items():
+        at = f"{study} {value}, {cluster} cluster"
+        metrics += served.metrics(at, PAIRS)
+        ours[at] = served.changes(PAIRS)
+    for (study, cluster), by_value in rows_of(points).items():
+        values, served = [*by_value], [*by_value.values()]
         spans = [
-            f"{method} to {over} {span(found, these, method, over)}"
-            for method, over in ((OURS, EPLB), (OURS, OPTIMUM), (PRISM, EPLB))
+            f"{m} to {n} {served[0].change(m, n)} to {served[-1].change(m, n)}"
+            for m, n in ((OURS, EPLB), (OURS, OPTIMUM), (PRISM, EPLB))
         ]
-        ends = f"{these[0].value} to {these[-1].value}"
         details.append(
-            f"Mean latency, {study} {ends} ({cluster} cluster): {', '.join(spans)}."
+            f"Mean latency, {study} {values[0]} to {values[-1]} ({cluster} cluster): "
+            f"{', '.join(spans)}."
         )
-    lost = worse_than(
-        {f"{p.study} {p.value} ({p.cluster})": rows for p, rows in found.items()}
-    )
     over = {
-        other: percents(ratio(rows, OURS, other) for rows in found.values())
+        other: percents(served.ratio(OURS, other) for served in points.values())
         for other in (EPLB, OPTIMUM)
     }
     return simulated(
         settings,
-        case,
+        [case],
         answer="Over all skews, memories and numbers of copies our placer's mean "
         f"latency is {over[EPLB]} against heterogeneous EPLB's and {over[OPTIMUM]} "
         "against that of the optimum of eq. 2.",
@@ -151,70 +150,54 @@ def findings(
         metrics=metrics,
         baselines=[EPLB, PRISM],
         checks={
-            "more memory is never slower than least, for the optimum": more_is_faster(
-                found
+            "more memory is never slower than least, for the optimum": all(
+                more_is_faster(by_value)
+                for (study, _), by_value in rows_of(points).items()
+                if study == "memory"
             )
         },
-        limits=[lost],
+        limits=[
+            worse_than(
+                {f"{p.study} {p.value} ({p.cluster})": points[p] for p in points}
+            )
+        ],
         ours=ours,
-        plot=lambda path: plot(path, found),
+        plot=lambda path: plot(path, points),
         summary={"change": ours},
-        files={"by_seed.json": stored({" ".join(p): r for p, r in found.items()})},
+        files=stored({" ".join(point): served for point, served in points.items()}),
     )
 
 
-def span(found, points, method: str, over: str) -> str:
-    """The change at the first and the last of some points."""
-    ends = [percent(ratio(found[point], method, over)) for point in points]
-    return f"{ends[0]} to {ends[-1]}"
+def more_is_faster(by_memory: Mapping[str, Served]) -> bool:
+    """The optimum at the most memory is no slower than at the least."""
+    least, most = (by_memory[end(by_memory, key=float)] for end in (min, max))
+    return most.median(OPTIMUM) <= least.median(OPTIMUM)
 
 
-def more_is_faster(found: Mapping[Point, Rows]) -> bool:
-    """The optimum at the most memory is no slower than at the least, everywhere."""
-    for cluster in CLUSTERS:
-        these = [p for p in found if p[:2] == ("memory", cluster)]
-        least = min(these, key=lambda p: float(p.value))
-        most = max(these, key=lambda p: float(p.value))
-        if np.median(values(found[most][OPTIMUM])) > np.median(
-            values(found[least][OPTIMUM])
-        ):
-            return False
-    return True
-
-
-LABELS = {
-    "skew": "skew of the domains",
-    "memory": "copies of the model in the memory of all",
-    "copies": "copies of the model, more servers",
-}
-
-
-def plot(path, found: Mapping[Point, Rows]) -> None:
+def plot(path, points: Points) -> None:
     """Latency over heterogeneous EPLB's at every point."""
-    panels = []
-    for study, cluster in dict.fromkeys(point[:2] for point in found):
-        these = [p for p in found if p[:2] == (study, cluster)]
-        panels.append(
-            seed_panel(
-                f"{LABELS[study]} ({cluster})",
-                "latency over EPLB's",
-                [p.value for p in these],
-                {
-                    m: [ratio(found[p], m, EPLB) for p in these]
-                    for m in METHODS
-                    if m != EPLB
-                },
-                level=("heterogeneous EPLB", 1.0),
-            )
+    panels = [
+        median_panel(
+            f"{LABELS[study]} ({cluster})",
+            "latency over EPLB's",
+            list(by_value),
+            {
+                method: [served.ratio(method, EPLB) for served in by_value.values()]
+                for method in METHODS
+                if method != EPLB
+            },
+            level=("heterogeneous EPLB", 1.0),
         )
-    bar_panels(path, panels, title="Sensitivity of placements (simulated)")
+        for (study, cluster), by_value in rows_of(points).items()
+    ]
+    draw_panels(path, panels, title="Sensitivity of placements (simulated)")
 
 
 STUDY = study_of(
-    "prism_sensitivity",
-    "How do skew, memory and the number of copies change who places best?",
-    Sensitivity,
-    measure,
+    name="prism_sensitivity",
+    question="How do skew, memory and the number of copies change who places best?",
+    settings=Sensitivity,
+    measure=measure,
     source="none: not in the paper",
     paper={},
     why=WHY,

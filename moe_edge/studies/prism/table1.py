@@ -3,19 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moe_edge.metrics.plots_panels import Panel, bar_panels
-from moe_edge.studies.prism.rows import (
-    cells,
-    median_row,
-    percent,
-    ratio,
-    served,
-    simulated,
-    stored,
-    study_of,
-    values,
-)
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
+from moe_edge.studies.prism.served import median_row, percent, stored
 from moe_edge.studies.study import Findings
 
 ALONE = "moe_infinity"
@@ -56,28 +47,24 @@ class Table1(Runs):
 def measure(settings: Table1) -> Findings:
     """Serving alone, with requests passed on, and random experts together."""
     cases = cases_of(settings)
-    rows = serve_all(cases, settings.methods, "table I", period_s=0.0)
-    ours = cells(rows)
+    served = serve_all(cases, settings.methods, "table I", period_s=0.0)
+    ours = served.cells()
     metrics = []
-    for method, by_seed in rows.items():
+    for method, by_seed in served.rows.items():
         for n in range(len(ours[method]) - 1):
             found = [row["latency_s_N"][n] for row in by_seed]
             metrics.append(median_row(method, f"mean latency, server {n + 1}", found))
-        metrics.append(median_row(method, "mean latency", values(by_seed)))
+        metrics.append(median_row(method, "mean latency", served.values(method)))
         for key, unit in (("hit_ratio", "1"), ("redirected", "requests")):
             if all(row.get(key) is not None for row in by_seed):
-                found = values(by_seed, key)
+                found = served.values(method, key)
                 metrics.append(median_row(method, key.replace("_", " "), found, unit))
     changes = {
-        method: percent(ratio(rows, method, ALONE))
-        for method in rows
-        if ALONE in rows and method != ALONE
+        method: served.change(method, ALONE)
+        for method in served.rows
+        if ALONE in served.rows and method != ALONE
     }
-    paper = {
-        method: f"{100 * (row[3] / TABLE_1[ALONE][3] - 1):+.1f} %"
-        for method, row in TABLE_1.items()
-        if method != ALONE
-    }
+    paper = {m: percent(row[3] / TABLE_1[ALONE][3]) for m, row in TABLE_1.items()}
     parts = [
         f"{method} {change} (paper {paper.get(method, 'none')})"
         for method, change in changes.items()
@@ -89,26 +76,26 @@ def measure(settings: Table1) -> Findings:
     ]
     return simulated(
         settings,
-        cases[0][1],
+        [cases[0][1]],
         answer=f"Mean latency against {ALONE} on {settings.model}: {', '.join(parts)}.",
         workload={"migration": "none"},
         metrics=metrics,
         baselines=[ALONE],
-        checks={"every request was served once": served(rows)},
+        checks={"every request was served once": served.is_complete()},
         ours=ours,
-        plot=lambda path: bar_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Serving alone and together (simulated)"
         ),
         summary={"change": changes},
-        files={"by_seed.json": stored({"table I": rows})},
+        files=stored({"table I": served}),
     )
 
 
 STUDY = study_of(
-    "prism_table1",
-    "Does sharing experts beat serving alone (Prism, table I)?",
-    Table1,
-    measure,
+    name="prism_table1",
+    question="Does sharing experts beat serving alone (Prism, table I)?",
+    settings=Table1,
+    measure=measure,
     source="Prism, table I",
     paper=TABLE_1,
     why=WHY,

@@ -6,33 +6,27 @@ from collections.abc import Mapping
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.plots_panels import Panel, bar_panels
-from moe_edge.studies.prism.rows import (
-    cells,
-    measured_rows,
-    percents,
-    ratio,
-    ratio_rows,
-    served,
-    simulated,
-    stored,
-    study_of,
-    values,
-    worse_than,
-)
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
-    EPLB,
-    LOCAL,
-    OPTIMUM,
-    OURS,
     PAPERS,
-    PRISM,
     Migration,
-    Rows,
     Runs,
     cases_of,
     on_cluster,
     serve_all,
+)
+from moe_edge.studies.prism.served import (
+    EPLB,
+    LOCAL,
+    OPTIMUM,
+    OURS,
+    PRISM,
+    Served,
+    percent,
+    percents,
+    stored,
+    worse_than,
 )
 from moe_edge.studies.study import Findings
 
@@ -67,6 +61,7 @@ TABLE_2 = {
         PRISM: (8.30, 9.80, 9.41, 9.17),
     },
 }
+PAPER = {f"{workload}, {model}": by for (workload, model), by in TABLE_2.items()}
 INTERVAL_S = {"bigbench": 10.0, "multidata": 20.0}
 # Not of the paper: unequal machines and lines, with room for 1.7 and 1.1 copies.
 UNEQUAL = {
@@ -81,8 +76,6 @@ WHY = (
     "a smaller share of remote calls is worth more here, and ratios are larger where "
     "the network is what one waits for."
 )
-
-
 METHODS = (*PAPERS, OPTIMUM, OURS)
 PAIRS = (
     *((PRISM, EPLB), (OPTIMUM, EPLB), (OURS, EPLB)),
@@ -97,151 +90,133 @@ class Table2(Migration, Runs):
 
 def measure(settings: Table2) -> Findings:
     """The paper's 20 cells, the optimum, our placer; and unequal machines."""
-    rows_of, shapes, first = {}, {}, None
-    for workload, model in TABLE_2:
-        label = f"{workload}, {model}"
-        cases = cases_of(
-            settings, workload=workload, model=model, interval_s=INTERVAL_S[workload]
-        )
-        first = first or cases[0][1]
-        shapes[model] = cases[0][1].shape
-        rows_of[label] = serve_all(cases, METHODS, label, **settings.moving)
+    points: dict[str, Served] = {}
+    used = []
+    for (workload, model), label in zip(TABLE_2, PAPER, strict=True):
+        asked = {"model": model, "interval_s": INTERVAL_S[workload]}
+        cases = cases_of(settings, workload=workload, **asked)
+        used.append(cases[0][1])
+        points[label] = serve_all(cases, METHODS, label, **settings.moving)
         for name, options in UNEQUAL.items():
             try:
                 moved = [(s, on_cluster(case, "mixed", **options)) for s, case in cases]
             except CapacityError:
                 continue  # Mixtral does not fit on them
             at = f"{label}, {name}"
-            rows_of[at] = serve_all(moved, METHODS, at, **settings.moving)
-    return findings(settings, rows_of, first, list(shapes.values()))
+            points[at] = serve_all(moved, METHODS, at, **settings.moving)
+    return findings(settings, points, used)
 
 
-def findings(settings: Table2, rows_of: Mapping[str, Rows], case, shapes) -> Findings:
-    """The entry from rows of every case."""
-    metrics, changes = [], {}
-    for label, rows in rows_of.items():
-        found, changes[label] = ratio_rows(rows, PAIRS, label)
-        metrics += measured_rows(rows, label) + found
-    papers = {f"{w}, {m}": table for (w, m), table in TABLE_2.items()}
-    told = {at: table[PRISM][3] / table[EPLB][3] for at, table in papers.items()}
-    details = []
-    for label, found in changes.items():
-        if label in papers:
-            details.append(
-                f"{label}: Prism {found[f'{PRISM} to {EPLB}']} (paper "
-                f"{100 * (told[label] - 1):+.1f} %), optimum "
-                f"{found[f'{OPTIMUM} to {EPLB}']}, our placer "
-                f"{found[f'{OURS} to {EPLB}']}, all against EPLB."
-            )
-    for label, found in changes.items():
-        if label not in papers:
-            details.append(
-                f"Not in the paper, {label}: Prism {found[f'{PRISM} to {EPLB}']}, our "
-                f"placer {found[f'{OURS} to {EPLB}']}, and "
-                f"{found[f'{OURS} to {OPTIMUM}']} against the optimum."
-            )
+def findings(settings: Table2, points: Mapping[str, Served], used) -> Findings:
+    """The entry from all points; `used`: cases, one a setting of the paper."""
+    changes = {label: served.changes(PAIRS) for label, served in points.items()}
+    told = {at: table[PRISM][3] / table[EPLB][3] for at, table in PAPER.items()}
+    details = [
+        f"{label}: Prism {changes[label][f'{PRISM} to {EPLB}']} (paper "
+        f"{percent(told[label])}), optimum {changes[label][f'{OPTIMUM} to {EPLB}']}, "
+        f"our placer {changes[label][f'{OURS} to {EPLB}']}, all against EPLB."
+        for label in PAPER
+    ]
+    details += [
+        f"Not in the paper, {label}: Prism {found[f'{PRISM} to {EPLB}']}, our placer "
+        f"{found[f'{OURS} to {EPLB}']}, and {found[f'{OURS} to {OPTIMUM}']} against "
+        "the optimum."
+        for label, found in changes.items()
+        if label not in PAPER
+    ]
     spans = {
-        method: percents(ratio(rows_of[at], method, EPLB) for at in papers)
+        method: percents(points[at].ratio(method, EPLB) for at in PAPER)
         for method in (PRISM, OURS)
     }
-    lost = worse_than(rows_of)
-    local = all(
-        np.median(values(rows[OPTIMUM], LOCAL)) >= np.median(values(some, LOCAL)) - 0.01
-        for rows in rows_of.values()
-        for some in rows.values()
-    )
+    lost = worse_than(points)
     return simulated(
         settings,
-        case,
-        shapes=shapes,
+        used,
         answer="Mean latency against heterogeneous EPLB in the paper's four settings: "
-        f"Prism's placement {spans[PRISM]} (paper "
-        f"{percents([x] for x in told.values())}), our placer {spans[OURS]}.",
+        f"Prism's placement {spans[PRISM]} (paper {percents(told.values())}), our "
+        f"placer {spans[OURS]}.",
         details=details,
         workload={"intervals_s": INTERVAL_S, "unequal": UNEQUAL},
-        metrics=metrics,
+        metrics=[r for at, served in points.items() for r in served.metrics(at, PAIRS)],
         baselines=[EPLB],
         checks={
-            "every request was served once": all(map(served, rows_of.values())),
-            "the optimum's local ratio is the highest, within 0.01": local,
-            **targets(rows_of),
+            "every request was served once": all(
+                served.is_complete() for served in points.values()
+            ),
+            "the optimum's local ratio is the highest, within 0.01": all(
+                served.median(OPTIMUM, LOCAL) >= served.median(method, LOCAL) - 0.01
+                for served in points.values()
+                for method in METHODS
+            ),
+            **targets(points),
         },
         limits=[
             lost,
             f"Servers are overloaded (a mean latency above the mean gap between "
             f"requests; seconds and ratios then grow with the number of requests): "
-            f"{overloaded(rows_of)}.",
+            f"{overloaded(points)}.",
             "The statistics of the first placement are those of the generator itself, "
             "so migration has little to improve here; see prism_fig6 and prism_fig7.",
         ],
-        ours={label: cells(rows_of[label]) for label in papers},
-        plot=lambda path: plot_table2(path, rows_of),
+        ours={label: points[label].cells() for label in PAPER},
+        plot=lambda path: plot(path, points),
         summary={"change": changes, "worse": lost},
-        files={"by_seed.json": stored(rows_of)},
+        files=stored(points),
     )
 
 
-def overloaded(rows_of: Mapping[str, Rows]) -> str:
+def overloaded(points: Mapping[str, Served]) -> str:
     """Cases and methods whose requests wait longer than the gap between two."""
     found = []
-    for label, rows in rows_of.items():
+    for label, served in points.items():
         gap_s = INTERVAL_S[label.split(",")[0]]
-        slow = [m for m, some in rows.items() if np.median(values(some)) > gap_s]
+        slow = [method for method in served.rows if served.median(method) > gap_s]
         if slow:
             found.append(f"{label}: {', '.join(slow)}")
     return "; ".join(found) or "nowhere"
 
 
-def targets(rows_of: Mapping[str, Rows]) -> dict[str, bool]:
+def targets(points: Mapping[str, Served]) -> dict[str, bool]:
     """What the project set out to reach, whether or not it did."""
-    over_eplb = ratio(rows_of["bigbench, deepseek_v2_lite"], OURS, EPLB)
-    unequal = {
-        label: float(np.median(ratio(rows, OURS, OPTIMUM)))
-        for label, rows in rows_of.items()
-        if any(label.endswith(name) for name in UNEQUAL)
-    }
-    return {
-        "target: our placer 30.6 % faster than EPLB on bigbench, deepseek_v2_lite": (
-            float(np.median(over_eplb)) <= 1 - 0.306
-        )
-    } | {
-        f"target: our placer 10 % faster than the optimum on {label}": found <= 0.9
-        for label, found in unequal.items()
-    }
+    main = "bigbench, deepseek_v2_lite"
+    over = float(np.median(points[main].ratio(OURS, EPLB)))
+    found = {f"target: our placer 30.6 % faster than EPLB on {main}": over <= 1 - 0.306}
+    for label, served in points.items():
+        if label.endswith(tuple(UNEQUAL)):
+            over = float(np.median(served.ratio(OURS, OPTIMUM)))
+            name = f"target: our placer 10 % faster than the optimum on {label}"
+            found[name] = over <= 0.9
+    return found
 
 
-def plot_table2(path, rows_of: Mapping[str, Rows]) -> None:
+def plot(path, points: Mapping[str, Served]) -> None:
     """Latency over EPLB's, ours next to the paper's."""
-    papers = {f"{w}, {m}": table for (w, m), table in TABLE_2.items()}
     panels = []
-    for label, rows in rows_of.items():
-        over = {method: ratio(rows, method, EPLB) for method in rows}
+    for label, served in points.items():
+        over = {method: served.ratio(method, EPLB) for method in served.rows}
         medians = [float(np.median(x)) for x in over.values()]
-        table = papers.get(label, {})
-        known = [
-            table[method][3] / table[EPLB][3] if method in table else np.nan
-            for method in rows
-        ]
+        table = {m: row[3] for m, row in PAPER.get(label, {}).items()}
+        known = [table.get(m, np.nan) / table.get(EPLB, np.nan) for m in over]
         panels.append(
             Panel(
                 label,
                 "latency over EPLB's",
-                [method.split("_")[0] for method in rows],
+                [method.split("_")[0] for method in over],
                 {"ours": medians, "paper": known},
                 {"ours": [float(np.ptp(x)) / 2 for x in over.values()]},
                 level=("heterogeneous EPLB", 1.0),
                 log=max(medians) / min(medians) > WIDE,
             )
         )
-    bar_panels(path, panels, title="Mean latency by placement (simulated)")
+    draw_panels(path, panels, title="Mean latency by placement (simulated)")
 
 
 STUDY = study_of(
-    "prism_table2",
-    "How fast do requests come back under each placement (Prism, table II)?",
-    Table2,
-    measure,
+    name="prism_table2",
+    question="How fast do requests come back under each placement (Prism, table II)?",
+    settings=Table2,
+    measure=measure,
     source="Prism, table II",
-    paper={f"{w}, {m}": table for (w, m), table in TABLE_2.items()},
+    paper=PAPER,
     why=WHY,
 )

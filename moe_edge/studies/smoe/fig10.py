@@ -14,7 +14,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
 from moe_edge.studies.cases import LIMITS, Case
@@ -83,7 +83,6 @@ def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
             settings.device_memory,
             batch,
             options_at(a, settings.assist),
-            is_exact=a == 0 and settings.assist is None,
         )
         for batch in settings.batches
         for a in settings.a_values
@@ -244,7 +243,7 @@ def plot(path, points: list[dict], fits: list[dict]) -> None:
                 spreads = {"measured": np.maximum([measured - low, high - measured], 0)}
                 panel = Panel(title, label, a_N, {"measured": measured}, spreads)
             panels.append(dataclasses.replace(panel, x_label="a"))
-    line_panels(path, panels, title="Time per step over a", columns=len(fits))
+    draw_panels(path, panels, title="Time per step over a", columns=len(fits))
 
 
 STUDY = Study(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import bar_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.cases import (
     LIMITS,
@@ -84,15 +84,10 @@ def smoe_steps(a: float) -> dict[str, OffloadOptions]:
     return dict(zip(STEPS[1:], (evict, route, fetch, assist), strict=True))
 
 
-def is_exact(options: OffloadOptions) -> bool:
-    """Whether tokens are the resident engine's, to the last bit of the logits."""
-    return options.lossless and options.assist is None
-
-
 def cases_of(settings: BudgetSettings, policies: dict[str, OffloadOptions]):
     """Every policy at every batch size and budget."""
     return [
-        Case(policy, budget, batch, options, is_exact(options))
+        Case(policy, budget, batch, options)
         for batch in settings.batches
         for budget in settings.budgets
         for policy, options in policies.items()
@@ -177,7 +172,7 @@ def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CP
                     level=("resident", resident_ms) if measure == "tpot_s" else None,
                 )
             )
-    bar_panels(
+    draw_panels(
         path,
         panels,
         title="Time per step and cache ratio, emulated link (bars: median of rounds)",

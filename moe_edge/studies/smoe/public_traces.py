@@ -9,7 +9,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_path, sha256_of
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import known_policies, policy_of, slots_for
@@ -96,7 +96,7 @@ def recall_all(trace: Trace) -> dict[str, tuple[float, float]]:
     found = {}
     for name in known_predictors(trace):
         result = replay_predictor(trace, predictor_of(name, trace))
-        found[name] = float(result.recall_H[0]), float(result.precision_H[0])
+        found[name] = float(result.recall_A[0]), float(result.precision_A[0])
     return found
 
 
@@ -203,7 +203,7 @@ def plot(path: Path, ratios: dict[str, Ratios], sizes: list[int]) -> None:
         )
         for name, by_policy in ratios.items()
     ]
-    line_panels(path, panels, title="Cache policies on public route traces (replay)")
+    draw_panels(path, panels, title="Cache policies on public route traces (replay)")
 
 
 STUDY = Study(

@@ -16,7 +16,7 @@ import numpy as np
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
-from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
+from moe_edge.evaluate.fidelity import SwitchEngine
 from moe_edge.evaluate.multiple_choice import (
     Question,
     accuracy_of,
@@ -27,12 +27,12 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.plots_panels import Panel, line_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.results import interval_metric
 from moe_edge.route.substitute import Substitute
 from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.card import BASE, find_text
-from moe_edge.studies.settings import StudySettings
+from moe_edge.studies.fidelity.card import INTERVALS, forced_rows
+from moe_edge.studies.fidelity.study import ForcedText
 from moe_edge.studies.study import Claim, Findings, Study
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
@@ -68,36 +68,23 @@ Rows = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracySettings(StudySettings):
-    """What is asked, and of which model.
+class AccuracySettings(ForcedText):
+    """What is asked; `ForcedText` names model and text.
 
     Attributes:
-      checkpoint: path or `default`.
-      data_dir: where `sets` and `text` are looked up.
       sets: multiple-choice files; `limit` questions of each, the first that have at
         most `max_tokens` tokens with any choice.
       a_values: of substitution, with the default weight rule; 0 is added.
-      device_memory: budget of the experts; `offload`: policies besides the route.
+      device_memory: budget of the experts.
       batch_size: choices, or rows of the text, that decode together.
-      text: UTF-8 file; None: the packaged held-out book. `rows` pieces of
-        `prompt_tokens` and `forced_tokens`, the latter scored.
-      seed: of the bootstrap.
     """
 
-    checkpoint: str = "default"
-    data_dir: str | None = None
     sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
     limit: int = 16
     max_tokens: int = 96
     a_values: Sequence[float] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
     device_memory: str = "25%"
     batch_size: int = 3
-    offload: OffloadOptions | None = None
-    text: str | None = None
-    rows: int = 6
-    prompt_tokens: int = 64
-    forced_tokens: int = 192
-    seed: int = 0
 
     def routes(self) -> dict[float, Substitute]:
         """By a, ascending from 0."""
@@ -105,7 +92,7 @@ class AccuracySettings(StudySettings):
 
     def options(self) -> OffloadOptions:
         """Of the offloaded engine."""
-        return resolve_offload(self.device_memory, self.offload or BASE)
+        return resolve_offload(self.device_memory, self.base)
 
     def paths(self) -> list[str]:
         """Of the sets."""
@@ -116,7 +103,7 @@ def check(settings: AccuracySettings) -> None:
     """Refuses files and a budget that cannot be used, without weights."""
     for path in settings.paths():
         read_questions([path], 1)
-    read_text(find_text(settings.text, settings.data_dir))
+    read_text(settings.path)
     check_checkpoint(settings.checkpoint, offload=settings.options())
 
 
@@ -124,7 +111,7 @@ def run(settings: AccuracySettings) -> Findings:
     """Measures accuracy and fidelity over a."""
     loaded, batch = load_engine(settings.checkpoint), settings.batch_size
     tokenizer, resident = loaded.tokenizer, loaded.engine
-    paths, text_path = settings.paths(), find_text(settings.text, settings.data_dir)
+    paths, text_path = settings.paths(), settings.path
     tasks = {
         Path(path).stem: short_questions(
             tokenizer, path, settings.limit, settings.max_tokens
@@ -132,12 +119,7 @@ def run(settings: AccuracySettings) -> Findings:
         for path in paths
     }
     questions = [question for part in tasks.values() for question in part]
-    forced = cut_rows(
-        tokenizer.encode(read_text(text_path)),
-        rows=settings.rows,
-        prompt_tokens=settings.prompt_tokens,
-        forced_tokens=settings.forced_tokens,
-    )
+    forced = forced_rows(settings, tokenizer)
 
     def answer(engine):
         return answer_questions(
@@ -236,21 +218,21 @@ def metric_rows(accuracy: Rows, fidelity: Rows) -> Rows:
     """All sets together at every a; each set is in table.md."""
     rows = []
     for row, found in zip(tasks_of(accuracy)[ALL], fidelity, strict=True):
-        for name, value, (low, high), n in (
-            ("accuracy", row["accuracy"], row["interval95"], row["n"]),
-            ("same answer", row["same_answer"], row["same_interval95"], row["n"]),
+        n, tokens = row["n"], found["tokens"]
+        for name, one, key, interval, count in (
+            ("accuracy", row, "accuracy", "interval95", n),
+            ("same answer", row, "same_answer", "same_interval95", n),
+            ("agreement on text", found, "agreement", "agreement_interval95", tokens),
             (
-                "agreement on text", found["agreement"],
-                found["agreement_interval95"], found["tokens"],
+                "perplexity ratio on text",
+                found,
+                "perplexity_ratio",
+                "ratio_interval95",
+                tokens,
             ),
-            (
-                "perplexity ratio on text", found["perplexity_ratio"],
-                found["ratio_interval95"], found["tokens"],
-            ),
-        ):  # fmt: skip
-            spread = ("half of the 95 % interval", (high - low) / 2)
+        ):
             what = f"substitute a={row['a']:g}"
-            rows.append(metric(what, name, value, "1", n, spread))
+            rows.append(interval_metric(what, name, one[key], one[interval], count))
     return rows
 
 
@@ -330,12 +312,9 @@ def plot(path, accuracy: Rows, fidelity: Rows) -> None:
         panel(task, rows, "accuracy", "interval95", ("chance", rows[0]["chance"]))
         for task, rows in tasks_of(accuracy).items()
     ]
-    for key, interval in (
-        ("agreement", "agreement_interval95"),
-        ("perplexity_ratio", "ratio_interval95"),
-    ):
+    for key, interval in INTERVALS.items():
         panels.append(panel("text", fidelity, key, interval))
-    line_panels(path, panels, title="Accuracy and fidelity over a", columns=3)
+    draw_panels(path, panels, title="Accuracy and fidelity over a", columns=3)
 
 
 STUDY = Study(

@@ -3,16 +3,16 @@
 import functools
 import os
 import shutil
-import time
 from pathlib import Path
 
-from moe_edge.studies.rounds import interleave
+from moe_edge.convert.convert import convert_checkpoint
+from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.suite import (
     Rows,
     SuiteSettings,
+    alone,
     make_row,
-    run_process,
     speed_study,
 )
 
@@ -72,15 +72,13 @@ def _on_clean_disk(job, target: Path) -> dict:
 
 
 def _copy(source: Path, target: Path) -> dict:
-    started = time.perf_counter()
-    shutil.copytree(source, target)
-    return {"seconds": time.perf_counter() - started}
+    return {"seconds": seconds_of(functools.partial(shutil.copytree, source, target))}
 
 
 def _convert(src: Path, dst: Path, to: str) -> dict:
-    """Runs `launch.convert` in a process of its own; returns its JSON line."""
-    flags = f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"
-    return run_process("launch.convert", *flags)
+    """In a process of its own."""
+    options = {"to": to, "overwrite": True, "progress": False}
+    return alone(functools.partial(convert_checkpoint, src, dst, **options))
 
 
 STUDY = speed_study(

@@ -2,29 +2,22 @@
 
 import functools
 import statistics
-import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.metrics.machine import cpu_cores
-from moe_edge.studies.rounds import interleave
+from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.models import benchmark_models
+from moe_edge.studies.speed.runs import argmax, decode_run, random_prompts
 from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 PROMPT_TOKENS = 32
-
-
-def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
-    """int array [batch, tokens] of the model's vocabulary."""
-    rng = np.random.default_rng(0)
-    return rng.integers(0, engine.config.vocab_size, (batch, tokens))
 
 
 def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
@@ -35,15 +28,15 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
     for name, engine, peer in _loaded(work_dir):
         for batch, steps in ((1, 24), (8, 8)):
             prompts = random_prompts(engine, batch, PROMPT_TOKENS)
-            figures = _in_turn(
-                settings.repeats,
-                functools.partial(decode_rate, engine, prompts, steps),
-                peer and functools.partial(peer.decode, prompts=prompts, steps=steps),
-            )
+            ours = functools.partial(decode_rate, engine, prompts, steps)
+            case = f"decode/{name}/batch{batch}"
+            row = _row(case, settings.repeats, ours, peer, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
-            limit = bandwidth and batch * max(bandwidth.values()) / step_bytes
-            extra = {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
-            rows.append(_row(f"decode/{name}/batch{batch}", figures, limit, **extra))
+            row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
+            if bandwidth:
+                limit = batch * max(bandwidth.values()) / step_bytes
+                row["limit_fraction"] = row["ours"] / limit
+            rows.append(row)
     return rows
 
 
@@ -53,12 +46,9 @@ def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
     for name, engine, peer in _loaded(work_dir):
         for tokens in (128, 512):
             prompts = random_prompts(engine, 1, tokens)
-            figures = _in_turn(
-                settings.repeats,
-                functools.partial(prefill_rate, engine, prompts),
-                peer and functools.partial(peer.prefill, prompts=prompts),
-            )
-            rows.append(_row(f"prefill/{name}/{tokens}", figures, None))
+            ours = functools.partial(prefill_rate, engine, prompts)
+            case = f"prefill/{name}/{tokens}"
+            rows.append(_row(case, settings.repeats, ours, peer, prompts))
     return rows
 
 
@@ -69,76 +59,39 @@ def _loaded(work_dir):
         yield name, engine, peers.load_peer(str(folder))
 
 
-def _in_turn(repeats: int, ours: Callable, peer: Callable | None) -> dict:
-    """Figures of ours and, where there is a peer, of its two paths."""
-    cases = {"ours": ours}
-    for implementation in peers.IMPLEMENTATIONS if peer else ():
-        cases[implementation] = functools.partial(peer, implementation)
-    return interleave(cases, repeats)
-
-
-def _row(case: str, figures: dict, limit: float | None, **extra) -> dict:
-    """Ours against the better path of the peer.
+def _row(case: str, repeats: int, ours: Callable, peer, *run) -> dict:
+    """Ours against the better path of the peer, if there is one, measured in turn.
 
     Args:
-      case: what was measured.
-      figures: a list a path, one figure a round.
-      limit: tokens per second that memory allows, where that is known.
-      **extra: see `make_row`.
+      run: prompts and steps, as `Peer.rate` takes them.
     """
-    medians = {name: statistics.median(runs) for name, runs in figures.items()}
-    del medians["ours"]
+    cases = {"ours": ours}
+    for implementation in peers.IMPLEMENTATIONS if peer else ():
+        cases[implementation] = functools.partial(peer.rate, implementation, *run)
+    figures = interleave(cases, repeats)
+    medians = {name: statistics.median(figures[name]) for name in [*cases][1:]}
     best = max(medians, key=medians.get, default=None)
+    name = f"transformers float32 {best}"
     row = make_row(
-        case,
-        figures["ours"],
-        "tokens/s",
-        peer=None if best is None else figures[best],
-        peer_name=f"transformers float32 {best}",
+        *(case, figures["ours"], "tokens/s"),
+        peer=figures.get(best),
+        peer_name=name,
         peers=medians,
-        **extra,
     )
-    fraction = None if limit is None else row["ours"] / limit
-    return row | {"runs": figures, "limit_fraction": fraction}
+    return row | {"runs": figures}
 
 
 def decode_rate(engine: ResidentEngine, prompts, steps: int) -> float:
-    """Greedy tokens per second of `steps` steps after the (untimed) prompts.
-
-    Args:
-      engine: loaded model.
-      prompts: int array [B, S].
-      steps: decode steps; the host reads every token, as a user does.
-    """
-    return steps * len(prompts) / greedy_steps(engine, prompts, steps)
-
-
-def greedy_steps(engine, prompts, steps: int, on_routing=None) -> float:
-    """Runs decode steps after the prompts; returns the seconds of the steps."""
-    B, S = np.shape(prompts)
-    session = engine.new_session(B, S + steps + 1)
-    tokens = argmax(engine.prefill(session, prompts))
-    active = jax.device_put(np.ones(B, bool))
-    np.asarray(tokens)
-    started = time.perf_counter()
-    for _ in range(steps):
-        tokens = argmax(engine.decode(session, tokens, active, on_routing))
-        np.asarray(tokens)
-    return time.perf_counter() - started
+    """Greedy tokens per second of `steps` steps after the (untimed) prompts [B, S]."""
+    run = decode_run(engine, prompts, steps)
+    return steps * len(prompts) / run.step_s.sum()
 
 
 def prefill_rate(engine: ResidentEngine, prompts) -> float:
     """Prompt tokens per second up to the logits after the last token."""
     session = engine.new_session(*np.shape(prompts))
-    started = time.perf_counter()
-    np.asarray(argmax(engine.prefill(session, prompts)))
-    return np.size(prompts) / (time.perf_counter() - started)
-
-
-@jax.jit
-def argmax(logits_BV):
-    """int32 [B], the greedy tokens."""
-    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    run = functools.partial(engine.prefill, session, prompts)
+    return np.size(prompts) / seconds_of(lambda: np.asarray(argmax(run())))
 
 
 def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
@@ -157,31 +110,23 @@ def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
     def count(layer, routing):
         distinct.append(len(np.unique(np.asarray(routing.ids_TK))))
 
-    greedy_steps(engine, prompts, steps, count)
+    decode_run(engine, prompts, steps, on_routing=count)
     experts = sum(distinct) / steps * record.nbytes / config.moe.num_experts
     return dense + head + experts
 
 
 def memory_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> dict[str, float]:
-    """Bytes per second of a large copy and of a large read, the best of `repeats`.
+    """Bytes per second of a large copy (reads and writes both counted) and of a large
+    read, the best of `repeats`; the array is well above the last-level cache.
 
     Decoding only reads, so the larger of both is its limit; a copy alone, with its
     writes, can come out below what a reading program reaches.
-
-    Args:
-      num_bytes: size of the array, well above the last-level cache.
-    Returns:
-      {"copy": reads and writes both counted, "read": ...}.
     """
     threads = cpu_cores()
     num_bytes -= num_bytes % (8 * threads)
-    source = np.ones(num_bytes // 8, np.int64)
-    target = np.zeros_like(source)
-    parts = np.split(source, threads), np.split(target, threads)
-    copy = [
-        functools.partial(np.copyto, to, part) for part, to in zip(*parts, strict=True)
-    ]
-    read = [functools.partial(np.bitwise_or.reduce, part) for part in parts[0]]
+    source = np.split(np.ones(num_bytes // 8, np.int64), threads)
+    copy = [functools.partial(np.copyto, np.zeros_like(part), part) for part in source]
+    read = [functools.partial(np.bitwise_or.reduce, part) for part in source]
     return {
         "copy": 2 * num_bytes / _all_at_once(copy, repeats),
         "read": num_bytes / _all_at_once(read, repeats),
@@ -190,16 +135,12 @@ def memory_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> dict[str, fl
 
 def _all_at_once(jobs: list[Callable[[], object]], repeats: int) -> float:
     """Best seconds of running the jobs, a thread each."""
-    best = float("inf")
-    for _ in range(repeats):
-        workers = [threading.Thread(target=job) for job in jobs]
-        started = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = min(best, time.perf_counter() - started)
-    return best
+    with ThreadPoolExecutor(len(jobs)) as pool:
+
+        def run():
+            list(pool.map(lambda job: job(), jobs))
+
+        return min(seconds_of(run) for _ in range(repeats))
 
 
 STUDIES = {

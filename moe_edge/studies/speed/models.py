@@ -48,6 +48,20 @@ def olmoe_config(
     }
 
 
+def draw_pool(rng: np.random.Generator) -> np.ndarray:
+    """One large draw for `random_matrix`: drawing 2 GB takes a minute, 32 GB many."""
+    return rng.standard_normal(1 << 22, np.float32)
+
+
+def random_matrix(rng: np.random.Generator, pool: np.ndarray, shape) -> np.ndarray:
+    """float32 of standard deviation 1 / sqrt(inputs): a piece of the pool, which is
+    repeated, from a random place on."""
+    start, size = int(rng.integers(pool.size)), math.prod(shape)
+    repeats = -(-(start + size) // pool.size)
+    values = np.tile(pool, repeats)[start : start + size].reshape(shape)
+    return values / np.float32(math.sqrt(shape[-1]))
+
+
 def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
     """Writes a random HF checkpoint, unless the folder is there already.
 
@@ -59,8 +73,7 @@ def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
     config, dtype = config_from_hf(hf_config), WEIGHT_DTYPES[hf_config["dtype"]]
     shapes = hf_shapes(config)
     rng = np.random.default_rng(seed)
-    # One large draw, reused at random offsets: drawing 2 GB takes a minute.
-    pool = rng.standard_normal(1 << 22, np.float32)
+    pool = draw_pool(rng)
     with atomic_folder(folder) as partial:
         (partial / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
         writer = SafetensorsWriter(
@@ -70,10 +83,7 @@ def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
             if name.endswith("norm.weight"):
                 array = np.ones(shape, np.float32)
             else:
-                start = int(rng.integers(pool.size))
-                index = np.arange(start, start + math.prod(shape))
-                values = pool.take(index, mode="wrap").reshape(shape)
-                array = values / np.float32(math.sqrt(shape[-1]))
+                array = random_matrix(rng, pool, shape)
             writer.write(Piece(name, 0, array.astype(dtype)))
         writer.close()
     return folder

@@ -1,33 +1,37 @@
-"""Memory of an offloaded run: live device arrays, and a process's own peak.
+"""Memory of an offloaded run: live device arrays, and a process's own peak."""
 
-`python -m moe_edge.studies.speed.offload_memory CHECKPOINT MEMORY BUDGET` is the
-process: it loads the checkpoint, decodes a little and prints its peak memory.
-"""
-
-import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from moe_edge.convert.convert import convert_checkpoint
+from moe_edge.engine.session import cache_bytes
 from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.studies.speed.decode import argmax, random_prompts
 from moe_edge.studies.speed.models import write_random
-from moe_edge.studies.speed.offload_runs import (
+from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
     SHARE,
     OffloadSettings,
     decode_run,
     load_offloaded,
+    random_prompts,
 )
-from moe_edge.studies.speed.suite import Rows, make_row, peak_rss_bytes, run_process
+from moe_edge.studies.speed.suite import Rows, alone, make_row, peak_rss_bytes
 
 CAPACITY = 64  # tokens of the KV cache that an absolute budget leaves room for
 CHILD_STEPS = 8
+# Almost no weights; two layers, so that a process compiles all that a large one needs.
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
 
 
 def device_rows(name: str, folder, settings: OffloadSettings) -> Rows:
@@ -40,24 +44,29 @@ def device_rows(name: str, folder, settings: OffloadSettings) -> Rows:
     for budget in (settings.absolute_memory, SHARE):
         before = jax.live_arrays()  # kept alive, so that no address is used again
         old = {array.unsafe_buffer_pointer() for array in before}
-        engine = load_offloaded(
-            folder, device_memory=budget, batch=1, capacity=CAPACITY
-        )
-        samples, kv_bytes = _live_while_decoding(engine, old, settings.host_steps)
+        engine = load_offloaded(folder, device_memory=budget, capacity=CAPACITY)
+        samples: list[int] = []
+
+        def sample(layer, routing, samples=samples, old=old):
+            samples.append(live_bytes(old))
+
+        prompts = random_prompts(engine, 1, PROMPT_TOKENS)
+        steps = min(settings.host_steps, CAPACITY - PROMPT_TOKENS - 1)
+        decode_run(engine, prompts, steps, cold=False, on_routing=sample)
         parts = {
             "slots": engine.manager.queue.slots.num_bytes,
             "dense": engine.weights.num_bytes,
-            "kv": kv_bytes,
+            "kv": cache_bytes(engine.config, 1, CAPACITY),
         }
-        allowed = parse_budget(budget).bytes or sum(parts.values())
+        absolute = parse_budget(budget).bytes
         rows.append(
             make_row(
                 f"{name}, live device arrays, budget {budget}",
                 [max(samples) / 1e6],
                 "MB",
-                peer=[allowed / 1e6],
+                peer=[(absolute or sum(parts.values())) / 1e6],
                 peer_name="budget",
-                bar=1.0 if parse_budget(budget).bytes else 1.01,
+                bar=1.0 if absolute else 1.01,
                 samples=len(samples),
                 bytes_of=parts,
             )
@@ -65,24 +74,6 @@ def device_rows(name: str, folder, settings: OffloadSettings) -> Rows:
         engine.close()
         del engine, before
     return rows
-
-
-def _live_while_decoding(engine, old: set[int], steps: int) -> tuple[list[int], int]:
-    """Bytes of live arrays not in `old` after each layer, and those of the cache."""
-    samples: list[int] = []
-
-    def sample(layer, routing):
-        samples.append(live_bytes(old))
-
-    prompts = random_prompts(engine, 1, PROMPT_TOKENS)
-    session = engine.new_session(1, CAPACITY)
-    kv_bytes = sum(array.nbytes for array in jax.tree.leaves(session.caches))
-    next_B = argmax(engine.prefill(session, prompts))
-    active_B = jax.device_put(next_B >= 0)
-    for _ in range(min(steps, CAPACITY - prompts.shape[1])):
-        next_B = argmax(engine.decode(session, next_B, active_B, sample))
-        samples.append(live_bytes(old))
-    return samples, kv_bytes
 
 
 def live_bytes(old: set[int] = frozenset()) -> int:
@@ -101,13 +92,15 @@ def process_rows(work_dir: Path, settings: OffloadSettings) -> Rows:
     The bound is 1.1 x checkpoint + slots (host memory on a CPU) + the bare runtime,
     which is the same process with a tiny model.
     """
-    tiny = write_random(work_dir / "olmoe_tiny", tiny_config(settings.hf_config))
-    bare = _child(tiny, "host", "50%")["peak_rss_bytes"]
-    large = large_model(work_dir, settings)
+    tiny = write_random(work_dir / "olmoe_tiny", dict(settings.hf_config) | TINY)
+    bare = alone(measure, tiny, "host", "50%")["peak_rss_bytes"]
+    large = work_dir / "olmoe_large_ours"
+    if not large.exists():
+        convert_checkpoint(large_source(work_dir, settings), large, progress=False)
     size = sum(path.stat().st_size for path in large.rglob("*") if path.is_file())
     rows = []
     for memory in ("host", "mmap"):
-        child = _child(large, memory, SHARE)
+        child = alone(measure, large, memory, SHARE)
         allowed = 1.1 * size + child["slot_bytes"] + bare
         rows.append(
             make_row(
@@ -125,41 +118,12 @@ def process_rows(work_dir: Path, settings: OffloadSettings) -> Rows:
     return rows
 
 
-def tiny_config(hf_config: Mapping[str, Any]) -> dict:
-    """The same architecture with almost no weights; two layers, so that a process
-    compiles all programs that a large model needs."""
-    return dict(hf_config) | {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    }
-
-
-def large_model(work_dir: Path, settings: OffloadSettings) -> Path:
-    """Our format of the large random model, made where it is not there yet."""
-    ours = work_dir / "olmoe_large_ours"
-    if not ours.exists():
-        convert_checkpoint(large_source(work_dir, settings), ours, progress=False)
-    return ours
-
-
 def large_source(work_dir: Path, settings: OffloadSettings) -> Path:
     """The large random model as a Hugging Face folder; suite `convert` has it too."""
     return write_random(work_dir / "olmoe_2gb", settings.large_config)
 
 
-def _child(checkpoint: Path, memory: str, budget: str) -> dict:
-    """Runs this file in a process of its own."""
-    module = "moe_edge.studies.speed.offload_memory"
-    return run_process(module, checkpoint, memory, budget)
-
-
-def measure(checkpoint: str, memory: str, budget: str) -> dict:
+def measure(checkpoint: Path, memory: str, budget: str) -> dict:
     """Loads, prefills and decodes; `memory` and `budget` as in `OffloadOptions`.
 
     Returns:
@@ -174,7 +138,3 @@ def measure(checkpoint: str, memory: str, budget: str) -> dict:
         "slot_bytes": slot_bytes,
         "used_blocks": run.used_blocks,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -6,24 +6,21 @@ share. Shapes: 26 layers of 64 blocks (DeepSeek-V2-Lite), like the placements st
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable
+import itertools
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.hardware.clusters import servers_of
+from moe_edge.hardware.clusters import mixed_cluster
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import model_shape
-from moe_edge.hardware.presets import lan
-from moe_edge.hardware.specs import Cluster
-from moe_edge.place.objective import objective
 from moe_edge.place.optimal import best_cover
-from moe_edge.place.placer import Traffic
+from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import get_placer
-from moe_edge.studies.rounds import interleave
+from moe_edge.place.run_place import compare, place_all
+from moe_edge.studies.rounds import interleave_seconds
 from moe_edge.studies.speed.placement_simulate import SimulateSettings, simulate_rows
 from moe_edge.studies.speed.suite import Rows, make_row, speed_study
 
@@ -62,10 +59,9 @@ def placement_rows(settings: PlacementSettings, work_dir) -> Rows:
     rows = []
     for servers, limit_s in settings.limit_s.items():
         rows += time_rows(servers, limit_s, settings)
-    for servers in settings.gap_servers:
-        for ratio in settings.ratios:
-            for unequal in (False, True):
-                rows += gap_rows(servers, ratio, unequal, settings)
+    cases = settings.gap_servers, settings.ratios, (False, True)
+    for servers, ratio, unequal in itertools.product(*cases):
+        rows += gap_rows(servers, ratio, unequal, settings)
     return rows + simulate_rows(settings)
 
 
@@ -90,45 +86,40 @@ def memory(servers: int, blocks: int, ratio: float, unequal: bool, seed: int):
     return [np.array([slots]) for slots in slots_N]
 
 
-def machines(servers: int, unequal: bool) -> CostModel:
-    """Equal A100s, or three sorts of which one is behind a slow line."""
+def problem_of(
+    servers: int, ratio: float, unequal: bool, sizes: PlacementSettings, seed: int
+) -> Problem:
+    """Equal A100s, or three sorts of which one is behind a slow line; one GPU each."""
     kinds = KINDS if unequal else ("a100_40g",)
-    names = [kinds[n % len(kinds)] for n in range(servers)]
-    slow = [n for n in range(servers) if unequal and n % len(kinds) == len(kinds) - 1]
-    pairs = [(n, m) for n in slow for m in range(servers) if n != m]
-    pairs += [(m, n) for n, m in pairs]
-    cluster = Cluster(
-        servers=servers_of([[name] for name in names]),
-        network=lan(500.0),
-        links=dict.fromkeys(pairs, lan(100.0)),
-        sharing="egress",
+    cluster = mixed_cluster(
+        [(kinds[n % len(kinds)],) for n in range(servers)],
+        slow_servers=range(2, servers, 3) if unequal else (),
+        expert_memory_share=1.0,
     )
-    shape = model_shape(MODEL)
-    return CostModel(cluster, shape.block, shape.dense)
+    shape, frequency_NLE = model_shape(MODEL), zipf(servers, sizes, seed)
+    return Problem(
+        frequency_NLE,
+        memory(servers, frequency_NLE[0].size, ratio, unequal, seed),
+        CostModel(cluster, shape.block, shape.dense),
+        seed=seed,
+        traffic=Traffic(shape.top_k),
+    )
 
 
 def time_rows(servers: int, limit_s: float, sizes: PlacementSettings) -> Rows:
     """Tight unequal memory, the hardest case for coverage."""
-    blocks = sizes.layers * sizes.experts
-    frequency_NLE = zipf(servers, sizes, seed=0)
-    slots = memory(servers, blocks, 1.05, True, seed=0)
-    value_NM = frequency_NLE.reshape(servers, -1)
-    capacity_N = np.minimum([s.sum() for s in slots], blocks)
-    ours, traffic = get_placer("latency"), Traffic(model_shape(MODEL).top_k)
-    cost_model = machines(servers, unequal=True)
+    problem = problem_of(servers, 1.05, True, sizes, seed=0)
+    value_NM = problem.frequency_NLE.reshape(servers, -1)
+    capacity_N = np.minimum([s.sum() for s in problem.slots], problem.num_blocks)
     cases = {
         "optimal": functools.partial(best_cover, value_NM, capacity_N),
-        "latency": functools.partial(
-            ours.place, frequency_NLE, slots, cost_model, traffic=traffic
-        ),
+        "latency": functools.partial(get_placer("latency").solve, problem),
     }
     if servers <= sizes.lp_servers:
         cases["lp"] = functools.partial(linear_program, value_NM, capacity_N)
-    runs = interleave(
-        {name: timed(case) for name, case in cases.items()}, sizes.repeats
-    )
+    runs = interleave_seconds(cases, sizes.repeats)
     name = f"{servers} x {sizes.layers} x {sizes.experts}"
-    rows = [
+    return [
         make_row(
             f"seconds/optimal {name}",
             runs["optimal"],
@@ -139,18 +130,6 @@ def time_rows(servers: int, limit_s: float, sizes: PlacementSettings) -> Rows:
         ),
         make_row(f"seconds/latency {name}", runs["latency"], "s", limit=limit_s),
     ]
-    return rows
-
-
-def timed(case: Callable[[], object]) -> Callable[[], float]:
-    """A function that returns how long `case` takes."""
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        case()
-        return time.perf_counter() - started
-
-    return seconds
 
 
 def linear_program(value_NM: np.ndarray, capacity_N: np.ndarray) -> float:
@@ -174,23 +153,16 @@ def gap_rows(
     servers: int, ratio: float, unequal: bool, sizes: PlacementSettings
 ) -> Rows:
     """Gap of every heuristic's objective to the optimum, %, one figure a seed."""
-    cost_model = machines(servers, unequal)
     gaps: dict[str, list[float]] = {name: [] for name in HEURISTICS}
     for seed in range(sizes.seeds):
-        frequency_NLE = zipf(servers, sizes, seed)
-        slots = memory(servers, frequency_NLE[0].size, ratio, unequal, seed)
-        best = get_placer("optimal").place(frequency_NLE, slots)
-        least = objective(frequency_NLE, best.on_NLE)
-        if least == 0:
-            raise ConfigError(f"{servers} servers with {ratio}x memory hold everything")
-        for name in HEURISTICS:
-            found = get_placer(name).place(
-                *(frequency_NLE, slots, cost_model),
-                seed=seed,
-                traffic=Traffic(model_shape(MODEL).top_k),
-            )
-            value = objective(frequency_NLE, found.on_NLE)
-            gaps[name].append(100 * (value - least) / least)
+        problem = problem_of(servers, ratio, unequal, sizes, seed)
+        placed, _ = place_all(problem, HEURISTICS)
+        for name, row in compare(placed, problem).items():
+            if not row["objective"] or row["gap_pct"] is None:  # the optimum is 0
+                raise ConfigError(
+                    f"{servers} servers with {ratio}x memory hold everything"
+                )
+            gaps[name].append(row["gap_pct"])
     kind = "unequal" if unequal else "equal"
     return [
         make_row(f"gap/{name} {servers} {kind} {ratio}x", values, "%")

@@ -7,9 +7,7 @@ machines, one figure a seed; requests, routing and costs are the same for all. W
 equal lines there is little to win over eq. 2: the row says how much.
 """
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,20 +15,21 @@ from typing import Any
 from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, peak_rss_bytes
+from moe_edge.studies.prism.runs import serve
+from moe_edge.studies.speed.suite import (
+    Rows,
+    SuiteSettings,
+    alone,
+    make_row,
+    peak_rss_bytes,
+)
 
 OURS = "latency"
 # Peer -> largest ratio of mean latencies that the bar allows on unequal machines, and
 # on Prism's own. 0.694: 30.6 % less, as Prism reports against EPLB.
 BARS = {"optimal": (0.9, None), "eplb_heterogeneous": (0.694, 0.694)}
 MEMORY_BAR = 2e9
-# Machines (the A6000 on a slower line) and seeds that no option was chosen on.
-HELD_OUT_GPUS = (
-    ("rtx_3090",),
-    ("a6000",),
-    ("rtx_4080", "rtx_4060_ti"),
-    ("rtx_4090",),
-)
+HELD_OUT_GPUS = (("rtx_3090",), ("a6000",), ("rtx_4080", "rtx_4060_ti"), ("rtx_4090",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,36 +55,23 @@ class SimulateSettings(SuiteSettings):
     latency_seeds: int = 5
 
 
+def on_mixed(expert_memory_share: float, **options) -> dict[str, Any]:
+    """Options of `build_case`: unequal machines, with these options of theirs."""
+    options = {"expert_memory_share": expert_memory_share, **options}
+    return {"cluster": "mixed", "cluster_options": options}
+
+
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prism bigbench": {"cluster": "prism"},
-    "mixed bigbench": {
-        "cluster": "mixed",
-        "cluster_options": {"expert_memory_share": 0.6},
-    },
-    "mixed tight bigbench": {
-        "cluster": "mixed",
-        "cluster_options": {"expert_memory_share": 0.4},
-    },
-    "mixed multidata": {
-        "cluster": "mixed",
-        "cluster_options": {"expert_memory_share": 0.6},
-        "workload": "multidata",
-        "interval_s": 20.0,
-    },
-    "mixed equal lines bigbench": {
-        "cluster": "mixed",
-        "cluster_options": {"expert_memory_share": 0.6, "slow_servers": ()},
-    },
-    "held-out bigbench": {
-        "cluster": "mixed",
-        "cluster_options": {
-            "gpus": HELD_OUT_GPUS,
-            "slow_servers": (1,),
-            "slow_mbps": 200.0,
-            "expert_memory_share": 0.4,
-        },
-        "seed": 100,
-    },
+    "mixed bigbench": on_mixed(0.6),
+    "mixed tight bigbench": on_mixed(0.4),
+    "mixed multidata": on_mixed(0.6) | {"workload": "multidata", "interval_s": 20.0},
+    "mixed equal lines bigbench": on_mixed(0.6, slow_servers=()),
+    # Machines (the A6000 on a slower line) and seeds that no option was chosen on.
+    "held-out bigbench": on_mixed(
+        0.4, gpus=HELD_OUT_GPUS, slow_servers=(1,), slow_mbps=200.0
+    )
+    | {"seed": 100},
 }
 
 
@@ -94,9 +80,9 @@ def simulate_rows(sizes: SimulateSettings) -> Rows:
     rows = []
     for requests, batch, limit_s in sizes.speed:
         for method in sizes.speed_methods:
-            if limit_s is None and method == "uniform":
-                continue  # ten times the largest case says nothing new
-            rows += speed_rows(requests, batch, limit_s, method, sizes)
+            # Ten times the largest case would say nothing new.
+            if limit_s is not None or method != "uniform":
+                rows += speed_rows(requests, batch, limit_s, method, sizes)
     for name, setting in SETTINGS.items():
         rows += latency_rows(name, setting, sizes)
     return rows
@@ -127,11 +113,9 @@ def speed_run(
     requests: int, batch: int, method: str, sizes: SimulateSettings
 ) -> tuple[float, float, int]:
     """Processor seconds, peak bytes of this process, events."""
-    options = {"num_gpus": sizes.gpus}
-    servers = sizes.gpus // 4 * 3
     case = build_case(
-        cluster_options=options,
-        requests_per_server=-(-requests // servers),
+        cluster_options={"num_gpus": sizes.gpus},
+        requests_per_server=-(-requests // (sizes.gpus // 4 * 3)),
         input_tokens=sizes.tokens,
         output_tokens=sizes.tokens,
         interval_s=8.0,
@@ -145,13 +129,6 @@ def speed_run(
     return seconds, float(peak_rss_bytes()), loop.events
 
 
-def alone(function, *args):
-    """The result of a call in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *args).result()
-
-
 def latency_rows(
     name: str, setting: Mapping[str, Any], sizes: SimulateSettings
 ) -> Rows:
@@ -159,12 +136,10 @@ def latency_rows(
     means: dict[str, list[float]] = {method: [] for method in (OURS, *BARS)}
     first = setting.get("seed", 0)
     for seed in range(first, first + sizes.latency_seeds):
-        wanted = {**setting, "seed": seed}
-        case = build_case(**wanted, requests_per_server=sizes.requests_per_server)
+        count = sizes.requests_per_server
+        case = build_case(**{**setting, "seed": seed}, requests_per_server=count)
         for method, found in means.items():
-            loop = case.loop(method, seed=seed)
-            loop.run()
-            found.append(report(loop).mean_latency_s)
+            found.append(serve(case, method, seed).mean_latency_s)
     unequal = setting["cluster"] == "mixed"
     return [
         make_row(

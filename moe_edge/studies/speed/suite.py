@@ -5,22 +5,23 @@ a bar or a limit is set, `limit_fraction` is the share of it that was used: up t
 bar holds.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import math
+import multiprocessing
 import re
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
-from moe_edge.metrics.machine import REPOSITORY
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
@@ -77,14 +78,14 @@ def make_row(
       **extra: more of the row, for `benchmark.json`; `emulated=True` says that the case
         ran over an emulated link.
     """
-    middle, ratio, fraction = statistics.median(ours), None, None
+    runs = {"ours": np.asarray(ours, float).tolist()}
+    middle, ratio, fraction = statistics.median(runs["ours"]), None, None
     row = {"case": case, "ours": middle, "peer": None, "unit": unit}
-    runs = {"ours": list(ours)}
     if peer is not None:
-        runs["peer"] = list(peer)
-        ratios = round_ratios(ours, peer)
+        runs["peer"] = np.asarray(peer, float).tolist()
+        ratios = round_ratios(**runs)
         ratio = statistics.median(ratios)
-        row |= {"peer": statistics.median(peer), "peer_name": peer_name}
+        row |= {"peer": statistics.median(runs["peer"]), "peer_name": peer_name}
         row["round_ratios"] = ratios
     if limit is not None:
         fraction = middle / limit
@@ -101,17 +102,15 @@ def speed_study(
     models_of: Callable[[Any, Path], Models] = lambda settings, work_dir: (),
     *,
     settings: type = SuiteSettings,
-    check: Callable[[Any], None] = lambda settings: None,
     limit: str = RANDOM,
+    **further,
 ) -> Study:
     """The study `benchmark_NAME`.
 
     Args:
-      name: of the suite.
-      question: of the entry.
       rows_of: measures; takes the settings and the folder for random checkpoints.
       models_of: the models that it measured; takes the same.
-      settings, check: as in `Study`.
+      question, settings, **further: as in `Study`.
       limit: what the suite's figures do not show.
     """
 
@@ -122,51 +121,37 @@ def speed_study(
             rows = rows_of(given, folder)
             model = describe_models(models_of(given, folder))
         print(table_of(rows))
-        return findings(name, rows, model, given, limit)
+        is_emulated = any(row.get("emulated") for row in rows)
+        peers = {row["peer_name"] for row in rows if row["peer"] is not None}
+        shown = [{key: row[key] for key in KEYS} for row in rows]
+        return Findings(
+            answer=answer_of(rows),
+            details=[f"{sentence(row)}." for row in rows],
+            model=model,
+            workload={"suite": name, "repeats": given.repeats},
+            metrics=[found for row in rows for found in metrics_of(row)],
+            limits=[limit, ONE_MACHINE],
+            plot=lambda path: benchmark_bars(path, rows, f"Speed suite `{name}`"),
+            kind="emulated" if is_emulated else "measured",
+            baselines=sorted(peers),
+            files={"benchmark.json": json.dumps(rows, indent=1, default=float) + "\n"},
+            summary={"suite": name, "rows": shown},
+        )
 
     return Study(
         name=f"benchmark_{name}",
         question=question,
         settings=settings,
         measure=measure,
-        check=check,
+        **further,
     )
 
 
-def findings(
-    name: str, rows: Rows, model: dict, settings: SuiteSettings, limit: str
-) -> Findings:
-    """The entry from a suite's rows."""
-    is_emulated = any(row.get("emulated") for row in rows)
-    return Findings(
-        answer=answer_of(rows),
-        details=[f"{sentence(row)}." for row in rows],
-        model=model,
-        workload={"suite": name, "repeats": settings.repeats},
-        metrics=[found for row in rows for found in metrics_of(row)],
-        limits=[limit, ONE_MACHINE],
-        plot=lambda path: benchmark_bars(path, rows, f"Speed suite `{name}`"),
-        kind="emulated" if is_emulated else "measured",
-        baselines=sorted({row["peer_name"] for row in rows if row["peer"] is not None}),
-        files={"benchmark.json": json.dumps(rows, indent=1, default=float) + "\n"},
-        summary={
-            "suite": name,
-            "rows": [{key: row[key] for key in KEYS} for row in rows],
-        },
-    )
-
-
-def run_process(module: str, *arguments) -> dict[str, Any]:
-    """Runs `python -m MODULE ARGUMENTS`; returns the JSON of its last line.
-
-    Raises:
-      RuntimeError: it failed; with the end of what it wrote.
-    """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[2:])} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def alone(function: Callable[..., Any], *args) -> Any:
+    """What a call returns in a fresh process: its time and memory are its own."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *args).result()
 
 
 def peak_rss_bytes() -> int:
@@ -205,12 +190,11 @@ def sentence(row: dict[str, Any]) -> str:
 
 def metrics_of(row: dict[str, Any]) -> list[dict]:
     """Metrics of a row for the results entry."""
-    case, n, found = row["case"], len(row["runs"]["ours"]), []
-    found.append(metric("ours", case, row["ours"], row["unit"], n))
+    case, unit, n = row["case"], row["unit"], len(row["runs"]["ours"])
+    found = [metric("ours", case, row["ours"], unit, n)]
     if row["peer"] is not None:
-        found.append(metric(row["peer_name"], case, row["peer"], row["unit"], n))
-        width = (max(row["round_ratios"]) - min(row["round_ratios"])) / 2
-        spread = ("half range", width)
+        found.append(metric(row["peer_name"], case, row["peer"], unit, n))
+        spread = ("half range", float(np.ptp(row["round_ratios"])) / 2)
         found.append(metric("ours / peer", case, row["ratio"], "1", n, spread))
     for name, unit in (("limit_fraction", "1"), ("peak_rss_bytes", "bytes")):
         if row.get(name) is not None:
@@ -226,26 +210,29 @@ def describe_models(models: Models) -> dict[str, Any]:
     for name, source in models:
         is_config = isinstance(source, ModelConfig)
         shapes = hf_shapes(source if is_config else open_checkpoint(source).config)
-        params[name] = sum(math.prod(shape) for shape in shapes.values())
+        params[name] = sum(map(math.prod, shapes.values()))
+    weights = "random" if "default" not in params else "random, but for default"
+    if len(params) == 1:
+        ((name, count),) = params.items()
+        return {"name": name, "params": count, "weights": weights}
     listed = ", ".join(f"{name} ({n / 1e6:.1f} M)" for name, n in params.items())
-    return {
-        "name": next(iter(params)) if len(params) == 1 else listed,
-        "params": next(iter(params.values())) if len(params) == 1 else 0,
-        "weights": "random" if "default" not in params else "random, but for default",
-    }
+    return {"name": listed, "params": 0, "weights": weights}
 
 
 def table_of(rows: Rows) -> str:
     """One line a case, for people."""
-    head = (
-        f"{'case':34}{'ours':>10}{'peer':>10}  {'unit':9}{'ratio':>7}{'of limit':>10}"
-    )
-    lines = [head]
+    line = "{:34}{:>10}{:>10}  {:9}{:>7}{:>10}"
+    lines = [line.format("case", "ours", "peer", "unit", "ratio", "of limit")]
     for row in rows:
-        peer = "-" if row["peer"] is None else f"{row['peer']:.1f}"
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-        share = row["limit_fraction"]
-        share = "-" if share is None else f"{100 * share:.0f} %"
-        line = f"{row['case']:34}{row['ours']:10.1f}{peer:>10}  {row['unit']:9}"
-        lines.append(f"{line}{ratio:>7}{share:>10}")
+        shown = [
+            "-" if row[key] is None else form.format(row[key])
+            for key, form in (
+                ("ours", "{:.1f}"),
+                ("peer", "{:.1f}"),
+                ("unit", "{}"),
+                ("ratio", "{:.2f}x"),
+                ("limit_fraction", "{:.0%}"),
+            )
+        ]
+        lines.append(line.format(row["case"], *shown))
     return "\n".join(lines)

@@ -7,24 +7,23 @@ On a GPU: an OLMoE-shaped model of 7 B parameters and a DeepSeek-V2-Lite-shaped 
 import dataclasses
 import functools
 import gc
+import itertools
 import statistics
 import time
-from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from moe_edge.convert.families import config_from_hf
-from moe_edge.core.checks import ConfigError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from moe_edge.evaluate.texts import find_path
+from moe_edge.evaluate.texts import find_file
 from moe_edge.model.config import ModelConfig
-from moe_edge.studies.rounds import interleave
+from moe_edge.studies.rounds import interleave, interleave_seconds
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
@@ -49,61 +48,37 @@ class TracedSettings(SuiteSettings):
     trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
 
 
-def olmoe_7b() -> dict:
-    """HF config in the shape of OLMoE-1B-7B, at the trace's top-6."""
-    shape = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
-    return shape | {"vocab_size": 50304, "num_experts_per_tok": TOP_K}
+DEEPSEEK_V2_LITE = {  # 16 B; what is left out is the family's default
+    "model_type": "deepseek_v2",
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": TOP_K,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 4096,
+}
 
 
-def deepseek_v2_lite() -> dict:
-    """HF config in the shape of DeepSeek-V2-Lite (16 B)."""
-    return {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "vocab_size": 102400,
-        "hidden_size": 2048,
-        "intermediate_size": 10944,
-        "moe_intermediate_size": 1408,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "n_shared_experts": 2,
-        "n_routed_experts": 64,
-        "num_experts_per_tok": TOP_K,
-        "first_k_dense_replace": 1,
-        "moe_layer_freq": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "routed_scaling_factor": 1.0,
-        "norm_topk_prob": False,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "dtype": "bfloat16",
-    }
-
-
-def models() -> dict[str, dict]:
-    """Name -> HF config of what this device can run."""
+def models() -> dict[str, ModelConfig]:
+    """Name -> config of what this device can run; the models lie in memory only."""
     if jax.default_backend() == "cpu":
-        small = olmoe_config(8, "bfloat16") | {"num_experts_per_tok": TOP_K}
-        return {"olmoe_450m": small}
-    return {"olmoe_7b": olmoe_7b(), "deepseek_v2_lite_16b": deepseek_v2_lite()}
-
-
-def traced_models(settings, work_dir) -> list[tuple[str, ModelConfig]]:
-    """Name and config of the suite's models, which lie in memory only."""
-    del settings, work_dir
-    return [(name, config_from_hf(hf_config)) for name, hf_config in models().items()]
+        found = {"olmoe_450m": olmoe_config(8, "bfloat16")}
+    else:  # in the shape of OLMoE-1B-7B
+        olmoe = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
+        found = {"olmoe_7b": olmoe | {"vocab_size": 50304}}
+        found["deepseek_v2_lite_16b"] = DEEPSEEK_V2_LITE
+    top = {"num_experts_per_tok": TOP_K}
+    return {name: config_from_hf(config | top) for name, config in found.items()}
 
 
 def seconds_per_token(engine: Engine, steps: int) -> float:
@@ -127,33 +102,17 @@ def copy_rate(num_bytes: int, repeats: int = 20) -> float:
     device = jax.local_devices()[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
     source = np.ones(num_bytes // 4, np.float32)
+    copy = functools.partial(jax.numpy.array, source)
     if "pinned_host" in kinds and jax.default_backend() != "cpu":
         place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        source = jax.device_put(source, place)
-
-    def copy():
-        if isinstance(source, np.ndarray):
-            return jax.numpy.array(source).block_until_ready()
-        return jax.device_put(source, device).block_until_ready()
-
-    copy()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        copy()
-        seconds.append(time.perf_counter() - started)
-    return num_bytes / statistics.median(seconds)
+        copy = functools.partial(jax.device_put, jax.device_put(source, place), device)
+    cases = {"copy": lambda: copy().block_until_ready()}
+    return num_bytes / statistics.median(interleave_seconds(cases, repeats)["copy"])
 
 
-def trace_path(settings: TracedSettings) -> Path:
-    """Of the trace. Raises ConfigError where it is not found."""
-    path = Path(find_path(settings.trace, settings.data_dir))
-    if not path.is_file():
-        raise ConfigError(
-            f"no trace {settings.trace} in {settings.data_dir}; name the folder of the "
-            "data: --data_dir"
-        )
-    return path
+def trace_path(settings: TracedSettings) -> str:
+    """Of the trace. Raises OSError where it is not found."""
+    return find_file(settings.trace, settings.data_dir)
 
 
 def traced_rows(settings: TracedSettings, work_dir) -> Rows:
@@ -166,49 +125,44 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
     repeats = settings.repeats
     rows = []
-    for name, hf_config in models().items():
-        config = config_from_hf(hf_config)
+    for name, config in models().items():
         chosen_SLK = trace_choices(recorded, config)
         steps = min(STEPS, (len(chosen_SLK) - 1) // 2)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
         # One after the other: a GPU has no room for both.
         resident = ResidentEngine(load_weights(reader))
-        resident_s = _alone(resident, steps, repeats)
+        resident_ms = _alone_ms(resident, steps, repeats)
         del resident
         gc.collect()
-        for budget in BUDGETS:
-            for mode in ("layered", "fused"):
-                on_gpu = jax.default_backend() != "cpu" and mode == "layered"
-                options = OffloadOptions(
-                    device_memory=budget,
-                    mode=mode,
-                    memory="pinned" if on_gpu else "host",
-                )
-                with make_offloaded(reader, options) as engine:
-                    ours_s = _alone(engine, steps, repeats)
-                    moved = engine.movement()
-                rate = copy_rate(reader.layout.size * reader.dtype.itemsize)
-                missed_s = moved["bytes_moved"] / steps / rate
-                row = make_row(
-                    f"traced/{name}/{mode}/{budget}",
-                    [MS * s for s in ours_s],
-                    "ms/token",
-                    peer=[MS * s for s in resident_s],
-                    peer_name="all experts resident",
-                    hit_ratio=moved["hit_ratio"],
-                    bytes_per_token=moved["bytes_moved"] / steps,
-                    copy_bytes_per_s=rate,
-                )
-                row["limit_fraction"] = missed_s / statistics.median(ours_s)
-                rows.append(row)
-                gc.collect()
+        for budget, mode in itertools.product(BUDGETS, ("layered", "fused")):
+            on_gpu = jax.default_backend() != "cpu" and mode == "layered"
+            memory = "pinned" if on_gpu else "host"
+            options = OffloadOptions(device_memory=budget, mode=mode, memory=memory)
+            with make_offloaded(reader, options) as engine:
+                ours_ms = _alone_ms(engine, steps, repeats)
+                moved = engine.movement()
+            rate = copy_rate(reader.layout.size * reader.dtype.itemsize)
+            token_bytes = moved["bytes_moved"] / steps
+            row = make_row(
+                f"traced/{name}/{mode}/{budget}",
+                ours_ms,
+                "ms/token",
+                peer=resident_ms,
+                peer_name="all experts resident",
+                hit_ratio=moved["hit_ratio"],
+                bytes_per_token=token_bytes,
+                copy_bytes_per_s=rate,
+            )
+            missed_ms = MS * token_bytes / rate
+            rows.append(row | {"limit_fraction": missed_ms / row["ours"]})
+            gc.collect()
     return rows
 
 
-def _alone(engine: Engine, steps: int, repeats: int) -> list[float]:
-    """Seconds a token of `repeats` runs, after one that is not kept."""
+def _alone_ms(engine: Engine, steps: int, repeats: int) -> list[float]:
+    """Milliseconds a token of `repeats` runs, after one that is not kept."""
     run = functools.partial(seconds_per_token, engine, steps)
-    return interleave({"alone": run}, repeats)["alone"]
+    return [MS * seconds for seconds in interleave({"alone": run}, repeats)["alone"]]
 
 
 STUDY = speed_study(
@@ -216,7 +170,7 @@ STUDY = speed_study(
     "What does offloading cost a token on the real link, where routing repeats a "
     "recorded trace?",
     traced_rows,
-    traced_models,
+    lambda settings, work_dir: list(models().items()),
     settings=TracedSettings,
     check=trace_path,
     limit="Random weights: speed only, no quality claim. Routers repeat a recorded "

@@ -14,6 +14,7 @@ from moe_edge.checkpoint.schema import item_shapes
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.studies.speed.models import draw_pool, random_matrix
 from moe_edge.workload.traces import DECODE, Trace
 
 _OUTPUTS = ("attn.o", "shared.down", "mlp.down")  # what writes to the residual stream
@@ -22,8 +23,8 @@ _OUTPUTS = ("attn.o", "shared.down", "mlp.down")  # what writes to the residual 
 def trace_choices(trace: Trace, config: ModelConfig) -> np.ndarray:
     """What a model of this shape chooses in the trace's decode steps: [steps, L, K].
 
-    Expert ids are taken modulo E, duplicates go to the next free id, a token keeps its
-    first k ranks; MoE layer number i takes the trace's layer i, modulo its layers.
+    A token keeps its first k ranks, their ids as `distinct` makes them; MoE layer
+    number i takes the trace's layer i, modulo its layers.
 
     Raises:
       ConfigError: the trace has fewer ranks than the model chooses, or no decode step.
@@ -58,10 +59,7 @@ def distinct(ids_K, num_experts: int) -> list[int]:
 
 
 class TracedReader(DenseReader):
-    """An open checkpoint in memory: random weights, routing from `chosen_SLK`.
-
-    Attributes: as `checkpoint.reader.CheckpointReader`.
-    """
+    """An open checkpoint in memory: random weights, routing from `chosen_SLK`."""
 
     path = "a random model"
     hf_source = None
@@ -77,17 +75,11 @@ class TracedReader(DenseReader):
             )
         self.config, self.dtype = config, np.dtype(dtype)
         self.layout, self._chosen_SLK = RecordLayout.of(config), chosen_SLK
-        # One draw, reused at random offsets: drawing 32 GB takes minutes.
-        self._pool = np.random.default_rng(seed).standard_normal(1 << 22, np.float32)
-        self._seed = seed
+        self._pool, self._seed = draw_pool(np.random.default_rng(seed)), seed
 
     def _draw(self, shape, *path: int) -> np.ndarray:
         rng = np.random.default_rng((self._seed, *path))
-        size = int(np.prod(shape))
-        start = int(rng.integers(self._pool.size))
-        repeats = -(-(start + size) // self._pool.size)
-        values = np.tile(self._pool, repeats)[start : start + size].reshape(shape)
-        return values / np.float32(np.sqrt(shape[-1]))
+        return random_matrix(rng, self._pool, shape)
 
     def dense(self, item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""
@@ -114,8 +106,7 @@ class TracedReader(DenseReader):
         chosen_SK = self._chosen_SLK[:, layer]
         steps, K = chosen_SK.shape
         weight_ED = np.zeros(shape, np.float32)
-        for rank in range(K):
-            weight_ED[chosen_SK[:, rank], np.arange(steps)] = 0.25 * (K - rank)
+        weight_ED[chosen_SK, np.arange(steps)[:, None]] = 0.25 * (K - np.arange(K))
         return weight_ED
 
     def experts(self, layer: int) -> np.ndarray:

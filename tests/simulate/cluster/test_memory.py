@@ -68,7 +68,7 @@ def test_no_gpu_holds_more_than_one_block_too_many(seed, source, monkeypatch, mo
     ids_TLK = np.array([[rng.permutation(E)[:2] for _ in range(L)] for _ in range(20)])
     pools = RoutingPools({"a": ids_TLK}, E)
     requests = asked((0, 0.0, 1, 60, "a"), (1, 0.0, 1, 60, "a"))
-    policy = MigrationPolicy(Restless(rng), 20.0, source=source, chunk_bytes=256)
+    policy = MigrationPolicy(20.0, placer=Restless(rng), source=source, chunk_bytes=256)
     costs = tiny_costs((1, 2), SLOTS)
     loop, result = run(requests, full(rng), costs, pools, migration=policy)
     done = [m for m in loop.migration.migrations if m.done_s is not None]

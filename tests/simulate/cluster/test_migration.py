@@ -18,7 +18,9 @@ RIGHT = [[[-1, 0]], [[0, -1]]]
 
 
 def serve(requests, source="host", slots=1, **options):
-    policy = MigrationPolicy(Fixed(RIGHT), source=source, hysteresis=0.0, **options)
+    policy = MigrationPolicy(
+        placer=Fixed(RIGHT), source=source, hysteresis=0.0, **options
+    )
     costs = tiny_costs((1, 1), slots)
     return run(requests, WRONG, costs, POOLS, migration=policy)
 
@@ -113,7 +115,7 @@ def test_periods_during_a_migration_forget_as_others_do(monkeypatch):
         Migration, "_begin", lambda self, *_: setattr(self, "_on_way", 1)
     )
     requests = [(0, 0.5 + 2.0 * i, 1, 1, "a") for i in range(16)]
-    policy = MigrationPolicy(Fixed(RIGHT), 8.0, keep=0.5, hysteresis=0.0)
+    policy = MigrationPolicy(8.0, 0.5, placer=Fixed(RIGHT), hysteresis=0.0)
     loop, _ = run(asked(*requests), WRONG, tiny_costs((1, 1), 1), POOLS,
                   migration=policy)  # fmt: skip
     assert (
@@ -131,12 +133,12 @@ def test_use_is_a_share_of_the_time_until_the_last_job():
     requests = asked(*early(4), (0, 7.25, 1, 1, "a"))
     loop, result = serve(requests, period_s=8.0)
     assert loop.finish_R[-1] == 8.375 and result.end_s == 10.125
-    assert result.host_use_G.tolist() == [1 / 10.125, 1 / 10.125]
+    assert loop.links.host_busy == [1.0, 1.0]
 
 
 def test_memory_is_freed_first_where_another_server_holds_the_block():
     before, after = [[[0, 0, -1]], [[0, -1, 0]]], [[[-1, 0, 0]], [[0, -1, 0]]]
-    policy = MigrationPolicy(Fixed(after), 8.0, hysteresis=0.0)
+    policy = MigrationPolicy(8.0, placer=Fixed(after), hysteresis=0.0)
     # Block 0 is dropped at 8: the second token of the request of 7.5 asks server 1.
     requests = asked(*early(4), (0, 7.5, 1, 2, "b"), (0, 20.0, 1, 1, "a"))
     costs = tiny_costs((1, 1), 2)
@@ -154,12 +156,12 @@ def test_policies_that_mean_nothing_are_refused():
     refused = {
         r"keep must lie in \[0, 1\], got 1.5": {"keep": 1.5},
         "period_s must be positive, got 0": {"period_s": 0},
-        "period_s must be positive, got -3": {"period_s": -3},
-        "period_s must be finite, got inf": {"period_s": float("inf")},
+        "period_s must be 0 or more and finite, got -3": {"period_s": -3},
+        "period_s must be 0 or more and finite, got inf": {"period_s": float("inf")},
         "unknown source of blocks 'disk'": {"source": "disk"},
         "hysteresis is -1, expected 0 or more": {"hysteresis": -1},
         "chunk_bytes must be a positive whole number": {"chunk_bytes": 0.5},
     }
     for message, options in refused.items():
         with pytest.raises(ConfigError, match=message):
-            MigrationPolicy(Fixed(RIGHT), **options)
+            MigrationPolicy(placer=Fixed(RIGHT), **options)

@@ -106,7 +106,7 @@ def test_a_migrating_cluster_may_load_what_its_servers_lack():
     right = [[[-1, 0], [-1, 0]], [[0, -1], [0, -1]]]
     rows = [(n, 4.0 * i, 1, 2, "cd"[n]) for i in range(20) for n in (0, 1)]
     costs = tiny_costs((1, 1), 4)
-    migration = MigrationPolicy(Fixed(right), 16.0, hysteresis=0.0)
+    migration = MigrationPolicy(16.0, placer=Fixed(right), hysteresis=0.0)
     half = OffloadPolicy("lru", "none", share=0.5)
     both, result = run(
         asked(*rows), wrong, costs, pools, offload=half, migration=migration
@@ -143,7 +143,7 @@ def test_a_host_link_does_one_thing_at_a_time_also_while_blocks_migrate():
     here = np.array([[[0, 0, -1, -1]] * 3, [[-1, -1, 0, 0]] * 3])
     order = [(i, n) for i in range(20) for n in (0, 1)]
     rows = [(n, 3.0 * i, 1, 2, ("abc", "def")[n][i % 3]) for i, n in order]
-    migration = MigrationPolicy(Fixed(here[::-1].tolist()), 7.0, hysteresis=0.0)
+    migration = MigrationPolicy(7.0, placer=Fixed(here[::-1].tolist()), hysteresis=0.0)
     loop = ClusterLoop(
         *(asked(*rows), placed(*here), tiny_costs((1, 1), 10), pools),
         LoopOptions(timeline_s=1e9),

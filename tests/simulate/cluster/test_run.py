@@ -79,7 +79,7 @@ def test_dry_run_writes_nothing(tmp_path):
         ({"window_s": INF}, "window_s must be finite, got inf"),
         ({"skew": INF}, "skew must be 0 or more and finite, got inf"),
         ({"interval_s": 0.0}, "arrival interval_s must be positive, got 0"),
-        ({"interval_s": [1.0, 2.0]}, "2 arrival intervals for 3 servers"),
+        ({"interval_s": [1.0, 2.0]}, "interval_s has 2 numbers for 3 servers"),
         ({"interval_s": [-1.0, 1.0, 3.0]}, "interval_s must be positive, got -1"),
         ({"interval_s": INF}, "arrival interval_s must be finite, got inf"),
         ({"most_tokens": 0}, "most_tokens must be a positive whole number"),

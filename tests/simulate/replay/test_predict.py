@@ -22,21 +22,21 @@ TRACE = make_trace(
 
 def test_previous_token_by_hand_golden():
     result = replay_predictor(TRACE, predictor_of("previous", TRACE), horizon=2)
-    assert result.hits_HL.tolist() == [[1, 3], [1, 3]]
-    assert result.chosen_HL.tolist() == [[4, 4], [4, 4]]
-    assert result.recall_HL.tolist() == [[0.25, 0.75], [0.25, 0.75]]
-    assert result.recall_H.tolist() == result.precision_H.tolist() == [0.5, 0.5]
+    assert result.hits_LA.T.tolist() == [[1, 3], [1, 3]]
+    assert result.chosen_LA.T.tolist() == [[4, 4], [4, 4]]
+    assert result.recall_LA.tolist() == [[0.25, 0.25], [0.75, 0.75]]
+    assert result.recall_A.tolist() == result.precision_A.tolist() == [0.5, 0.5]
 
 
 def test_oracle_is_always_right():
     result = replay_predictor(TRACE, predictor_of("oracle", TRACE), horizon=2)
-    assert result.recall_HL.tolist() == result.precision_HL.tolist() == [[1, 1], [1, 1]]
+    assert result.recall_LA.tolist() == result.precision_LA.tolist() == [[1, 1], [1, 1]]
 
 
 def test_predictor_without_knowledge_has_no_precision():
     result = replay_predictor(TRACE, predictor_of("moe_infinity", TRACE))
-    assert result.recall_H.tolist() == [0]
-    assert np.isnan(result.precision_H).all()
+    assert result.recall_A.tolist() == [0]
+    assert np.isnan(result.precision_A).all()
 
 
 def test_activation_matrix_learns_from_the_sequence_before():
@@ -49,8 +49,8 @@ def test_activation_matrix_learns_from_the_sequence_before():
     trace = make_trace(both)
     result = replay_predictor(trace, predictor_of("moe_infinity", trace))
     # The second sequence is the first one again: half of all choices are foreseen.
-    assert result.recall_H.tolist() == [0.5]
-    assert result.precision_H.tolist() == [1]
+    assert result.recall_A.tolist() == [0.5]
+    assert result.precision_A.tolist() == [1]
 
 
 def test_chosen_by_step_merges_a_batch():
@@ -76,10 +76,10 @@ def test_previous_token_recall_on_qwen3_golden():
         pytest.skip(f"needs {path} (MOE_EDGE_SHARED names the shared folder)")
     trace = read_trace(path, 128)
     result = replay_predictor(trace, predictor_of("previous", trace))
-    assert abs(result.recall_H[0] - 0.380) < 0.005  # algorithms.md, section 6
+    assert abs(result.recall_A[0] - 0.380) < 0.005  # algorithms.md, section 6
 
 
 def test_predicting_nothing_has_a_recall_of_zero():
     result = replay_predictor(TRACE, predictor_of("none", TRACE))
-    assert result.chosen_HL.sum() > 0
-    assert result.recall_H.tolist() == [0.0]
+    assert result.chosen_LA.sum() > 0
+    assert result.recall_A.tolist() == [0.0]

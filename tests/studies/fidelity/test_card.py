@@ -1,5 +1,6 @@
 """A fidelity card of every option of a tiny model; bad input is refused."""
 
+import itertools
 import json
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.fidelity.card import STUDY, FidelitySettings
+from moe_edge.studies.fidelity.card import grid_of, plot
+from moe_edge.studies.fidelity.study import STUDY, FidelitySettings
 from moe_edge.studies.study import run_study
+from tests.metrics.test_plots import png_size
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
@@ -57,7 +60,7 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
 
 def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
     settings = FidelitySettings(checkpoint=tiny)
-    assert len(settings.grid) == 3 * 6 + 2 * 4
+    assert len(grid_of(settings)) == 3 * 6 + 2 * 4
     assert run_study(STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
 
 
@@ -76,3 +79,29 @@ def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
         settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
         run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
+
+
+def cards_of(kinds):
+    """Half the experts, and lossy options at two budgets and batch sizes."""
+    found = {
+        "agreement": 0.9,
+        "agreement_interval95": (0.8, 0.95),
+        "perplexity_ratio": 1.1,
+        "ratio_interval95": (1.0, 1.2),
+    }
+    lossy = []
+    for budget, batch in itertools.product(("25%", "50%"), (1, 3)):
+        at = {"control": False, "batch": batch, "device_memory": budget, **found}
+        rule = {"weights": "own", "renormalise": True}
+        lossy += [{"option": "substitute", "a": a, **rule, **at} for a in (0.1, 0.2)]
+        rule = {"threshold": 0.1, "renormalise": False}
+        lossy.append({"option": "drop", **rule, **at})
+    half = {"option": "4 of 8 experts", "control": True, "batch": 1}
+    return [half | found, *(card for card in lossy if card["option"] in kinds)]
+
+
+@pytest.mark.parametrize("kinds", [("substitute", "drop"), ("drop",), ("substitute",)])
+def test_picture_has_two_rows_a_kind(tmp_path, kinds):
+    plot(tmp_path / "p.png", cards_of(kinds), title="t")
+    width, height = png_size(tmp_path / "p.png")
+    assert width > 900 and height > 600 * len(kinds)

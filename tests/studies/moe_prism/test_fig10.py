@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
-from moe_edge.metrics import plots_panels
-from moe_edge.studies.moe_prism.fig10 import Measured, findings
+from moe_edge.studies.moe_prism.fig10 import findings
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.operating_points import StepTimes
+from moe_edge.studies.moe_prism.studies import Fig10Settings
 
 ALL_K = tuple(range(1, 33))
 
@@ -17,16 +18,16 @@ def found():
     step_s = {(LG, k, 1): [0.001 * k, 0.001 * k, 0.004 * k] for k in ALL_K}
     step_s |= {(ORIGINAL, k, 1): [0.001 * k] * 3 for k in ALL_K if k % 4 == 0}
     perplexity = {(name, k): 100.0 / k for name, k, _ in step_s}
-    measured = Measured(LG, StepTimes(step_s), perplexity)
-    given = {"model": {}, "workload": {"batches": [1]}, "limits": [], "checks": {}}
-    return findings(measured, **given)
+    settings = Fig10Settings(lg="unused", batches=(1,))
+    times = StepTimes(step_s, perplexity)
+    return findings(settings, times, model={}, workload={}, checks={})
 
 
 def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
     found, tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(plots_panels.plt, "close", drawn.append)
+    monkeypatch.setattr(plt, "close", drawn.append)
     found.plot(tmp_path / "p.png")
     rows = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
     monkeypatch.undo()
@@ -39,4 +40,4 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
             shown = [rows[name, f"{what}, K={k}, batch 1"] for k in ks]
             np.testing.assert_allclose(line.get_ydata(), shown)
         assert lines[ORIGINAL].get_marker() == "o"
-    plots_panels.plt.close(drawn[0])
+    plt.close(drawn[0])

@@ -8,14 +8,10 @@ import pytest
 from moe_edge.core.checks import CapacityError, CheckpointError, ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.moe_prism.fig3 import (
-    SPARSER,
-    STUDY,
-    Fig3Settings,
-    checks_of,
-    explain,
-)
+from moe_edge.studies.moe_prism.fig3 import SPARSER, checks_of, explain
 from moe_edge.studies.moe_prism.sparsity import gated_noise, measure
+from moe_edge.studies.moe_prism.studies import FIG3 as STUDY
+from moe_edge.studies.moe_prism.studies import Fig3Settings
 from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
@@ -87,8 +83,8 @@ def test_check_fails_for_experts_that_learned_nothing():
         measure(rows_TF, np.ones(NEURONS))
         for rows_TF in (noise_TF, noise_TF**3, np.sign(noise_TF))
     )
-    assert checks_of({(0, 0): sparse, (1, 0): sparse}, noise) == {SPARSER: True}
+    assert checks_of({0: {0: sparse}, 1: {0: sparse}}, noise) == {SPARSER: True}
     for other in (noise, even):
         # Another layer does not make up for it, another expert of the layer may.
-        assert checks_of({(0, 0): sparse, (1, 0): other}, noise) == {SPARSER: False}
-    assert checks_of({(0, 0): sparse, (0, 1): noise}, noise) == {SPARSER: True}
+        assert checks_of({0: {0: sparse}, 1: {0: other}}, noise) == {SPARSER: False}
+    assert checks_of({0: {0: sparse, 1: noise}}, noise) == {SPARSER: True}

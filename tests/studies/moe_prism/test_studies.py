@@ -11,8 +11,6 @@ import pytest
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.sub_experts import at_k, split_config
-from moe_edge.studies.moe_prism.fig8 import Fig8Settings
-from moe_edge.studies.moe_prism.fig10 import Fig10Settings
 from moe_edge.studies.moe_prism.models import (
     CG,
     LG,
@@ -26,7 +24,12 @@ from moe_edge.studies.moe_prism.quality import (
     active_neurons,
     log_interpolate,
 )
-from moe_edge.studies.moe_prism.table2 import Table2Settings, findings, ratios
+from moe_edge.studies.moe_prism.studies import (
+    Fig8Settings,
+    Fig10Settings,
+    Table2Settings,
+)
+from moe_edge.studies.moe_prism.table2 import findings, ratios
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
@@ -53,21 +56,21 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         CG: {4: (15, 6.0), 8: (20, 5.0)},
     }
     points = {
-        (name, k): Point(k, neurons, 100 * math.log(perplexity), 100)
+        (name, k): Point(neurons, 100 * math.log(perplexity), 100)
         for name, by_k in sizes.items()
         for k, (neurons, perplexity) in by_k.items()
     }
     found = ratios(points)[CG]
     assert found[4] == (pytest.approx(6 / 16), pytest.approx(6 / 8))
     assert found[8] == (pytest.approx(5 / 4), pytest.approx(5 / 4))
-    given = {"model": {}, "workload": {"sub_experts": 4}, "limits": []}
-    entry = findings(points, points, **given)
+    settings = Table2Settings(lg="unused")
+    entry = findings(settings, points, points, {}, {})
     assert entry.checks == {"LG equals the original at every K that U divides": True}
     assert "at K = 4: LG 1.000, CG 0.375 (0.750 neuron for neuron)" in entry.answer
     assert "in 1 of 4 points" in entry.answer and "CG K=8 (1.250)" in entry.details[-1]
     other = points | {(LG, 8): dataclasses.replace(points[LG, 8], nll=140.0)}
     for pair in ((points, other), (other, points)):
-        assert not any(findings(*pair, **given).checks.values())
+        assert not any(findings(settings, *pair, {}, {}).checks.values())
 
 
 def test_bad_settings_are_refused():

@@ -9,61 +9,57 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.simulate.cluster.build import build_case
+from moe_edge.studies.prism.entry import shape_entry
 from moe_edge.studies.prism.fig5 import alone, layer_seconds, split_placement
 from moe_edge.studies.prism.fig6 import over_time
-from moe_edge.studies.prism.fig7 import after_change
-from moe_edge.studies.prism.fig8 import change
-from moe_edge.studies.prism.rows import (
-    cells,
-    losses,
-    median_row,
-    percent,
-    percents,
-    ratio,
-    shape_entry,
-    slower,
-    worse_than,
-)
-from moe_edge.studies.prism.runs import (
+from moe_edge.studies.prism.fig7 import means
+from moe_edge.studies.prism.fig8 import Point, change
+from moe_edge.studies.prism.runs import Migration, on_cluster
+from moe_edge.studies.prism.sensitivity import copies
+from moe_edge.studies.prism.served import (
     EPLB,
     OPTIMUM,
     OURS,
     PRISM,
-    Migration,
-    on_cluster,
+    Served,
+    median_row,
+    percents,
+    slower,
+    worse_than,
 )
-from moe_edge.studies.prism.sensitivity import copies
 from moe_edge.studies.prism.table1 import TABLE_1
 from moe_edge.studies.prism.table2 import TABLE_2, overloaded, targets
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 
 
-def rows(**seconds) -> dict:
-    """method -> rows of two servers, whose latencies are the mean and its double."""
-    return {
-        method: [{"mean_latency_s": x, "latency_s_N": [x, 2 * x]} for x in by_seed]
-        for method, by_seed in seconds.items()
-    }
+def served(**seconds) -> Served:
+    """Rows of two servers, whose latencies are the mean and its double."""
+    return Served(
+        {
+            method: [{"mean_latency_s": x, "latency_s_N": [x, 2 * x]} for x in by_seed]
+            for method, by_seed in seconds.items()
+        }
+    )
 
 
 def test_ratios_are_of_pairs_of_the_same_seed():
-    found = rows(prism=[1.0, 2.0, 9.0], latency=[0.5, 3.0, 3.0])
-    assert ratio(found, OURS, PRISM).tolist() == [0.5, 1.5, 1 / 3]
-    assert percent(ratio(found, OURS, PRISM)) == "-50.0 %"
-    assert losses(found, OURS, PRISM) == (
+    found = served(prism=[1.0, 2.0, 9.0], latency=[0.5, 3.0, 3.0])
+    assert found.ratio(OURS, PRISM).tolist() == [0.5, 1.5, 1 / 3]
+    assert found.changes([(OURS, PRISM)]) == {"latency to prism": "-50.0 %"}
+    assert found.losses(OURS, PRISM) == (
         "latency slower than prism in 1 of 3 seeds (median -50.0 %)"
     )
-    assert losses(found, PRISM, OURS).startswith("prism slower than latency in 2 of 3")
-    assert losses(found, OURS, EPLB) is None
+    assert found.losses(PRISM, OURS).startswith("prism slower than latency in 2 of 3")
+    assert found.losses(OURS, EPLB) is None
 
 
 def test_equal_latencies_are_no_loss():
     assert slower(np.array([1.0, 1.0004, 1.0006, 0.9])) == 1
-    found = rows(prism=[1.0], latency=[1.0004])
-    assert losses(found, OURS, PRISM) is None
+    found = served(prism=[1.0], latency=[1.0004])
+    assert found.losses(OURS, PRISM) is None
     assert worse_than({"a": found}) == "Slower than it should be: nowhere."
-    found = {"a": rows(prism=[1.0], latency=[1.5])}
+    found = {"a": served(prism=[1.0], latency=[1.5])}
     assert worse_than(found) == (
         "Slower than it should be: a: latency slower than prism in 1 of 1 seeds "
         "(median +50.0 %)."
@@ -71,7 +67,9 @@ def test_equal_latencies_are_no_loss():
 
 
 def test_cells_are_medians_of_each_server_and_of_the_mean():
-    assert cells(rows(prism=[1.0, 2.0, 9.0])) == {"prism": [2.0, 4.0, 2.0]}
+    found = served(prism=[1.0, 2.0, 9.0])
+    assert found.cells() == {"prism": [2.0, 4.0, 2.0]} and found.is_complete()
+    assert not served(prism=[1.0, -1.0]).is_complete()
 
 
 def test_median_row_has_half_the_range():
@@ -88,7 +86,7 @@ def test_median_row_has_half_the_range():
     ],
 )
 def test_targets_are_told_whether_reached_or_not(ours, optimum, expected):
-    found = rows(**{EPLB: [1.0], OURS: [ours], OPTIMUM: [optimum]})
+    found = served(**{EPLB: [1.0], OURS: [ours], OPTIMUM: [optimum]})
     label = "bigbench, deepseek_v2_lite"
     got = targets({label: found, f"{label}, unequal": found})
     assert list(got.values()) == expected
@@ -96,7 +94,7 @@ def test_targets_are_told_whether_reached_or_not(ours, optimum, expected):
 
 
 def test_overloaded_servers_are_named():
-    found = rows(**{EPLB: [11.0, 9.0, 12.0], OURS: [9.0, 9.0, 11.0]})
+    found = served(**{EPLB: [11.0, 9.0, 12.0], OURS: [9.0, 9.0, 11.0]})
     assert overloaded({"bigbench, x": found}) == f"bigbench, x: {EPLB}"
     assert overloaded({"multidata, x": found}) == "nowhere"
 
@@ -122,17 +120,17 @@ def test_over_time_is_the_median_and_ends_where_a_seed_has_nothing_more():
     assert over_time(results) == pytest.approx([0.2, 0.5, 0.4])
 
 
-def test_after_change_is_the_mean_of_the_new_data_alone():
+def test_late_means_are_of_the_new_data_alone():
     result = Result((), [1.0, 2.0, 4.0], ("taco", "ascii", "narrative"))
-    assert after_change(result) == 3.0
+    assert means([result], late=True).tolist() == [3.0]
 
 
 def test_change_is_of_the_placement_of_prism():
     found = {
-        (4, 8.0, 500.0): rows(prism=[2.0, 4.0]),
-        (8, 8.0, 500.0): rows(prism=[1, 1]),
+        Point(4, 8.0): served(prism=[2.0, 4.0]),
+        Point(8, 8.0): served(prism=[1, 1]),
     }
-    assert change(found, (4, 8.0, 500.0), (8, 8.0, 500.0)).tolist() == [0.5, 0.25]
+    assert change(found, Point(4, 8.0), Point(8, 8.0)).tolist() == [0.5, 0.25]
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +145,7 @@ def test_split_placement_leaves_the_share_to_the_others(case):
     on_NLE = split_placement(case, 0.25, seed=0).on_NLE
     assert (on_NLE[0].sum(axis=-1) == 6).all() and on_NLE[1:].all()
     assert on_NLE[0].any(axis=0).all()  # not the same blocks in every layer
-    used_G = split_placement(case, 0.0, seed=0).used(2)[2]
+    used_G = np.bincount(split_placement(case, 0.0, seed=0).gpu_NLE[2].ravel() + 1)[1:]
     assert used_G.tolist() == [128, 128]
 
 

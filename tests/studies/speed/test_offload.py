@@ -9,21 +9,19 @@ import jax
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
-    decode,
     models,
     offload,
-    offload_controls,
     offload_links,
     offload_memory,
-    offload_runs,
-    offload_smoe,
+    runs,
 )
-from moe_edge.studies.speed.suite import peak_rss_bytes
+from moe_edge.studies.speed.suite import alone, peak_rss_bytes
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -37,14 +35,14 @@ TINY = models.olmoe_config(2, "bfloat16", experts=16) | {
     "num_key_value_heads": 3,
     "num_experts_per_tok": 2,
 }
-SIZES = offload_runs.OffloadSettings(
+SIZES = runs.OffloadSettings(
     repeats=1,
     hf_config=TINY,
     large_config=TINY,
     link_steps={8.0: 4},
     host_steps=3,
     smoe_tokens=4,
-    fidelity_tokens=6,
+    fidelity_rows=3,
     absolute_memory="1MB",
 )
 SLOW = EmulatedLink(bytes_per_s=4e6, latency_s=50e-6)  # about 1 ms a block
@@ -57,22 +55,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(folder):
-    engine = offload_runs.load_offloaded(folder, device_memory="25%")
+    engine = runs.load_offloaded(folder, device_memory="25%")
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def prompts(engine):
-    return decode.random_prompts(engine, 1, 16)
+    return runs.random_prompts(engine, 1, 16)
 
 
 def test_run_starts_cold_and_moves_what_a_replay_misses(engine, prompts):
-    first = offload_runs.decode_run(engine, prompts, 5)
-    again = offload_runs.decode_run(engine, prompts, 5)
+    first = runs.decode_run(engine, prompts, 5)
+    again = runs.decode_run(engine, prompts, 5)
     assert first.used_blocks == again.used_blocks > 0
     costs = CostModel(1e-4, 1e-4, engine.manager.queue.store.block_bytes, SLOW)
-    played = offload_links._replay(engine, first, costs, first.log)
+    played = offload_links.replayed(engine.manager, first, costs)
     assert played.misses == first.used_blocks
     assert len(played.step_s) == len(first.step_s) == 5
 
@@ -80,58 +78,52 @@ def test_run_starts_cold_and_moves_what_a_replay_misses(engine, prompts):
 def test_forced_runs_feed_other_tokens_and_a_shorter_one_is_their_beginning(
     engine, prompts
 ):
-    greedy = offload_runs.decode_run(engine, prompts, 6)
-    long = offload_runs.decode_run(engine, prompts, 6, forced=True)
-    short = offload_runs.decode_run(engine, prompts, 3, forced=True)
+    greedy = runs.decode_run(engine, prompts, 6)
+    long = runs.decode_run(engine, prompts, 6, forced=True)
+    short = runs.decode_run(engine, prompts, 3, forced=True)
     assert np.array_equal(long.tokens[:4], short.tokens)
     assert not np.array_equal(long.tokens, greedy.tokens)
 
 
 def test_run_over_a_link_takes_at_least_its_transfers(engine, prompts):
-    run = offload_runs.decode_run(engine, prompts, 3, SLOW)
+    run = runs.decode_run(engine, prompts, 3, SLOW)
     block_bytes = engine.manager.queue.store.block_bytes
     assert run.step_s.sum() >= 0.99 * run.used_blocks * SLOW.seconds(block_bytes)
     assert 0 < run.waited_s < run.step_s.sum()
 
 
 def test_foreseen_is_what_the_run_chose_after_the_prompt(engine, prompts):
-    run = offload_runs.decode_run(engine, prompts, 3)
-    chosen_SLM = offload_runs.foreseen(run, 16)
+    run = runs.decode_run(engine, prompts, 3)
+    chosen_SLM = offload_links.foreseen(run, engine.config)
     assert chosen_SLM.shape == (4, 2, 2) and (chosen_SLM[0] == -1).all()
-    assert chosen_SLM[2, 1].tolist() == run.log.ids[2 + 1][0].tolist()
+    assert chosen_SLM[2, 1].tolist() == run.log.lookups[2 + 1][1][0].tolist()
 
 
 def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
-    run, manager = offload_runs.decode_run(engine, prompts, 4), engine.manager
-    follow = [ids_TK for ids_TK in run.log.ids[1:]]
+    run, manager = runs.decode_run(engine, prompts, 4), engine.manager
+    follow = [ids_TK for _, ids_TK, _ in run.log.lookups[1:]]
     costs = CostModel(1.0, 1.0, manager.queue.store.block_bytes, SLOW)
     played = {
         name: replay_time(
-            offload_runs.trace_of(run, 16),
+            offload_links.trace_of(run, 16),
             manager.cache.policy,
             manager.spec.layer_S,
             costs,
-            offload_runs.Replayed(predicted),
+            offload_links.Replayed(predicted),
         )
         for name, predicted in (("none", [None] * 8), ("all", [*follow, None]))
     }
-    assert played["none"].prefetch_bytes == 0 < played["none"].misses
+    assert played["none"].moved.prefetch.bytes == 0 < played["none"].misses
     # Each lookup's predictions are for the next one: only the first can miss.
-    assert played["all"].misses <= 2 and played["all"].cancelled == 0
+    assert played["all"].misses <= 2 and played["all"].moved.cancelled == 0
 
 
 def test_check_same_tokens_names_the_first_difference():
-    run = offload_runs.Run(np.zeros(2), np.array([[1], [2], [3]]))
-    offload_runs.check_same_tokens("x", run, run)
+    run = runs.Run(np.zeros(2), np.array([[1], [2], [3]]))
+    runs.check_same_tokens("x", run, run)
     other = dataclasses.replace(run, tokens=np.array([[1], [2], [4]]))
     with pytest.raises(RuntimeError, match="x is no lossless run: token 2"):
-        offload_runs.check_same_tokens("x", other, run)
-
-
-def test_link_for_loads_a_block_in_the_stated_time():
-    link = offload_links.link_for(2e-3, 1000)
-    assert link.seconds(1000) == pytest.approx(2e-3 + 50e-6)
-    assert link.latency_s == 50e-6
+        runs.check_same_tokens("x", other, run)
 
 
 def test_link_rows_oracle_never_beats_its_bound(folder):
@@ -145,6 +137,7 @@ def test_link_rows_oracle_never_beats_its_bound(folder):
     assert lost_ms >= 0 and rested["ours"] == plain["ours"]
     assert rested["peer"] == pytest.approx(plain["peer"] + lost_ms)
     assert all("emulated" in row["case"] and row["emulated"] for row in rows)
+    assert {row["link"]["latency_s"] for row in rows} == {50e-6}
     assert rows[0]["ratio"] > 0.99
     assert rows[0]["needed_blocks_per_token"] <= rows[1]["needed_blocks_per_token"]
     assert all(row["ratio"] > 0.5 for row in rows)
@@ -152,10 +145,7 @@ def test_link_rows_oracle_never_beats_its_bound(folder):
 
 def test_step_after_waits_leaves_the_waiting_out(folder):
     engine = load_engine(folder, with_tokenizer=False).engine
-    prompts, step = (
-        decode.random_prompts(engine, 1, 16),
-        offload_controls.step_after_waits,
-    )
+    prompts, step = runs.random_prompts(engine, 1, 16), runs.step_after_waits
     step(engine, prompts, 2, 0.0)  # compiles
     begun_s = time.perf_counter()
     step_s = step(engine, prompts, 2, 0.2)
@@ -166,14 +156,14 @@ def test_step_after_waits_leaves_the_waiting_out(folder):
 
 def test_step_beside_transfers_waits_for_its_blocks(folder):
     engine = load_engine(folder, with_tokenizer=False).engine
-    prompts = decode.random_prompts(engine, 1, 16)
-    offloaded = offload_runs.load_offloaded(folder, device_memory="25%")
-    offload_runs.decode_run(offloaded, prompts, 2)  # fills slots
+    prompts = runs.random_prompts(engine, 1, 16)
+    offloaded = runs.load_offloaded(folder, device_memory="25%")
+    runs.decode_run(offloaded, prompts, 2)  # fills slots
     manager, link = offloaded.manager, EmulatedLink(1e12, 0.02)
     assert (manager.cache.slot_LE >= 0).any()
 
     def step(blocks_per_step):
-        return offload_controls.step_beside_transfers(
+        return runs.step_beside_transfers(
             engine, manager, prompts, 4, link, blocks_per_step
         )
 
@@ -203,7 +193,7 @@ def test_device_rows_count_slots_weights_and_cache(folder):
     assert parts["slots"] == 8 * 3 * 48 * 16 * 2  # 25 % of 2 x 16 bfloat16 experts
     assert relative["peer"] == pytest.approx(sum(parts.values()) / 1e6)
     assert relative["ours"] >= relative["peer"]  # activations come on top
-    assert relative["samples"] == 3 * (2 + 1)
+    assert relative["samples"] == 3 * 2  # steps, layers
 
 
 def test_live_bytes_counts_shared_memory_once():
@@ -215,11 +205,11 @@ def test_live_bytes_counts_shared_memory_once():
 
 
 def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatch):
-    def child(checkpoint, memory, budget):
+    def child(function, checkpoint, memory, budget):
         peak = 1000 if "tiny" in checkpoint.name else 5000
         return {"peak_rss_bytes": peak, "slot_bytes": 7, "memory": memory}
 
-    monkeypatch.setattr(offload_memory, "_child", child)
+    monkeypatch.setattr(offload_memory, "alone", child)
     rows = offload_memory.process_rows(tmp_path, SIZES)
     ours = tmp_path / "olmoe_large_ours"
     size = sum(path.stat().st_size for path in ours.rglob("*") if path.is_file())
@@ -228,14 +218,14 @@ def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatc
     assert rows[0]["ours"] * 1e6 == pytest.approx(5000)
 
 
-def test_child_measures_a_process_of_its_own(folder):
-    found = offload_memory._child(folder, "host", "50%")
+def test_measure_in_a_process_of_its_own(folder):
+    found = alone(offload_memory.measure, folder, "host", "50%")
     assert found["slot_bytes"] == 16 * 3 * 48 * 16 * 2
     # Bare runtime: far less than this process with all its compiled programs.
     assert 10**8 < found["peak_rss_bytes"] <= 4 * peak_rss_bytes()
     assert found["used_blocks"] > 0
-    with pytest.raises(RuntimeError, match="offload_memory .*missing.* failed"):
-        offload_memory._child(folder / "missing", "host", "50%")
+    with pytest.raises(CheckpointError, match="missing"):
+        alone(offload_memory.measure, folder / "missing", "host", "50%")
 
 
 def test_smoe_options_are_those_of_the_policy_file():
@@ -245,18 +235,17 @@ def test_smoe_options_are_those_of_the_policy_file():
         if line.startswith("offload."):
             name, value = line.removeprefix("offload.").split(" = ", 1)
             found[name] = ast.literal_eval(value)
-    assert found == offload_smoe.SMOE
+    assert OffloadOptions(**found) == offload.SMOE
 
 
 def test_smoe_rows_give_time_and_fidelity(tmp_path, monkeypatch):
     tiny = write_tiny_checkpoint(tmp_path / "tiny")
-    monkeypatch.setattr(offload_smoe, "DEFAULT_MODEL", tiny)
-    monkeypatch.setattr(offload_smoe, "LOSSLESS", {"lru": {}})
-    monkeypatch.setattr(offload_smoe, "LINK_RATIO", 8.0)
-    row, without = offload_smoe.smoe_rows(SIZES)
+    monkeypatch.setattr(offload, "DEFAULT_MODEL", tiny)
+    monkeypatch.setattr(offload, "LOSSLESS", {"lru": {}})
+    row, without = offload.smoe_rows(SIZES)
     assert row["peer_name"] == "best lossless: lru"
     assert row["ratio"] == without["ratio"] > 0
-    assert row["fidelity"]["tokens"] == 3 * 6
+    assert row["fidelity"]["tokens"] == 3 * 4
     assert 0 <= row["fidelity"]["agreement"] <= 1
 
 

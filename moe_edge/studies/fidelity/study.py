@@ -1,0 +1,101 @@
+"""The fidelity card as a study: what is compared, on which text."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from moe_edge.engine.load import check_checkpoint
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.evaluate.texts import find_file, read_text
+from moe_edge.route.drop import DropAbsent
+from moe_edge.studies.quickstart.texts import BOOKS
+from moe_edge.studies.registry import later
+from moe_edge.studies.settings import RULES, Rules, StudySettings
+from moe_edge.studies.study import Study
+
+# Serial transfers and no prefetching: what is resident is then the same in every run.
+BASE = OffloadOptions(eviction="smoe_score", asynchronous=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForcedText(StudySettings):
+    """A model, and pieces of a text on which its routes are compared.
+
+    Attributes:
+      checkpoint: path or `default`.
+      text: UTF-8 file; None: the packaged held-out book.
+      rows: pieces of the text; each has `prompt_tokens` that are prefilled and
+        `forced_tokens` that are decoded and scored.
+      data_dir: where a relative text is looked up too.
+      seed: of the bootstrap.
+      offload: policies but for the route (default: score-based eviction, serial, no
+        prefetching).
+    """
+
+    checkpoint: str = "default"
+    text: str | None = None
+    rows: int = 6
+    prompt_tokens: int = 64
+    forced_tokens: int = 192
+    data_dir: str | None = None
+    seed: int = 0
+    offload: OffloadOptions | None = None
+
+    @property
+    def base(self) -> OffloadOptions:
+        """The options that the lossy ones are added to."""
+        return self.offload or BASE
+
+    @property
+    def path(self) -> Path:
+        """Of the text."""
+        return BOOKS if self.text is None else Path(find_file(self.text, self.data_dir))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FidelitySettings(ForcedText):
+    """What is measured; `ForcedText` names the rest. A lossy route of `offload` too.
+
+    Attributes:
+      device_memory: budgets, separated by commas.
+      batch_sizes: rows decoded together.
+      a_values: of substitution.
+      thresholds: of dropping.
+    """
+
+    rules: ClassVar[Rules] = RULES | {
+        "device_memory": lambda name, value: None,  # several: `offloads` checks each
+        "thresholds": lambda name, value: DropAbsent(value),
+    }
+
+    device_memory: str = "15%,25%,50%"
+    batch_sizes: Sequence[int] = (1, 3)
+    a_values: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+    thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
+
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.offloads  # refuse its values
+
+    @property
+    def offloads(self) -> dict[str, OffloadOptions]:
+        """`base` under every budget."""
+        budgets = [part.strip() for part in self.device_memory.split(",")]
+        return {budget: resolve_offload(budget, self.base) for budget in budgets}
+
+
+def check(settings: FidelitySettings) -> None:
+    """Refuses a text, a checkpoint or budgets that cannot be used."""
+    read_text(settings.path)
+    for options in settings.offloads.values():
+        check_checkpoint(settings.checkpoint, offload=options)
+
+
+STUDY = Study(
+    name="fidelity_default",
+    question="How much do the lossy options change what a model says?",
+    settings=FidelitySettings,
+    measure=later("fidelity.card.run"),
+    check=check,
+)

@@ -1,0 +1,278 @@
+"""Timed decode runs of any engine, and what offloaded ones routed and moved.
+
+Every run fills its KV cache without throttling, empties the expert slots and decodes
+over a fresh emulated link: all runs, and their replay, start from the same state.
+"""
+
+import dataclasses
+import functools
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.studies.rounds import seconds_of
+from moe_edge.studies.speed.models import olmoe_config
+from moe_edge.studies.speed.suite import SuiteSettings
+
+SHARE = "25%"  # of the experts on the device, in the rows over emulated links
+PROMPT_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffloadSettings(SuiteSettings):
+    """How much suite `offload` does; `SuiteSettings` names the rest.
+
+    Attributes:
+      hf_config: of the random model that is timed: 0.2 B parameters, d = 512.
+      large_config: of the model of at least 2 GB whose memory is measured.
+      link_steps: decode steps by link ratio (expert load / a layer's compute).
+      host_steps: of the rows without a link.
+      smoe_tokens: decode steps of the SMoE rows.
+      fidelity_rows: texts of so many tokens that SMoE's fidelity is scored on.
+      absolute_memory: an absolute budget for the timed model.
+    """
+
+    hf_config: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: olmoe_config(8, "bfloat16", hidden=512, heads=8)
+    )
+    large_config: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: olmoe_config(18, "bfloat16")
+    )
+    link_steps: Mapping[float, int] = dataclasses.field(
+        default_factory=lambda: {0.5: 32, 2.0: 16, 8.0: 8}
+    )
+    host_steps: int = 24
+    smoe_tokens: int = 48
+    fidelity_rows: int = 16
+    absolute_memory: str = "200MiB"
+
+
+def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
+    """int array [batch, tokens] of the model's vocabulary."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, engine.config.vocab_size, (batch, tokens))
+
+
+@jax.jit
+def argmax(logits_BV):
+    """int32 [B], the greedy tokens."""
+    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+
+def load_offloaded(folder, capacity: int = 1024, **options):
+    """An offloaded engine without tokenizer; `options`: of `OffloadOptions`. An
+    absolute budget leaves room for a KV cache of `capacity` tokens."""
+    given = {"offload": OffloadOptions(**options), "capacity": capacity, "batch": 1}
+    return load_engine(folder, with_tokenizer=False, **given).engine
+
+
+class RunLog(PredictionLog):
+    """Also keeps every decode lookup: [layer, ids_TK, ids_NM predicted after it]."""
+
+    def __init__(self, *shape: int):
+        super().__init__(*shape)
+        self.lookups: list[list] = []
+
+    def lookup(self, layer, routing):
+        """Takes in a layer's routing, as an engine's `on_routing`."""
+        self.lookups.append([layer, np.array(routing.ids_TK), None])
+
+    def expect(self, layer, ids_NM):
+        super().expect(layer, ids_NM)
+        self.lookups[-1][2] = np.array(ids_NM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run of N steps took.
+
+    Attributes:
+      step_s: float64 [N].
+      tokens: int [N + 1, B], greedy.
+      log: of an offloaded run.
+      used_blocks: transfers of decoding whose block was computed with.
+      waited_s: sum over the steps.
+    """
+
+    step_s: np.ndarray
+    tokens: np.ndarray
+    log: RunLog | None = None
+    used_blocks: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Of a step."""
+        return float(self.step_s.mean())
+
+
+def decode_run(
+    engine,
+    prompts,
+    steps: int,
+    link: EmulatedLink | None = None,
+    cold: bool = True,
+    forced: bool = False,
+    on_routing=None,
+) -> Run:
+    """N greedy steps after prompts [B, S], of one chunk; only the steps are timed. The
+    host reads every token, as a user does.
+
+    Args:
+      engine: resident, layered or fused.
+      link: of decoding, for a layered engine; it is copied, so that no run inherits
+        another's backlog.
+      cold: False keeps a layered engine's slots as they are, and no log.
+      forced: feeds random tokens, the same in every run, instead of the model's own:
+        random weights repeat one token for ever, so that nothing would miss.
+      on_routing: see `Engine.decode`; of a run that keeps no log.
+    """
+    B, S = np.shape(prompts)
+    manager, log, waited_s = getattr(engine, "manager", None), None, 0.0
+    session = engine.new_session(B, S + steps + 1)
+    if manager is not None:
+        manager.predictor_run.restart()
+    next_B = argmax(engine.prefill(session, prompts))
+    active_B = jax.device_put(np.ones(B, bool))
+    tokens, step_s = [np.asarray(next_B)], []
+    if manager is not None and cold:
+        manager.empty()
+        manager.reset_counters()
+        manager.queue.link = _fresh(link)
+        spec = manager.spec
+        log = RunLog(spec.num_layers, spec.num_experts, manager.predictor_run.horizon)
+        manager.predictor_run.accuracy, on_routing = log, log.lookup
+    rng = np.random.default_rng(1)
+    fed_NB = rng.integers(0, engine.config.vocab_size, (steps, B)).astype(np.int32)
+    fed_NB = [jax.device_put(fed_B) for fed_B in fed_NB]
+    before = _used_blocks(engine)
+    for fed_B in fed_NB:
+        started = time.perf_counter()
+        fed_B = fed_B if forced else next_B
+        next_B = argmax(engine.decode(session, fed_B, active_B, on_routing))
+        tokens.append(np.asarray(next_B))
+        step_s.append(time.perf_counter() - started)
+    if manager is not None:
+        waited_s = manager.counters[True].wait_s
+        manager.queue.link = Link()
+        manager.drain()
+    used_blocks = _used_blocks(engine) - before
+    return Run(np.array(step_s), np.stack(tokens), log, used_blocks, waited_s)
+
+
+def _fresh(link: EmulatedLink | None) -> Link:
+    """One like this without its backlog; None: the machine's own."""
+    return EmulatedLink(link.bytes_per_s, link.latency_s) if link else Link()
+
+
+def _used_blocks(engine) -> int:
+    """Transfers so far whose block was computed with; 0 of a resident engine."""
+    if hasattr(engine, "counts"):
+        return int(engine.counts().misses_L.sum())
+    if not hasattr(engine, "manager"):
+        return 0
+    queue = engine.manager.queue
+    stats, moved = queue.stats(), engine.movement()["bytes_moved"]
+    return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.block_bytes
+
+
+def check_same_tokens(name: str, run: Run, resident: Run) -> None:
+    """Raises RuntimeError if a run wrote other tokens than the resident engine."""
+    if not np.array_equal(run.tokens, resident.tokens):
+        first = int(np.argmax((run.tokens != resident.tokens).any(axis=1)))
+        raise RuntimeError(
+            f"{name} is no lossless run: token {first} differs from the resident "
+            "engine's, so its time would compare different work"
+        )
+
+
+# What a machine adds to an offloaded step, measured on a resident engine: an emulated
+# link shares cores and memory with the model, and a host that plans every layer reads
+# every layer's routing. These runs pay for that alone: no lookup, no miss.
+
+
+def layer_share(engine, prompts, steps: int) -> float:
+    """Share of a resident engine's step that its layers take, from layer borders."""
+    stamps: list[float] = []
+
+    def stamp(layer, routing):
+        routing.ids_TK.block_until_ready()
+        stamps.append(time.perf_counter())
+
+    run = decode_run(engine, prompts, steps, on_routing=stamp)
+    layer_s_N = np.median(np.diff(np.reshape(stamps, (steps, -1))), axis=1)
+    share_N = engine.config.num_layers * layer_s_N / run.step_s
+    return float(np.median(np.minimum(share_N, 1.0)))
+
+
+def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
+    """Mean seconds of a resident engine's step that rests after every layer, less the
+    rest: what the same computation costs a processor that was idle. Other programs,
+    and on a virtual machine other machines, have had its caches meanwhile."""
+    rested_s: list[float] = []
+
+    def rest(layer, routing):
+        routing.ids_TK.block_until_ready()
+        if wait_s > 0:
+            rested_s.append(seconds_of(functools.partial(time.sleep, wait_s)))
+
+    run = decode_run(engine, prompts, steps, on_routing=rest)
+    return run.mean_s - sum(rested_s) / steps
+
+
+def step_beside_transfers(
+    engine,
+    manager,
+    prompts,
+    steps: int,
+    link: EmulatedLink,
+    blocks_per_step: float,
+    forced: bool = False,
+) -> float:
+    """Mean seconds of a resident step that reads every routing while blocks travel.
+
+    A layer waits for no block of its own; at most half the slots are on their way. The
+    blocks still travelling after the last step are waited for, and counted.
+
+    Args:
+      engine: resident; all its layers have experts.
+      manager: of an offloaded engine, whose slots are emptied.
+      link: of the transfers.
+      blocks_per_step: how many, spread evenly over the layers.
+      forced: see `decode_run`.
+    """
+    queue, spec = manager.queue, manager.spec
+    blocks = spec.num_layers * spec.num_experts
+    stride = spec.num_experts + 1  # another layer and another expert each time
+    underway, asked, calls = deque(), 0, 0
+
+    def read_and_ask(layer, routing):
+        nonlocal asked, calls
+        np.asarray(routing.ids_TK)
+        queue.poll()
+        calls += 1
+        while asked + 1 <= blocks_per_step * calls / spec.num_layers:
+            if len(underway) >= spec.num_slots // 2:
+                queue.wait([underway.popleft()])
+            block = divmod(asked * stride % blocks, spec.num_experts)
+            slot = asked % spec.num_slots
+            underway.append(queue.request(*block, slot, "demand"))
+            asked += 1
+
+    manager.empty()  # the cache knows nothing of what is written below
+    queue.link = _fresh(link)
+    try:
+        run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
+        waited_s = queue.wait(underway)
+    finally:
+        queue.link = Link()
+    return run.mean_s + waited_s / steps
