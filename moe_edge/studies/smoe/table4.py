@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
@@ -33,6 +31,7 @@ from moe_edge.route.substitute import Substitute
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.card import INTERVALS, forced_rows
 from moe_edge.studies.fidelity.study import ForcedText
+from moe_edge.studies.rounds import interval_panel
 from moe_edge.studies.study import Claim, Findings, Study
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
@@ -63,6 +62,10 @@ LIMITS = (
     "Intervals: Wilson for shares, bootstrap over blocks of 32 tokens for the "
     "perplexity ratio.",
     "Only questions short enough were asked; the sets stand in for the paper's.",
+)
+SIZES = (
+    *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
+    *("device_memory", "batch_size"),
 )
 Rows = list[dict[str, Any]]
 
@@ -148,6 +151,7 @@ def run(settings: AccuracySettings) -> Findings:
     switch.close()
     answer, details = answer_of(accuracy, fidelity)
     numbers = {"accuracy": accuracy, "fidelity": fidelity}
+    parts = zip(settings.sets, paths, tasks.values(), strict=True)
     return Findings(
         answer=answer,
         details=details,
@@ -155,18 +159,10 @@ def run(settings: AccuracySettings) -> Findings:
         workload={
             "sets": {
                 name: {"sha256": sha256_of(path), "questions": len(part)}
-                for name, path, part in zip(
-                    settings.sets, paths, tasks.values(), strict=True
-                )
+                for name, path, part in parts
             },
             "text": {"source": text_path.name, "sha256": sha256_of(text_path)},
-        }
-        | {
-            name: getattr(settings, name)
-            for name in (
-                *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
-                *("device_memory", "batch_size"),
-            )
+            **{name: getattr(settings, name) for name in SIZES},
         },
         metrics=metric_rows(accuracy, fidelity),
         limits=LIMITS,
@@ -218,21 +214,19 @@ def metric_rows(accuracy: Rows, fidelity: Rows) -> Rows:
     """All sets together at every a; each set is in table.md."""
     rows = []
     for row, found in zip(tasks_of(accuracy)[ALL], fidelity, strict=True):
-        n, tokens = row["n"], found["tokens"]
-        for name, one, key, interval, count in (
-            ("accuracy", row, "accuracy", "interval95", n),
-            ("same answer", row, "same_answer", "same_interval95", n),
-            ("agreement on text", found, "agreement", "agreement_interval95", tokens),
-            (
-                "perplexity ratio on text",
-                found,
-                "perplexity_ratio",
-                "ratio_interval95",
-                tokens,
+        tokens, values = found["tokens"], row | found
+        for name, key, interval, count in (
+            ("accuracy", "accuracy", "interval95", row["n"]),
+            ("same answer", "same_answer", "same_interval95", row["n"]),
+            *(
+                (f"{k.replace('_', ' ')} on text", k, v, tokens)
+                for k, v in INTERVALS.items()
             ),
         ):
             what = f"substitute a={row['a']:g}"
-            rows.append(interval_metric(what, name, one[key], one[interval], count))
+            rows.append(
+                interval_metric(what, name, values[key], values[interval], count)
+            )
     return rows
 
 
@@ -302,11 +296,9 @@ def plot(path, accuracy: Rows, fidelity: Rows) -> None:
     """Accuracy of each set with its interval and chance, then fidelity on the text."""
 
     def panel(title: str, rows: Rows, key: str, interval: str, level=None) -> Panel:
-        a_N, value_N = [row["a"] for row in rows], [row[key] for row in rows]
-        low, high = np.asarray([row[interval] for row in rows]).T
-        spreads = {"measured": np.maximum([value_N - low, high - value_N], 0)}
-        series, label = {"measured": value_N}, key.replace("_", " ")
-        return Panel(title, label, a_N, series, spreads, "a", level)
+        columns = ([row[name] for row in rows] for name in ("a", key, interval))
+        label = key.replace("_", " ")
+        return interval_panel(title, label, *columns, x_label="a", level=level)
 
     panels = [
         panel(task, rows, "accuracy", "interval95", ("chance", rows[0]["chance"]))
