@@ -27,12 +27,6 @@ LABELS = {
     "memory": "copies of the model in the memory of all",
     "copies": "copies of the model, more servers",
 }
-WHY = (
-    "The paper varies none of these. Skew multiplies what sets a domain apart from the "
-    "others (1: as fitted, narrow tasks as assumed); memory is for experts, in copies "
-    "of the model that all servers hold together; more servers of the same memory are "
-    "more copies at the same memory of each."
-)
 METHODS = (EPLB, PRISM, OPTIMUM, OURS)
 PAIRS = (
     *((OURS, EPLB), (OURS, PRISM), (OURS, OPTIMUM)),
@@ -200,5 +194,8 @@ STUDY = study_of(
     measure=measure,
     source="none: not in the paper",
     paper={},
-    why=WHY,
+    why="The paper varies none of these. Skew multiplies what sets a domain apart from "
+    "the others (1: as fitted, narrow tasks as assumed); memory is for experts, in "
+    "copies of the model that all servers hold together; more servers of the same "
+    "memory are more copies at the same memory of each.",
 )

@@ -26,14 +26,6 @@ from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.studies.timed_cases import Timed, TimedSettings, run_cases
 
-WHY = (
-    "The paper's figure shows an almost straight fall on three models of 16 to 57 B "
-    "parameters whose expert loads take one to two orders of magnitude longer than "
-    "their compute. Here a load takes a stated number of layers of compute, and once "
-    "nearly all low-score experts are replaced a larger a changes nothing more: "
-    "the curve can flatten."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpotSettings(TimedSettings):
@@ -234,6 +226,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, fig. 10, section V-C: TPOT falls generally linearly with alpha",
         paper={"shape": "linear fall"},
-        why=WHY,
+        why="The paper's figure shows an almost straight fall on three models of 16 to "
+        "57 B parameters whose expert loads take one to two orders of magnitude longer "
+        "than their compute. Here a load takes a stated number of layers of compute, "
+        "and once nearly all low-score experts are replaced a larger a changes nothing "
+        "more: the curve can flatten.",
     ),
 )

@@ -21,12 +21,6 @@ from moe_edge.studies.timed_cases import Timing
 
 FULL = "smoe"
 PAPER_GAIN = 0.65  # at least, over the best existing approach; section VI-B
-WHY = (
-    "The paper's baselines are whole systems (llama.cpp, MoE-Infinity, HybriMoE); "
-    "here each policy runs in one engine, so LRU and LFU, which the paper does not "
-    "compare with, are baselines too, and the best of all is what SMoE is held "
-    "against. A ratio can only gain as much as the baseline leaves to gain."
-)
 
 
 def policies(
@@ -110,6 +104,10 @@ STUDY = Study(
         source="SMoE, section VI-B and fig. 12: gain in cache ratio over the best "
         "existing approach",
         paper={"at least": PAPER_GAIN},
-        why=WHY,
+        why="The paper's baselines are whole systems (llama.cpp, MoE-Infinity, "
+        "HybriMoE); here each policy runs in one engine, so LRU and LFU, which the "
+        "paper does not compare with, are baselines too, and the best of all is what "
+        "SMoE is held against. A ratio can only gain as much as the baseline leaves to "
+        "gain.",
     ),
 )

@@ -39,13 +39,6 @@ PAPER = {
     "+Pre": (-0.14, 0.12),
     "+BA": (-0.34, -0.03),
 }
-WHY = (
-    "The paper's changes are over three models of 16 to 57 B parameters on GPUs whose "
-    "PCIe is 10 to 100 times slower than an expert's compute; here a transfer is 2 "
-    "layers of compute. Our base keeps the experts that other prompts used most, and "
-    "the slots are one pool over all layers. Host-computed experts cost the same cores "
-    "as the model."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,6 +194,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
         paper=PAPER,
-        why=WHY,
+        why="The paper's changes are over three models of 16 to 57 B parameters on "
+        "GPUs whose PCIe is 10 to 100 times slower than an expert's compute; here a "
+        "transfer is 2 layers of compute. Our base keeps the experts that other "
+        "prompts used most, and the slots are one pool over all layers. Host-computed "
+        "experts cost the same cores as the model.",
     ),
 )

@@ -26,11 +26,6 @@ PAPER = {TOP: 0.82, CHOSEN: 0.95}
 MEASURES = {"recall": "chosen_LA", "precision": "predicted_LA"}  # share of hits in
 SMOE = "smoe_partial"
 BASELINES = ("stale_gate", "previous", "frequency", "moe_infinity")
-WHY = (
-    "The paper's 82 % and 95 % are of three large models, under SMoE's own routing. "
-    "A partial state is the better the more of a layer is resident, and the default "
-    "model has only six layers, whose states differ more than those of deep models."
-)
 _wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
 
 
@@ -255,6 +250,9 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-C and fig. 17: accuracy of prefetching",
         paper=PAPER,
-        why=WHY,
+        why="The paper's 82 % and 95 % are of three large models, under SMoE's own "
+        "routing. A partial state is the better the more of a layer is resident, and "
+        "the default model has only six layers, whose states differ more than those of "
+        "deep models.",
     ),
 )

@@ -19,11 +19,6 @@ from moe_edge.studies.study import Claim, Findings, Study
 AHEAD = 3  # iterations
 KINDS = ("top-k", "top-k or alternative")
 KEYS = ("chosen", "chosen_or_alternative")  # of reuse.json
-WHY = (
-    "The paper shows a picture without numbers, of models with other routers; it says "
-    "that higher-scored experts, inactive ones too, are more likely used again as "
-    "top-k or alternative experts."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,6 +188,8 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section IV-B and fig. 6",
         paper={"trend": "reuse falls with the rank of the score"},
-        why=WHY,
+        why="The paper shows a picture without numbers, of models with other routers; "
+        "it says that higher-scored experts, inactive ones too, are more likely used "
+        "again as top-k or alternative experts.",
     ),
 )

@@ -48,11 +48,6 @@ PAPER = {
         "gsm8k": ((51.4, 50.2, 48.8), (62.9, 61.2, 58.6), (85.7, 85.3, 83.3)),
     }.items()
 }
-WHY = (
-    "The paper's models have 16 to 57 B parameters and answer well above chance; where "
-    "a model answers near chance, no fall can show. The paper's own differences below "
-    "a = 0.35 lie within the interval of its 1,000 questions (about 3 points)."
-)
 LIMITS = (
     "The default model is tiny (16 M parameters): its accuracy near chance is expected "
     "and says nothing about substitution; the share of answers equal to the unmodified "
@@ -63,6 +58,13 @@ LIMITS = (
     "perplexity ratio.",
     "Only questions short enough were asked; the sets stand in for the paper's.",
 )
+# Of metrics: the value, its interval, how many stand behind it.
+MEASURES = {
+    "accuracy": ("accuracy", "interval95", "n"),
+    "same answer": ("same_answer", "same_interval95", "n"),
+    "agreement on text": ("agreement", "agreement_interval95", "tokens"),
+    "perplexity ratio on text": ("perplexity_ratio", "ratio_interval95", "tokens"),
+}
 SIZES = (
     *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
     *("device_memory", "batch_size"),
@@ -89,10 +91,6 @@ class AccuracySettings(ForcedText):
     device_memory: str = "25%"
     batch_size: int = 3
 
-    def routes(self) -> dict[float, Substitute]:
-        """By a, ascending from 0."""
-        return {a: Substitute(a) for a in sorted({0.0, *map(float, self.a_values)})}
-
     def options(self) -> OffloadOptions:
         """Of the offloaded engine."""
         return resolve_offload(self.device_memory, self.base)
@@ -115,19 +113,13 @@ def run(settings: AccuracySettings) -> Findings:
     loaded, batch = load_engine(settings.checkpoint), settings.batch_size
     tokenizer, resident = loaded.tokenizer, loaded.engine
     paths, text_path = settings.paths(), settings.path
-    tasks = {
-        Path(path).stem: short_questions(
-            tokenizer, path, settings.limit, settings.max_tokens
-        )
-        for path in paths
-    }
-    questions = [question for part in tasks.values() for question in part]
+    size = settings.limit, settings.max_tokens
+    tasks = {Path(p).stem: short_questions(tokenizer, p, *size) for p in paths}
     forced = forced_rows(settings, tokenizer)
 
     def answer(engine):
-        return answer_questions(
-            engine, tokenizer, questions, batch, step_continuations
-        )[1]
+        asked = tokenizer, sum(tasks.values(), []), batch
+        return answer_questions(engine, *asked, step_continuations)[1]
 
     expected, reference = answer(resident), score_batches(resident, forced, batch)
     capacity = max(settings.max_tokens, settings.prompt_tokens + settings.forced_tokens)
@@ -135,7 +127,8 @@ def run(settings: AccuracySettings) -> Findings:
         settings.checkpoint, settings.options(), batch=batch, capacity=capacity
     )
     accuracy, fidelity = [], []
-    for a, route in settings.routes().items():
+    for a in sorted({0.0, *map(float, settings.a_values)}):
+        route = Substitute(a)
         forced_run = switch.run(route, forced, batch)
         found = {"a": a, **vars(compare(forced_run, reference, settings.seed))}
         fidelity.append(found | {"changed_ratio": switch.route.changed_ratio})
@@ -188,46 +181,32 @@ def run(settings: AccuracySettings) -> Findings:
     )
 
 
-def summarise(task: str, a: float, questions, lines, reference) -> dict[str, Any]:
-    """Accuracy of some questions, and how many are answered as the reference does."""
-    same = sum(
-        line["chosen_index"] == other["chosen_index"]
-        for line, other in zip(lines, reference, strict=True)
-    )
-    return {"task": task, "a": a, **accuracy_of(questions, lines)} | {
-        "same_answer": same / len(lines),
-        "same_interval95": wilson_interval(same, len(lines)),
-    }
-
-
 def by_task(tasks: dict[str, list[Question]], a: float, lines, reference) -> Rows:
-    """`summarise` of every set and of all together; lines in the order of the sets."""
+    """Accuracy of every set and of all together, and how many answers are the
+    reference's; lines in the order of the sets."""
     rows, start = [], 0
-    for task, questions in tasks.items():
+    for task, questions in (tasks | {ALL: sum(tasks.values(), [])}).items():
+        start = 0 if task == ALL else start
         part = slice(start, start := start + len(questions))
-        rows.append(summarise(task, a, questions, lines[part], reference[part]))
-    questions = [question for part in tasks.values() for question in part]
-    return [*rows, summarise(ALL, a, questions, lines, reference)]
+        pairs = zip(lines[part], reference[part], strict=True)
+        same = sum(one["chosen_index"] == other["chosen_index"] for one, other in pairs)
+        found = {"task": task, "a": a, **accuracy_of(questions, lines[part])}
+        found["same_answer"] = same / len(questions)
+        found["same_interval95"] = wilson_interval(same, len(questions))
+        rows.append(found)
+    return rows
 
 
 def metric_rows(accuracy: Rows, fidelity: Rows) -> Rows:
     """All sets together at every a; each set is in table.md."""
-    rows = []
-    for row, found in zip(tasks_of(accuracy)[ALL], fidelity, strict=True):
-        tokens, values = found["tokens"], row | found
-        for name, key, interval, count in (
-            ("accuracy", "accuracy", "interval95", row["n"]),
-            ("same answer", "same_answer", "same_interval95", row["n"]),
-            *(
-                (f"{k.replace('_', ' ')} on text", k, v, tokens)
-                for k, v in INTERVALS.items()
-            ),
-        ):
-            what = f"substitute a={row['a']:g}"
-            rows.append(
-                interval_metric(what, name, values[key], values[interval], count)
-            )
-    return rows
+    pairs = zip(tasks_of(accuracy)[ALL], fidelity, strict=True)
+    return [
+        interval_metric(
+            f"substitute a={row['a']:g}", name, row[key], row[width], row[n]
+        )
+        for row in (together | found for together, found in pairs)
+        for name, (key, width, n) in MEASURES.items()
+    ]
 
 
 def tasks_of(accuracy: Rows) -> dict[str, Rows]:
@@ -318,6 +297,9 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, table IV: accuracy (%) at alpha 0, 0.35 and 0.6",
         paper=PAPER,
-        why=WHY,
+        why="The paper's models have 16 to 57 B parameters and answer well above "
+        "chance; where a model answers near chance, no fall can show. The paper's own "
+        "differences below a = 0.35 lie within the interval of its 1,000 questions "
+        "(about 3 points).",
     ),
 )

@@ -23,12 +23,6 @@ from moe_edge.studies.study import Claim, Findings, Study
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B
-WHY = (
-    "The paper credits its pipelining of CPU, GPU and link. Ours overlaps transfers "
-    "with compute too, expert by expert, but the host computes nothing in prefill and "
-    "nothing is substituted there, so only what the cache kept saves transfers; "
-    "against layer-wise offload, prompts that do not need every expert save the rest."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,6 +191,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-B, fig. 13: TTFT against the best existing approach",
         paper={"change": PAPER_CHANGE},
-        why=WHY,
+        why="The paper credits its pipelining of CPU, GPU and link. Ours overlaps "
+        "transfers with compute too, expert by expert, but the host computes nothing "
+        "in prefill and nothing is substituted there, so only what the cache kept "
+        "saves transfers; against layer-wise offload, prompts that do not need every "
+        "expert save the rest.",
     ),
 )
