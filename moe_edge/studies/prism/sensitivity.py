@@ -91,13 +91,8 @@ def measure(settings: Sensitivity) -> Findings:
     for name, share in BASE_SHARE.items():
         for relative in settings.memory_shares:
             # Shares are of the base: both clusters hold alike.
-            add(
-                "memory",
-                name,
-                None,
-                base,
-                round(share * relative / BASE_SHARE["mixed"], 6),
-            )
+            alike = round(share * relative / BASE_SHARE["mixed"], 6)
+            add("memory", name, None, base, alike)
     for gpus in settings.gpus:
         cases = cases_of(settings, cluster_options={"num_gpus": gpus})
         add("copies", "prism", f"{copies(cases[0][1]):.1f}", cases)
