@@ -5,12 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402
-
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -32,6 +26,11 @@ def picture(path: Path, title: str = "", **options) -> Iterator[tuple[Any, Any]]
       title: of the picture.
       **options: of `plt.subplots`.
     """
+    import matplotlib  # takes a second, which a refused value need not wait for
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(layout="constrained", **options)
         yield figure, axes
@@ -39,6 +38,3 @@ def picture(path: Path, title: str = "", **options) -> Iterator[tuple[Any, Any]]
             figure.suptitle(title)
         figure.savefig(path)
         plt.close(figure)
-
-
-__all__ = ["STYLE", "picture", "plt"]

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,9 +171,10 @@ def check_room(folder: str | Path, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
-    """Makes a work folder and keeps a second process out of it.
+    """Makes a work folder from which a stopped run goes on; keeps a second process out.
 
     The lock is the process's: it goes with it, however it ends. The file `.lock` stays.
+    A run that is stopped by a signal says on stderr where its work is kept.
 
     Args:
       what: is written there, for the message, such as an output folder.
@@ -196,6 +198,10 @@ def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
                 f"another run is writing {what}; wait for it or name another --out_dir"
             )
         yield folder
+    except KeyboardInterrupt:
+        kept = f"unfinished work is kept in {folder}; the same command goes on there"
+        print(kept, file=sys.stderr, flush=True)
+        raise
     finally:
         os.close(lock)
 

@@ -113,7 +113,8 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
 
     Args:
       kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
-        the parameter; options need no second list in a signature.
+        the parameter, with the text that its `Attributes` say of them; options need no
+        second list in a signature.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -136,7 +137,8 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
             return function(*arguments, **given)
 
         call.__signature__ = inspect.Signature(parameters)
-        documents = map(inspect.getdoc, (function, *kinds.values()))
+        classes = (base for kind in kinds.values() for base in kind.__mro__[-2::-1])
+        documents = map(inspect.getdoc, (function, *classes))
         call.__doc__ = "\n\n".join(filter(None, documents))  # flags' help is in there
         return call
 

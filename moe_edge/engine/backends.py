@@ -6,6 +6,7 @@ another. The host's plan is SMoE's two pointers (algorithm 2) or Fiddler's rule;
 are means of the last measurements (`offload/assist.py`).
 """
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -16,10 +17,8 @@ from moe_edge.core.checks import check_known
 from moe_edge.engine.offload_options import ASSIST_RULES
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
     MeasuredCost,
-    host_expert,
     host_outputs,
     plan_fiddler,
     plan_two_pointer,
@@ -31,13 +30,9 @@ MEASUREMENTS = 16  # p of SMoE, section V.A
 
 
 class Backend(Protocol):
-    """Computes experts elsewhere than in the device's slots.
+    """Computes experts elsewhere than in the device's slots."""
 
-    Attributes:
-      computed: experts that it has computed since `reset`.
-    """
-
-    computed: int
+    computed: int  # experts since `reset`
 
     def take(self, layer: int, absent: list[int]) -> list[int]:
         """Which absent experts, given best first, it computes in this step."""
@@ -45,11 +40,10 @@ class Backend(Protocol):
     def start(
         self, hidden_TD, reading: Reading, experts: list[int]
     ) -> Callable[[], np.ndarray]:
-        """Begins with them; the result waits for what they add to the layer.
+        """Begins with them; the result waits and gives their weighted sum.
 
-        Returns:
-          a call that gives float32 `[T, D]` on the host: the weighted sum of these
-          experts, zeros if there are none, so that one program serves both cases.
+        That is float32 `[T, D]` on the host, zeros if there are none, so that one
+        program serves both cases.
         """
 
     def note(self, transfers) -> None:
@@ -60,19 +54,11 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """The host's own cores: splits absent experts between link and host.
-
-    Args:
-      config: the model.
-      store: the records in host memory.
-      link: what a transfer goes over.
-      rule: one of ASSIST_RULES.
-    """
+    """The host's own cores: splits absent experts between link and host by a rule."""
 
     def __init__(self, config: ModelConfig, store: HostStore, link: Link, rule: str):
         check_known("CPU assist", rule, ASSIST_RULES)
-        self.rule, self._store, self._moe = rule, store, config.moe
-        self._layout = RecordLayout.of(config)
+        self.rule, self._store, self._config = rule, store, config
         self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
         self.host = MeasuredCost(MEASUREMENTS, self._first_host_s())
         self.computed = 0
@@ -87,13 +73,11 @@ class HostBackend:
 
     def _first_host_s(self) -> float:
         """One expert on one token; the first call compiles."""
-        record_R = self._store.record(self._store.moe_layers[0], 0)
-        x_TD = np.ones((1, self._layout.d_model), np.float32)
-        moe = self._moe
-        options = {"activation": moe.activation, "swiglu_limit": moe.swiglu_limit}
-        return _timed(
-            lambda: np.asarray(host_expert(record_R, self._layout, x_TD, **options))
-        )
+        records = [self._store.record(self._store.moe_layers[0], 0)]
+        x_TD = np.ones((1, self._config.d_model), np.float32)
+        token = x_TD, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
+        run = functools.partial(host_outputs, self._config, records, [0], *token)
+        return _timed(lambda: run().block_until_ready())
 
     def take(self, layer: int, absent: list[int]) -> list[int]:
         if self.rule == "two_pointer":
@@ -111,17 +95,10 @@ class HostBackend:
         if not experts:
             return np.zeros(hidden_TD.shape, np.float32)
         started = time.perf_counter()
+        records = [self._store.record(reading.layer, expert) for expert in experts]
+        routing = reading.ids_TK, reading.host_weights_TK
         y_TD = np.asarray(
-            host_outputs(
-                [self._store.record(reading.layer, expert) for expert in experts],
-                experts,
-                self._layout,
-                hidden_TD,
-                reading.ids_TK,
-                reading.host_weights_TK,
-                activation=self._moe.activation,
-                swiglu_limit=self._moe.swiglu_limit,
-            )
+            host_outputs(self._config, records, experts, hidden_TD, *routing)
         )
         if len(reading.ids_TK) in self._compiled:
             self.host.add((time.perf_counter() - started) / len(experts))
@@ -130,7 +107,6 @@ class HostBackend:
         return y_TD
 
     def note(self, transfers) -> None:
-        """Measures what the transfers of a layer took."""
         for transfer in transfers:
             if transfer.done and transfer.seconds:
                 self.load.add(transfer.seconds)

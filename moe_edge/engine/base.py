@@ -27,6 +27,7 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
 from moe_edge.model.router import Routing
 from moe_edge.model.sub_experts import at_k
+from moe_edge.model.transformer import layer_window
 
 # Called with (layer, Routing) after a step; arrays are still on the device.
 RoutingCallback = Callable[[int, Routing], None]
@@ -39,7 +40,6 @@ class Engine:
 
     Args:
       weights: the model; `weights.experts` may be None where a subclass keeps them.
-      groups: the layers whose caches belong together, in order.
       programs: of the same model; engines may share them.
     Raises:
       ConfigError: programs of another model.
@@ -47,12 +47,13 @@ class Engine:
 
     kv_limit_bytes: int | None = None  # of a session, where a budget says so
 
-    def __init__(
-        self, weights: Weights, groups: list[tuple[int, ...]], programs: Programs
-    ):
+    def __init__(self, weights: Weights, programs: Programs):
         programs.check(weights.config)
         self.config, self.weights, self.programs = weights.config, weights, programs
-        self._groups = groups
+        self._windows = [
+            jnp.int32(layer_window(self.config, layer))
+            for layer in range(self.config.num_layers)
+        ]
         self._points: dict[int, Engine] = {self.config.moe.top_k: self}
 
     def _begin_step(self, session: Session, is_decode: bool) -> None:
@@ -141,8 +142,8 @@ class Engine:
             )
         capacity = capacity_for(capacity)
         caches = [
-            tuple(kv_cache.empty_cache(self.config, batch, capacity) for _ in group)
-            for group in self._groups
+            kv_cache.empty_cache(self.config, batch, capacity)
+            for _ in range(self.config.num_layers)
         ]
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)

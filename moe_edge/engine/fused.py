@@ -11,7 +11,8 @@ logits have the same bits at any number of slots.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,13 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.engine.base import Engine
-from moe_edge.engine.fused_cache import Cache, DeviceCache
-from moe_edge.engine.fused_counts import Counting, Counts
+from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
-from moe_edge.engine.programs import Programs, jit_step
+from moe_edge.engine.programs import Programs, count_compiled, jit_step
 from moe_edge.engine.session import Session
-from moe_edge.engine.weights import Weights, bind_block, block_graph
-from moe_edge.model.expert_waves import ExpertWaves
-from moe_edge.model.experts import choose_method
+from moe_edge.engine.weights import Weights
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import add_experts, layer_window, seam
+from moe_edge.model.transformer import add_experts, seam
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy
 from moe_edge.route.base import RoutePolicy, gate_scores
 
@@ -43,7 +41,6 @@ class FusedEngine(Engine):
       spec: layers, experts and slots of the cache.
       policy: who leaves a full cache; must run inside jit.
       route: changes the routing by what is resident (`RoutePolicy`); None: never.
-      expert_method: as in `ResidentEngine`.
     Raises:
       ConfigError: a spec that does not fit the model, or a policy for the host.
       CapacityError: a MoE layer without a slot.
@@ -57,10 +54,9 @@ class FusedEngine(Engine):
         policy: EvictionPolicy,
         *,
         route: RoutePolicy | None = None,
-        expert_method: str | None = None,
     ):
         config = weights.config
-        moe, layout = config.moe, RecordLayout.of(config)
+        moe, record_R = config.moe, RecordLayout.of(config).size
         got = (spec.num_layers, spec.num_experts, spec.top_k)
         if got != (config.num_layers, moe.num_experts, moe.top_k):
             raise ConfigError(
@@ -69,7 +65,7 @@ class FusedEngine(Engine):
             )
         for layer in config.moe_layers:
             name = f"expert records of layer {layer}"
-            check_shape(name, hosts[layer], (moe.num_experts, layout.size))
+            check_shape(name, hosts[layer], (moe.num_experts, record_R))
         self._device = jax.local_devices()[0]
         super().__init__(
             dataclasses.replace(
@@ -78,31 +74,23 @@ class FusedEngine(Engine):
                 layers=self._commit(weights.layers),
                 experts=(None,) * config.num_layers,
             ),
-            [(layer,) for layer in range(config.num_layers)],
             Programs(config),
         )
         self._cache_of = DeviceCache(spec, policy, config.moe_layers)
-        self._hosts = tuple(hosts)
-        self._layout, self._route, self._method = layout, route, expert_method
-        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
-        self._windows, self._layer_ids = self._commit(
-            (
-                [np.int32(layer_window(config, i)) for i in range(config.num_layers)],
-                [np.int32(i) for i in range(config.num_layers)],
-            )
-        )
+        self._route = route
+        self._windows = self._commit(self._windows)
+        self._layer_ids = self._commit([*np.arange(config.num_layers, dtype=np.int32)])
         self._decode = jit_step(
             self._decode_step, donate_argnames=("state", "positions_B", "caches")
         )
-        self._layer = jit_step(
-            self._layer_step,
-            static_argnames="is_moe",
-            donate_argnames=("state", "kv"),
-        )
+        self._layer = jit_step(self._layer_step, donate_argnames=("state", "kv"))
         self._count = jit_step(lambda step: step + 1)
-        dtype = self._hosts[config.moe_layers[0]].dtype
-        self._record_bytes = layout.size * dtype.itemsize
-        self._begin(self._cache_of.init(layout.size, dtype))
+        # What a layer's program takes of the model: weights, records, window.
+        self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
+        dtype = hosts[config.moe_layers[0]].dtype
+        self._record_bytes = record_R * dtype.itemsize
+        slots_SR = jnp.zeros((spec.num_slots, record_R), dtype)
+        self._begin(self._cache_of.empty(slots_SR))
 
     def clear(self) -> None:
         """Empties the cache and its counters; the slots' memory stays the same."""
@@ -110,17 +98,19 @@ class FusedEngine(Engine):
 
     def _begin(self, empty: Cache) -> None:
         self._state = self._commit(empty)
+        # The session whose record is in the state, and the records of the others.
+        self._running: Callable[[], Session | None] = lambda: None
+        self._records = weakref.WeakKeyDictionary()
         self._counting = Counting(self._state.counts_L3, self._record_bytes)
 
     def counts(self) -> Counts:
         """What the cache did since it was last cleared; waits for the device."""
-        return self._counting.total(self._state.counts_L3)
+        return Counts(*np.array(self._state.counts_L3, np.int64).T)
 
     def reset_records(self) -> None:
         self._counting.reset(self._state.counts_L3)
 
-    def restart(self) -> None:
-        self.clear()
+    restart = clear
 
     def movement(self) -> dict:
         return self._counting.movement(self._state.counts_L3)
@@ -147,10 +137,10 @@ class FusedEngine(Engine):
 
     # Programs.
 
-    def _layer_step(self, is_moe, layer, weights, host_ER, state, x, chunk, window, kv):
+    def _layer_step(self, state, x, chunk, layer, weights, host_ER, window, kv):
         """One layer; `layer` is an int or, so that one program serves all, an array."""
-        block = bind_block(self._graphs[is_moe], weights)
-        if not is_moe:
+        block = self.programs.bind(host_ER is not None, weights)
+        if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return state, x, kv, None
         x, kv = block.attend(x, chunk, window, kv)
@@ -158,17 +148,14 @@ class FusedEngine(Engine):
         shared_TD = seam(block.run_shared(hidden_TD))
         if self._route is not None and x.shape[1] == 1:  # as layered: decoding only
             routing = seam(self._reroute(state, layer, routing))
-        moe = self.config.moe
-        method = self._method or choose_method(hidden_TD.shape[0], host_ER.dtype)
+        shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         state, y_TD = run_through_slots(
             self._cache_of,
-            ExpertWaves(
-                self._layout, moe.num_experts, method, moe.activation, moe.swiglu_limit
-            ),
+            self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype),
             state,
             layer,
             hidden_TD,
-            routing._replace(scores_TE=gate_scores(routing.scores_TE, moe)),
+            routing._replace(scores_TE=shares_TE),
             host_ER,
         )
         return state, add_experts(x, seam(y_TD), shared_TD), kv, routing
@@ -185,107 +172,81 @@ class FusedEngine(Engine):
         )
         return routing._replace(ids_TK=ids_TK, weights_TK=weights_TK)
 
-    def _decode_step(
-        self,
-        top,
-        layers,
-        hosts,
-        windows,
-        state,
-        tokens_B,
-        positions_B,
-        active_B,
-        caches,
-    ):
+    def _decode_step(self, top, layers, state, tokens_B, positions_B, active_B, caches):
         x, chunk, positions_B = self.programs.top.next_embed_step(
             top["embed"], tokens_B, positions_B, active_B
         )
         state = state._replace(step=state.step + 1)
         new_caches, routings = [], []
-        for layer, host_ER in enumerate(hosts):
+        for layer, (arguments, kv) in enumerate(zip(layers, caches, strict=True)):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
             state, x, kv, routing = self._layer_step(
-                host_ER is not None,
-                layer,
-                layers[layer],
-                host_ER,
-                state,
-                x,
-                chunk,
-                windows[layer],
-                caches[layer][0],
+                state, x, chunk, layer, *arguments, kv
             )
-            new_caches.append((kv,))
+            new_caches.append(kv)
             routings.append(routing)
         logits = self.programs.top.head_step(top, seam(x)[:, 0])
         return logits, state, positions_B, new_caches, routings
 
     def num_compiled(self) -> int:
-        own = (self._decode, self._layer, self._count)
-        return super().num_compiled() + sum(program._cache_size() for program in own)
+        return super().num_compiled() + count_compiled(self)
 
     # Steps.
 
     def new_session(self, batch: int, capacity: int) -> Session:
-        """As `Engine.new_session`; a policy's record of one sequence starts over."""
         session = super().new_session(batch, capacity)
-        state = self._state
-        if self._cache_of.policy.per_sequence:
-            fresh = self._cache_of.policy.init(self._cache_of.spec, xp=jnp)
-            policy = self._commit({**fresh, "key_S": state.policy["key_S"]})
-            step = self._commit(jnp.int32(-1))
-            self._state = state._replace(policy=policy, step=step)
         session.caches = self._commit(session.caches)
         return session
 
     def _begin_step(self, session: Session, is_decode: bool) -> None:
+        if self._cache_of.policy.per_sequence and self._running() is not session:
+            self._turn_to(session)
         if not is_decode:  # decoding counts its own steps
             step = self._count(self._state.step)
             self._state = self._state._replace(step=step)
 
+    def _turn_to(self, session: Session) -> None:
+        """A policy whose record is one sequence's goes on with that of a session."""
+        state, before = self._state, self._running()
+        if before is not None:
+            self._records[before] = state.policy, state.step
+        policy, step = self._records.pop(session, (None, None))
+        if policy is None:
+            policy = self._cache_of.policy.init(self._cache_of.spec, xp=jnp)
+            step = jnp.int32(-1)
+        policy = {**policy, "key_S": state.policy["key_S"]}
+        self._state = self._commit(state._replace(policy=policy, step=step))
+        self._running = weakref.ref(session)
+
     def _run_layers(self, session: Session, x, chunk, on_routing):
-        weights, state = self.weights, self._state
-        self._counting.begin_prefill(state.counts_L3)
-        for layer in range(self.config.num_layers):
-            is_moe = self._hosts[layer] is not None
-            state, x, kv, routing = self._layer(
-                is_moe,
-                self._layer_ids[layer],
-                weights.layers[layer],
-                self._hosts[layer],
-                state,
-                x,
-                chunk,
-                self._windows[layer],
-                session.caches[layer][0],
+        self._counting.begin_prefill(self._state.counts_L3)
+        for layer, arguments in enumerate(self._layers):
+            number, cache = self._layer_ids[layer], session.caches[layer]
+            self._state, x, session.caches[layer], routing = self._layer(
+                self._state, x, chunk, number, *arguments, cache
             )
-            session.caches[layer] = (kv,)
-            self._state = state
-            if on_routing is not None and is_moe:
+            if on_routing is not None and routing is not None:
                 on_routing(layer, routing)
-        self._counting.end_prefill(state.counts_L3)
+        self._counting.end_prefill(self._state.counts_L3)
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`, in one program."""
         session.grow([1] * len(session.lengths))
-        weights = self.weights
+        self._begin_step(session, is_decode=True)
         tokens_B, active_B, session.positions_B = self._commit(
             (tokens_B, active_B, session.positions_B)
         )
-        logits, self._state, session.positions_B, session.caches, routings = (
-            self._decode(
-                weights.top,
-                weights.layers,
-                self._hosts,
-                self._windows,
-                self._state,
-                tokens_B,
-                session.positions_B,
-                active_B,
-                session.caches,
-            )
+        step = self._decode(
+            self.weights.top,
+            self._layers,
+            self._state,
+            tokens_B,
+            session.positions_B,
+            active_B,
+            session.caches,
         )
+        logits, self._state, session.positions_B, session.caches, routings = step
         if on_routing is not None:
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])

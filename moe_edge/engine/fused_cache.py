@@ -16,12 +16,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
+_copy = jax.jit(jnp.copy)
+_add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))
 
 
 class Cache(NamedTuple):
@@ -38,10 +41,6 @@ class Cache(NamedTuple):
 class DeviceCache:
     """The pure functions of a cache of one shape and policy.
 
-    Attributes:
-      spec: layers, experts and slots.
-      policy: decides who leaves; must run inside jit.
-      moe_layers: the layers that have experts.
     Raises:
       ConfigError: a policy for the host.
       CapacityError: one of these layers has no slot.
@@ -57,7 +56,6 @@ class DeviceCache:
                 f"eviction policy {self.policy.name!r} runs on the host only; the "
                 "fused mode needs one that runs inside jit: use mode layered"
             )
-
         for layer in self.moe_layers:
             if self.capacity_L[layer] < 1:
                 raise CapacityError(
@@ -68,20 +66,13 @@ class DeviceCache:
     @functools.cached_property
     def capacity_L(self) -> tuple[int, ...]:
         """How many experts of each layer can be in slots at once."""
-        owners = self.spec.layer_S
-        return tuple(
-            owners.count(-1) + owners.count(layer)
-            for layer in range(self.spec.num_layers)
-        )
+        owners, L = self.spec.layer_S, self.spec.num_layers
+        return tuple(owners.count(-1) + owners.count(layer) for layer in range(L))
 
     @functools.cached_property
     def least_capacity(self) -> int:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
-
-    def init(self, record_R: int, dtype) -> Cache:
-        """An empty cache for records of `record_R` elements."""
-        return self.empty(jnp.zeros((self.spec.num_slots, record_R), dtype))
 
     def empty(self, slots_SR: jax.Array) -> Cache:
         """An empty cache over these slots; what they hold is never read."""
@@ -159,12 +150,9 @@ class DeviceCache:
             return slots_SR, slot_N, state, _set(missing_E, expert, False), evictions
 
         misses = jnp.sum(missing_E, dtype=jnp.int32)
-        slots_SR, slot_N, state, _, evictions = lax.fori_loop(
-            0,
-            misses,
-            fetch,
-            (cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)),
-        )
+        carry = cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)
+        carry = lax.fori_loop(0, misses, fetch, carry)
+        slots_SR, slot_N, state, _, evictions = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
         counts_13 = jnp.stack([hits, misses, evictions])[None]
         at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
@@ -192,3 +180,46 @@ def _read_back(slot_N, key_S) -> jax.Array:
     slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
     places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
     return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)
+
+
+class Counts(NamedTuple):
+    """What the cache did, distinct experts per layer, int64 `[L]` each."""
+
+    hits_L: np.ndarray
+    misses_L: np.ndarray
+    evictions_L: np.ndarray
+
+
+class Counting:
+    """Splits the running counters `Cache.counts_L3` by phase, without a wait.
+
+    They are part of the donated state, so what is needed of them later is copied; they
+    are read on the host only when somebody asks.
+
+    Args:
+      counts_L3: the counters now.
+      record_bytes: what a miss moves.
+    """
+
+    def __init__(self, counts_L3: jax.Array, record_bytes: int):
+        self._record_bytes = record_bytes
+        self.reset(counts_L3)
+
+    def reset(self, counts_L3: jax.Array) -> None:
+        """Counts from here on, as after a warm-up."""
+        self._start_L3 = _copy(counts_L3)
+        self._prefill_L3 = jnp.zeros_like(counts_L3)
+
+    def begin_prefill(self, counts_L3: jax.Array) -> None:
+        self._before_L3 = _copy(counts_L3)
+
+    def end_prefill(self, counts_L3: jax.Array) -> None:
+        self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
+
+    def movement(self, counts_L3: jax.Array) -> dict:
+        """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
+        done_L3 = np.array(counts_L3) - np.array(self._start_L3)
+        hits, misses, _ = (done_L3 - np.array(self._prefill_L3)).sum(axis=0).tolist()
+        ratio = hits / (hits + misses) if hits + misses else None
+        moved = int(done_L3[:, MISSES].sum()) * self._record_bytes
+        return {"hit_ratio": ratio, "bytes_moved": moved}

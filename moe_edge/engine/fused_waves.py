@@ -28,9 +28,6 @@ def run_through_slots(
     """The weighted sum of the chosen experts.
 
     Args:
-      device: the cache's functions.
-      waves: the experts' arithmetic.
-      cache: as before this layer.
       layer: int or int32 scalar.
       hidden_TD: float32.
       routing: what to compute; its scores (>= 0) are for the policy.
@@ -92,9 +89,9 @@ def next_pairs(rest_TK, experts: int, capacity) -> jax.Array:
       bool `[T, K]`.
     """
     ids_1P = rest_TK.reshape(1, -1)
-    places_1P = jnp.arange(ids_1P.shape[1], dtype=jnp.int32)[None]
-    is_expert_EP = ids_1P == jnp.arange(experts, dtype=jnp.int32)[:, None]
     never = ids_1P.shape[1]
+    places_1P = jnp.arange(never, dtype=jnp.int32)[None]
+    is_expert_EP = ids_1P == jnp.arange(experts, dtype=jnp.int32)[:, None]
     first_E = jnp.min(jnp.where(is_expert_EP, places_1P, never), axis=1)
     distinct_P = jnp.sum(first_E[:, None] <= places_1P, axis=0)
     return (distinct_P <= capacity).reshape(rest_TK.shape) & (rest_TK < experts)

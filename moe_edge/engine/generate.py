@@ -1,8 +1,10 @@
 """Generation: prefill, then decode steps until every row has ended.
 
-One loop for every engine mode; an engine offers `new_session`, `prefill`, `decode`.
+One loop for every engine mode. Many prompts go in batches of few shapes, warmed up
+before anything is timed.
 """
 
+import collections
 import dataclasses
 import functools
 import time
@@ -13,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import check_count
+from moe_edge.engine.base import Engine
+from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.model.sampling import Sampling, sample
 
 # Called with (row, token id) as soon as a token is known; True ends the row.
@@ -21,19 +25,12 @@ TokenCallback = Callable[[int, int], bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """New tokens of each row and what they took.
+    """New tokens of each row and what they took."""
 
-    Attributes:
-      tokens: per row, without the prompt; a stop token ends a row and is kept.
-      ttft_s: seconds from the call to the first token.
-      decode_s: seconds of all later steps.
-      steps: how many later steps there were.
-    """
-
-    tokens: list[list[int]]
-    ttft_s: float
-    decode_s: float
-    steps: int
+    tokens: list[list[int]]  # without the prompt; a stop token ends a row and is kept
+    ttft_s: float  # seconds from the call to the first token
+    decode_s: float  # seconds of all later steps
+    steps: int  # how many later steps there were
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
@@ -42,37 +39,25 @@ def _next_token(logits_BV, keys_B, step, sampling):
     return sample(logits_BV, keys_B, sampling)
 
 
-def row_keys(seed: int, row_ids: Sequence[int]) -> jax.Array:
-    """A random key for each row, from the seed and the row's id alone."""
-    ids = jnp.asarray(list(row_ids), jnp.uint32)
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), ids)
-
-
-def unseeded(sampling: Sampling) -> Sampling:
-    """The rule without its seed, which is no reason to compile again."""
-    return dataclasses.replace(sampling, seed=0)
-
-
 def warm_up(
-    engine,
+    engine: Engine,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling | None = None,
 ) -> float:
     """Compiles all that `generate` runs for these prompts; returns its seconds."""
-    started = time.perf_counter()
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    session = engine.new_session(len(prompts), longest + max_new_tokens)
-    logits = engine.prefill(session, prompts)
-    step, rule = jax.device_put(np.int32(0)), unseeded(sampling or Sampling())
-    tokens_B = _next_token(logits, row_keys(0, range(len(prompts))), step, rule)
-    active_B = jax.device_put(np.ones(len(prompts), bool))
-    engine.decode(session, tokens_B, active_B).block_until_ready()
+    started, tokens = time.perf_counter(), collections.Counter()
+
+    def ends(row: int, token: int) -> bool:
+        tokens[row] += 1
+        return tokens[row] == 2
+
+    generate(engine, prompts, max_new_tokens, sampling=sampling, on_token=ends)
     return time.perf_counter() - started
 
 
 def generate(
-    engine,
+    engine: Engine,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     *,
@@ -85,7 +70,7 @@ def generate(
     """Continues every prompt by up to `max_new_tokens` tokens.
 
     Args:
-      engine: e.g. a `ResidentEngine`.
+      engine: of any mode.
       prompts: token ids of each row; lengths may differ.
       max_new_tokens: upper bound per row.
       sampling: greedy by default.
@@ -101,7 +86,11 @@ def generate(
     check_count("max_new_tokens", max_new_tokens)
     sampling = sampling or Sampling()
     row_ids = range(len(prompts)) if row_ids is None else row_ids
-    keys_B, rule = row_keys(sampling.seed, row_ids), unseeded(sampling)
+    # A key for each row, from the seed and the row's id alone; the seed is then no
+    # reason to compile again.
+    ids_B, key = jnp.asarray(list(row_ids), jnp.uint32), jax.random.key(sampling.seed)
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, ids_B)
+    rule = dataclasses.replace(sampling, seed=0)
     started = time.perf_counter()
     longest = max((len(prompt) for prompt in prompts), default=0)
     session = engine.new_session(len(prompts), longest + max_new_tokens)
@@ -126,3 +115,72 @@ def generate(
         logits = engine.decode(session, tokens_B, active_B, on_routing)
     ended = time.perf_counter()
     return Generation(rows, first - started, ended - first, step - 1)
+
+
+def even_batches(count: int, batch_size: int) -> list[range]:
+    """Splits 0 .. count-1 into few batches of nearly equal size: few shapes."""
+    batches = -(-count // batch_size)
+    edges = [count * i // batches for i in range(batches + 1)]
+    return [range(*edges[i : i + 2]) for i in range(batches)]
+
+
+def shape_of(rows, max_new_tokens: int) -> tuple:
+    """What decides which programs a batch needs."""
+    longest = max(map(len, rows))
+    capacity = capacity_for(longest + max_new_tokens)
+    sizes = {size for _, size in plan_chunks(longest, capacity)}
+    return len(rows), capacity, frozenset(sizes)
+
+
+def speed_of(generations: Sequence[Generation]) -> dict[str, float]:
+    """Decoded tokens per second and mean time to first token of several batches."""
+    decoded = sum(len(row) - 1 for done in generations for row in done.tokens)
+    decode_s = sum(done.decode_s for done in generations)
+    return {
+        "tokens_per_s": decoded / decode_s if decode_s > 0 else 0.0,
+        "ttft_s": float(np.mean([done.ttft_s for done in generations])),
+    }
+
+
+def generate_rows(
+    engine: Engine,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    batch_size: int = 8,
+    on_token: TokenCallback | None = None,
+    on_routing=None,
+) -> tuple[list[list[int]], dict[str, float]]:
+    """New tokens of every row, and the speed without compilation.
+
+    Every shape of batch is run once before anything is timed: `warm_up_s` in the
+    returned numbers is what that took, compilation above all. Then slots are emptied
+    and counters reset: times, hits and bytes count from one moment, with no block of
+    these prompts on the device yet.
+    """
+    batches = even_batches(len(rows), batch_size)
+    shapes = {
+        shape_of([rows[i] for i in batch], max_new_tokens): batch
+        for batch in reversed(batches)
+    }
+    warm_up_s = 0.0
+    for batch in reversed(shapes.values()):
+        chosen = [rows[i] for i in batch]
+        warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
+    engine.restart()
+    tokens, done = [], []
+    for batch in batches:
+        result = generate(
+            engine,
+            [rows[i] for i in batch],
+            max_new_tokens,
+            sampling=sampling,
+            stop_ids=engine.config.eos_ids,
+            row_ids=batch,
+            on_token=on_token,
+            on_routing=on_routing,
+        )
+        done.append(result)
+        tokens += result.tokens
+    return tokens, speed_of(done) | {"warm_up_s": warm_up_s}

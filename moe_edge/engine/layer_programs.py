@@ -7,21 +7,19 @@ one program (`advance`). Cut at the same seams as `model.transformer.Block`, wit
 same kernels, so that every bit equals the resident engine's.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.programs import Programs, TopPrograms, jit_step
-from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
-from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import Shared, add_experts, seam
-from moe_edge.predict.device_scores import gate_scores, partial_gate
+from moe_edge.predict.device_scores import partial_gate, scores_ahead
 
 
 class Routed(NamedTuple):
@@ -39,14 +37,8 @@ class LayerPrograms(Programs):
 
     def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
         super().__init__(config, top)
-        moe, self._dtype = config.moe, dtype
+        self._dtype = dtype
         self._is_pairs: dict[int, bool] = {}
-        self._layout = RecordLayout.of(config)
-        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
-        self._options = {
-            "activation": moe.activation,
-            "swiglu_limit": moe.swiglu_limit,
-        }
         self.attend = jit_step(self._attend, static_argnums=0, donate_argnames="cache")
         self.advance = jit_step(
             self._advance, static_argnums=0, donate_argnames="cache"
@@ -66,22 +58,6 @@ class LayerPrograms(Programs):
                 "the same store"
             )
 
-    def at(self, config: ModelConfig) -> "LayerPrograms":
-        """The same programs for another k."""
-        return LayerPrograms(config, self._dtype, self.top)
-
-    def all(self) -> list:
-        return [
-            *super().all(),
-            self.attend,
-            self.advance,
-            self.experts,
-            self.start,
-            self.wave,
-            self.finish,
-            self.peek,
-        ]
-
     def is_pairs(self, tokens: int) -> bool:
         """Whether so many tokens meet their experts pair by pair."""
         known = self._is_pairs.get(tokens)
@@ -90,17 +66,16 @@ class LayerPrograms(Programs):
             self._is_pairs[tokens] = known
         return known
 
-    def waves(self, tokens: int) -> ExpertWaves:
-        """How `tokens` tokens meet the experts."""
-        method = choose_method(tokens, self._dtype)
-        E = self.config.moe.num_experts
-        return ExpertWaves(self._layout, E, method, **self._options)
+    def _waves(self, routed: Routed) -> ExpertWaves:
+        return self.waves_of(routed.hidden_TD.shape[0], self._dtype)
 
-    # attend: (is_moe, layer, gates, x, chunk, window, cache) -> (x or Routed, cache)
+    def _attend(self, is_moe, x_BSD, layer, gates, chunk, window, cache):
+        """A dense layer as a whole, or a MoE layer up to its routing.
 
-    def _attend(self, is_moe, layer, gates, x_BSD, chunk, window, cache):
-        """A dense layer as a whole, or a MoE layer up to its routing."""
-        block = bind_block(self._graphs[is_moe], layer)
+        Returns:
+          (x_BSD or Routed, cache).
+        """
+        block = self.bind(is_moe, layer)
         if not is_moe:
             x_BSD, cache, _ = block(x_BSD, chunk, window, None, None, cache)
             return x_BSD, cache
@@ -110,7 +85,7 @@ class LayerPrograms(Programs):
         wanted_NE = None
         if gates:
             valid_T = chunk.valid_BS.reshape(-1)
-            wanted_NE = gate_scores(self.config, gates, hidden_TD, valid_T)
+            wanted_NE = scores_ahead(self.config, gates, hidden_TD, valid_T)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots
@@ -122,55 +97,36 @@ class LayerPrograms(Programs):
           slot_of: see `ExpertWaves.run`.
           other_TD: what was computed elsewhere, or None.
         """
-        x_TD, ids_TK = routed.hidden_TD, routed.routing.ids_TK
-        waves = self.waves(x_TD.shape[0])
-        carry = waves.start(x_TD, ids_TK)
-        carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
+        carry = self._start(routed)
+        carry, _ = self._wave(carry, routed, weights_TK, slots_SR, slot_of)
         return self._finish(routed, carry, weights_TK, other_TD)
 
-    def _advance(
-        self,
-        is_moe,
-        routed,
-        slot_of,
-        weights_TK,
-        slots_SR,
-        layer: Any,
-        gates,
-        chunk,
-        window,
-        cache,
-        other_TD=None,
-    ):
-        """`experts` of a layer and `attend` of the next."""
-        x_BSD = seam(self._experts(routed, slot_of, weights_TK, slots_SR, other_TD))
-        return self._attend(is_moe, layer, gates, x_BSD, chunk, window, cache)
+    def _advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
+        """`experts` of a layer (its arguments: `chosen`) and `attend` of the next."""
+        x_BSD = seam(self._experts(*chosen))
+        return self._attend(is_moe, x_BSD, layer, gates, chunk, window, cache)
 
     # The same in waves: start, wave, wave, ..., finish
 
     def _start(self, routed: Routed):
-        x_TD = routed.hidden_TD
-        return self.waves(x_TD.shape[0]).start(x_TD, routed.routing.ids_TK)
+        return self._waves(routed).start(routed.hidden_TD, routed.routing.ids_TK)
 
     def _wave(self, carry, routed, weights_TK, slots_SR, slot_of):
         """(carry, scalar that is ready when the slots may be written again)."""
         x_TD, ids_TK = routed.hidden_TD, routed.routing.ids_TK
-        waves = self.waves(x_TD.shape[0])
-        carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
+        run = self._waves(routed).run
+        carry = run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
         return carry, carry[0, 0]
 
     def _finish(self, routed: Routed, carry, weights_TK, other_TD=None):
-        ids_TK = routed.routing.ids_TK
-        y_TD = self.waves(ids_TK.shape[0]).finish(carry, ids_TK, weights_TK)
-        y_TD = seam(y_TD)
+        finish = self._waves(routed).finish
+        y_TD = seam(finish(carry, routed.routing.ids_TK, weights_TK))
         if other_TD is not None:
             y_TD = y_TD + other_TD
         return add_experts(routed.x_BSD, y_TD, routed.shared)
 
-    def _peek(
-        self, routed, slot_of, weights_TK, slots_SR, layer, chunk, window, cache, top_a
-    ):
+    def _peek(self, chosen, layer, gates, chunk, window, cache, top_a):
         """What the next layer would choose after the experts that are here (SMoE)."""
-        x_BSD = self._experts(routed, slot_of, weights_TK, slots_SR)
-        block = bind_block(self._graphs[True], layer)
+        x_BSD = self._experts(*chosen)
+        block = self.bind(True, layer)
         return partial_gate(block, x_BSD, chunk, window, cache, top_a)

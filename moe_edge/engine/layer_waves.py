@@ -16,12 +16,7 @@ MAX_GROUP = 8  # experts of a wave: more overlap worse, fewer cost more dispatch
 
 
 class LayerWaves:
-    """Runs the experts of a layer in waves.
-
-    Args:
-      programs: of the model.
-      manager: brings experts into slots.
-    """
+    """Runs the experts of a layer in waves."""
 
     def __init__(self, programs: LayerPrograms, manager: OffloadManager):
         self._programs, self._manager = programs, manager

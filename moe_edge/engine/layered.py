@@ -9,10 +9,10 @@ A layer whose chosen experts do not fit the slots at once runs in waves.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
@@ -23,25 +23,21 @@ from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
-from moe_edge.model.transformer import layer_window
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.route.base import RoutePolicy
-from moe_edge.route.topk import TopK
+from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.workload.traces import TraceRecorder
 
 
 @dataclasses.dataclass
 class _Turn:
-    """Where the engines of one manager stand.
+    """Where the engines of one manager stand."""
 
-    Attributes:
-      step: counts lookup rounds.
-      reader: output of the last program that reads slots.
-    """
-
-    step: int = -1
-    reader: jax.Array | None = None
+    step: int = -1  # counts lookup rounds
+    reader: jax.Array | None = None  # output of the last program that reads slots
+    sessions: weakref.WeakSet[Session] = dataclasses.field(
+        default_factory=weakref.WeakSet  # those that somebody still holds
+    )
 
 
 class LayeredEngine(Engine):
@@ -73,29 +69,17 @@ class LayeredEngine(Engine):
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
         programs.check_records(self._slots.array.dtype)
-        groups = [(layer,) for layer in range(config.num_layers)]
-        super().__init__(weights, groups, programs)
+        super().__init__(weights, programs)
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         self._waves = LayerWaves(programs, manager)
-        self._windows = [
-            jnp.int32(layer_window(config, layer)) for layer in range(config.num_layers)
-        ]
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
         # With backends or a partial state there is work before a layer's experts.
         self._runs_ahead = not (self.backends or self._peeks)
-        self._is_moe = [
-            layer in config.moe_layers for layer in range(config.num_layers)
-        ]
-        self._reader = RoutingReader(
-            config.moe,
-            manager,
-            self.route,
-            trace,
-            trace_scores=trace_scores,
-            needs_weights=bool(self.backends),
-        )
+        self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
+        needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
+        self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
         self._turn = _Turn()
 
     @property
@@ -109,12 +93,13 @@ class LayeredEngine(Engine):
                 "a trace has one k, and this engine writes one; load the model with "
                 "the k that you want to trace"
             )
+        dtype, top = self._slots.array.dtype, self.programs.top
         sibling = LayeredEngine(
             weights,
             self.manager,
             route=self.route,
             backends=self.backends,
-            programs=self.programs.at(weights.config),
+            programs=LayerPrograms(weights.config, dtype, top),
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
@@ -140,9 +125,8 @@ class LayeredEngine(Engine):
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
-            statistics = self.manager.statistics
-            names = ("choices", "rerouted")
-            mode |= {name: getattr(statistics, name) for name in names}
+            counted = self.manager.statistics
+            mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:
@@ -156,14 +140,16 @@ class LayeredEngine(Engine):
         ]
 
     def new_session(self, batch: int, capacity: int) -> Session:
-        """As `Engine.new_session`; records of all sequences before it end.
+        """As `Engine.new_session`.
 
-        Sessions may take turns, and logits are right, but policies and predictors
-        with a record per sequence serve one session at a time: what they had seen of
-        an older one is gone. An eviction policy keeps one record for all rows.
+        Sessions may take turns: policies and predictors with a record per sequence
+        have one for each. The records of a session that is gone end here.
         """
         session = super().new_session(batch, capacity)
-        self.manager.finish_sequence()
+        sessions = self._turn.sessions
+        sessions.add(session)
+        self.manager.drain()
+        self.manager.finish_sequences({n for each in sessions for n in each.sequences})
         return session
 
     def _begin_step(self, session: Session, is_decode: bool) -> None:
@@ -187,17 +173,13 @@ class LayeredEngine(Engine):
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
         is_decode = chunk.valid_BS.shape[1] == 1
         gates = self._predictor.gates_after(layer) if is_decode else ()
-        cache = session.caches[layer][0]
-        return self.weights.layers[layer], gates, chunk, self._windows[layer], cache
+        params, window = self.weights.layers[layer], self._windows[layer]
+        return params, gates, chunk, window, session.caches[layer]
 
     def _attend(self, session, layer: int, x, chunk):
-        params, gates, chunk, window, cache = self._layer_arguments(
-            session, layer, chunk
-        )
-        state, cache = self.programs.attend(
-            self._is_moe[layer], params, gates, x, chunk, window, cache
-        )
-        session.caches[layer] = (cache,)
+        arguments = self._layer_arguments(session, layer, chunk)
+        is_moe = self._is_moe[layer]
+        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
         self._reader.note_dispatch()
         return state
 
@@ -261,28 +243,14 @@ class LayeredEngine(Engine):
 
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
-        programs, following = self.programs, reading.layer + 1
+        following = reading.layer + 1
+        chosen = routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
         if following == self.config.num_layers:
-            return programs.experts(
-                routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
-            )
-        params, gates, chunk, window, cache = self._layer_arguments(
-            session, following, chunk
+            return self.programs.experts(*chosen)
+        arguments = self._layer_arguments(session, following, chunk)
+        state, session.caches[following] = self.programs.advance(
+            self._is_moe[following], chosen, *arguments
         )
-        state, cache = programs.advance(
-            self._is_moe[following],
-            routed,
-            slot_TK,
-            reading.weights_TK,
-            self._slots.array,
-            params,
-            gates,
-            chunk,
-            window,
-            cache,
-            other_TD,
-        )
-        session.caches[following] = (cache,)
         self._reader.note_dispatch()
         return state
 
@@ -292,19 +260,8 @@ class LayeredEngine(Engine):
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
         slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
-        params, _, chunk, window, cache = self._layer_arguments(
-            session, layer + 1, chunk
-        )
-        wanted_E = self.programs.peek(
-            routed,
-            slot_TK,
-            reading.weights_TK,
-            self._slots.array,
-            params,
-            chunk,
-            window,
-            cache,
-            top_a=self._predictor.top_a,
-        )
+        chosen = routed, slot_TK, reading.weights_TK, self._slots.array
+        arguments = self._layer_arguments(session, layer + 1, chunk)
+        wanted_E = self.programs.peek(chosen, *arguments, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()

@@ -20,21 +20,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A checkpoint ready to run.
+    """A checkpoint ready to run."""
 
-    Attributes:
-      engine: holds the weights and `engine.config`.
-      tokenizer: None if it was not asked for.
-      hf_source: folder of the Hugging Face checkpoint it came from, if known.
-      name: what the caller asked for.
-      dtype: of the stored weights.
-    """
-
-    engine: "Engine"
-    tokenizer: Tokenizer | None
-    hf_source: str | None
-    name: str
-    dtype: str
+    engine: "Engine"  # holds the weights and `engine.config`
+    tokenizer: Tokenizer | None  # None if it was not asked for
+    hf_source: str | None  # folder of the Hugging Face checkpoint it came from
+    name: str  # what the caller asked for
+    dtype: str  # of the stored weights
 
 
 def load_engine(

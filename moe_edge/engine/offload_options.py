@@ -23,44 +23,30 @@ Options = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffloadOptions:
-    """How experts that do not fit the device are handled.
+    """How experts that do not fit the device are handled."""
 
-    Attributes:
-      device_memory: budget: `25%` of the expert bytes, or all there is (`2GiB`).
-      mode: `layered` or `fused`.
-      eviction: name of an eviction policy, and its options.
-      slot_plan: `equal`, `one_pool`, ..., and its options; `auto`: equal where every
-        layer gets two slots, else one pool.
-      predictor: names experts to prefetch (`none`: no prefetching), and its options.
-      horizon: layers ahead that are prefetched.
-      prefetch_limit: most prefetches asked for after one layer's routing.
-      route: `topk` (lossless), `substitute` (SMoE), `drop`, and its options.
-      assist: `two_pointer` or `fiddler`: the host computes absent experts; or None.
-      profile_trace: a recorded route trace, whose counts `static_oracle` keeps and
-        `adapmoe_dp` plans with.
-      memory: where blocks live: `host`, `pinned` (GPUs) or `mmap` (disk).
-      link_bytes_per_s, link_latency_s: of an emulated link; None: the real one.
-      asynchronous: False carries every transfer out at once (the serial reference).
-    """
-
-    device_memory: str = "50%"
-    mode: str = "layered"
+    device_memory: str = "50%"  # of the expert bytes, or all there is (`2GiB`)
+    mode: str = "layered"  # or `fused`
     eviction: str = "lru"
     eviction_options: Options = dataclasses.field(default_factory=dict)
+    # `equal`, `one_pool`, ...; `auto`: equal where every layer gets two slots, else one
+    # pool.
     slot_plan: str = "one_pool"
     slot_plan_options: Options = dataclasses.field(default_factory=dict)
-    predictor: str = "none"
+    predictor: str = "none"  # names experts to prefetch; `none`: no prefetching
     predictor_options: Options = dataclasses.field(default_factory=dict)
-    horizon: int = 1
-    prefetch_limit: int = 8
-    route: str = "topk"
+    horizon: int = 1  # layers ahead that are prefetched
+    prefetch_limit: int = 8  # most prefetches asked for after one layer's routing
+    route: str = "topk"  # lossless; or `substitute` (SMoE), `drop`
     route_options: Options = dataclasses.field(default_factory=dict)
-    assist: str | None = None
+    assist: str | None = None  # one of ASSIST_RULES: the host computes absent experts
+    # A recorded route trace, whose counts `static_oracle` keeps and `adapmoe_dp` plans
+    # with.
     profile_trace: str | None = None
-    memory: str = "host"
-    link_bytes_per_s: float | None = None
+    memory: str = "host"  # where blocks live: also `pinned` (GPUs), `mmap` (disk)
+    link_bytes_per_s: float | None = None  # of an emulated link; None: the real one
     link_latency_s: float = 0.0
-    asynchronous: bool = True
+    asynchronous: bool = True  # False: each transfer at once (the serial reference)
 
     def __post_init__(self):
         """Refuses what no model could run with.
@@ -76,13 +62,8 @@ class OffloadOptions:
             from moe_edge.offload.store import MEMORIES  # loads JAX
 
             check_known("expert memory", self.memory, MEMORIES)
-        plan = plan_of(self.slot_plan)
-        given = self.profile_trace or {*plan.from_context} & {*self.slot_plan_options}
-        if "profile" in plan.needs and not given:
-            raise ConfigError(
-                f"slot plan {self.slot_plan} plans from counts; set profile_trace to a "
-                "trace (launch/generate.py --trace writes one)"
-            )
+        plan, options = plan_of(self.slot_plan), self.slot_plan_options
+        self._check_profile(f"slot plan {self.slot_plan}", plan, options)
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
@@ -99,26 +80,27 @@ class OffloadOptions:
         if self.mode == "fused" and wrong:
             raise ConfigError(f"mode fused has no {', '.join(wrong)}; use mode layered")
 
+    def _check_profile(self, what: str, kind, options: Options) -> None:
+        given = self.profile_trace or {*kind.from_context} & {*options}
+        if "profile" in kind.needs and not given:
+            raise ConfigError(
+                f"{what} needs a profile; set profile_trace to a trace "
+                "(launch/generate.py --trace writes one)"
+            )
+
     def _check_eviction(self) -> None:
         check_known("eviction policy", self.eviction, POLICIES)
-        if "profile" in POLICIES[self.eviction].needs:
-            if not self._has("profile", self.eviction_options):
-                raise ConfigError(
-                    f"eviction {self.eviction} needs a profile; set profile_trace to a "
-                    "trace (launch/generate.py --trace writes one)"
-                )
-            if self.eviction_options.get("profile") is None:
-                return  # it will come from the trace
-        policy = get_policy(self.eviction, **self.eviction_options)
+        kind, options = POLICIES[self.eviction], self.eviction_options
+        self._check_profile(f"eviction {self.eviction}", kind, options)
+        if "profile" in kind.needs and options.get("profile") is None:
+            return  # it will come from the trace
+        policy = get_policy(self.eviction, **options)
         check_needs(policy, AVAILABLE | {"profile"})
         if policy.forgets and self.predictor != "none":
             raise ConfigError(
                 f"eviction {self.eviction} keeps nothing, so predictor "
                 f"{self.predictor} has nowhere to put a block; use predictor none"
             )
-
-    def _has(self, name: str, options: Options) -> bool:
-        return name in options or self.profile_trace is not None
 
     def link(self) -> Link:
         """The link that these options describe."""

@@ -42,13 +42,14 @@ def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
     Raises:
       ConfigError: `profile_trace` is of another model.
     """
-    makers = {"model": lambda: config, "top_k": lambda: config.moe.top_k}
-    if options.profile_trace is not None:
-        counts_LE = _count_trace(options.profile_trace, config)
-        makers["profile"] = lambda: counts_LE
-        moe_LE = counts_LE[list(config.moe_layers)]
-        makers["hit_curves"] = lambda: static_hit_curves(moe_LE)
-    return Context(**makers)
+    context = Context(model=lambda: config, top_k=lambda: config.moe.top_k)
+    if options.profile_trace is None:
+        return context
+    counts_LE = _count_trace(options.profile_trace, config)
+    moe_LE = counts_LE[list(config.moe_layers)]
+    return context.also(
+        profile=lambda: counts_LE, hit_curves=lambda: static_hit_curves(moe_LE)
+    )
 
 
 def _count_trace(path: str, config: ModelConfig) -> np.ndarray:
@@ -70,7 +71,7 @@ def plan_cache(
     config: ModelConfig,
     context: Context,
     block_bytes: int,
-    **other_bytes: int,
+    other_bytes: int = 0,
 ) -> CacheSpec:
     """Slots that the budget buys next to `other_bytes`, shared out by the plan."""
     experts, layers = config.moe.num_experts, config.moe_layers
@@ -78,18 +79,12 @@ def plan_cache(
         parse_budget(options.device_memory),
         block_bytes,
         len(layers) * experts,
+        other_bytes,
         machine_bytes=device_memory_bytes(),
-        **other_bytes,
     )
-    plan = plan_of(options.slot_plan)
-    layer_S = plan_slots(
-        options.slot_plan,
-        total,
-        config.num_layers,
-        experts,
-        layers,
-        **context.fill(plan, options.slot_plan_options),
-    )
+    name, L = options.slot_plan, config.num_layers
+    given = context.fill(plan_of(name), options.slot_plan_options)
+    layer_S = plan_slots(name, total, L, experts, layers, **given)
     return CacheSpec(config.num_layers, experts, config.moe.top_k, layer_S)
 
 
@@ -185,9 +180,7 @@ def assemble(
     thread starts here, and ends if the engine is refused.
 
     Args:
-      options: budget and policies.
       weights: all but the experts.
-      store: the experts.
       context: of `check_offload`; None: made here.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
         leaves room.
@@ -201,15 +194,8 @@ def assemble(
     context = context or context_of(options, config)
     context = context.also(dense_layers=lambda: weights.layers)
     staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
-    spec = plan_cache(
-        options,
-        config,
-        context,
-        store.block_bytes,
-        dense_bytes=weights.num_bytes,
-        kv_bytes=kv_bytes,
-        staging_bytes=staged * store.block_bytes,
-    )
+    other_bytes = weights.num_bytes + kv_bytes + staged * store.block_bytes
+    spec = plan_cache(options, config, context, store.block_bytes, other_bytes)
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
     route = get_route(options.route, **options.route_options)
@@ -232,9 +218,7 @@ def assemble(
         if options.assist is not None:
             backends.append(HostBackend(config, store, link, options.assist))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-        queue = TransferQueue(
-            store, slots, link, recorder, asynchronous=options.asynchronous
-        )
+        queue = TransferQueue(store, slots, link, recorder, options.asynchronous)
         try:
             manager = OffloadManager(
                 cache,

@@ -11,14 +11,24 @@ import jax
 import jax.numpy as jnp
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.expert_waves import ExpertWaves
+from moe_edge.model.experts import choose_method
 from moe_edge.model.matvec import compiler_options
-from moe_edge.model.transformer import embed_tokens, logits_of, make_chunk
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import Block, embed_tokens, logits_of, make_chunk
 
 
 def jit_step(function: Callable, **options):
     """Compiles a step's program: all engines with the same compiler options."""
     return jax.jit(function, compiler_options=compiler_options(), **options)
+
+
+def count_compiled(owner) -> int:
+    """How many programs (all shapes) the attributes of an object have compiled."""
+    values = vars(owner).values()
+    return sum(each._cache_size() for each in values if hasattr(each, "_cache_size"))
 
 
 class TopPrograms:
@@ -48,9 +58,6 @@ class TopPrograms:
         head = top["embed"] if config.tie_embeddings else top["head"]
         return logits_of(x, top["final_norm"], head, config.norm_eps)
 
-    def all(self) -> list:
-        return [self.embed, self.next_embed, self.head, self.next_head, self.last]
-
 
 class Programs:
     """All programs of one model at one k; a subclass adds those of layers.
@@ -62,6 +69,18 @@ class Programs:
 
     def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
         self.config, self.top = config, top or TopPrograms(config)
+        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
+
+    def bind(self, is_moe: bool, flat) -> Block:
+        """A layer's module with its weights, while tracing."""
+        return bind_block(self._graphs[is_moe], flat)
+
+    def waves_of(self, tokens: int, dtype) -> ExpertWaves:
+        """How so many tokens meet experts whose records have a dtype."""
+        moe, method = self.config.moe, choose_method(tokens, dtype)
+        limits = moe.activation, moe.swiglu_limit
+        layout = RecordLayout.of(self.config)
+        return ExpertWaves(layout, moe.num_experts, method, *limits)
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError unless they are of this model."""
@@ -71,12 +90,9 @@ class Programs:
                 "of an engine with the same config"
             )
 
-    def all(self) -> list:
-        return self.top.all()
-
     def num_compiled(self) -> int:
         """How many have been compiled so far (all shapes)."""
-        return sum(program._cache_size() for program in self.all())
+        return count_compiled(self) + count_compiled(self.top)
 
 
 def _pick_last(x_BSD, last_BD, index_B):

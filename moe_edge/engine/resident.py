@@ -7,57 +7,37 @@ is the oracle that every offloaded mode is compared with.
 
 import functools
 
-import jax.numpy as jnp
-
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import Programs, TopPrograms, jit_step
-from moe_edge.engine.weights import Weights, bind_block, block_graph
+from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import layer_window
 
 
 class ResidentPrograms(Programs):
-    """`layers`: a group of layers whose experts are arguments."""
+    """`layers`: a group of layers whose experts are arguments, None in dense ones."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        expert_method: str | None = None,
-        top: TopPrograms | None = None,
-    ):
+    def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
         super().__init__(config, top)
-        self._method = expert_method
         self.run_experts = functools.partial(
             run_experts,
             layout=RecordLayout.of(config),
             activation=config.moe.activation,
             swiglu_limit=config.moe.swiglu_limit,
-            method=expert_method,
         )
-        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
-        self.layers = jit_step(
-            self._layers_step, static_argnames="kinds", donate_argnames="caches"
-        )
+        self.layers = jit_step(self._layers_step, donate_argnames="caches")
 
-    def at(self, config: ModelConfig) -> "ResidentPrograms":
-        """The same programs for another k."""
-        return ResidentPrograms(config, self._method, self.top)
-
-    def all(self) -> list:
-        return [*super().all(), self.layers]
-
-    def _layers_step(self, kinds, layers, experts, x_BSD, chunk, windows, caches):
+    def _layers_step(self, layers, experts, windows, x_BSD, chunk, caches):
         new_caches, routings = [], []
-        for i, is_moe in enumerate(kinds):
-            block = bind_block(self._graphs[is_moe], layers[i])
+        for i, experts_ER in enumerate(experts):
+            block = self.bind(experts_ER is not None, layers[i])
             x_BSD, cache, routing = block(
-                x_BSD, chunk, windows[i], experts[i], self.run_experts, caches[i]
+                x_BSD, chunk, windows[i], experts_ER, self.run_experts, caches[i]
             )
             new_caches.append(cache)
             routings.append(routing)
-        return x_BSD, tuple(new_caches), tuple(routings)
+        return x_BSD, new_caches, routings
 
 
 class ResidentEngine(Engine):
@@ -66,8 +46,7 @@ class ResidentEngine(Engine):
     Args:
       weights: the model.
       layers_per_program: how many layers one jitted program holds.
-      expert_method: forces one of `experts.METHODS` (None: chosen by size).
-      programs: of another engine, instead of new ones by that method.
+      programs: of another engine, instead of new ones.
     """
 
     programs: ResidentPrograms
@@ -77,43 +56,37 @@ class ResidentEngine(Engine):
         weights: Weights,
         *,
         layers_per_program: int = 1,
-        expert_method: str | None = None,
         programs: ResidentPrograms | None = None,
     ):
-        config, size = weights.config, layers_per_program
-        groups = [
-            tuple(range(first, min(first + size, config.num_layers)))
-            for first in range(0, config.num_layers, size)
-        ]
-        programs = programs or ResidentPrograms(config, expert_method)
-        super().__init__(weights, groups, programs)
+        super().__init__(weights, programs or ResidentPrograms(weights.config))
         self._layers_per_program = layers_per_program
-        self._windows = [
-            jnp.asarray([layer_window(config, layer) for layer in group], jnp.int32)
-            for group in groups
-        ]
 
     def _sibling(self, weights):
+        programs = ResidentPrograms(weights.config, self.programs.top)
         return ResidentEngine(
-            weights,
-            layers_per_program=self._layers_per_program,
-            programs=self.programs.at(weights.config),
+            weights, layers_per_program=self._layers_per_program, programs=programs
         )
 
     def _run_layers(self, session, x, chunk, on_routing):
-        weights = self.weights
-        for i, group in enumerate(self._groups):
-            x, session.caches[i], routings = self.programs.layers(
-                tuple(weights.experts[layer] is not None for layer in group),
-                tuple(weights.layers[layer] for layer in group),
-                tuple(weights.experts[layer] for layer in group),
-                x,
-                chunk,
-                self._windows[i],
-                session.caches[i],
-            )
-            if on_routing is not None:
-                for layer, routing in zip(group, routings, strict=True):
-                    if routing is not None:
-                        on_routing(layer, routing)
+        experts, size = self.weights.experts, self._layers_per_program
+        for first in range(0, len(experts), size):
+            group = experts[first : first + size]
+            x = self._run_group(session, first, group, x, chunk, on_routing)
+        return x
+
+    def _run_group(self, session, first: int, experts, x, chunk, on_routing):
+        """Runs a program's layers from `first` on, with their experts."""
+        here = slice(first, first + len(experts))
+        x, session.caches[here], routings = self.programs.layers(
+            self.weights.layers[here],
+            experts,
+            self._windows[here],
+            x,
+            chunk,
+            session.caches[here],
+        )
+        if on_routing is not None:
+            for layer, routing in enumerate(routings, first):
+                if routing is not None:
+                    on_routing(layer, routing)
         return x

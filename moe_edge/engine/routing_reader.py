@@ -21,25 +21,16 @@ from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
 class Reading(NamedTuple):
-    """What a layer computes, and where it stands.
-
-    Attributes:
-      layer: of the model.
-      step: counts lookup rounds.
-      sequences: the numbers of the rows' sequences.
-      shape_BS: of the tokens.
-      ids_TK: int32, on the host; E is no expert.
-      weights_TK: float32, on the device, or on the host where a route changed them.
-      host_weights_TK, scores_TE, wanted_NE: on the host, None where nobody reads them:
-        the weights, the scores of all experts, and what gate predictors asked for.
-    """
+    """What a layer computes, and where it stands."""
 
     layer: int
-    step: int
-    sequences: list[int]
-    shape_BS: tuple[int, int]
-    ids_TK: np.ndarray
-    weights_TK: jax.Array | np.ndarray
+    step: int  # counts lookup rounds
+    sequences: list[int]  # the numbers of the rows' sequences
+    shape_BS: tuple[int, int]  # of the tokens
+    ids_TK: np.ndarray  # int32, on the host; E is no expert
+    weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
+    # On the host, None where nobody reads them: the weights, the scores of all experts,
+    # and what gate predictors asked for.
     host_weights_TK: np.ndarray | None
     scores_TE: np.ndarray | None
     wanted_NE: np.ndarray | None
@@ -53,11 +44,7 @@ class RoutingReader:
     """Reads routings, applies the route policy, looks the experts up.
 
     Args:
-      moe: the model's rule.
-      manager: of the cache and the predictor.
-      route: may change what decoding computes.
-      trace: collects lookups, or None.
-      trace_scores: with the scores of all experts.
+      trace: collects lookups, with the scores of all experts if `trace_scores`.
       needs_weights: a backend computes with the weights.
     Raises:
       ConfigError: an eviction policy that needs to know the future.
@@ -116,17 +103,19 @@ class RoutingReader:
         """Looks the chosen experts up and tells the predictor."""
         manager, layer, ids_TK = self._manager, reading.layer, reading.ids_TK
         scores_TE, is_decode = reading.scores_TE, reading.is_decode
-        visit = manager.look_up(layer, ids_TK, scores_TE, reading.step, is_decode)
+        visit = manager.look_up(
+            layer, ids_TK, scores_TE, reading.step, is_decode, reading.sequences[0]
+        )
         run = manager.predictor_run
         B, S = reading.shape_BS
         sequence_T = reading.sequences[0]
-        if B > 1 and run.predictor.per_sequence:
+        apart = B > 1 and run.predictor.per_sequence
+        if apart:
             sequence_T = np.repeat(np.array(reading.sequences), S)
         if not (is_decode or run.predictor.whole_prompt):
             last_B = last_tokens(ids_TK, reading.shape_BS, self._moe.num_experts)
             ids_TK, scores_TE = ids_TK[last_B], None
-            if B > 1 and run.predictor.per_sequence:
-                sequence_T = sequence_T[last_B]
+            sequence_T = sequence_T[last_B] if apart else sequence_T
         run.observe(layer, ids_TK, scores_TE, sequence_T=sequence_T)
         if reading.wanted_NE is not None:
             run.store(layer, reading.wanted_NE)

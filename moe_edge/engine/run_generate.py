@@ -127,7 +127,7 @@ def run_generate(
         }
     )
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
-    from moe_edge.engine.batches import generate_rows  # loads JAX, as the engine did
+    from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 
     engine, tokenizer = loaded.engine, loaded.tokenizer
     limit = engine.config.max_positions

@@ -15,24 +15,18 @@ MIN_BUCKET = 16
 MIN_CAPACITY = 64
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Session:
-    """Sequences in progress.
+    """Sequences in progress, a row each."""
 
-    Attributes:
-      caches: one tuple of layer caches per group of layers.
-      positions_B: int32 device array, position of each row's next token.
-      capacity: tokens that a row's cache holds.
-      lengths: tokens that each row has written: the host's own count, so that nothing
-        waits for the device to check it. Rows may differ.
-      sequences: the number of each row's sequence, for predictors that keep a record
-        of every one; no two sequences of an engine have the same.
-    """
-
-    caches: list[tuple[Cache, ...]]
-    positions_B: jax.Array
-    capacity: int
+    caches: list[Cache]  # of every layer
+    positions_B: jax.Array  # int32, on the device: of each row's next token
+    capacity: int  # tokens that a row's cache holds
+    # Tokens that each row has written: the host's own count, so that nothing waits for
+    # the device to check it.
     lengths: list[int]
+    # The number of each row's sequence, for predictors and policies that keep a record
+    # of every one; no two sequences have the same.
     sequences: list[int]
 
     def grow(self, tokens: Sequence[int]) -> None:

@@ -25,19 +25,13 @@ Flat = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A model's weights on the device.
-
-    Attributes:
-      config: the model.
-      top: `embed`, `final_norm` and, unless tied, `head`.
-      layers: per layer, canonical name -> array.
-      experts: per layer the records `[E, R]`, None in dense layers and where an
-        offloading engine keeps them.
-    """
+    """A model's weights on the device."""
 
     config: ModelConfig
-    top: Flat
-    layers: tuple[Flat, ...]
+    top: Flat  # `embed`, `final_norm` and, unless tied, `head`
+    layers: tuple[Flat, ...]  # per layer, canonical name -> array
+    # Per layer the records `[E, R]`, None in dense layers and where an offloading
+    # engine keeps them.
     experts: tuple[jax.Array | None, ...]
 
     @property

@@ -17,11 +17,10 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
-from moe_edge.route.base import RoutePolicy
+from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.policy import get_route
 from moe_edge.route.substitute import Substitute
-from moe_edge.route.topk import TopK
 
 
 class CountedRoute(RoutePolicy):

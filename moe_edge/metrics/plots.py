@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import TwoSlopeNorm
 
 from moe_edge.core.events import Event
 from moe_edge.core.figures import picture
@@ -47,6 +46,8 @@ def expert_usage(
       layers: ids of the layers (default 0, 1, ...).
       notes: a few words for each panel's title.
     """
+    from matplotlib.colors import TwoSlopeNorm
+
     N, L, E = counts_NLE.shape
     layers = range(L) if layers is None else layers
     totals_NL1 = np.maximum(counts_NLE.sum(axis=-1, keepdims=True), 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.figures import picture, plt
+from moe_edge.core.figures import picture
 
 WIDTH, HEIGHT = 6.2, 3.1  # inches of a panel
 
@@ -110,7 +110,7 @@ def _bars(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
             yerr=panel.spreads.get(label),
             error_kw={"linewidth": 0.8},
             label=label,
-            color=_color(numbers[label]),
+            color=f"C{numbers[label] % 10}",
         )
     axis.set_xticks(place_G, panel.x)
 
@@ -125,7 +125,7 @@ def _lines(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
             np.asarray(values)[known],
             yerr=None if spreads is None else np.asarray(spreads)[..., known],
             label=label,
-            color=_color(numbers[label]),
+            color=f"C{numbers[label] % 10}",
             marker="o" if len(panel.x) < 20 or not known.all() else None,
             markersize=3.5,
             linewidth=1.4,
@@ -134,7 +134,3 @@ def _lines(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
     if few := len(panel.x) < 12:
         axis.set_xticks(panel.x, [str(x) for x in panel.x])
     axis.minorticks_off() if few else axis.minorticks_on()
-
-
-def _color(number: int):
-    return plt.get_cmap("tab10")(number % 10)

@@ -30,13 +30,10 @@ def shortened(text: str, words: int = WORDS) -> str:
 def flattened(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
     """Numbers and words of nested claims, by their joined keys."""
     if isinstance(value, Mapping):
-        found: dict[str, str] = {}
-        for key, item in value.items():
-            found |= flattened(item, (*path, str(key)))
-        return found
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return {", ".join(path): " / ".join(text_of(item) for item in value)}
-    return {", ".join(path): text_of(value)}
+        parts = (flattened(item, (*path, str(key))) for key, item in value.items())
+        return {name: text for part in parts for name, text in part.items()}
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return {", ".join(path): " / ".join(map(text_of, value if several else [value]))}
 
 
 def claim_lines(claim: Mapping[str, Any]) -> list[str]:

@@ -6,8 +6,9 @@ keeps the rows that hold a column's least or largest value.
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 COLUMNS = 8  # at most, without the label
@@ -18,7 +19,12 @@ MEASURE = re.compile(r"([^,]*(?:, server \d+(?=, ))?)(?:, )?(.*)", re.DOTALL)
 REMARK = re.compile(r" \([^)]*\)$")  # of a setting that others name without it
 JOINED = ""  # title of a table of several measures
 RATIO = "ours / peer"  # a benchmark's policy that relates two others
-SIDES = ("ours", RATIO, "limit_fraction", "peak_rss_bytes")  # all others: peers
+SIDES = {  # policy of a benchmark -> its column; all others are peers
+    "ours": "ours",
+    RATIO: RATIO,
+    "limit_fraction": "of the limit",
+    "peak_rss_bytes": "peak memory, MB",
+}
 
 Row = Mapping[str, Any]
 Named = list[tuple[str, str, Row]]  # policy, setting, metric
@@ -36,8 +42,10 @@ def unit_of(row: Row) -> str:
     return {"bytes": "MB", "1": ""}.get(row["unit"], row["unit"])
 
 
-def cell(row: Row) -> str:
+def cell(row: Row | None) -> str:
     """A metric's value with its spread."""
+    if row is None:
+        return "-"
     scale = 1e-6 if row["unit"] == "bytes" else 1
     text = text_of(scale * row["value"])
     if row["spread"]["kind"] != "none":
@@ -96,7 +104,7 @@ class Table:
             notes.append(f"{len(shown)} of {len(self.rows)} rows; all: `result.json`")
         head = [self.label, *(column or self.title for column in columns)]
         body = [
-            [row or "all", *(self._text(row, column) for column in columns)]
+            [row or "all", *(cell(self.cells.get((row, c))) for c in columns)]
             for row in shown
         ]
         caption = "; ".join(notes)
@@ -106,37 +114,64 @@ class Table:
         listed = [[text.replace("|", "\\|") for text in line] for line in listed]
         return [caption, "", *(f"| {' | '.join(line)} |" for line in listed), ""]
 
-    def _text(self, row: str, column: str) -> str:
-        found = self.cells.get((row, column))
-        return "-" if found is None else cell(found)
+    def take(self, other: "Table") -> bool:
+        """Takes another's cells as further columns or rows, if both fit together."""
+        width = len(self.columns) + len(other.columns)
+        narrow = len(other.columns) <= 2 and width <= COLUMNS and not self.by_rows
+        single = self.by_rows or len(self.rows) == 1 < len(other.columns)
+        if narrow and _alike(self.rows, other.rows):
+            by_rows = False
+        elif single and len(other.rows) == 1 and _alike(self.columns, other.columns):
+            by_rows = True
+        else:
+            return False
+        self.cells = self._named(by_rows) | other._named(by_rows)
+        self.title, self.unit, self.by_rows = JOINED, "", by_rows
+        return True
+
+    def _named(self, by_rows: bool) -> dict[tuple[str, str], Row]:
+        """Cells whose column (or row) labels say measure and unit."""
+        if self.title == JOINED:
+            return self.cells
+        unit = f" ({self.unit})" if self.unit else ""
+
+        def named(label: str) -> str:
+            return f"{self.title}{', ' if label else ''}{label}{unit}"
+
+        return {
+            (named(row), column) if by_rows else (row, named(column)): value
+            for (row, column), value in self.cells.items()
+        }
+
+    def measures(self) -> list[str]:
+        """What is measured."""
+        names = self.rows if self.by_rows else self.columns
+        return names if self.title == JOINED else [self.title]
 
 
-def layouts(rows: Named) -> Iterable[tuple[str, dict, int]]:
-    """Label of the rows, cells, and how many rows a layout must save to be taken."""
-    yield "what ran", {(policy, setting): row for policy, setting, row in rows}, 0
+def joined(*parts: str) -> str:
+    """The parts that there are, separated by commas."""
+    return ", ".join(filter(None, parts))
+
+
+def layouts(rows: Named) -> Iterator[tuple[str, int, list[tuple[str, str]]]]:
+    """Label of the rows, how many rows a layout must save to be taken, and where each
+    metric stands: (row, column)."""
+    yield "what ran", 0, [(policy, setting) for policy, setting, _ in rows]
     if len({setting for _, setting, _ in rows}) == 1:
         return
-    yield "setting", {(setting, policy): row for policy, setting, row in rows}, 1
+    yield "setting", 1, [(setting, policy) for policy, setting, _ in rows]
     one_policy = len({policy for policy, _, _ in rows}) == 1
-
-    def joined(policy: str, part: str) -> str:
-        return ", ".join(filter(None, (part,) if one_policy else (policy, part)))
-
-    for split in (_last_part, _first_part):
-        parts = [(policy, *split(setting), row) for policy, setting, row in rows]
-        across = {(rest, joined(p, part)): row for p, part, rest, row in parts}
-        yield "setting", across, 4
-        yield "setting", {(joined(p, r), part): row for p, part, r, row in parts}, 4
-
-
-def _last_part(setting: str) -> tuple[str, str]:
-    rest, _, part = setting.rpartition(", ")
-    return part, rest
-
-
-def _first_part(setting: str) -> tuple[str, str]:
-    part, _, rest = setting.partition(", ")
-    return part, rest
+    for is_last in (True, False):
+        across, down = [], []
+        for policy, setting, _ in rows:
+            who = "" if one_policy else policy
+            split = setting.rpartition if is_last else setting.partition
+            rest, part = split(", ")[:: 2 if is_last else -2]
+            across.append((rest, joined(who, part)))
+            down.append((joined(who, rest), part))
+        yield "setting", 4, across
+        yield "setting", 4, down
 
 
 def table_of(title: str, rows: Named) -> Table:
@@ -144,16 +179,16 @@ def table_of(title: str, rows: Named) -> Table:
     settings = {setting for _, setting, _ in rows}
     short = {one: REMARK.sub("", one) for one in settings}
     rows = [(p, short[s] if short[s] in settings else s, row) for p, s, row in rows]
-    best, least = None, 0
-    for label, cells, price in layouts(rows):
-        table = Table(title, unit_of(rows[0][2]), label, cells)
-        height = len(table.rows) + price
-        fits = len(table.columns) <= COLUMNS and len(cells) == len(rows)
-        if fits and table.full >= 0.5 and (best is None or height < least):
-            best, least = table, height
+    metrics, unit = [row for _, _, row in rows], unit_of(rows[0][2])
+    best, least = None, math.inf
+    for label, price, places in layouts(rows):
+        table = Table(title, unit, label, dict(zip(places, metrics, strict=True)))
+        fits = len(table.columns) <= COLUMNS and len(table.cells) == len(rows)
+        if fits and table.full >= 0.5 and len(table.rows) + price < least:
+            best, least = table, len(table.rows) + price
     if best is None:  # one row each
-        cells = {(", ".join(filter(None, (p, s))), ""): row for p, s, row in rows}
-        best = Table(title, unit_of(rows[0][2]), "what ran", cells)
+        cells = {(joined(policy, setting), ""): row for policy, setting, row in rows}
+        best = Table(title, unit, "what ran", cells)
     return best
 
 
@@ -163,24 +198,7 @@ def side_by_side(tables: Iterable[Table]) -> list[Table]:
     """
     found: list[Table] = []
     for table in tables:
-        for other in found:
-            if other.label != table.label:
-                continue
-            width = len(other.columns) + len(table.columns)
-            narrow = len(table.columns) <= 2 and width <= COLUMNS
-            single = len(other.rows) == len(table.rows) == 1 < len(table.columns)
-            if narrow and _alike(other.rows, table.rows) and not other.by_rows:
-                other.cells = _named(other) | _named(table)
-            elif (single or other.by_rows and len(table.rows) == 1) and _alike(
-                other.columns, table.columns
-            ):
-                other.cells = _named(other, True) | _named(table, True)
-                other.by_rows = True
-            else:
-                continue
-            other.title, other.unit = JOINED, ""
-            break
-        else:
+        if not any(other.label == table.label and other.take(table) for other in found):
             found.append(table)
     return found
 
@@ -190,54 +208,29 @@ def _alike(some: Sequence[str], others: Sequence[str]) -> bool:
     return len(set(some) & set(others)) >= len(set(some) | set(others)) / 2
 
 
-def _named(table: Table, by_rows: bool = False) -> dict[tuple[str, str], Row]:
-    """Cells whose column (or row) labels say measure and unit."""
-    if table.title == JOINED:
-        return table.cells
-    unit = f" ({table.unit})" if table.unit else ""
-
-    def named(label: str) -> str:
-        return f"{table.title}{', ' if label else ''}{label}{unit}"
-
-    return {
-        (named(row), column) if by_rows else (row, named(column)): value
-        for (row, column), value in table.cells.items()
-    }
-
-
 def benchmark_tables(metrics: Sequence[Row]) -> list[Table]:
     """Cases: ours, the peer and their ratio; those without a peer by their parts."""
-    compared = {row["name"] for row in metrics if row["policy"] == RATIO}
-    peers = {row["policy"] for row in metrics} - set(SIDES)
-    named = {"peak_rss_bytes": "peak memory, MB", "limit_fraction": "of the limit"}
-    cells: dict[tuple[str, str], Row] = {}
-    rest = []
+    cases: dict[str, dict[str, Row]] = {}
     for row in metrics:
-        if row["name"] not in compared:
-            rest.append(row)
-            continue
-        column = named.get(row["policy"], row["policy"])
-        if row["policy"] in peers and len(peers) > 2:
-            column = "peer"
-        cells[_case(row, compared, metrics), column] = row
-    tables = [Table("Ours and the peer, per case", "", "case", cells)] if cells else []
+        cases.setdefault(row["name"], {})[row["policy"]] = row
+    many = len({row["policy"] for row in metrics} - set(SIDES)) > 2
+    cells: dict[tuple[str, str], Row] = {}
     groups: dict[tuple[str, str], Named] = {}
-    for row in rest:
-        family, _, case = row["name"].rpartition("/")
-        what, _, setting = case.partition(" ")
-        key = (family or row["policy"], row["unit"])
-        groups.setdefault(key, []).append((what, setting, row))
+    for case, found in cases.items():
+        peers = [policy for policy in found if policy not in SIDES]
+        if RATIO in found:
+            against = f", against {peers[0]}" if many and peers else ""
+            label = f"{case} ({unit_of(found['ours'])}){against}"
+            names = SIDES | dict.fromkeys(peers, "peer" if many else None)
+            cells |= {(label, names[p] or p): row for p, row in found.items()}
+            continue
+        family, _, parts = case.rpartition("/")
+        what, _, setting = parts.partition(" ")
+        for policy, row in found.items():
+            group = groups.setdefault((family or policy, row["unit"]), [])
+            group.append((what, setting, row))
+    tables = [Table("Ours and the peer, per case", "", "case", cells)] if cells else []
     return tables + side_by_side(table_of(key[0], rows) for key, rows in groups.items())
-
-
-def _case(row: Row, compared: set[str], metrics: Sequence[Row]) -> str:
-    """A case's name with its unit, and with its peer where there are many."""
-    of_case = [one for one in metrics if one["name"] == row["name"]]
-    unit = next(unit_of(one) for one in of_case if one["policy"] == "ours")
-    peers = [one["policy"] for one in of_case if one["policy"] not in SIDES]
-    many = len({one["policy"] for one in metrics} - set(SIDES)) > 2
-    against = f", against {peers[0]}" if many and peers else ""
-    return f"{row['name']} ({unit}){against}"
 
 
 def all_tables(metrics: Sequence[Row]) -> list[Table]:
@@ -273,13 +266,7 @@ def tables_of(metrics: Sequence[Row], lines: int) -> list[str]:
     while rows > LEAST_ROWS and total(count, rows) > lines:
         rows -= 1
     found = [line for table in tables[:count] for line in table.lines(rows)]
-    left = dict.fromkeys(c for t in tables[count:] for c in _measures(t))
+    left = dict.fromkeys(c for t in tables[count:] for c in t.measures())
     if left:
         found += [f"Also in `result.json`: {'; '.join(left)}.", ""]
     return found
-
-
-def _measures(table: Table) -> list[str]:
-    """What a table that is left out measures."""
-    joined = table.rows if table.by_rows else table.columns
-    return joined if table.title == JOINED else [table.title]

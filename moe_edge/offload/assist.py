@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.record import RecordLayout
 
@@ -108,7 +109,9 @@ def host_array(array: np.ndarray) -> jax.Array:
 
 
 @functools.cache
-def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
+def _program(config: ModelConfig):
+    moe, layout = config.moe, RecordLayout.of(config)
+
     def run(record_R, x_TD, weights_T, chosen_T):
         return run_experts(
             x_TD,
@@ -116,8 +119,8 @@ def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
             weights_T[:, None],
             record_R[None],
             layout,
-            activation=activation,
-            swiglu_limit=swiglu_limit,
+            activation=moe.activation,
+            swiglu_limit=moe.swiglu_limit,
             # Not left to `run_experts`, which looks at the default backend.
             method=choose_method(x_TD.shape[0], record_R.dtype, "cpu"),
         )
@@ -126,51 +129,25 @@ def _program(layout: RecordLayout, activation: str, swiglu_limit: float | None):
     return jax.jit(run, compiler_options={"xla_cpu_prefer_vector_width": 512})
 
 
-def host_expert(
-    record_R: np.ndarray,
-    layout: RecordLayout,
-    x_TD: jax.Array | np.ndarray,
-    *,
-    activation: str = "silu",
-    swiglu_limit: float | None = None,
-) -> jax.Array:
-    """One expert's output for all given tokens, unweighted, on the CPU backend.
-
-    Args:
-      record_R: the expert's record in host memory.
-      layout: where the parts stand in it.
-      x_TD: float32, anywhere.
-      activation, swiglu_limit: as in `model.experts.run_experts`.
-    Returns:
-      float32 `[T, D]` on the CPU device; dispatched, not waited for.
-    """
-    T = x_TD.shape[0]
-    every, ones = np.ones((1, T), bool), np.ones((1, T), np.float32)
-    parts = _start([record_R], x_TD, ones, every, layout, activation, swiglu_limit)
-    return parts[0]
-
-
 def host_outputs(
+    config: ModelConfig,
     records: Sequence[np.ndarray],
     experts: Sequence[int],
-    layout: RecordLayout,
     x_TD: jax.Array | np.ndarray,
     ids_TK: np.ndarray,
     weights_TK: np.ndarray,
-    *,
-    activation: str = "silu",
-    swiglu_limit: float | None = None,
 ) -> jax.Array:
     """The part of a layer's weighted sum that the host computes.
 
+    One program a record: few are absent, and none is copied.
+
     Args:
+      config: the model.
       records: one for each of `experts`, in host memory.
       experts: ids of the experts that the host computes.
-      layout: where the parts stand in a record.
       x_TD: float32, anywhere.
       ids_TK: chosen experts; those not in `experts` are left out.
       weights_TK: float32.
-      activation, swiglu_limit: as in `model.experts.run_experts`.
     Returns:
       float32 `[T, D]` on the CPU device; dispatched, not waited for.
     """
@@ -178,21 +155,10 @@ def host_outputs(
         return host_array(np.zeros(x_TD.shape, np.float32))
     is_it_NTK = np.asarray(ids_TK)[None] == np.asarray(experts)[:, None, None]
     weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
-    chosen_NT = is_it_NTK.any(axis=2)
-    parts = _start(
-        records, x_TD, weights_NT, chosen_NT, layout, activation, swiglu_limit
-    )
-    return functools.reduce(jnp.add, parts)
-
-
-def _start(records, x_TD, weights_NT, chosen_NT, layout, activation, swiglu_limit):
-    """Dispatches one program a record: few are absent, and none is copied."""
-    run = _program(layout, activation, swiglu_limit)
-    x_TD = jax.device_put(x_TD, jax.devices("cpu")[0])
-    weights_NT = np.asarray(weights_NT, np.float32)
-    return [
+    arrays = zip(records, weights_NT, is_it_NTK.any(axis=2), strict=True)
+    run, x_TD = _program(config), jax.device_put(x_TD, jax.devices("cpu")[0])
+    parts = [
         run(host_array(record_R), x_TD, host_array(weights_T), host_array(chosen_T))
-        for record_R, weights_T, chosen_T in zip(
-            records, weights_NT, chosen_NT, strict=True
-        )
+        for record_R, weights_T, chosen_T in arrays
     ]
+    return functools.reduce(jnp.add, parts)

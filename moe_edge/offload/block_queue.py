@@ -12,7 +12,42 @@ from collections.abc import Callable, Container, Iterable
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.events import CAUSES, Total
-from moe_edge.offload.transfer import Transfer, TransferStats
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Transfer:
+    """One requested transfer, which only its queue changes; times are of its clock."""
+
+    layer: int
+    expert: int
+    slot: int
+    key: int  # layer * E + expert
+    cause: str  # one of `core.events.CAUSES`
+    step: int | None  # as the caller counts, for the event
+    requested_s: float
+    clock: Callable[[], float] = dataclasses.field(repr=False)  # real or computed
+    state: str = "queued"  # then "running", "done" (copied) or "cancelled"
+    seconds: float = 0.0  # on the link, once it is copied
+    # When the link has delivered it: known once it is copied, and after the copy's end
+    # on an emulated or a computed link.
+    arrival_s: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """The slot holds the block and the link has delivered it."""
+        return self.state == "done" and self.clock() >= self.arrival_s
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferStats:
+    """Sums since the queue was made, or its statistics were reset."""
+
+    demand: Total  # transfers, bytes and seconds on the link
+    prefetch: Total
+    wasted_bytes: int  # prefetched blocks that were overwritten before any use
+    unused_bytes: int  # prefetched blocks still waiting for their first use
+    cancelled: int  # prefetches taken back before they began
+    wait_s: float  # how long callers of `wait` (and of a serial `request`) stood still
 
 
 class BlockQueue:

@@ -17,23 +17,13 @@ ROUNDING = 1e-9  # of roots
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceOfA:
-    """A chosen a and what supports it.
+    """A chosen a and what supports it."""
 
-    Attributes:
-      a: the smallest a whose predicted TPOT meets the budget.
-      predicted_tpot_s: the fit's value there, seconds per token.
-      budget_tpot_s: what was asked for.
-      coefficients: of the polynomial in a, constant first.
-      max_residual_s: largest |fit - measured| over the points.
-      measured_a: smallest and largest measured a; nothing outside is predicted.
-    """
-
-    a: float
-    predicted_tpot_s: float
-    budget_tpot_s: float
-    coefficients: tuple[float, ...]
-    max_residual_s: float
-    measured_a: tuple[float, float]
+    a: float  # the smallest whose predicted TPOT meets the budget
+    predicted_tpot_s: float  # the fit's value there, seconds per token
+    budget_tpot_s: float  # what was asked for
+    coefficients: tuple[float, ...]  # of the polynomial in a, constant first
+    max_residual_s: float  # largest |fit - measured| over the points
 
     @property
     def is_certain(self) -> bool:
@@ -44,13 +34,11 @@ class ChoiceOfA:
 def choose_a(
     a_N: np.ndarray, tpot_s_N: np.ndarray, budget_tpot_s: float, *, degree: int = 2
 ) -> ChoiceOfA:
-    """Fits TPOT(a) and picks the smallest a within the budget.
+    """Fits TPOT(a) and picks the smallest a within the budget (R of eq. 5).
 
     Args:
       a_N: measured values of a, within [0, 1); repetitions are welcome.
       tpot_s_N: their seconds per token.
-      budget_tpot_s: R of eq. 5.
-      degree: of the polynomial.
     Raises:
       ConfigError: points that do not fit together, are not finite or out of range, or
         fewer distinct a than degree + 2, which would leave no residual to judge by.
@@ -83,7 +71,6 @@ def choose_a(
         budget_tpot_s=float(budget_tpot_s),
         coefficients=tuple(fit.convert().coef.tolist()),
         max_residual_s=float(np.abs(fit(a_N) - tpot_s_N).max()),
-        measured_a=(low, high),
     )
 
 

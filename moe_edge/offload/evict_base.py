@@ -114,11 +114,17 @@ class EvictionPolicy:
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
     forgets: ClassVar[bool] = False  # True: `touch` may empty slots
-    per_sequence: ClassVar[bool] = False  # True: its record ends with a sequence
+    per_sequence: ClassVar[bool] = False  # True: its state is of one sequence
+    per_block: ClassVar[Mapping[str, type]] = {}  # arrays [B] that it adds, zeros
+    ranks: ClassVar[str | None] = None  # the array [B] that says what a block is worth
 
     def init(self, spec: CacheSpec, xp=np) -> State:
         """State of an empty cache; `xp` is numpy or jax.numpy."""
-        return base_state(spec, xp)
+        state = base_state(spec, xp)
+        B = state["last_B"].shape
+        return state | {
+            name: xp.zeros(B, kind) for name, kind in self.per_block.items()
+        }
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         """Takes note of one layer's lookup.
@@ -136,7 +142,9 @@ class EvictionPolicy:
 
     def value(self, state: State):
         """Worth of what each slot holds [S]; None: only the last use counts."""
-        return None
+        if self.ranks is None:
+            return None
+        return state[self.ranks][state["key_S"]].astype(np.float32)
 
     def victim(self, state: State, protected_S) -> tuple[Any, State]:
         """(slot to give up, state); never a protected slot, an empty one first.

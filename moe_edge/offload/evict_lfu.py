@@ -23,18 +23,13 @@ class Lfu(EvictionPolicy):
 
     name = "lfu"
     SOURCE = "least frequently used, counts over tokens, interfaces.md"
-
-    def init(self, spec: CacheSpec, xp=np) -> State:
-        state = super().init(spec, xp)
-        return {**state, "count_B": xp.zeros(state["last_B"].shape, dtype=np.int32)}
+    per_block = {"count_B": np.int32}
+    ranks = "count_B"
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         state = super().touch(state, layer, ids_TK, scores_TE, step)
         keys = state["key_LE"][layer, ids_TK]
         return {**state, "count_B": count_at(state["count_B"], keys)}
-
-    def value(self, state: State):
-        return state["count_B"][state["key_S"]].astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +65,7 @@ class StaticOracle(EvictionPolicy):
     SOURCE = "static cache from known counts; algorithms.md, section 6"
     needs = frozenset({"ids", "profile"})
     from_context = {"profile": "profile"}
+    ranks = "count_B"
 
     def __post_init__(self):
         if self.profile is None:
@@ -80,6 +76,3 @@ class StaticOracle(EvictionPolicy):
         check_shape("profile", counts_LE, (spec.num_layers, spec.num_experts))
         count_B = np.append(counts_LE.reshape(-1), np.float32(0))
         return {**super().init(spec, xp), "count_B": xp.asarray(count_B)}
-
-    def value(self, state: State):
-        return state["count_B"][state["key_S"]]

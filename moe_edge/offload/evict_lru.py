@@ -1,8 +1,11 @@
-"""Least recently used: the classical baseline, also of Mixtral-offloading."""
+"""Least recently used, the classical baseline, and the floor: nothing is kept."""
 
 import dataclasses
 
-from moe_edge.offload.evict_base import EvictionPolicy
+import numpy as np
+
+from moe_edge.core.arrays import module_of, set_at
+from moe_edge.offload.evict_base import EvictionPolicy, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,3 +14,25 @@ class Lru(EvictionPolicy):
 
     name = "lru"
     SOURCE = "Eliseev and Mazur, Fast inference of MoE with offloading, section 3.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDemand(EvictionPolicy):
+    """A block is gone once its lookup is over: the next one finds its slot empty.
+
+    Only a block that was prefetched and not used yet survives a lookup.
+    """
+
+    name = "on_demand"
+    SOURCE = "algorithms.md, section 6"
+    forgets = True
+    per_block = {"used_B": bool}
+
+    def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
+        key_S = state["key_S"]
+        xp = module_of(key_S)
+        kept_S = xp.where(state["used_B"][key_S], -1, key_S).astype(np.int32)
+        state = super().touch(state, layer, ids_TK, scores_TE, step)
+        used_B = xp.zeros(state["used_B"].shape, dtype=bool)
+        keys = state["key_LE"][layer, ids_TK]
+        return {**state, "key_S": kept_S, "used_B": set_at(used_B, keys, True)}

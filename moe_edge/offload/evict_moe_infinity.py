@@ -15,23 +15,18 @@ class MoeInfinity(EvictionPolicy):
     The decay is 1 - distance / (L + 1), the distance counted forwards from the layer
     looked up last and around into the next token, where the layers behind it run
     next. A block that was prefetched and not used yet counts as visited once, else
-    it would be the first to go. A new sequence takes a state of its own: `init`
-    again, with key_S put back (SlotCache.new_sequence).
+    it would be the first to go.
     """
 
     name = "moe_infinity"
     per_sequence = True
     SOURCE = "MoE-Infinity (paper), expert cache; algorithms.md, section 6"
+    # `tokens_B` is the sequence's activation matrix.
+    per_block = {"tokens_B": np.int32, "visits_B": np.int32}
 
     def init(self, spec: CacheSpec, xp=np) -> State:
-        state = super().init(spec, xp)
-        zeros = np.zeros(spec.num_layers * spec.num_experts + 1, np.int32)
-        return {
-            **state,
-            "tokens_B": xp.asarray(zeros),  # this sequence's activation matrix
-            "total_L": xp.zeros((spec.num_layers,), dtype=np.int32),
-            "visits_B": xp.asarray(zeros.copy()),
-        }
+        total_L = xp.zeros((spec.num_layers,), dtype=np.int32)
+        return {**super().init(spec, xp), "total_L": total_L}
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         state = super().touch(state, layer, ids_TK, scores_TE, step)

@@ -17,13 +17,8 @@ class ScoredPolicy(EvictionPolicy):
     """Gives up the block with the lowest score in `score_B`."""
 
     needs = frozenset({"ids", "scores"})
-
-    def init(self, spec: CacheSpec, xp=np) -> State:
-        state = super().init(spec, xp)
-        return {**state, "score_B": xp.zeros(state["last_B"].shape, dtype=np.float32)}
-
-    def value(self, state: State):
-        return state["score_B"][state["key_S"]]
+    per_block = {"score_B": np.float32}
+    ranks = "score_B"
 
 
 @dataclasses.dataclass(frozen=True)

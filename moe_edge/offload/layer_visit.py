@@ -16,60 +16,45 @@ A layer that chose more than its slots hold passes in waves, which prefetch noth
 next wave would throw it out again.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moe_edge.offload.transfer import Transfer
+from moe_edge.offload.block_queue import Transfer
+
+if TYPE_CHECKING:
+    from moe_edge.offload.manager import OffloadManager
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class LayerVisit:
-    """A lookup and what followed from it.
+    """A lookup and what followed from it."""
 
-    Attributes:
-      layer, step, is_decode: where.
-      hits: experts that needed no transfer; in waves some may still come to.
-      late: prefetched experts that were still on their way at the lookup.
-      misses: absent at the lookup, best first.
-      missed: experts asked for on demand or computed elsewhere, each time.
-      moved: how many transfers were demanded.
-      transfers: what the layer waited for.
-      waited_s: how long.
-      fits: whether the layer's slots can hold all that it chose at once.
-      in_waves: it passed in waves.
-      begun_s: when, in the run's time, where events are recorded.
-    """
+    _manager: "OffloadManager"
+    layer: int
+    step: int
+    is_decode: bool
+    hits: list[int]  # experts that needed no transfer; in waves some may still come to
+    late: list[int]  # prefetched experts that were still on their way at the lookup
+    misses: list[int]  # absent at the lookup, best first
+    # Experts asked for on demand or computed elsewhere, each time.
+    missed: list[int] = dataclasses.field(default_factory=list)
+    transfers: list[Transfer] = dataclasses.field(default_factory=list)  # waited for
+    moved: int = 0  # how many transfers were demanded
+    waited_s: float = 0.0
+    in_waves: bool = False  # it passed in waves
+    fits: bool = False  # whether the layer's slots can hold all that it chose at once
+    begun_s: float = 0.0  # when, in the run's time, where events are recorded
+    _may_prefetch: bool = False
 
-    __slots__ = (
-        "_manager",
-        "_may_prefetch",
-        "begun_s",
-        "fits",
-        "hits",
-        "in_waves",
-        "is_decode",
-        "late",
-        "layer",
-        "missed",
-        "misses",
-        "moved",
-        "step",
-        "transfers",
-        "waited_s",
-    )
-
-    def __init__(self, manager, layer, step, is_decode, hits, late, misses):
-        self._manager = manager
-        self.layer, self.step, self.is_decode = layer, step, is_decode
-        self.hits, self.late, self.misses = hits, late, misses
-        self.missed: list[int] = []
-        self.transfers: list[Transfer] = []
-        self.moved, self.waited_s = 0, 0.0
-        chosen = len(hits) + len(late) + len(misses)
-        self.fits = chosen <= manager.cache.room_L[layer]
-        self.in_waves = False
+    def __post_init__(self):
+        manager = self._manager
+        chosen = len(self.hits) + len(self.late) + len(self.misses)
+        self.fits = chosen <= manager.cache.room_L[self.layer]
         self.begun_s = manager.statistics.now()
-        self._may_prefetch = is_decode and manager.prefetcher.follows_routing
+        self._may_prefetch = self.is_decode and manager.prefetcher.follows_routing
 
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.
@@ -168,13 +153,8 @@ class LayerVisit:
           computed before the next run is asked for.
         """
         self.begin_waves()
-        residency, E = self._manager.residency, self._manager.spec.num_experts
-        row, ids_P = residency.cache.rows[self.layer], ids_TK.reshape(-1)
-        for first, end in cut_runs(ids_P, E, residency.cache.room_L[self.layer]):
-            experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
-            here = [row[expert] for expert in experts if row[expert] >= 0]
-            self.release()
-            absent = [expert for expert in experts if row[expert] < 0]
+        cache = self._manager.cache
+        for first, end, absent, here in cache.runs(self.layer, ids_TK):
             transfers = self.demand(absent, here)
             if len(transfers) < len(absent):
                 raise RuntimeError(
@@ -189,24 +169,3 @@ class LayerVisit:
         if self._may_prefetch:
             self.prefetch()
         self._manager.statistics.count(self)
-
-
-def cut_runs(ids_P: np.ndarray, num_experts: int, room: int) -> list[tuple[int, int]]:
-    """Cuts pairs into contiguous runs of at most `room` distinct experts each.
-
-    Args:
-      ids_P: experts of the pairs in order; num_experts and more are no experts.
-      room: slots.
-    Returns:
-      (first, end) of every run, covering all pairs.
-    """
-    runs, seen, first = [], set(), 0
-    for place, expert in enumerate(ids_P.tolist()):
-        if expert >= num_experts or expert in seen:
-            continue
-        if len(seen) == room:
-            runs.append((first, place))
-            seen, first = set(), place
-        seen.add(expert)
-    runs.append((first, len(ids_P)))
-    return runs

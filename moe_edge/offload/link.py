@@ -61,11 +61,7 @@ class EmulatedLink(Link):
     emulated = True
 
     def __init__(self, bytes_per_s: float, latency_s: float = 0.0):
-        """Rate in bytes a second; latency in seconds, paid by every transfer.
-
-        Raises:
-          ConfigError: rate <= 0, latency < 0, or one that is not finite.
-        """
+        """Raises ConfigError: rate <= 0, latency < 0, or one that is not finite."""
         if not 0 < bytes_per_s < math.inf:
             raise ConfigError(
                 f"link rate must be a positive number of bytes per second, got "

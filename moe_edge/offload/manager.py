@@ -6,6 +6,7 @@ touches no model code.
 """
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from moe_edge.predict.predictor_run import PredictorRun
 class OffloadManager:
     """Keeps a layer's experts where programs can read them.
 
-    One session runs at a time for policies with a record per sequence: a new one ends
-    the records of all before it. A predictor keeps its rows apart, an eviction policy
-    has one record for all of them.
+    Several sequences may take turns: predictors and policies with a record per sequence
+    have one for each. A predictor keeps the rows of a batch apart, an eviction policy
+    has one record for all of them, in the name of the first.
 
     Args:
       cache: which block is in which slot.
@@ -63,9 +64,11 @@ class OffloadManager:
 
     # Lookups.
 
-    def look_up(self, layer, ids_TK, scores_TE, step, is_decode=True) -> LayerVisit:
+    def look_up(
+        self, layer, ids_TK, scores_TE, step, is_decode=True, sequence=0
+    ) -> LayerVisit:
         """Refreshes a layer's chosen experts: its visit begins."""
-        hits, misses = self.cache.look_up(layer, ids_TK, scores_TE, step)
+        hits, misses = self.cache.look_up(layer, ids_TK, scores_TE, step, sequence)
         late, pins = [], self.residency.pins
         if pins.expected or pins.moving or not self.predictor_run.is_idle:
             base = layer * self.spec.num_experts
@@ -100,22 +103,17 @@ class OffloadManager:
         """Takes back all queued prefetches and waits for the transfer under way."""
         self.residency.drain()
 
-    def new_sequence(self) -> None:
-        """The records of the sequence go; blocks stay, and transfers go on."""
-        self.predictor_run.finish_sequence()
-        self.cache.new_sequence()
-
-    def finish_sequence(self) -> None:
-        """A new session begins, and all before it end: `drain`, `new_sequence`."""
-        self.drain()
-        self.new_sequence()
+    def finish_sequences(self, running: Collection[int] = ()) -> None:
+        """The records of all but the running go; blocks stay, and transfers go on."""
+        self.predictor_run.finish_sequences(running)
+        self.cache.finish_sequences(running)
 
     def empty(self) -> None:
         """Takes every block out of its slot; the sequence's records end."""
         self.drain()
         for layer, expert in np.argwhere(self.cache.slot_LE >= 0).tolist():
             self.cache.drop(layer, expert)
-        self.cache.new_sequence()
+        self.cache.finish_sequences()
 
     def restart(self) -> None:
         """As new: every slot empty, policy and predictor without a record."""

@@ -4,9 +4,8 @@ from moe_edge.core.checks import ConfigError, build_known
 from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, put
 from moe_edge.offload.evict_belady import Belady
 from moe_edge.offload.evict_lfu import Lfu, StaticOracle, StaticPrompt
-from moe_edge.offload.evict_lru import Lru
+from moe_edge.offload.evict_lru import Lru, OnDemand
 from moe_edge.offload.evict_moe_infinity import MoeInfinity
-from moe_edge.offload.evict_on_demand import OnDemand
 from moe_edge.offload.evict_scores import HybriMoe, SmoeScore
 
 __all__ = [
@@ -19,20 +18,8 @@ __all__ = [
     "put",
 ]
 
-POLICIES = {
-    cls.name: cls
-    for cls in (
-        Lru,
-        Lfu,
-        StaticPrompt,
-        StaticOracle,
-        SmoeScore,
-        HybriMoe,
-        MoeInfinity,
-        Belady,
-        OnDemand,
-    )
-}
+_KINDS = (Lru, Lfu, StaticPrompt, StaticOracle, SmoeScore, HybriMoe, MoeInfinity)
+POLICIES = {kind.name: kind for kind in (*_KINDS, Belady, OnDemand)}
 
 
 def get_policy(name: str, **options) -> EvictionPolicy:

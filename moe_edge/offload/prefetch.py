@@ -5,13 +5,7 @@ from moe_edge.predict.predictor_run import PredictorRun
 
 
 class Prefetcher:
-    """Asks for what coming layers are expected to choose.
-
-    Args:
-      residency: brings blocks.
-      run: the predictor at work.
-      limit: most prefetches asked for after one lookup.
-    """
+    """Asks for what coming layers are expected to choose, `limit` blocks a lookup."""
 
     def __init__(self, residency: Residency, run: PredictorRun, limit: int):
         self._residency, self.run, self.limit = residency, run, limit

@@ -6,20 +6,13 @@ prediction and no counting happen here.
 
 import numpy as np
 
-from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.block_queue import BlockQueue, Transfer
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_pins import SlotPins
-from moe_edge.offload.transfer import Transfer
 
 
 class Residency:
-    """Gives blocks slots and asks for their bytes.
-
-    Attributes:
-      cache: which block is in which slot.
-      queue: moves bytes.
-      pins: which slots must keep what they hold.
-    """
+    """Gives blocks slots (by `cache` and `pins`) and asks `queue` for their bytes."""
 
     def __init__(self, cache: SlotCache, queue: BlockQueue):
         self.cache, self.queue, self.spec = cache, queue, cache.spec
@@ -106,12 +99,11 @@ class Residency:
 
     def slots(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
         """int32 slot of every chosen expert; S where there is none (or none yet)."""
-        slot_TK = self.cache.slots(layer, ids_TK)
-        absent_TK = slot_TK < 0
-        if arrived_only and self.pins.moving:
-            absent_TK |= np.isin(slot_TK, list(self.pins.moving))
-        slot_TK[absent_TK] = self.spec.num_slots
-        return slot_TK
+        row, nowhere = self.cache.rows[layer], self.spec.num_slots
+        away = self.pins.moving if arrived_only else ()
+        slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
+        slots = [nowhere if s < 0 or s in away else s for s in slots]
+        return np.array(slots, np.int32).reshape(ids_TK.shape)
 
     def drain(self) -> float:
         """Takes back all queued prefetches and waits for the transfer under way.

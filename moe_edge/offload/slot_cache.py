@@ -5,12 +5,15 @@ remembers them until the next `look_up` or `release`. What else must stay (slots
 transfers or earlier programs still use) the caller says through `protected_S`.
 """
 
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import CacheSpec, EvictionPolicy, put
+from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
+
+NOBODY = -1  # the sequence of a record that no lookup has begun yet
 
 
 class Lookup(NamedTuple):
@@ -23,6 +26,10 @@ class Lookup(NamedTuple):
 class SlotCache:
     """One cache over the slots of `spec`, evicting by `policy`.
 
+    A policy whose record is one sequence's only has a record for every sequence that
+    lookups name (rows that are decoded together share one): the running one decides
+    who goes, and the blocks are everybody's.
+
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
     room_L: by layer, how many slots may hold blocks of it.
     rows: the same as lists by layer, with a last -1 for the padding id: for the few
@@ -33,7 +40,6 @@ class SlotCache:
     def __init__(self, spec: CacheSpec, policy: EvictionPolicy):
         self.spec = spec
         self.policy = policy
-        self.state = policy.init(spec)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
         self._layer_S = np.asarray(spec.layer_S, np.int32)
@@ -42,10 +48,7 @@ class SlotCache:
         ]
         self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
         self._running_S = np.zeros(spec.num_slots, bool)
-        self._running_layer = -1
-        # Steps of a policy that forgets with a sequence count from its first lookup.
-        self._first_step: int | None = None if policy.per_sequence else 0
-        self._running: set[int] = set()
+        self.restart()
 
     def _part(self, layer: int):
         """The layer's slots as an index: a slice where they lie together."""
@@ -58,17 +61,13 @@ class SlotCache:
         """bool [S]: the slots that may hold blocks of this layer."""
         return (self._layer_S == layer) | (self._layer_S == -1)
 
-    def slots(self, layer: int, ids: np.ndarray) -> np.ndarray:
-        """int32, the slots of these experts; -1 where one is in none, or is padding."""
-        row = self.rows[layer]
-        slots = [row[expert] for expert in ids.reshape(-1).tolist()]
-        return np.array(slots, np.int32).reshape(ids.shape)
-
     def resident(self, layer: int) -> np.ndarray:
         """bool [E]: the experts of the layer that are in slots."""
         return self.slot_LE[layer] >= 0
 
-    def look_up(self, layer: int, ids_TK, scores_TE, step: int) -> Lookup:
+    def look_up(
+        self, layer: int, ids_TK, scores_TE, step: int, sequence: int = 0
+    ) -> Lookup:
         """Refreshes the chosen experts and says which of them are in slots.
 
         Args:
@@ -76,8 +75,11 @@ class SlotCache:
           scores_TE: float32 gate scores, or None if the policy does not need them;
             then misses are ordered by their best rank over the tokens.
           step: see EvictionPolicy.touch.
+          sequence: whose record goes on, of a policy with one for each.
         """
         chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
+        if self.policy.per_sequence and sequence != self._sequence:
+            self._turn_to(sequence)
         if self._first_step is None:
             self._first_step = step
         before_S = self.state["key_S"].copy() if self.policy.forgets else None
@@ -103,6 +105,22 @@ class SlotCache:
         """
         self._running_S[:] = False
         self._running_layer, self._running = -1, set()
+
+    def runs(
+        self, layer: int, ids_TK
+    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """Cuts the pairs of a lookup that exceeds its slots into runs that fit.
+
+        Yields:
+          (first, end) of a run of pairs, its absent experts, which the caller admits,
+          and the slots of the others, which must keep what they hold.
+        """
+        row, ids_P, E = self.rows[layer], ids_TK.reshape(-1), self.spec.num_experts
+        for first, end in cut_runs(ids_P, E, self.room_L[layer]):
+            experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
+            self.release()
+            absent = [expert for expert in experts if row[expert] < 0]
+            yield first, end, absent, [row[e] for e in experts if row[e] >= 0]
 
     def admit(self, layer: int, expert: int, protected_S=None) -> int | None:
         """Gives a block a slot, evicting if none is empty.
@@ -145,21 +163,33 @@ class SlotCache:
         self._running_S[slot] = False
         self.state = put(self.state, slot, -1)
 
-    def new_sequence(self) -> None:
-        """Ends a record that is one sequence's only; the blocks stay where they are."""
+    def _turn_to(self, sequence: int) -> None:
+        """Goes on with the record of another sequence, or begins one."""
+        records, key_S = self._records, self.state["key_S"]
+        records[self._sequence] = self._first_step, self.state
+        if sequence not in records:
+            fresh = records.pop(NOBODY, None) or (None, self.policy.init(self.spec))
+            records[sequence] = fresh
+        self._sequence, (self._first_step, state) = sequence, records.pop(sequence)
+        self.state = {**state, "key_S": key_S}
+
+    def finish_sequences(self, running: Collection[int] = ()) -> None:
+        """Ends the records of all but the running; the blocks stay where they are."""
         if not self.policy.per_sequence:
             return
-        key_S = self.state["key_S"]
-        self.state = {**self.policy.init(self.spec), "key_S": key_S}
-        self._first_step = None
+        if self._sequence not in running:
+            self._turn_to(NOBODY)
+        self._records = {n: r for n, r in self._records.items() if n in running}
 
     def restart(self) -> None:
         """Every slot is empty, and the policy has seen nothing."""
         for layer, expert in np.argwhere(self.slot_LE >= 0).tolist():
             self._note(layer, expert, -1)
         self.release()
-        self.state = self.policy.init(self.spec)
-        self._first_step = None if self.policy.per_sequence else 0
+        self.state, self._sequence = self.policy.init(self.spec), NOBODY
+        self._records: dict[int, tuple[int | None, State]] = {}
+        # Steps of a policy with a record per sequence count from its first lookup.
+        self._first_step: int | None = None if self.policy.per_sequence else 0
 
     def _forget(self, key: int) -> None:
         if key >= 0:
@@ -173,6 +203,27 @@ class SlotCache:
         """Follows a policy that has emptied slots itself."""
         for slot in np.flatnonzero(self.state["key_S"] != before_S).tolist():
             self._forget(int(before_S[slot]))
+
+
+def cut_runs(ids_P: np.ndarray, num_experts: int, room: int) -> list[tuple[int, int]]:
+    """Cuts pairs into contiguous runs of at most `room` distinct experts each.
+
+    Args:
+      ids_P: experts of the pairs in order; num_experts and more are no experts.
+      room: slots.
+    Returns:
+      (first, end) of every run, covering all pairs.
+    """
+    runs, seen, first = [], set(), 0
+    for place, expert in enumerate(ids_P.tolist()):
+        if expert >= num_experts or expert in seen:
+            continue
+        if len(seen) == room:
+            runs.append((first, place))
+            seen, first = set(), place
+        seen.add(expert)
+    runs.append((first, len(ids_P)))
+    return runs
 
 
 def _distinct(ids_TK, scores_TE, num_experts: int) -> list[int]:

@@ -7,20 +7,17 @@ from collections.abc import Collection
 
 import numpy as np
 
+from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.policy import CacheSpec
-from moe_edge.offload.transfer import Transfer
 
 
 class SlotPins:
-    """Two reasons to keep a slot.
-
-    Attributes:
-      moving: by slot, transfers that are not yet known to be done.
-      expected: by block key, slots of blocks that a coming layer is expected to choose.
-    """
+    """Two reasons to keep a slot."""
 
     def __init__(self, spec: CacheSpec):
+        # By slot, transfers that are not yet known to be done.
         self.moving: dict[int, Transfer] = {}
+        # By block key, slots of blocks that a coming layer is expected to choose.
         self.expected: dict[int, int] = {}
         self._key_at: dict[int, int] = {}  # `expected` the other way round
         self._moving_S = np.zeros(spec.num_slots, bool)

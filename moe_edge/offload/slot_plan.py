@@ -7,7 +7,7 @@ it. `one_pool` shares all slots; the others give each MoE layer its own, side by
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -59,9 +59,7 @@ def slots_for(
     budget: Budget,
     block_bytes: int,
     num_blocks: int,
-    dense_bytes: int = 0,
-    kv_bytes: int = 0,
-    staging_bytes: int = 0,
+    other_bytes: int = 0,
     machine_bytes: int | None = None,
 ) -> int:
     """How many slots a budget buys, at most one for each block.
@@ -69,13 +67,12 @@ def slots_for(
     Args:
       block_bytes: of one slot.
       num_blocks: routed blocks of the model, all layers.
-      dense_bytes, kv_bytes, staging_bytes: what else an absolute budget must hold.
+      other_bytes: what else an absolute budget must hold.
       machine_bytes: memory of the device; None: not checked.
     Raises:
       CapacityError: fewer than two slots (the least budget is said), or more than
         the machine has.
     """
-    other_bytes = dense_bytes + kv_bytes + staging_bytes
     if budget.share is not None:
         # Rounded first: 0.29 * 100 is a little under 29.
         slots = int(round(budget.share * num_blocks, 6))
@@ -101,14 +98,9 @@ def slots_for(
     return min(slots, num_blocks)
 
 
-def check_plan(name: str) -> None:
-    """Raises ConfigError unless there is such a plan."""
-    check_known("slot plan", name, ("auto", *PLANS))
-
-
 def plan_of(name: str) -> "SlotPlan":
     """What a plan needs; `auto` becomes one that needs nothing."""
-    check_plan(name)
+    check_known("slot plan", name, ("auto", *PLANS))
     return PLANS["equal" if name == "auto" else name]
 
 
@@ -125,13 +117,12 @@ def plan_slots(
       ConfigError: unknown plan or options that do not fit.
       CapacityError: fewer than two slots for some layer.
     """
-    check_plan(name)
+    M, least = len(moe_layers), MIN_SLOTS * len(moe_layers)
     if name == "auto":
         # Layers come in turn, so least recently used in one pool throws out exactly
         # what the next token needs; a few slots, though, serve best together.
-        enough = total >= MIN_SLOTS * len(moe_layers)
-        name = "equal" if enough else "one_pool"
-    make = PLANS[name].make
+        name = "equal" if total >= least else "one_pool"
+    make = plan_of(name).make
     known = list(inspect.signature(make).parameters.values())[3:]
     for option in options:
         check_known(f"option of slot plan {name}", option, [p.name for p in known])
@@ -144,16 +135,15 @@ def plan_slots(
     if name == "one_pool":
         return (-1,) * one_pool(total, num_experts, moe_layers, **options)
     slots_M = make(total, num_experts, moe_layers, **options)
-    if len(slots_M) != len(moe_layers) or max(slots_M) > num_experts:
+    if len(slots_M) != M or max(slots_M) > num_experts:
         raise ConfigError(
-            f"plan {name} gives {list(slots_M)}; expected {len(moe_layers)} numbers, "
-            f"one a MoE layer, none above {num_experts}"
+            f"plan {name} gives {list(slots_M)}; expected {M} numbers, one a MoE "
+            f"layer, none above {num_experts}"
         )
     if min(slots_M) < MIN_SLOTS or sum(slots_M) > total:
         raise CapacityError(
             f"plan {name} gives {list(slots_M)} of {total} slots; every layer needs "
-            f"{MIN_SLOTS}, {MIN_SLOTS * len(moe_layers)} in all: raise the budget or "
-            "use the plan one_pool"
+            f"{MIN_SLOTS}, {least} in all: raise the budget or use the plan one_pool"
         )
     if moe_layers[-1] >= num_layers:
         raise ConfigError(f"MoE layer {moe_layers[-1]} of only {num_layers} layers")
@@ -260,7 +250,7 @@ class SlotPlan:
     """
 
     make: Callable
-    needs: frozenset[str] = frozenset()
+    needs: Collection[str] = ()
     from_context: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -269,8 +259,6 @@ PLANS = {
     "equal": SlotPlan(equal),
     "planned": SlotPlan(planned),
     "adapmoe_dp": SlotPlan(
-        adapmoe_dp,
-        frozenset({"profile"}),
-        {"hit_curves": "hit_curves", "top_k": "top_k"},
+        adapmoe_dp, {"profile"}, {"hit_curves": "hit_curves", "top_k": "top_k"}
     ),
 }

@@ -18,22 +18,16 @@ _ALIGNMENT = 64  # bytes; JAX aliases host memory only at this alignment
 class AliasedSlots:
     """Slots in host memory that JAX and NumPy share (CPU only).
 
-    A write is one memcpy, from any thread, while programs read other rows; the array
-    is one and the same jax array for ever, so nothing waits for it.
+    A write is one memcpy, from any thread, while programs read other rows; `array`
+    [S, R] is one and the same jax array for ever, so nothing waits for it.
 
     Contract: a row may be written only while no dispatched and unfinished program may
     read that row. JAX cannot check this: it takes arrays as constant. The array must
     never be donated, and a NumPy view of it changes with the next write.
-
-    Attributes:
-      array: jax array [S, R].
-      num_slots, num_bytes: size.
-      safe_in_thread: `write` may be called by a thread other than the engine's.
-      max_staged: how many staged blocks may wait next to the slots.
     """
 
-    safe_in_thread = True
-    max_staged = 1  # blocks are never staged, so never reached
+    safe_in_thread = True  # `write` may be called by a thread other than the engine's
+    max_staged = 1  # blocks that wait next to the slots; here none is ever staged
 
     def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
         dtype = _check_sizes(num_slots, record_size, dtype)
@@ -69,8 +63,7 @@ class DonatedSlots:
     belong to the thread that dispatches the programs. A donated update waits in the
     device's queue for programs that still read the array (on a CPU, dispatching it
     blocks). A live NumPy view of `array` turns every update into a full copy.
-
-    Attributes: as `AliasedSlots`; `array` is a new object after every write.
+    `array` is a new object after every write.
     """
 
     safe_in_thread = False
@@ -102,13 +95,7 @@ Slots = AliasedSlots | DonatedSlots
 
 
 def make_slots(num_slots: int, record_size: int, dtype: np.dtype) -> Slots:
-    """Shared memory on a CPU, donated updates elsewhere.
-
-    Args:
-      num_slots: S.
-      record_size: R, elements of a record.
-      dtype: as `HostStore.dtype`.
-    """
+    """S slots for records of R elements: shared memory on a CPU, else donated."""
     kind = AliasedSlots if jax.default_backend() == "cpu" else DonatedSlots
     return kind(num_slots, record_size, dtype)
 

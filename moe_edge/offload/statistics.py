@@ -14,18 +14,12 @@ from moe_edge.core.events import Recorder
 
 @dataclasses.dataclass
 class Counters:
-    """What lookups of one phase met; see the law above.
-
-    Attributes:
-      hits, misses: numbers.
-      late: those misses whose prefetch was still on its way.
-      wait_s: seconds that the engine stood still for transfers.
-    """
+    """What lookups of one phase met; see the law above."""
 
     hits: int = 0
     misses: int = 0
-    late: int = 0
-    wait_s: float = 0.0
+    late: int = 0  # those misses whose prefetch was still on its way
+    wait_s: float = 0.0  # seconds that the engine stood still for transfers
 
     @property
     def hit_ratio(self) -> float | None:
@@ -34,14 +28,7 @@ class Counters:
 
 
 class Statistics:
-    """Counts layers as they finish.
-
-    Attributes:
-      recorder: of events.
-      counters: by whether it was decoding.
-      waves: likewise, layers that exceeded their slots.
-      choices, rerouted: experts that a lossy route saw while decoding, and changed.
-    """
+    """Counts layers as they finish."""
 
     def __init__(self, recorder: Recorder | None):
         self.recorder = recorder or Recorder(enabled=False)
@@ -49,8 +36,9 @@ class Statistics:
 
     def reset(self) -> None:
         """Counts from here on."""
-        self.counters = {True: Counters(), False: Counters()}
-        self.waves = {True: 0, False: 0}
+        self.counters = {True: Counters(), False: Counters()}  # by: was it decoding
+        self.waves = {True: 0, False: 0}  # likewise, layers that exceeded their slots
+        # Experts that a lossy route saw while decoding, and changed.
         self.choices = self.rerouted = 0
 
     def now(self) -> float:

@@ -33,14 +33,10 @@ class HostStore:
     counts blocks (parent * U + sub).
 
     Attributes:
-      memory: "host", "pinned" or "mmap".
       dtype: of the records, as programs take them.
-      record_size: R, elements of a record.
-      num_experts: E, blocks of a layer.
-      subs: U, blocks of a parent expert.
+      record_size, block_bytes: R elements of a record, and their bytes.
+      num_experts, subs: E blocks of a layer, U blocks of a parent expert.
       moe_layers: the layers that have blocks.
-      block_bytes, num_blocks, num_bytes: size of one, how many, all.
-      host_bytes: memory that this object occupies.
     """
 
     def __init__(self, reader, memory: str = "host"):
@@ -70,9 +66,6 @@ class HostStore:
         self._pinned: dict[tuple[int, int], jax.Array] = {}
         self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
         self.block_bytes = self.record_size * self.dtype.itemsize
-        self.num_blocks = len(self.moe_layers) * self.num_experts
-        self.num_bytes = self.num_blocks * self.block_bytes
-        self.host_bytes = 0 if memory == "mmap" else self.num_bytes
 
     def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:
         if self.memory == "mmap":

@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from moe_edge.core.events import Recorder
-from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.block_queue import BlockQueue, Transfer
 from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.slots import Slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer import Transfer
 
 
 class TransferQueue(BlockQueue):

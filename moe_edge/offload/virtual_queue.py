@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.block_queue import BlockQueue, Transfer
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.transfer import Transfer
 
 
 class VirtualQueue(BlockQueue):

@@ -20,9 +20,8 @@ class PredictionLog:
 
     def __init__(self, num_layers: int, num_experts: int, look_ahead: int = 1):
         check_count("look_ahead", look_ahead)
-        shape = (num_layers, look_ahead)
-        self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = (
-            np.zeros(shape, np.int64) for _ in range(4)
+        self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = np.zeros(
+            (4, num_layers, look_ahead), np.int64
         )
         self._num_experts = num_experts
         # Waiting for the layer to choose. Sets: for a few ids they are several times

@@ -38,7 +38,6 @@ class ActivationMatrix(Predictor):
     capacity: int = 1000
     name: ClassVar[str] = "moe_infinity"
     per_sequence: ClassVar[bool] = True
-    shared: ClassVar[tuple[str, ...]] = ("share_LCE", "norm_LC", "finished")
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     whole_prompt: ClassVar[bool] = True
 
@@ -95,21 +94,19 @@ class ActivationMatrix(Predictor):
         wanted_NE[~share_NE.any(axis=1)] = -1.0  # dense layers
         return best_first(wanted_NE, state["width"])
 
-    def finish_sequence(self, state):
-        """Adds the sequence's matrix to the collection and starts a new one."""
-        counts_LE, share_LCE = state["counts_LE"], state["share_LCE"]
-        norm_LC, finished = state["norm_LC"], state["finished"]
-        if counts_LE.any():
-            total_L1 = np.maximum(counts_LE.sum(axis=1, keepdims=True), EPSILON)
-            share_LE = counts_LE / total_L1
-            if share_LCE.shape[1] < self.capacity:
-                share_LCE = np.pad(share_LCE, ((0, 0), (0, 1), (0, 0)))
-                norm_LC = np.pad(norm_LC, ((0, 0), (0, 1)))
-            else:
-                share_LCE, norm_LC = share_LCE.copy(), norm_LC.copy()
-            share_LCE[:, finished % self.capacity] = share_LE
-            norm_LC[:, finished % self.capacity] = np.linalg.norm(share_LE, axis=1)
-            finished += 1
-        L, C, E = share_LCE.shape
-        kept = {"share_LCE": share_LCE, "norm_LC": norm_LC, "finished": finished}
-        return kept | self._fresh(L, E, C)
+    def finish_sequence(self, state, fresh):
+        """Adds the sequence's matrix to the collection."""
+        counts_LE = state["counts_LE"]
+        if not counts_LE.any():
+            return fresh
+        share_LCE, norm_LC = fresh["share_LCE"], fresh["norm_LC"]
+        finished, (L, C, E) = fresh["finished"], share_LCE.shape
+        more = int(C < self.capacity)
+        share_LCE = np.pad(share_LCE, ((0, 0), (0, more), (0, 0)))
+        norm_LC = np.pad(norm_LC, ((0, 0), (0, more)))
+        total_L1 = np.maximum(counts_LE.sum(axis=1, keepdims=True), EPSILON)
+        share_LE, place = counts_LE / total_L1, finished % self.capacity
+        share_LCE[:, place] = share_LE
+        norm_LC[:, place] = np.linalg.norm(share_LE, axis=1)
+        kept = {"share_LCE": share_LCE, "norm_LC": norm_LC, "finished": finished + 1}
+        return kept | self._fresh(L, E, C + more)

@@ -26,28 +26,20 @@ class ModelShape(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """Predicts nothing; the base of those that do.
-
-    Attributes:
-      name: as in the registry.
-      needs: what it reads of a run: a subset of {"ids", "hidden", "partial_state",
-        "future"}; replay refuses it by name where a trace lacks them.
-      whole_prompt: whether `observe` wants all tokens of a prompt. If not, the engine
-        passes the last token of every row only, whose successor is predicted.
-      per_sequence: whether its state is the record of one sequence; `PredictorRun`
-        then keeps one for each that runs.
-      shared: what of such a state all sequences have in common.
-      observes: False where programs of the engine compute the scores (`store`).
-      max_horizon: layers that it looks ahead; None: as many as it is asked about.
-    """
+    """Predicts nothing; the base of those that do."""
 
     name: ClassVar[str] = "none"
+    # What it reads of a run, of {"ids", "hidden", "partial_state", "future"}; replay
+    # refuses it by name where a trace lacks them.
     needs: ClassVar[frozenset[str]] = frozenset()
+    # Whether `observe` wants all tokens of a prompt. If not, the engine passes the last
+    # token of every row only, whose successor is predicted.
     whole_prompt: ClassVar[bool] = False
-    observes: ClassVar[bool] = True
+    observes: ClassVar[bool] = True  # False: the engine computes scores (`store`)
+    # Whether its state is the record of one sequence, of which `PredictorRun` then
+    # keeps one for each that runs.
     per_sequence: ClassVar[bool] = False
-    shared: ClassVar[tuple[str, ...]] = ()
-    max_horizon: ClassVar[int | None] = None
+    max_horizon: ClassVar[int | None] = None  # layers that it looks ahead; None: any
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
 
     def init(self, spec: ModelShape) -> State:
@@ -83,9 +75,16 @@ class Predictor:
         """Arguments of the engine's gate program after `layer`; () asks for none."""
         return ()
 
-    def finish_sequence(self, state: State) -> State:
-        """Called when a sequence ends, before the next one begins."""
-        return state
+    def finish_sequence(self, state: State, fresh: State) -> State:
+        """A sequence ends.
+
+        Args:
+          state: of the sequence.
+          fresh: the state from which sequences have begun so far.
+        Returns:
+          the state from which they begin from now on.
+        """
+        return fresh
 
 
 def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Pure functions: an engine calls them inside the program that attends and routes, so that
 a prediction comes with the read-back of the layer's own routing. Their predictors are
-in `stale_gate.py` and `partial_state.py`, which load without JAX.
+in `stale_gate.py`, which loads without JAX.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.router import Router
 from moe_edge.model.transformer import Block, Chunk
@@ -23,16 +22,16 @@ Flat = Mapping[str, jax.Array]
 def wanted_scores(
     ids_TK: jax.Array, scores_TE: jax.Array, moe: MoeConfig, top_a: float | None = None
 ) -> jax.Array:
-    """What a batch's routing asks for: float32 [E], `NOT_WANTED` if not asked for.
+    """What a batch's routing asks for.
 
     Args:
       ids_TK: chosen experts; E is padding.
-      scores_TE: the router's scores.
-      moe: whose scores they are (logits are turned into probabilities).
+      scores_TE: the router's scores (logits are turned into probabilities).
       top_a: with it, only top-score experts: score >= (1 + top_a) times the token's
         (k+1)-th highest score (SMoE, section IV.B).
     Returns:
-      the largest score among the tokens that choose an expert.
+      float32 [E], the largest score among the tokens that choose an expert, else
+      `NOT_WANTED`.
     """
     E, K = scores_TE.shape[1], ids_TK.shape[1]
     if moe.scoring == "softmax_topk":
@@ -44,16 +43,12 @@ def wanted_scores(
     return jnp.where(wanted_TE, scores_TE, NOT_WANTED).max(axis=0)
 
 
-def gate_scores(
-    config: ModelConfig,
-    gates: Sequence[Flat],
-    hidden_TD: jax.Array,
-    valid_T: jax.Array,
+def scores_ahead(
+    config: ModelConfig, gates: Sequence[Flat], hidden_TD, valid_T
 ) -> jax.Array:
-    """What later routers would choose on this layer's state; pure, for use in jit.
+    """What later routers would choose on this layer's state.
 
     Args:
-      config: the model (static).
       gates: of the later layers, `GatePredictor.gates_after`.
       hidden_TD: float32, the normed state that this layer's router sees.
       valid_T: bool, False for padding.
@@ -84,25 +79,17 @@ def partial_gate(
     cache,
     top_a: float | None = None,
 ) -> jax.Array:
-    """What layer l + 1 would choose on a partial state; pure, for use in jit.
+    """What layer l + 1, a MoE layer, would choose on a partial state.
 
     Args:
-      block: of layer l + 1, a MoE layer, bound to its weights.
+      block: of layer l + 1, bound to its weights.
       x_BSD: float32 residual stream after layer l without its absent experts.
       chunk: positions and padding, those of layer l.
       window: of layer l + 1.
       cache: keys and values of layer l + 1 before this step. Only read: the keys of
         the partial state are dropped, so a program must not donate it.
-      top_a: see `wanted_scores`; None asks for all that would be chosen.
-    Returns:
-      float32 [E], see `wanted_scores`.
-    Raises:
-      ConfigError: a dense layer, which has no router.
+      top_a: as in `wanted_scores`, whose result it returns.
     """
-    if not block.is_moe:
-        raise ConfigError(
-            "partial_gate got a dense layer, expected a MoE layer; skip dense layers"
-        )
     attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
     _, routing = block.route(attended_BSD, chunk)
     return wanted_scores(routing.ids_TK, routing.scores_TE, block.router.moe, top_a)

@@ -39,9 +39,6 @@ class PreviousToken(Predictor):
         last_LE = state["last_LE"]
         return best_first(last_LE[target_layers(layer, horizon, len(last_LE))])
 
-    def finish_sequence(self, state):
-        return {"last_LE": np.full_like(state["last_LE"], NOT_WANTED)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Frequency(Predictor):
@@ -83,6 +80,3 @@ class Frequency(Predictor):
         total_N1 = np.maximum(counts_NE.sum(axis=1, keepdims=True), 1e-30)
         wanted_NE = np.where(counts_NE > 0, counts_NE / total_N1, NOT_WANTED)
         return best_first(wanted_NE, state["width"])
-
-    def finish_sequence(self, state):
-        return {"counts_LE": np.zeros_like(state["counts_LE"]), "width": 0}

@@ -54,6 +54,9 @@ class Oracle(Predictor):
         rows = np.minimum(np.arange(first, first + horizon), len(ids_XK) - 1)
         return ids_XK[rows, :width], scores_XK[rows, :width]
 
+    def finish_sequence(self, state, fresh):
+        return state  # the recorded run goes on
+
     @functools.cached_property
     def _rows(self):
         """Ids and scores, a row a layer of every step and an empty one at the end;

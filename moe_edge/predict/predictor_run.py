@@ -1,23 +1,18 @@
 """A predictor at work: what each sequence has shown it, and how right it was."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import (
-    NOT_WANTED,
-    ModelShape,
-    Predictor,
-    State,
-    best_first,
-)
+from moe_edge.predict.base import NOT_WANTED, ModelShape, Predictor, State, best_first
 
 
 class PredictorRun:
     """Joins a predictor, its records of the running sequences, and that of its hits.
 
     Attributes:
-      predictor: names later experts.
-      horizon: layers ahead that it is asked about.
+      horizon: layers ahead that the predictor is asked about.
       accuracy: what it named compared with what was chosen.
       is_idle: whether it never names anything.
     """
@@ -118,18 +113,12 @@ class PredictorRun:
         for ids_of in sequences:
             for layer in sorted(ids_of):
                 self.observe(layer, ids_of[layer], None, counts=False)
-            self.finish_sequence()
+            self.finish_sequences()
 
-    def finish_sequence(self, sequence: int | None = None) -> None:
-        """What belongs to a sequence goes; what was named and not compared, too.
-
-        Args:
-          sequence: its number; None: all that run.
-        """
-        ended = [*self._states] if sequence is None else [sequence]
-        for number in ended:
-            state = self._states.pop(number, self._fresh)
-            common = {name: self._fresh[name] for name in self.predictor.shared}
-            self._fresh = self.predictor.finish_sequence({**state, **common})
+    def finish_sequences(self, running: Collection[int] = ()) -> None:
+        """All but the running sequences end; what was named and not compared goes."""
+        for number in [n for n in self._states if n not in running]:
+            state = self._states.pop(number)
+            self._fresh = self.predictor.finish_sequence(state, self._fresh)
         self._last = tuple(n for n in self._last if n in self._states) or (0,)
         self.accuracy.forget_waiting()

@@ -7,38 +7,26 @@ from moe_edge.predict.activation_matrix import ActivationMatrix
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.history import Frequency, PreviousToken
 from moe_edge.predict.oracle import Oracle
-from moe_edge.predict.partial_state import PartialState
-from moe_edge.predict.stale_gate import GatePredictor, StaleGate
+from moe_edge.predict.stale_gate import GatePredictor, PartialState, StaleGate
 
+_SEEN = (PreviousToken, Frequency, ActivationMatrix)  # from what sequences chose
+_COMPUTED = (StaleGate, GatePredictor, PartialState)  # by programs of the engine
 PREDICTORS: dict[str, type[Predictor]] = {
-    kind.name: kind
-    for kind in (
-        Predictor,
-        PreviousToken,
-        Frequency,
-        StaleGate,
-        GatePredictor,
-        PartialState,
-        ActivationMatrix,
-        Oracle,
-    )
+    kind.name: kind for kind in (Predictor, *_SEEN, *_COMPUTED, Oracle)
 }
 
 
 def get_predictor(name: str, **options) -> Predictor:
-    """The predictor of that name.
+    """The predictor called `name`; options are the fields of its class.
 
-    Args:
-      name: a key of `PREDICTORS`.
-      **options: fields of its class.
     Raises:
       ConfigError: an unknown name or option, one of another type, or a missing one.
     """
     check_known("predictor", name, PREDICTORS)
     kind = PREDICTORS[name]
     check_options(f"predictor {name}", kind, options)
-    fields = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    needed = [f.name for f in fields if f.default is dataclasses.MISSING]
     missing = [n for n in needed if n not in options]
     if missing:
         raise ConfigError(

@@ -1,11 +1,12 @@
-"""Predictions by later layers' routers on the current hidden state.
+"""Predictions by later layers' routers, run ahead of time on the device.
 
 The residual stream changes little from layer to layer, so the router of layer l + 1
 on the state of layer l already names most of its experts (Mixtral-offloading, arXiv
-2312.17238); HOBBIT (arXiv 2411.01433) asks the next n routers.
+2312.17238); HOBBIT (arXiv 2411.01433) asks the next n routers. SMoE (section IV.C)
+lets layer l + 1 attend and route as soon as the shared and the resident experts of
+layer l are computed, while absent experts travel.
 
-The scores come from `device_scores.gate_scores`, inside the program that attends and
-routes.
+The scores come from `device_scores`, inside programs of the engine.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import check_count, check_known
+from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.model.config import ModelConfig
 from moe_edge.predict.base import (
     NOT_WANTED,
@@ -26,7 +27,6 @@ from moe_edge.predict.base import (
 )
 
 Flat = Mapping[str, Any]  # device arrays by name
-NORMS = ("target", "own")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,9 +55,6 @@ class DevicePredictor(Predictor):
         missing = ((0, horizon - len(wanted_NE)), (0, 0))
         return best_first(np.pad(wanted_NE, missing, constant_values=NOT_WANTED))
 
-    def finish_sequence(self, state):
-        return {"layer": -1, "wanted_NE": state["wanted_NE"][:0]}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GatePredictor(DevicePredictor):
@@ -85,7 +82,7 @@ class GatePredictor(DevicePredictor):
 
     def __post_init__(self):
         check_count("look_ahead", self.look_ahead)
-        check_known("norm of a stale gate", self.norm, NORMS)
+        check_known("norm of a stale gate", self.norm, ("target", "own"))
 
     @property
     def max_horizon(self) -> int:
@@ -118,37 +115,15 @@ class GatePredictor(DevicePredictor):
         return gates
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
-        """Arguments of `gate_scores` after `layer`: one gate for each target."""
+        """Arguments of `scores_ahead` after `layer`: one gate for each target."""
         return self._gates.get(layer, ())
 
     def store(self, state, layer, wanted_NE):
         """As the base's, with a row for each of `targets(layer)`."""
-        targets = self.targets(layer)
-        E = self.config.moe.num_experts
-        rows_NE = np.full((self.look_ahead, E), NOT_WANTED, np.float32)
-        if targets:
-            rows_NE[np.array(targets) - layer - 1] = np.asarray(wanted_NE)
+        shape = self.look_ahead, self.config.moe.num_experts
+        rows_NE = np.full(shape, NOT_WANTED, np.float32)
+        rows_NE[np.array(self.targets(layer)) - layer - 1] = np.asarray(wanted_NE)
         return super().store(state, layer, rows_NE)
-
-    @functools.cached_property
-    def _jitted(self):
-        import jax
-
-        from moe_edge.predict.device_scores import gate_scores
-
-        return jax.jit(functools.partial(gate_scores, self.config))
-
-    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
-        """Computes the scores itself; an engine uses `gate_scores` and `store`."""
-        gates = self.gates_after(layer)
-        if not gates:
-            return self.store(state, layer, ())
-        import jax
-
-        valid_T = np.asarray(ids_TK)[:, 0] < self.config.moe.num_experts
-        given = jax.numpy.asarray(hidden_TD), jax.device_put(valid_T)
-        wanted_NE = self._jitted(gates, *given)
-        return self.store(state, layer, wanted_NE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,3 +132,21 @@ class StaleGate(GatePredictor):
 
     look_ahead: int = dataclasses.field(default=1, init=False)
     name: ClassVar[str] = "stale_gate"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartialState(DevicePredictor):
+    """SMoE's: the next layer, from scores that the engine hands to `store`.
+
+    Attributes:
+      top_a: a of the expert-cache router: the margin of top-score experts. None
+        fetches low-score experts ahead too.
+    """
+
+    top_a: float | None = 0.0
+    name: ClassVar[str] = "smoe_partial"
+    needs: ClassVar[frozenset[str]] = frozenset({"partial_state"})
+
+    def __post_init__(self):
+        if self.top_a is not None and not 0 <= self.top_a < 1:
+            raise ConfigError(f"top_a must lie in [0, 1), got {self.top_a}")

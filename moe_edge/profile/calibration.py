@@ -2,8 +2,8 @@
 
 import collections
 import dataclasses
-import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from moe_edge.evaluate.texts import find_path, sha256_of
 MAX_CHARACTERS = 16  # of a token on average: so much of a long file is tokenised
 
 
-@dataclasses.dataclass(frozen=True)
-class TextFile:
+class TextFile(NamedTuple):
     """One file of a domain."""
 
     domain: str
@@ -113,14 +112,8 @@ def read_calibration(
         ids = _encode(tokenizer, read_plain_text(file.path), limit)
         if not ids:
             raise RequestError(f"{file.path} holds no token; expected some text")
-        facts.append(
-            {
-                "domain": file.domain,
-                "path": file.path,
-                "sha256": sha256_of(file.path),
-                "tokens": len(ids),
-            }
-        )
+        known = {"sha256": sha256_of(file.path), "tokens": len(ids)}
+        facts.append(file._asdict() | known)
         cut = [ids[i : i + window] for i in range(0, len(ids), window)]
         rows += cut
         owners += [domains.index(file.domain)] * len(cut)
@@ -135,10 +128,9 @@ def read_calibration(
 
 def _encode(tokenizer, text: str, limit: int | None) -> list[int]:
     """The first `limit` tokens, without tokenising much more than them."""
-    if limit is None:
-        return tokenizer.encode(text)
-    beginning = text[: math.ceil(limit * MAX_CHARACTERS)]
-    ids = tokenizer.encode(beginning)
-    if len(ids) < limit and len(beginning) < len(text):
-        ids = tokenizer.encode(text)
-    return ids[:limit]
+    if limit is not None:
+        beginning = text[: limit * MAX_CHARACTERS]
+        ids = tokenizer.encode(beginning)
+        if len(ids) >= limit or beginning == text:
+            return ids[:limit]
+    return tokenizer.encode(text)[:limit]

@@ -1,6 +1,7 @@
 """Reads a profile folder; every file is checked and nothing is ever unpickled."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,11 @@ import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.npy import load_npy
-from moe_edge.profile.writer import (
-    COUNTS_NAME,
-    PROFILE_NAME,
-    coactivation_path,
-    expert_path,
-)
+from moe_edge.profile.writer import COUNTS_NAME, PROFILE_NAME, expert_path
 
 FORMAT_VERSION = 1
 UNSEEN = -1  # a count that no line gave
-_INTEGERS = ("tokens", "L", "E", "F", "top_k", "max_tokens_per_expert")
+RERUN = "run launch/profile_model.py again"
 
 
 class Profile:
@@ -54,10 +50,6 @@ class Profile:
                 f"{content_sha256[:12]}; run launch/profile_model.py on it"
             )
 
-    def counts(self) -> list[dict]:
-        """Lines of `counts.jsonl`: one a domain and layer."""
-        return _read_counts(self.path / COUNTS_NAME)
-
     def tokens_of(self, layer: int, expert: int) -> int:
         """How many tokens chose an expert: at least as many as were kept."""
         return int(self.counts_NLE[:, self._row(layer, expert), expert].sum())
@@ -71,24 +63,15 @@ class Profile:
           ConfigError: no such layer or expert.
           CheckpointError: the file is missing or damaged.
         """
-        shape = (self._kept(layer, expert), self.neurons)
-        return self._array("activations", layer, expert, shape, np.float16)
+        return self._array("activations", np.float16, layer, expert, self.neurons)
 
     def gate_weights(self, layer: int, expert: int) -> np.ndarray:
         """float32 [T]: the router's weight of the expert for the same rows."""
-        shape = (self._kept(layer, expert),)
-        return self._array("weights", layer, expert, shape, np.float32)
+        return self._array("weights", np.float32, layer, expert)
 
     def ranks(self, layer: int, expert: int) -> np.ndarray:
         """int8 [T]: place of the expert in the token's top-k, for the same rows."""
-        shape = (self._kept(layer, expert),)
-        return self._array("ranks", layer, expert, shape, np.int8)
-
-    def coactivation(self, layer: int) -> np.ndarray:
-        """int64 [E, E]: tokens that chose both experts."""
-        self._row(layer, 0)
-        shape = (self.num_experts, self.num_experts)
-        return _load(coactivation_path(self.path, layer), shape, np.int64)
+        return self._array("ranks", np.int8, layer, expert)
 
     def _row(self, layer: int, expert: int) -> int:
         if layer not in self.layers or not 0 <= expert < self.num_experts:
@@ -98,11 +81,21 @@ class Profile:
             )
         return self.layers.index(layer)
 
-    def _kept(self, layer: int, expert: int) -> int:
-        return min(self.tokens_of(layer, expert), self.max_tokens)
-
-    def _array(self, kind, layer, expert, shape, dtype) -> np.ndarray:
-        return _load(expert_path(self.path, kind, layer, expert), shape, dtype)
+    def _array(self, kind: str, dtype, layer: int, expert: int, *width: int):
+        """Memory-maps an expert's file: a row a kept token."""
+        shape = (min(self.tokens_of(layer, expert), self.max_tokens), *width)
+        path = expert_path(self.path, kind, layer, expert)
+        try:
+            array = load_npy(path, mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; {RERUN}") from error
+        found = getattr(array, "dtype", None), getattr(array, "shape", None)
+        if found != (dtype, shape):
+            raise CheckpointError(
+                f"{path} holds {found[0]} {found[1]}, expected {np.dtype(dtype)} "
+                f"{shape}; {RERUN}"
+            )
+        return array
 
 
 def open_profile(path: str | Path) -> Profile:
@@ -130,7 +123,7 @@ def open_profile(path: str | Path) -> Profile:
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(
             f"{path / COUNTS_NAME} does not fit {PROFILE_NAME}: "
-            f"{type(error).__name__}: {error}; run launch/profile_model.py again"
+            f"{type(error).__name__}: {error}; {RERUN}"
         ) from error
     chosen_L = counts_NLE.sum(axis=(0, 2))
     if (counts_NLE == UNSEEN).any() or (
@@ -138,7 +131,7 @@ def open_profile(path: str | Path) -> Profile:
     ).any():
         raise CheckpointError(
             f"{path / COUNTS_NAME} lacks a domain or layer: expected "
-            f"{info['tokens']} tokens in each; run launch/profile_model.py again"
+            f"{info['tokens']} tokens in each; {RERUN}"
         )
     profile = Profile(path, info, counts_NLE)
     for layer in profile.layers:
@@ -146,7 +139,7 @@ def open_profile(path: str | Path) -> Profile:
             if not expert_path(path, "activations", layer, expert).is_file():
                 raise CheckpointError(
                     f"profile {path} lacks the activations of expert {expert} in "
-                    f"layer {layer}; run launch/profile_model.py again"
+                    f"layer {layer}; {RERUN}"
                 )
     return profile
 
@@ -156,26 +149,40 @@ def _read_info(path: Path) -> dict[str, Any]:
         info = json.loads(path.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(info, dict) or info.get("format_version") != FORMAT_VERSION:
-        found = info.get("format_version") if isinstance(info, dict) else None
+    found = info.get("format_version") if isinstance(info, dict) else None
+    if found != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format_version {found}, expected {FORMAT_VERSION}; run "
-            "launch/profile_model.py again"
+            f"{path} has format_version {found}, expected {FORMAT_VERSION}; {RERUN}"
         )
-    bad = [name for name in _INTEGERS if not _is_count(info.get(name))]
-    bad += [n for n in ("content_sha256", "checkpoint") if type(info.get(n)) is not str]
-    layers, domains = info.get("layers"), info.get("domains")
-    if not (
-        isinstance(layers, list) and layers and all(type(i) is int for i in layers)
-    ):
-        bad.append("layers")
-    if not (
-        isinstance(domains, list) and domains and all(type(d) is str for d in domains)
-    ):
-        bad.append("domains")
+    bad = [name for name, fits in _FIELDS.items() if not fits(info.get(name))]
     if bad:
         raise CheckpointError(f"{path}: missing or wrong {', '.join(bad)}")
     return info
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_text(value) -> bool:
+    return type(value) is str
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    def fits(value) -> bool:
+        return type(value) is list and {type(item) for item in value} == {kind}
+
+    return fits
+
+
+# What `profile.json` must hold.
+_FIELDS = {
+    **dict.fromkeys(("tokens", "L", "E", "F", "top_k"), _is_count),
+    "max_tokens_per_expert": _is_count,
+    **dict.fromkeys(("content_sha256", "checkpoint"), _is_text),
+    "layers": _is_list_of(int),
+    "domains": _is_list_of(str),
+}
 
 
 def _check_row(row: dict[str, Any], info: dict[str, Any]) -> list[int]:
@@ -203,10 +210,6 @@ def _check_row(row: dict[str, Any], info: dict[str, Any]) -> list[int]:
     return counts
 
 
-def _is_count(value) -> bool:
-    return type(value) is int and value > 0
-
-
 def _read_counts(path: Path) -> list[dict]:
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -215,24 +218,3 @@ def _read_counts(path: Path) -> list[dict]:
     if not all(isinstance(row, dict) for row in rows):
         raise CheckpointError(f"{path} has a line that is no object")
     return rows
-
-
-def _load(path: Path, shape: tuple[int, ...], dtype) -> np.ndarray:
-    """Memory-maps an array of one shape and dtype."""
-    try:
-        array = load_npy(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error}; run launch/profile_model.py again"
-        ) from error
-    if (
-        not isinstance(array, np.ndarray)
-        or array.shape != shape
-        or array.dtype != dtype
-    ):
-        found = getattr(array, "shape", None), getattr(array, "dtype", None)
-        raise CheckpointError(
-            f"{path} holds {found[1]} {found[0]}, expected {np.dtype(dtype)} {shape}; "
-            "run launch/profile_model.py again"
-        )
-    return array

@@ -15,8 +15,12 @@ import numpy as np
 from moe_edge.core.progress import counter
 from moe_edge.profile.activations import LayerPrograms, Seen
 from moe_edge.profile.calibration import Calibration
-from moe_edge.profile.counts import coactivation, count_rows, domain_counts
-from moe_edge.profile.recorder import sample_tokens
+from moe_edge.profile.counts import (
+    coactivation,
+    count_rows,
+    domain_counts,
+    sample_tokens,
+)
 from moe_edge.profile.writer import ProfileWriter
 
 

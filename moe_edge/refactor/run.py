@@ -13,18 +13,20 @@ from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.files import locked_folder, write_text
+from moe_edge.core.checks import ConfigError, build_known, check_count
+from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
-from moe_edge.refactor.build import Settings, build_refactoring
-from moe_edge.refactor.finetune.finetune import check_fine_tuning, finetune_router
-from moe_edge.refactor.measure import measure_model, parse_ks, read_ids
 from moe_edge.refactor.partition.matrix import run_matrix
-from moe_edge.refactor.partition.model import PartitionOptions
+from moe_edge.refactor.settings import (
+    FineTuning,
+    PartitionOptions,
+    Settings,
+    parse_ks,
+)
 from moe_edge.refactor.split import down_factor, is_exact
-from moe_edge.refactor.write import write_refactored
+from moe_edge.refactor.texts import read_ids, read_windows
 
 REPORT_NAME = "report.json"
 # One matrix is partitioned by these alone.
@@ -72,7 +74,7 @@ def run_refactor(
       ppl_k: values of K, `all`, or an empty string for none.
       max_text_tokens: read of the text.
       train_text: lg_ft: files to fine-tune on, separated by commas.
-      fine_tuning: lg_ft: options of `finetune.train.FineTuning`.
+      fine_tuning: lg_ft: options of `settings.FineTuning`.
       max_minutes: lg_ft: stop training after so many minutes; the same call goes on.
       data_dir: where relative paths are looked up too.
     Returns:
@@ -98,10 +100,14 @@ def run_refactor(
     ids, source = (
         read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
     )
-    training = None
+    training = windows = None
     if settings.gate == "lg_ft":
-        training = _training(reader, child, run, train_text, fine_tuning, data_dir)
-        training[1].setdefault("seed", settings.seed)
+        training = _training(fine_tuning, settings.seed)
+        training.check(child)
+        named = filter(None, map(str.strip, train_text.split(",")))
+        texts = [find_path(path, data_dir) for path in named]
+        run.check_apart(*texts)
+        windows = read_windows(reader, texts, training)
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
     U = settings.sub_experts
@@ -117,6 +123,11 @@ def run_refactor(
         )
     if run.dry_run:
         return {}
+    # Only now: these load JAX, and a refused value should not wait for that.
+    from moe_edge.refactor.build import build_refactoring
+    from moe_edge.refactor.measure import measure_model
+    from moe_edge.refactor.write import write_refactored
+
     # Next to the output, so that a run that was killed goes on with what is done.
     work_dir = run.path.with_name(f"{run.path.name}.partition")
     model, done = work_dir / "model", work_dir / REPORT_NAME
@@ -124,7 +135,7 @@ def run_refactor(
         facts = {
             "parent": opened.content_sha256,
             "settings": dataclasses.asdict(settings),
-            "training": training,
+            "training": training and [dataclasses.asdict(training), windows.sha256],
         }
         report = _finished_report(model, done, facts)
         if report is None:
@@ -134,17 +145,18 @@ def run_refactor(
             report = partition.summary() | {
                 "down_factor": factor,
                 "down_factor_exact": exact,
-                "gate": refactoring.manifest()
-                | {"rank_shares": refactoring.rank_shares},
+                "gate": refactoring.manifest(),
             }
-            if training is None:
-                write_refactored(reader, refactoring, model, overwrite=True)
-            else:
-                tuned = _fine_tune(
-                    reader, refactoring, work_dir, model, *training, max_minutes
+            untrained = work_dir / "lg" if training else model
+            write_refactored(reader, refactoring, untrained, overwrite=True)
+            if training is not None:
+                from moe_edge.refactor.finetune.train import finetune_router
+
+                report["fine_tuning"] = finetune_router(
+                    open_checkpoint(untrained), training, windows, model, max_minutes
                 )
-                report["fine_tuning"] = tuned
-                if not tuned["finished"]:
+                shutil.rmtree(untrained)
+                if not report["fine_tuning"]["finished"]:
                     print(
                         f"stopped; the same command goes on in {work_dir}",
                         file=sys.stderr,
@@ -159,51 +171,21 @@ def run_refactor(
             # The manifest first: without it, what is left of a kill is made again.
             for path in sorted(model.iterdir(), key=lambda p: p.name != MANIFEST_NAME):
                 path.rename(folder / path.name)
-            stored = json.dumps(
-                report | summary, indent=1, allow_nan=False, default=str
-            )
-            write_text(folder / REPORT_NAME, stored + "\n")
+            write_json(folder / REPORT_NAME, report | summary, default=str)
         shutil.rmtree(work_dir)
     print_report(report)
     return summary
 
 
-def _training(
-    reader, child, run: RunFolder, train_text: str, options, data_dir
-) -> tuple[str, dict[str, Any]]:
-    """Files to train on, separated by commas, and options; refuses bad ones."""
-    texts = [find_path(p.strip(), data_dir) for p in train_text.split(",") if p.strip()]
-    if not texts:
-        raise ConfigError(
-            f"train_text is {train_text!r}, expected files separated by commas"
-        )
-    run.check_apart(*texts)
+def _training(options, seed: int) -> FineTuning:
+    """Settings of the fine-tuning; refuses options that are none."""
     if not isinstance(options, Mapping | None):
         raise ConfigError(
             f"fine_tuning is {options!r}, expected options by name, such as "
             "{'tokens': 100000}"
         )
-    training = ",".join(texts), dict(options or {})
-    check_fine_tuning(reader, child, training[0], None, training[1])
-    return training
-
-
-def _fine_tune(
-    reader, refactoring, work_dir: Path, model: Path, texts, options, max_minutes
-) -> dict[str, Any]:
-    """Splits into a folder of its own, which is trained from and removed again."""
-    untrained = work_dir / "lg"
-    shutil.rmtree(untrained, ignore_errors=True)
-    try:
-        write_refactored(reader, refactoring, untrained)
-        return finetune_router(
-            *(untrained, texts, model),
-            overwrite=True,
-            max_minutes=max_minutes,
-            **options,
-        )
-    finally:
-        shutil.rmtree(untrained, ignore_errors=True)
+    given = {"seed": seed} | dict(options or {})
+    return build_known("settings", {"fine_tuning": FineTuning}, "fine_tuning", given)
 
 
 def _finished_report(model: Path, done: Path, facts: dict) -> dict[str, Any] | None:

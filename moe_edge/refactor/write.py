@@ -7,6 +7,7 @@ are hashed under the names that `convert/rules.py` gives them.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder, check_room
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.gates.linear import repeat_router
 from moe_edge.refactor.gates.proxy import Judges, gate_tensors
 from moe_edge.refactor.split import down_factor, split_records
@@ -36,49 +36,27 @@ class Refactoring:
     """What becomes of a model.
 
     Attributes:
-      subs: U.
+      config: of the refactored model.
       labels: MoE layer -> `[E, F]`, sub-expert of every neuron, 0 the most important.
-      gate: one of `model.config.GATES`.
       judges: of proxy gates: MoE layer -> gate neurons of its experts, stacked.
-      rank_shares: of a proxy_pattern gate.
       origin: inactive, solver, seed, parent_sha256, profile, for the manifest.
     """
 
-    subs: int
+    config: ModelConfig
     labels: dict[int, np.ndarray]
-    gate: str = "linear"
     judges: dict[int, Judges] = dataclasses.field(default_factory=dict)
-    rank_shares: tuple[tuple[float, ...], ...] = ()
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def gate_neurons(self) -> int:
-        """r, or 0 without a proxy gate."""
-        return next((j.neurons_Ur.shape[-1] for j in self.judges.values()), 0)
-
-    def config(self, parent: ModelConfig) -> ModelConfig:
-        """The refactored model's config."""
-        return split_config(
-            parent,
-            self.subs,
-            gate=self.gate,
-            gate_neurons=self.gate_neurons,
-            rank_shares=self.rank_shares,
-        )
 
     def manifest(self) -> dict[str, Any]:
         """The `refactor` object of the manifest."""
-        shares = [list(row) for row in self.rank_shares]
-        gate = {"gate": self.gate, "gate_neurons": self.gate_neurons}
+        moe = self.config.moe
+        shares = [list(row) for row in moe.rank_shares]
+        gate = {"gate": moe.gate, "gate_neurons": moe.gate_neurons}
         return gate | {"rank_shares": shares, "fine_tuned": None} | self.origin
 
 
 def write_refactored(
-    reader,
-    refactoring: Refactoring,
-    out_dir: str | Path,
-    *,
-    overwrite: bool = False,
+    reader, refactoring: Refactoring, out_dir: str | Path, overwrite: bool = False
 ) -> str:
     """Writes the refactored model; nothing appears before everything is there.
 
@@ -93,7 +71,7 @@ def write_refactored(
       CheckpointError: weights that are not finite, or overflow once scaled;
       OutputError: the folder.
     """
-    child = refactoring.config(reader.config)
+    child, U = refactoring.config, refactoring.config.moe.sub_experts
     content = ContentHash(rules.hf_shapes(child))
     source = {
         "hf_path": reader.hf_source,
@@ -116,18 +94,16 @@ def write_refactored(
                 reader.dtype,
                 hf_files,
                 source,
-                refactoring.subs,
+                U,
                 refactoring.manifest(),
             )
             try:
                 for item in progress(dense_items(child), "layers written"):
                     arrays = reader.dense(item)
                     if item in child.moe_layers:
-                        gate = _write_experts(
-                            reader, refactoring, child, item, sink, content
-                        )
-                        if refactoring.gate == "linear":
-                            arrays = repeat_router(arrays, refactoring.subs)
+                        gate = _write_experts(reader, refactoring, item, sink, content)
+                        if child.moe.gate == "linear":
+                            arrays = repeat_router(arrays, U)
                         arrays = arrays | gate
                     for piece in dense_pieces(child, item, arrays):
                         check_finite(piece, BAD_WEIGHTS)
@@ -143,35 +119,40 @@ def write_refactored(
     return digest
 
 
-def check_records(reader, layer: int, first: int, records_NR: np.ndarray) -> None:
-    """Raises CheckpointError if expert records that were read are not finite."""
-    if not all_finite(records_NR):
-        for piece in rules.records_to_hf(reader.config, layer, first, records_NR):
-            check_finite(piece, BAD_WEIGHTS)
+def read_records(reader, layer: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """A layer's experts, some at a time: which, and their records in one buffer.
+
+    Raises:
+      CheckpointError: records that are not finite.
+    """
+    E = reader.config.moe.num_experts
+    step = chunk_rows(reader.layout, reader.dtype.itemsize, E)
+    buffer = np.empty((step, reader.layout.size), reader.dtype)
+    for first in range(0, E, step):
+        records = buffer[: min(step, E - first)]
+        reader.read_experts(layer, first, records)
+        if not all_finite(records):
+            for piece in rules.records_to_hf(reader.config, layer, first, records):
+                check_finite(piece, BAD_WEIGHTS)
+        yield slice(first, first + len(records)), records
+        reader.release()
 
 
 def _write_experts(
-    reader, refactoring: Refactoring, child, layer: int, sink, content: ContentHash
+    reader, refactoring: Refactoring, layer: int, sink, content: ContentHash
 ) -> dict[str, np.ndarray]:
     """Splits a layer's experts; returns the dense tensors of a proxy gate."""
-    labels_EF, U = refactoring.labels[layer], refactoring.subs
-    E, layout = reader.config.moe.num_experts, reader.layout
-    factor = down_factor(reader.config.moe, U, refactoring.gate)
-    step = chunk_rows(layout, reader.dtype.itemsize, E)
-    buffer = np.empty((step, layout.size), reader.dtype)
+    child, labels_EF = refactoring.config, refactoring.labels[layer]
+    U = child.moe.sub_experts
+    factor = down_factor(reader.config.moe, U, child.moe.gate)
     judges, gate = refactoring.judges.get(layer), []
-    for first in range(0, E, step):
-        part = slice(first, min(first + step, E))
-        records = buffer[: part.stop - first]
-        reader.read_experts(layer, first, records)
-        check_records(reader, layer, first, records)
-        blocks = split_records(records, labels_EF[part], layout, U, factor)
-        for piece in rules.records_to_hf(child, layer, first * U, blocks):
+    for part, records in read_records(reader, layer):
+        blocks = split_records(records, labels_EF[part], reader.layout, U, factor)
+        for piece in rules.records_to_hf(child, layer, part.start * U, blocks):
             content.add(piece)
-        sink.experts(layer, first * U, blocks)
+        sink.experts(layer, part.start * U, blocks)
         if judges is not None:
             some = Judges(*(array[part] for array in judges))
-            gate.append(gate_tensors(records, layout, some))
-        reader.release()
+            gate.append(gate_tensors(records, reader.layout, some))
     names = gate[0] if gate else ()
     return {name: np.concatenate([g[name] for g in gate]) for name in names}

@@ -5,13 +5,11 @@ resident, and returns the choice that is computed. It touches no cache, transfer
 model code. Arrays may be NumPy or, inside jit, jax.numpy.
 """
 
+import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.arrays import module_of
-from moe_edge.core.checks import check_known
 from moe_edge.model.config import MoeConfig
-
-WEIGHT_RULES = ("own", "replaced")
 
 
 class RoutePolicy:
@@ -43,6 +41,21 @@ class RoutePolicy:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
+class TopK(RoutePolicy):
+    """Hands back what the model's router chose: lossless by construction."""
+
+    name = "topk"
+    SOURCE = "the model's router (moe_edge.model.router.choose)"
+    needs_resident = False
+    lossless = True
+
+    def route(
+        self, layer, scores_TE, resident_E, params: MoeConfig, ids_TK, weights_TK
+    ):
+        return ids_TK, weights_TK
+
+
 def gate_scores(scores_TE, params: MoeConfig):
     """Scores as shares or gates >= 0: a `softmax_topk` router reports logits.
 
@@ -61,7 +74,3 @@ def rescale(weights_TK, total_T1, changed_T1):
     now_T1 = xp.sum(weights_TK, axis=1, keepdims=True)
     factor_T1 = total_T1 / xp.where(changed_T1, now_T1, 1)
     return xp.where(changed_T1, weights_TK * factor_T1, weights_TK)
-
-
-def check_weight_rule(rule: str) -> None:
-    check_known("weight rule", rule, WEIGHT_RULES)

@@ -1,10 +1,9 @@
 """Route policies by name."""
 
 from moe_edge.core.checks import build_known
-from moe_edge.route.base import RoutePolicy
+from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.substitute import Substitute
-from moe_edge.route.topk import TopK
 
 __all__ = ["ROUTES", "RoutePolicy", "get_route"]
 

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 
 from moe_edge.core.arrays import module_of
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import MoeConfig
-from moe_edge.route.base import RoutePolicy, check_weight_rule, gate_scores, rescale
+from moe_edge.route.base import RoutePolicy, gate_scores, rescale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Substitute(RoutePolicy):
     def __post_init__(self):
         if not 0 <= self.a < 1:
             raise ConfigError(f"a must lie in [0, 1), got {self.a}; 0 switches it off")
-        check_weight_rule(self.weights)
+        check_known("weight rule", self.weights, ("own", "replaced"))
 
     @property
     def lossless(self) -> bool:

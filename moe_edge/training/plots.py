@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.figures import STYLE, plt
+from moe_edge.core.figures import picture
 
 
 def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
@@ -19,8 +19,7 @@ def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> 
       title: of the picture.
     """
     series = {"loss": "training", "held_out_loss": "held out (mean)"}
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
+    with picture(path, figsize=(7.0, 4.0)) as (_, axis):
         for key, label in series.items():
             points = [(row["tokens"] / 1e6, row[key]) for row in rows if key in row]
             if not points:
@@ -39,8 +38,6 @@ def loss_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> 
         axis.grid(alpha=0.25)
         axis.legend(frameon=False)
         axis.set_title(title, loc="left")
-        figure.savefig(path)
-        plt.close(figure)
 
 
 def routing_entropy(
@@ -55,8 +52,7 @@ def routing_entropy(
       num_experts: its log2 is the entropy of uniform usage.
     """
     N, L = entropy_NL.shape
-    with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(7.0, 4.0), layout="constrained")
+    with picture(path, figsize=(7.0, 4.0)) as (_, axis):
         for row, task in enumerate(tasks):
             axis.plot(range(L), entropy_NL[row], marker="o", markersize=4, label=task)
         top = np.log2(num_experts)
@@ -68,5 +64,3 @@ def routing_entropy(
         axis.set_title("Routing entropy by layer and task", loc="left")
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, ncols=2)
-        figure.savefig(path)
-        plt.close(figure)

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import HostBackend
-from moe_edge.engine.batches import generate_rows
+from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.offload_options import ASSIST_RULES
 from moe_edge.model.sampling import Sampling
 from moe_edge.offload.link import Link

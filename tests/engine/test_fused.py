@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine import programs
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.offload.policy import CacheSpec, get_policy
-from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.slot_cache import SlotCache, cut_runs
 from moe_edge.route.base import gate_scores
 from moe_edge.route.policy import get_route
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts, random_weights
@@ -108,8 +108,6 @@ def test_logits_equal_resident_and_counters_a_replay(
     np.testing.assert_array_equal(counts.misses_L, misses_L)
     held_L = counts.misses_L - counts.evictions_L
     np.testing.assert_array_equal(held_L, [0, slots, slots])
-    itemsize = np.dtype(dtype).itemsize
-    np.testing.assert_array_equal(counts.bytes_L, misses_L * 1920 * itemsize)
     assert (counts.evictions_L[1:] > STEPS // 8).all() and (hits_L[1:] > 0).all()
 
 
@@ -128,10 +126,11 @@ def test_logits_equal_resident_in_waves(name, dtype, lengths, slots, policy, poo
     assert (engine.counts().evictions_L[1:] > STEPS // 8).all()
 
 
-def test_counters_in_waves_call_nothing_a_hit_that_travelled():
+def test_counters_in_waves_call_nothing_a_hit_that_travelled(monkeypatch):
     config, seen = ALL["gqa"], []
     # A form of which the host can cut the waves, on every backend.
-    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True, expert_method="pairs")
+    monkeypatch.setattr(programs, "choose_method", lambda *_: "pairs")
+    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True)
     greedy_logits(
         engine,
         random_prompts(config, THREE),
@@ -171,14 +170,14 @@ def test_decode_compiles_once_and_writes_in_place():
     active = jax.device_put(np.ones(1, bool))
     logits = engine.decode(session, tokens, active)
     compiled = engine.num_compiled()
-    slots, keys = engine._state.slots_SR, session.caches[1][0]["k"]
+    slots, keys = engine._state.slots_SR, session.caches[1]["k"]
     slots, keys = slots.unsafe_buffer_pointer(), keys.unsafe_buffer_pointer()
     for _ in range(20):
         tokens = jax.device_put(np.asarray(logits).argmax(-1).astype(np.int32))
         with jax.transfer_guard("disallow"):
             logits = engine.decode(session, tokens, active)
     assert engine._state.slots_SR.unsafe_buffer_pointer() == slots
-    assert session.caches[1][0]["k"].unsafe_buffer_pointer() == keys
+    assert session.caches[1]["k"].unsafe_buffer_pointer() == keys
     engine.prefill(engine.new_session(1, 9 + STEPS), prompts)
     assert engine.num_compiled() == compiled
 
@@ -196,7 +195,7 @@ def test_restart_keeps_the_slots_memory_and_forgets_what_they_hold():
             greedy_logits(engine, prompts), resident_logits(*BITS)
         )
         counts.append(engine.counts())
-    jax.tree.map(np.testing.assert_array_equal, *map(dataclasses.asdict, counts))
+    np.testing.assert_array_equal(*counts)
 
 
 def test_substitution_at_zero_is_off_and_above_zero_spares_transfers():

@@ -45,7 +45,9 @@ def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     device, host = DeviceCache(spec, policy, (0, 2)), SlotCache(spec, policy)
     acquire = jax.jit(device.acquire, donate_argnums=0)
     # Where the arrays are is stated, as by the engine: else it compiles twice.
-    cache = jax.device_put(device.init(R, jnp.float32), jax.devices()[0])
+    cache = jax.device_put(
+        device.empty(jnp.zeros((device.spec.num_slots, R))), jax.devices()[0]
+    )
     records = {layer: jnp.asarray(host_records(layer)) for layer in (0, 2)}
     counts_L3 = np.zeros((L, 3), int)
     for step, layer, ids_TK, scores_TE in look_ups(tokens):
@@ -75,7 +77,7 @@ def test_acquire_that_hits_copies_nothing_of_the_slots():
     spec = CacheSpec(1, E, K, (0,) * 4)
     device = DeviceCache(spec, get_policy("lru"), (0,))
     acquire = jax.jit(device.acquire, donate_argnums=0, static_argnums=1)
-    cache = device.init(R, jnp.float32)
+    cache = device.empty(jnp.zeros((device.spec.num_slots, R)))
     host_ER = jnp.asarray(host_records(0))
     place = cache.slots_SR.unsafe_buffer_pointer()
     scores_TE = jnp.ones((1, E), jnp.float32)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.offload.layer_visit import cut_runs
+from moe_edge.offload.slot_cache import cut_runs
 from moe_edge.route.base import RoutePolicy
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of

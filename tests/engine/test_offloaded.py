@@ -189,7 +189,7 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"link_bytes_per_s": 1e9, "link_latency_s": -1.0}, "latency .* got -1.0"),
         ({"link_latency_s": 1e-4}, "0.0001 and link_bytes_per_s not given"),
         ({"slot_plan": "magic"}, "slot plan 'magic'; known: .*equal, one_pool"),
-        ({"slot_plan": "adapmoe_dp"}, "adapmoe_dp plans from counts; set profile_"),
+        ({"slot_plan": "adapmoe_dp"}, "adapmoe_dp needs a profile; set profile_"),
         ({"device_memory": "lots"}, "'lots' is no budget"),
         ({"device_memory": "0%"}, "above 0 % to 100 %"),
         ({"device_memory": "101%"}, "above 0 % to 100 %"),

@@ -149,10 +149,10 @@ def test_decode_writes_cache_in_place():
     session = engine.new_session(1, 60)
     engine.prefill(session, [[1, 2, 3]])
     tokens, active = jnp.asarray([1]), jnp.asarray([True])
-    pointer = session.caches[1][0]["k"].unsafe_buffer_pointer()
+    pointer = session.caches[1]["k"].unsafe_buffer_pointer()
     for _ in range(3):
         engine.decode(session, tokens, active)
-    assert session.caches[1][0]["k"].unsafe_buffer_pointer() == pointer
+    assert session.caches[1]["k"].unsafe_buffer_pointer() == pointer
 
 
 def test_on_routing_sees_every_layer_and_no_padding():

@@ -1,13 +1,13 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.engine.batches import (
+from moe_edge.engine.generate import (
+    Generation,
     even_batches,
     generate_rows,
     shape_of,
     speed_of,
 )
-from moe_edge.engine.generate import Generation
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.run_generate import collect_prompts
 from moe_edge.model.sampling import Sampling

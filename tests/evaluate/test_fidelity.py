@@ -16,9 +16,9 @@ from moe_edge.evaluate.fidelity import (
     option_grid,
 )
 from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.route.base import TopK
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.substitute import Substitute
-from moe_edge.route.topk import TopK
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,6 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
     MeasuredCost,
     host_array,
-    host_expert,
     host_outputs,
     plan_fiddler,
     plan_two_pointer,
@@ -90,7 +89,7 @@ def layer_of(name, dtype, tokens):
     options = {"activation": moe.activation, "swiglu_limit": moe.swiglu_limit}
     layout = RecordLayout.of(config)
     run = jax.jit(functools.partial(run_experts, layout=layout, **options))
-    return records_ER, x_TD, ids_TK, weights_TK, layout, options, run
+    return records_ER, x_TD, ids_TK, weights_TK, config, run
 
 
 def assert_close(ours, reference):
@@ -105,24 +104,15 @@ def assert_close(ours, reference):
     [("gqa", np.float32, 3), ("gqa", BF16, 40), ("gpt_oss", np.float32, 40)],
 )
 def test_host_and_device_parts_sum_to_the_layer(name, dtype, tokens):
-    records_ER, x_TD, ids_TK, weights_TK, layout, options, run = layer_of(
-        name, dtype, tokens
-    )
+    records_ER, x_TD, ids_TK, weights_TK, config, run = layer_of(name, dtype, tokens)
     E = len(records_ER)
     on_host = sorted(set(ids_TK.ravel()) - {E})[1::2]
     is_host_TK = np.isin(ids_TK, on_host)
     assert is_host_TK.any() and (~is_host_TK & (ids_TK < E)).any()
     stored = jnp.array(records_ER.view(np.uint16) if dtype == BF16 else records_ER)
     x, weights = jnp.array(x_TD), jnp.array(weights_TK)
-    host_TD = host_outputs(
-        [records_ER[e] for e in on_host],
-        on_host,
-        layout,
-        x,
-        ids_TK,
-        weights_TK,
-        **options,
-    )
+    records = [records_ER[e] for e in on_host]
+    host_TD = host_outputs(config, records, on_host, x, ids_TK, weights_TK)
     host_only = jnp.array(np.where(is_host_TK, ids_TK, E))
     assert_close(host_TD, run(x, host_only, weights, stored))
     device_only = jnp.array(np.where(is_host_TK, E, ids_TK))
@@ -132,35 +122,35 @@ def test_host_and_device_parts_sum_to_the_layer(name, dtype, tokens):
     assert (np.asarray(host_TD)[-1] == 0).all(), "padding"
 
 
-def test_host_expert_matches_numpy():
-    records_ER, x_TD, _, _, layout, options, _ = layer_of("gqa", np.float32, 5)
+def test_host_outputs_of_one_expert_match_numpy():
+    records_ER, x_TD, _, _, config, _ = layer_of("gqa", np.float32, 5)
+    layout = RecordLayout.of(config)
     gate, up, down = (layout.part(records_ER[4], p) for p in ("gate", "up", "down"))
     pre_TF = x_TD.astype(np.float64) @ gate.T
     expected_TD = (pre_TF / (1 + np.exp(-pre_TF)) * (x_TD @ up.T)) @ down.T
-    y_TD = host_expert(records_ER[4], layout, x_TD, **options)
+    ids_TK, weights_TK = np.full((5, 1), 4), np.ones((5, 1), np.float32)
+    y_TD = host_outputs(config, [records_ER[4]], [4], x_TD, ids_TK, weights_TK)
     assert_close(y_TD, expected_TD)
     assert y_TD.devices() == {jax.devices("cpu")[0]}
 
 
 def test_host_outputs_without_experts_is_zero():
-    *_, layout, options, _ = layer_of("gqa", np.float32, 2)
-    x_TD = np.ones((2, layout.d_model), np.float32)
+    *_, config, _ = layer_of("gqa", np.float32, 2)
+    x_TD = np.ones((2, config.d_model), np.float32)
     ids_TK, weights_TK = np.zeros((2, 3), np.int32), np.ones((2, 3), np.float32)
-    y_TD = host_outputs([], [], layout, x_TD, ids_TK, weights_TK, **options)
+    y_TD = host_outputs(config, [], [], x_TD, ids_TK, weights_TK)
     np.testing.assert_array_equal(np.asarray(y_TD), np.zeros_like(x_TD))
 
 
 def test_host_outputs_input_on_another_device_is_moved():
-    records_ER, x_TD, ids_TK, weights_TK, layout, options, _ = layer_of(
-        "gqa", np.float32, 2
-    )
+    records_ER, x_TD, ids_TK, weights_TK, config, _ = layer_of("gqa", np.float32, 2)
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices")
     elsewhere = jax.device_put(x_TD, jax.devices()[1])
     ids = [int(ids_TK[0, 0])]
-    args = [records_ER[ids[0]]], ids, layout
-    here_TD = host_outputs(*args, x_TD, ids_TK, weights_TK, **options)
-    there_TD = host_outputs(*args, elsewhere, ids_TK, weights_TK, **options)
+    args = config, [records_ER[ids[0]]], ids
+    here_TD = host_outputs(*args, x_TD, ids_TK, weights_TK)
+    there_TD = host_outputs(*args, elsewhere, ids_TK, weights_TK)
     np.testing.assert_array_equal(np.asarray(here_TD), np.asarray(there_TD))
 
 

@@ -44,7 +44,28 @@ def test_moe_infinity_new_sequence_forgets_the_matrix_and_keeps_the_blocks():
     cache = SlotCache(SPEC, get_policy("moe_infinity"))
     cache.look_up(1, np.array([[2, 0]], np.int32), None, 0)
     cache.admit(1, 2)
-    cache.new_sequence()
+    cache.finish_sequences()
     assert cache.resident(1).tolist() == [False, False, True]
     assert cache.state["tokens_B"].sum() == 0
     assert cache.state["key_S"].tolist() == [5, -1, -1, -1]
+
+
+def test_moe_infinity_sequences_that_take_turns_keep_their_own_matrices():
+    turns, alone = SlotCache(SPEC, get_policy("moe_infinity")), {}
+    rows = {7: [[2, 0]], 9: [[1, 0]]}
+    for sequence, ids in rows.items():
+        alone[sequence] = SlotCache(SPEC, get_policy("moe_infinity"))
+        for step in range(3):
+            alone[sequence].look_up(1, np.array(ids, np.int32), None, step)
+    for step in range(3):
+        for sequence, ids in rows.items():
+            turns.look_up(1, np.array(ids, np.int32), None, step, sequence)
+            for expert in ids[0]:
+                turns.admit(1, expert)
+            expected = alone[sequence].state["tokens_B"] * (step + 1) // 3
+            np.testing.assert_array_equal(turns.state["tokens_B"], expected)
+    turns.finish_sequences(running=(7,))
+    assert turns.resident(1).all(), "blocks are everybody's"
+    for sequence, used in ((7, 4), (9, 1)):  # 9 begins again
+        turns.look_up(1, np.array(rows[sequence], np.int32), None, 3, sequence)
+        assert turns.state["tokens_B"].max() == used

@@ -309,7 +309,8 @@ def test_new_sequence_keeps_blocks_and_forgets_the_rest():
     manager = make(script={0: [[2, 3]]})
     bring(manager, 0, 0, 1)
     prefetch(manager, 0, 0)
-    manager.finish_sequence()
+    manager.drain()
+    manager.finish_sequences()
     assert held(manager, 0) == [0, 1] and held(manager, 1) == []
     assert found(look_up(manager, 0, 0, 1)) == ([0, 1], [], [])
 

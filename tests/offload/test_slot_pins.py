@@ -2,9 +2,9 @@ import time
 
 import pytest
 
+from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.policy import CacheSpec
 from moe_edge.offload.slot_pins import SlotPins
-from moe_edge.offload.transfer import Transfer
 
 
 def make():

@@ -49,7 +49,7 @@ def test_parse_budget_rejects_bad_text(text, message):
 
 def test_slots_for_share_counts_expert_bytes_only():
     # 29 % of 100 blocks; the bytes of the rest do not matter.
-    assert slots_for(parse_budget("29%"), 10, 100, dense_bytes=10**9) == 29
+    assert slots_for(parse_budget("29%"), 10, 100, other_bytes=10**9) == 29
     assert slots_for(parse_budget("15%"), 10, 512) == 76  # 76.8
     assert slots_for(parse_budget("100%"), 10, 512) == 512
 
@@ -57,14 +57,14 @@ def test_slots_for_share_counts_expert_bytes_only():
 def test_slots_for_bytes_pays_for_everything_and_is_capped_at_the_blocks():
     budget = Budget(bytes=1000)
     # (1000 - 500 - 150 - 50) / 40 = 7.5
-    assert slots_for(budget, 40, 100, 500, 150, 50) == 7
+    assert slots_for(budget, 40, 100, 700) == 7
     assert slots_for(budget, 40, 5) == 5
 
 
 def test_slots_for_rejects_below_two_slots_and_says_the_minimum():
     with pytest.raises(CapacityError, match="1 slots.*minimum is 2 slots.*780 bytes"):
-        slots_for(Budget(bytes=779), 40, 100, 500, 150, 50)
-    assert slots_for(Budget(bytes=780), 40, 100, 500, 150, 50) == 2
+        slots_for(Budget(bytes=779), 40, 100, 700)
+    assert slots_for(Budget(bytes=780), 40, 100, 700) == 2
     with pytest.raises(CapacityError, match="1% holds 0 slots.*is 5% of the expert"):
         slots_for(parse_budget("1%"), 40, 40)
     assert slots_for(parse_budget("5%"), 40, 40) == 2
@@ -74,7 +74,7 @@ def test_slots_for_rejects_more_than_the_machine_has():
     with pytest.raises(CapacityError, match="takes 1000 bytes, the machine has 999"):
         slots_for(Budget(bytes=1000), 40, 100, machine_bytes=999)
     with pytest.raises(CapacityError, match="50% takes 2100 bytes, .* has 2000"):
-        slots_for(parse_budget("50%"), 40, 100, dense_bytes=100, machine_bytes=2000)
+        slots_for(parse_budget("50%"), 40, 100, other_bytes=100, machine_bytes=2000)
 
 
 def test_plans_golden():

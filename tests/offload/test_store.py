@@ -51,8 +51,6 @@ def test_host_records_equal_the_resident_arrays(folders, memory):
         check_equals_resident(store, reader)
         assert store.moe_layers == (0, 2) and store.num_experts == 6
         assert store.block_bytes == reader.layout.size * store.dtype.itemsize
-        assert store.num_blocks == 12 and store.num_bytes == 12 * store.block_bytes
-        assert store.host_bytes == store.num_bytes
 
 
 def test_mapped_records_are_the_file(plain):
@@ -62,8 +60,7 @@ def test_mapped_records_are_the_file(plain):
     base = store.record(2, 3)
     while base.base is not None and not isinstance(base, np.memmap):
         base = base.base
-    assert isinstance(base, np.memmap) and store.host_bytes == 0
-    assert store.num_bytes == HostStore(reader).num_bytes
+    assert isinstance(base, np.memmap)
 
 
 def test_mapped_bfloat16_is_its_bits(tmp_path):
@@ -105,7 +102,7 @@ def test_sub_experts_are_blocks(plain, tmp_path):
     reader = open_checkpoint(folder)
     for memory in ("host", "mmap"):
         store = HostStore(reader, memory)
-        assert (store.num_experts, store.subs, store.num_blocks) == (12, 2, 24)
+        assert (store.num_experts, store.subs) == (12, 2)
         np.testing.assert_array_equal(store.record(2, 11), reader.experts(2)[11])
 
 

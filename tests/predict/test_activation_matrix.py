@@ -11,10 +11,11 @@ SHAPE = Shape(num_layers=3, num_experts=6, top_k=2)
 
 
 def run(predictor, state, sequence_TLK, finish=True):
+    fresh = state
     for token_LK in sequence_TLK:
         for layer, ids_K in enumerate(token_LK):
             state = predictor.observe(state, layer, None, ids_K[None], None)
-    return predictor.finish_sequence(state) if finish else state
+    return predictor.finish_sequence(state, fresh) if finish else state
 
 
 def count_matrix(sequence_TLK, num_experts):
@@ -102,7 +103,8 @@ def test_activation_matrix_full_collection_replaces_the_oldest():
     assert state["share_LCE"].shape == (3, 2, 6)
     assert state["share_LCE"][0].argmax(axis=1).tolist() == [2, 1]
     kept = state["share_LCE"]
-    assert predictor.finish_sequence(state)["share_LCE"] is kept, "nothing was seen"
+    again = predictor.finish_sequence(state, state)
+    assert again["share_LCE"] is kept, "nothing was seen"
 
 
 def test_activation_matrix_rejects_capacity():

@@ -17,10 +17,9 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
-from moe_edge.predict.device_scores import gate_scores, partial_gate, wanted_scores
-from moe_edge.predict.partial_state import PartialState
+from moe_edge.predict.device_scores import partial_gate, scores_ahead, wanted_scores
 from moe_edge.predict.registry import PREDICTORS, get_predictor
-from moe_edge.predict.stale_gate import GatePredictor
+from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from tests.predict.support import Shape, rows_of
 from tests.support.tiny_models import ALL, BF16, random_weights
 
@@ -137,6 +136,14 @@ def test_get_predictor_rejects_names_and_options():
         get_predictor("n_layer_gate", config=ALL["gqa"])
 
 
+def computed(predictor, state, layer, hidden_TD, ids_TK):
+    """The state after an engine's program has computed the scores."""
+    valid_T = jnp.asarray(ids_TK[:, 0] < predictor.config.moe.num_experts)
+    run = jax.jit(functools.partial(scores_ahead, predictor.config))
+    wanted_NE = run(predictor.gates_after(layer), jnp.asarray(hidden_TD), valid_T)
+    return predictor.store(state, layer, wanted_NE)
+
+
 @pytest.mark.parametrize(
     "name, dtype", [("gqa", np.float32), ("gqa", BF16), ("gpt_oss", np.float32)]
 )
@@ -149,7 +156,7 @@ def test_n_layer_gate_is_later_routers_on_this_state(name, dtype):
     state = predictor.init(shape_of(config))
     ids_TK = np.asarray(now.routing.ids_TK)
     assert (ids_TK[1] == config.moe.num_experts).all(), "a padding row"
-    state = predictor.observe(state, 1, now.hidden_TD, ids_TK, None)
+    state = computed(predictor, state, 1, now.hidden_TD, ids_TK)
     ids_NM, scores_NM = predictor.predict(state, 1, 4)
     assert ids_NM.shape == (4, config.moe.top_k)
     for row, target in enumerate((2, 3)):
@@ -170,7 +177,7 @@ def test_stale_gate_with_own_norm_reads_the_state_as_it_is():
         )
         ids_TK = np.asarray(now.routing.ids_TK)
         state = predictor.init(shape_of(config))
-        state = predictor.observe(state, 2, now.hidden_TD, ids_TK, None)
+        state = computed(predictor, state, 2, now.hidden_TD, ids_TK)
         rows[norm] = predictor.predict(state, 2, 1)
     router_ED = np.asarray(weights.layers[3]["router.weight"])
     logits_E = router_ED @ np.asarray(now.hidden_TD)[0]
@@ -189,8 +196,6 @@ def test_gate_predictor_skips_dense_layers_and_the_next_token():
         [],
         list(range(11, -1, -1)),
     ]
-    state = predictor.observe(state, 3, None, np.zeros((1, 3), np.int32), None)
-    assert rows_of(predictor.predict(state, 3, 2)) == [[], []]
 
 
 def test_gate_predictor_zero_norm_weight_stays_finite():
@@ -205,7 +210,7 @@ def test_gate_scores_compile_once_for_all_layers():
     weights = model()
     config, seen = weights.config, decode_step()[0]
     predictor = GatePredictor(config, weights.layers)
-    program = jax.jit(functools.partial(gate_scores, config))
+    program = jax.jit(functools.partial(scores_ahead, config))
     for layer in (1, 2):
         out = program(
             predictor.gates_after(layer), seen[layer].hidden_TD, jnp.ones(BATCH, bool)
@@ -300,13 +305,6 @@ def test_partial_gate_reads_the_cache():
     assert not np.allclose(full_E, without_E)
 
 
-def test_partial_gate_rejects_dense_layer():
-    weights = model()
-    block = bind_block(block_graph(weights.config, False), weights.layers[0])
-    with pytest.raises(ConfigError, match="got a dense layer, expected a MoE layer"):
-        partial_gate(block, None, None, None, None)
-
-
 def test_partial_state_predicts_one_layer_after_its_own():
     predictor = PartialState()
     state = predictor.init(Shape(4, 3, 1))
@@ -314,8 +312,6 @@ def test_partial_state_predicts_one_layer_after_its_own():
     state = predictor.store(state, 1, np.array([[0.2, -1, 0.7]], np.float32))
     assert rows_of(predictor.predict(state, 1, 2)) == [[2, 0], []]
     assert rows_of(predictor.predict(state, 2, 1)) == [[]]
-    state = predictor.finish_sequence(state)
-    assert rows_of(predictor.predict(state, 1, 1)) == [[]]
 
 
 @pytest.mark.parametrize("top_a", [-0.1, 1.0, float("nan")])

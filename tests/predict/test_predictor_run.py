@@ -50,7 +50,7 @@ def test_run_compares_nothing_across_sequences():
     predictor_run = PredictorRun(get_predictor("previous"), SHAPE, horizon=1)
     predictor_run.observe(1, ids(2, 3), None)
     predictor_run.predict(0)
-    predictor_run.finish_sequence()
+    predictor_run.finish_sequences()
     predictor_run.observe(1, ids(2, 3), None)
     assert predictor_run.accuracy.rounds_LA.sum() == 0
 
@@ -85,10 +85,10 @@ def test_run_keeps_a_record_of_every_sequence():
     rest = np.array([[6, 6], [0, 1]], np.int32)
     predictor_run.observe(1, rest, None, sequence_T=np.array([7, 9]))
     assert predictor_run.predict(0).tolist() == [[0, 1]]
-    predictor_run.finish_sequence(9)
+    predictor_run.finish_sequences(running=(7,))
     predictor_run.observe(0, ids(5, 4), None, sequence_T=7)
     assert predictor_run.predict(0).tolist() == [[2, 3]]  # its own record stays
-    predictor_run.finish_sequence()
+    predictor_run.finish_sequences()
     predictor_run.observe(0, ids(5, 4), None, sequence_T=7)
     assert predictor_run.predict(0).size == 0
 
@@ -98,8 +98,8 @@ def test_run_shares_what_ended_sequences_taught():
     for layer, rows in ((0, [[0, 1], [4, 5]]), (1, [[2, 3], [5, 4]])):
         ids_TK = np.array(rows, np.int32)
         predictor_run.observe(layer, ids_TK, None, sequence_T=np.array([3, 4]))
-    predictor_run.finish_sequence(3)
-    predictor_run.finish_sequence(4)
+    predictor_run.finish_sequences(running=(4,))
+    predictor_run.finish_sequences()
     assert predictor_run.state["finished"] == 2
     for sequence, chosen, expected in ((5, (0, 1), {2, 3}), (6, (4, 5), {4, 5})):
         predictor_run.observe(0, ids(*chosen), None, sequence_T=sequence)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.profile.recorder import sample_tokens
+from moe_edge.profile.counts import sample_tokens
 
 
 def choices(tokens=400, experts=7, top_k=3, seed=0):

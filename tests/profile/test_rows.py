@@ -1,12 +1,15 @@
 """A profile holds what the experts of a model really see, for every family."""
 
+import json
+
 import numpy as np
 import pytest
 
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.usage import UsageCounter
-from moe_edge.profile.recorder import sample_tokens
+from moe_edge.profile.counts import sample_tokens
+from moe_edge.profile.writer import coactivation_path
 from tests.support import numpy_reference
 from tests.support.profiles import (
     calibration_of,
@@ -65,7 +68,8 @@ def test_rows_are_the_activations_of_every_family(family, tmp_path, text):
         E = config.moe.num_experts
         chose_TE = (ids[:, :, None] == np.arange(E)).any(axis=1).astype(np.int64)
         both = chose_TE.T @ chose_TE  # tokens that chose both
-        np.testing.assert_array_equal(found.coactivation(layer), both)
+        stored = np.load(coactivation_path(found.path, layer))
+        np.testing.assert_array_equal(stored, both)
         assert np.triu(both, 1).any() and found.info["clipped_activations"] == 0
     assert used > 100
 
@@ -116,7 +120,8 @@ def test_counts_are_those_of_the_engine(tiny, two, tmp_path):
         for row in rows:  # one shape
             list(engine.score([row], counter))
         np.testing.assert_array_equal(found.counts_NLE[d], counter.counts_LE)
-        lines = [row for row in found.counts() if row["domain"] == domain]
+        text = (found.path / "counts.jsonl").read_text().splitlines()
+        lines = [row for row in map(json.loads, text) if row["domain"] == domain]
         assert [row["layer"] for row in lines] == [0, 1]
         assert lines[0]["tokens"] == sum(map(len, rows))
     assert found.domains == ("a", "web") and found.info["tokens_per_expert"]["min"] >= 0

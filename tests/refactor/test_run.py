@@ -15,11 +15,13 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.profile.reader import open_profile
-from moe_edge.refactor import run as run_module
-from moe_edge.refactor.build import Settings, build_refactoring
+from moe_edge.refactor import measure
+from moe_edge.refactor.build import build_refactoring
+from moe_edge.refactor.finetune import train
 from moe_edge.refactor.gates.linear import sub_norms
 from moe_edge.refactor.partition.problem import split_rows
 from moe_edge.refactor.run import REPORT_NAME, run_refactor
+from moe_edge.refactor.settings import Settings
 from tests.support.tiny_models import score_all
 
 pytestmark = pytest.mark.slow  # whole runs: minutes of compilation
@@ -188,28 +190,30 @@ def test_lg_ft_changes_router_rows_only(tiny, profile, text, tmp_path):
 
 
 def test_a_killed_lg_ft_leaves_nothing_that_the_next_does_not_take(
-    tiny, profile, text, tmp_path, monkeypatch
+    tiny, profile, text, tmp_path, monkeypatch, capsys
 ):
     """Killed while it trains, paused, then killed while it is measured."""
     options = {"gate": "lg_ft", "train_text": text}
     options["fine_tuning"] = {"tokens": 64, "batch_tokens": 64, "window": 64}
 
-    def killed(folder, *args, **kwargs):
-        shutil.copytree(folder, tmp_path / "copy")
+    def killed(reader, *args):
+        shutil.copytree(reader.path, tmp_path / "copy")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_module, "finetune_router", killed)
+        patch.setattr(train, "finetune_router", killed)
         refactor(tiny, profile, tmp_path / "ft", **options)
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "ft.partition"}
-    (tmp_path / "copy").rename(tmp_path / "ft.partition" / "lg")
+    kept = f"unfinished work is kept in {tmp_path / 'ft.partition'}; the same command"
+    assert kept in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "copy")
     paused = refactor(tiny, profile, tmp_path / "ft", max_minutes=1e-9, **options)
     assert not paused["finished"] and paused["out_dir"] is None
     assert paused["work_dir"] == str(tmp_path / "ft.partition")
     assert {path.name for path in tmp_path.iterdir()} == {"ft.partition"}
     killed_while_measured(tiny, profile, tmp_path / "ft", monkeypatch, options)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "finetune_router", None)  # trained already
+        patch.setattr(train, "finetune_router", None)  # trained already
         refactor(tiny, profile, tmp_path / "ft", **options)
     assert {path.name for path in tmp_path.iterdir()} == {"ft"}
 
@@ -217,7 +221,7 @@ def test_a_killed_lg_ft_leaves_nothing_that_the_next_does_not_take(
 def killed_while_measured(tiny, profile, out, monkeypatch, options):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop = mock.Mock(side_effect=KeyboardInterrupt)
-        patch.setattr(run_module, "measure_model", stop)
+        patch.setattr(measure, "measure_model", stop)
         refactor(tiny, profile, out, **options)
     assert not out.exists()
 

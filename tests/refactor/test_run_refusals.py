@@ -1,6 +1,8 @@
 """What a refactoring refuses before it works, and how two run at once."""
 
 import shutil
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -14,6 +16,7 @@ from moe_edge.core.checks import (
     RequestError,
 )
 from moe_edge.core.files import locked_folder
+from moe_edge.refactor import build, measure
 from moe_edge.refactor import run as run_module
 from moe_edge.refactor.run import run_refactor
 from tests.support.refactored import parent_folder
@@ -106,15 +109,15 @@ def test_flags_of_a_model_are_refused_with_a_matrix(flag, tmp_path):
             CapacityError,
             "exceeds the model's con",
         ),
-        ({"train_text": ","}, ConfigError, "train_text is ',', expected files"),
+        ({"train_text": ","}, ConfigError, "train_text names no file"),
         ({"train_text": "/nowhere.txt"}, FileNotFoundError, "nowhere"),
-        ({"train_text": "short"}, RequestError, "expected more than the window of 64"),
+        ({"train_text": "short"}, RequestError, "more than two windows of 64"),
     ],
 )
 def test_fine_tuning_is_checked_before_any_work(
     options, error, message, tiny, profile, text, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(run_module, "build_refactoring", None)  # it would fail there
+    monkeypatch.setattr(build, "build_refactoring", None)  # it would fail there
     arguments = {"gate": "lg_ft", "train_text": text, "dry_run": True}
     arguments |= {"fine_tuning": {"window": 64, "batch_tokens": 64}} | options
     if arguments["train_text"] == "short":
@@ -212,12 +215,18 @@ def test_rounding_is_said(
 
 def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path):
     out = tmp_path / "r"
-    with mock.patch.object(run_module, "measure_model", side_effect=KeyboardInterrupt):
+    with mock.patch.object(measure, "measure_model", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             refactor(tiny, profile, out)
     assert not out.exists()
-    with mock.patch.object(run_module, "build_refactoring", None):  # it is there
+    with mock.patch.object(build, "build_refactoring", None):  # it is there
         summary = refactor(tiny, profile, out)
     assert summary["identity_error"] <= 1e-5
     assert (out / "manifest.json").is_file() and (out / "report.json").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+def test_the_root_is_there_before_jax():
+    """A refused value must not wait for it (launch/common.py checks types first)."""
+    code = "import sys, moe_edge.refactor.run; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -104,8 +104,7 @@ def test_a_refactored_model_is_not_refactored_again(tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
     child = open_checkpoint(write_random(parent.path, tmp_path / "r", subs=2))
     with pytest.raises(ConfigError, match="refactored already, into 2"):
-        write_refactored(child, random_refactoring(parent), tmp_path / "again")
-    assert not (tmp_path / "again").exists()
+        random_refactoring(child)
 
 
 def test_nothing_appears_where_it_fails(tmp_path):

@@ -1,6 +1,8 @@
 """The driver of studies, on a study of no cost."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,11 @@ from moe_edge.metrics.results import metric
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.registry import STUDIES, find
 from moe_edge.studies.study import Claim, Findings, Study, run_study, study_root
+
+LIGHT = (  # what measures is imported when it runs
+    *("quickstart", "fidelity_default", "moe_prism_fig3", "moe_prism_fig8"),
+    *("moe_prism_fig10", "moe_prism_table2", "moe_prism_table3"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,3 +128,14 @@ def test_every_registered_study_has_its_name():
         assert dataclasses.is_dataclass(study.settings) and study.settings()
     with pytest.raises(ConfigError, match="unknown study 'fig0'; known: "):
         find("fig0")
+
+
+def test_settings_of_studies_are_checked_without_jax():
+    script = (
+        "import sys; from moe_edge.studies.registry import STUDIES, find\n"
+        f"for name in {LIGHT}: find(name).settings()\n"
+        "print(*{'jax', 'matplotlib', 'scipy'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

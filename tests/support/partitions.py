@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from moe_edge.refactor.partition.objective import smallest, subset_norms, usage_of
+from moe_edge.refactor.partition import solve
+from moe_edge.refactor.partition.objective import (
+    grouped_sums,
+    magnitudes,
+    smallest,
+    usage_of,
+)
+from moe_edge.refactor.partition.problem import build_problem
 
 
 def slow_objective(M_TF, labels, subs, inactive):
@@ -16,5 +23,11 @@ def slow_objective(M_TF, labels, subs, inactive):
 
 def usage(M_TF, labels, subs, inactive):
     """`usage_of` a partition of these activations, float64 [U]."""
-    norms_UT = subset_norms(M_TF, labels, subs)
+    norms_UT = grouped_sums(magnitudes(M_TF), labels, subs)
     return usage_of(norms_UT, smallest(norms_UT, inactive))
+
+
+def solved(M_TF, subs, inactive, solver=solve.DEFAULT, seed=0, weights=None, **options):
+    """Ordered labels of a solver; `weights` are options of `build_problem`."""
+    problem = build_problem(M_TF, subs, inactive, **weights or {})
+    return problem.ordered(solve.solve(problem, solver, seed, **options))

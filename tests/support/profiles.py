@@ -62,7 +62,7 @@ def numpy_act(gate, up, moe):
 def capture(checkpoint, calibration):
     """(reader, layer -> (hidden, ids, weights) of all tokens), from an engine."""
     reader = open_checkpoint(checkpoint)
-    engine = ResidentEngine(load_weights(reader), expert_method="dense")
+    engine = ResidentEngine(load_weights(reader))
     run, calls = engine.programs.run_experts, []
 
     def record(*arrays):
@@ -70,7 +70,7 @@ def capture(checkpoint, calibration):
 
     def run_and_record(hidden, ids, weights, records):
         jax.experimental.io_callback(record, None, hidden, ids, weights, ordered=True)
-        return run(hidden, ids, weights, records)
+        return run(hidden, ids, weights, records, method="dense")
 
     engine.programs.run_experts = run_and_record
     rows = rows_of(calibration)

@@ -9,6 +9,7 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.gates.proxy import Judges
 from moe_edge.refactor.write import Refactoring, write_refactored
 from tests.support.tiny_checkpoints import hf_folder, raw_config
@@ -42,7 +43,7 @@ def random_refactoring(
     balanced_EF = np.tile(np.arange(F) % subs, (E, 1))
     labels = {i: rng.permuted(balanced_EF, axis=1) for i in reader.config.moe_layers}
     if gate == "linear":
-        return Refactoring(subs=subs, labels=labels)
+        return Refactoring(config=split_config(reader.config, subs), labels=labels)
     judges = {}
     for layer, labels_EF in labels.items():
         members = np.argsort(labels_EF, axis=1, kind="stable").reshape(E, subs, -1)
@@ -51,13 +52,10 @@ def random_refactoring(
         judges[layer] = Judges(members[..., :gate_neurons], scale, prior)
     falling = -np.sort(-rng.random((moe.top_k, subs)), axis=1)
     shares = tuple(map(tuple, falling.tolist())) if gate == "proxy_pattern" else ()
-    return Refactoring(
-        subs=subs,
-        labels=labels,
-        gate=gate,
-        judges=judges,
-        rank_shares=shares,
+    child = split_config(
+        reader.config, subs, gate=gate, gate_neurons=gate_neurons, rank_shares=shares
     )
+    return Refactoring(config=child, labels=labels, judges=judges)
 
 
 def write_random(parent: Path, out: Path, gate: str = "linear", **options) -> Path:

@@ -1,8 +1,12 @@
-"""A tiny checkpoint with texts to fine-tune its router on, in seconds."""
+"""A tiny refactored checkpoint with a text to fine-tune its router on, in seconds."""
 
 from pathlib import Path
 
-from moe_edge.refactor.finetune.finetune import finetune_router
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.refactor.finetune import train
+from moe_edge.refactor.settings import FineTuning
+from moe_edge.refactor.texts import read_windows
+from tests.support.refactored import write_random
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 OPTIONS = {
@@ -10,29 +14,30 @@ OPTIONS = {
     "batch_tokens": 32,
     "accumulate": 2,
     "learning_rate": 0.03,
-    "k_start": 1,
-    "k_end": 2,
+    "k_start": 2,
+    "k_end": 4,
     "k_stages": 2,
     "window": 16,
     "held_out_rows": 2,
-    "checkpoint_minutes": 0.0,
 }
 
 
 def write_source(folder: Path) -> Path:
-    """Writes model, train.txt and held_out.txt; returns the folder."""
+    """Writes train.txt, a model and its split into 16; returns the folder."""
     (folder / "train.txt").write_text(TEXT * 12)
-    (folder / "held_out.txt").write_text(TEXT * 2)
-    write_tiny_checkpoint(folder / "model")
+    write_tiny_checkpoint(folder / "parent")
+    write_random(folder / "parent", folder / "model", subs=2)
     return folder
 
 
-def finetune_tiny(source: Path, out: Path, **options):
-    """Six steps on the source's texts, three with each K."""
-    return finetune_router(
-        source / "model",
-        str(source / "train.txt"),
-        out,
-        held_out_text=str(source / "held_out.txt"),
-        **OPTIONS | options,
-    )
+def windows_of(source: Path, settings: FineTuning, text: str = "train.txt"):
+    reader = open_checkpoint(source / "model")
+    return read_windows(reader, [str(source / text)], settings)
+
+
+def finetune_tiny(source: Path, out: Path, max_minutes=None, text="train.txt", **given):
+    """Six steps on the source's text, three with each K."""
+    settings = FineTuning(**OPTIONS | given)
+    windows = windows_of(source, settings, text)
+    reader = open_checkpoint(source / "model")
+    return train.finetune_router(reader, settings, windows, out, max_minutes)

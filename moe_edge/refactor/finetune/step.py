@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 from moe_edge.checkpoint.schema import dense_items, item_shapes
-from moe_edge.core.checks import ConfigError
 from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options, to_float32
@@ -43,15 +41,6 @@ class Total(NamedTuple):
     nats: jax.Array
 
 
-def check_trainable(config: ModelConfig) -> None:
-    """Raises ConfigError unless the router has a row for every expert."""
-    if config.moe.has_proxy_gate:
-        raise ConfigError(
-            f"the gate is {config.moe.gate}; only a linear gate has rows to train: "
-            "refactor the model with --gate lg"
-        )
-
-
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:
     """(trained, all) parameters of a model with a linear gate."""
     trained = total = 0
@@ -76,28 +65,22 @@ def split_weights(weights: Weights) -> tuple[Router, Frozen]:
     return router, Frozen(dense, weights.experts)
 
 
-def forward_fn(config: ModelConfig) -> Callable:
-    """`forward(router, frozen, tokens_BS) -> logits_BSV` of a config at its top_k."""
+def nats_fn(config: ModelConfig) -> Callable:
+    """`nats(router, frozen, rows)` at a config's top_k.
+
+    It is the summed cross-entropy of int32 rows [B, S + 1].
+    """
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
     run_experts = frozen_expert_fn(config)
 
-    def forward(router: Router, frozen: Frozen, tokens_BS):
+    def nats(router: Router, frozen: Frozen, rows):
         arrays = frozen.dense | router
         leaves = [(p, nnx.Param(arrays[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        return bound(tokens_BS, frozen.experts, run_experts)[0]
-
-    return forward
-
-
-def nats_fn(config: ModelConfig) -> Callable:
-    """`nats(router, frozen, rows)`: summed cross-entropy of int32 rows [B, S + 1]."""
-    forward = forward_fn(config)
-
-    def nats(router, frozen, rows):
-        return token_losses(forward(router, frozen, rows[:, :-1]), rows[:, 1:]).sum()
+        logits, _ = bound(rows[:, :-1], frozen.experts, run_experts)
+        return token_losses(logits, rows[:, 1:]).sum()
 
     return nats
 
@@ -149,14 +132,3 @@ def make_update(optimizer: optax.GradientTransformation) -> Callable:
         return TrainState(params, new), total.nats / tokens, optax.tree.norm(mean)
 
     return jax.jit(update, donate_argnums=0)
-
-
-def mean_nats(
-    eval_step: Callable, router: Router, frozen: Frozen, rows_NS: np.ndarray, batch: int
-) -> float:
-    """Nats per token of rows [N, S + 1]; N is a multiple of `batch`."""
-    nats = sum(
-        float(eval_step(router, frozen, rows_NS[first : first + batch]))
-        for first in range(0, len(rows_NS), batch)
-    )
-    return nats / (rows_NS.shape[0] * (rows_NS.shape[1] - 1))

@@ -1,6 +1,12 @@
-"""One fine-tuning run: its settings, its programs, and where it stands."""
+"""Fine-tunes the rows of a linear gate: MoE-Prism, section 4.3.2.
+
+Cross-entropy of the whole model, everything but the router frozen, and K, the number
+of (sub-)experts a token computes, growing linearly from `k_start` to `k_end`. K moves
+in a few stages, since every K is a program of its own.
+"""
 
 import dataclasses
+import hashlib
 import shutil
 import time
 from pathlib import Path
@@ -9,117 +15,88 @@ from typing import Any
 import jax
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_positive
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
+from moe_edge.core.heap import keep_heap
 from moe_edge.engine.weights import load_weights
-from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import at_k
 from moe_edge.refactor.finetune import step as programs
-from moe_edge.refactor.finetune.data import Windows
+from moe_edge.refactor.finetune.write import stored_router, write_fine_tuned
+from moe_edge.refactor.settings import FineTuning
+from moe_edge.refactor.texts import Windows
 from moe_edge.training import checkpoints
 from moe_edge.training.control import Clock, StopOnSignal, append_record, say, short
 from moe_edge.training.step import TrainState
 
-LOG_MINUTES = 0.25
+LOG_MINUTES, CHECKPOINT_MINUTES = 0.25, 5.0
 STATES, RECORDS = "checkpoints", "metrics.jsonl"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FineTuning:
-    """Settings of a run; with model and text they determine its result.
+def finetune_router(
+    reader,
+    settings: FineTuning,
+    text: Windows,
+    out_dir: Path,
+    max_minutes: float | None = None,
+) -> dict[str, Any]:
+    """Trains the router's rows of a refactored model and writes it.
 
-    Attributes:
-      tokens: trained on, rounded up to whole steps.
-      batch_tokens: of one gradient program: bounds memory.
-      accumulate: batches whose gradients make one optimiser step.
-      learning_rate: the paper's is 1e-5, for models of billions of parameters.
-      k_start, k_end: (sub-)experts a token; None: a quarter of the model's own K, and
-        its own K (the paper's 8 and 32 of OLMoE).
-      k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
-        many as there are steps, and a single one is `k_end`.
-      window: tokens of a sequence.
-      decay: share of the steps at the end over which the learning rate falls to 0.
-      held_out_rows: windows on which the loss is reported.
+    While it runs, its state is in `<out_dir>.training`, from which a second call with
+    the same arguments goes on exactly; the folder disappears with the last step.
+
+    Args:
+      reader: of our format, with a linear gate.
+      out_dir: replaced; its experts are hard links to the reader's, see
+        `write_fine_tuned`.
+      max_minutes: stop after so many minutes, to go on another time.
+    Returns:
+      finished, step, steps, tokens, seconds, trained_parameters, parameters,
+      trained_share, k_values, text_sha256, held_out_before (perplexity by K); once
+      finished also held_out_after, of the rows as they are stored.
+    Raises:
+      ConfigError: a state of other settings, or a loss that is not finite.
     """
-
-    tokens: int = 2_000_000
-    batch_tokens: int = 4096
-    accumulate: int = 4
-    learning_rate: float = 1e-5
-    k_start: int | None = None
-    k_end: int | None = None
-    k_stages: int = 7
-    window: int = 512
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    decay: float = 0.0
-    held_out_rows: int = 32
-    seed: int = 0
-
-    def __post_init__(self):
-        for name in (
-            *("tokens", "batch_tokens", "accumulate", "k_stages", "window"),
-            "held_out_rows",
-        ):
-            check_count(name, getattr(self, name))
-        check_positive("learning_rate", self.learning_rate)
-        check_positive("clip_norm", self.clip_norm)
-        if not 0 <= self.decay <= 1 or self.weight_decay < 0:
-            raise ConfigError(
-                f"decay must lie in 0..1 and weight_decay not be negative, got "
-                f"{self.decay} and {self.weight_decay}"
-            )
-        if self.batch_tokens % self.window:
-            raise ConfigError(
-                f"batch_tokens {self.batch_tokens} must be a multiple of the window of "
-                f"{self.window} tokens"
-            )
-
-    @property
-    def rows(self) -> int:
-        """Windows of a batch."""
-        return self.batch_tokens // self.window
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of an optimiser step."""
-        return self.batch_tokens * self.accumulate
-
-    @property
-    def steps(self) -> int:
-        return -(-self.tokens // self.step_tokens)
-
-    def rate(self, step: int) -> np.float32:
-        """Learning rate of a step."""
-        left = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return np.float32(self.learning_rate * min(1.0, left))
-
-    def stages(self, config: ModelConfig) -> list[int]:
-        """The K that are trained, ascending.
-
-        Raises:
-          ConfigError: a K that the model does not have, or an end below the start.
-        """
-        top_k = config.moe.top_k
-        start = max(1, top_k // 4) if self.k_start is None else self.k_start
-        end = top_k if self.k_end is None else self.k_end
-        for k in (start, end):
-            at_k(config, k)
-        if start > end:
-            raise ConfigError(f"k_start {start} exceeds k_end {end}; K grows")
-        count = min(self.k_stages, self.steps)  # a stage without a step is not trained
-        spread = np.linspace(start, end, count) if count > 1 else [end]
-        return sorted({round(float(k)) for k in spread})
-
-    def k_of(self, step: int, stages: list[int]) -> int:
-        """K of a step: as many steps for each stage."""
-        return stages[step * len(stages) // self.steps]
-
-
-def forget(state_dir: Path) -> None:
-    """Removes what a run left, but not the folder: its lock may be held."""
-    shutil.rmtree(state_dir / STATES, ignore_errors=True)
-    (state_dir / RECORDS).unlink(missing_ok=True)
+    keep_heap()
+    state_dir = out_dir.with_name(f"{out_dir.name}.training")
+    run = Run(reader, settings, text, state_dir)
+    stages = run.stages
+    trained, total = programs.parameter_counts(reader.config)
+    say(f"trains {trained} of {total} parameters ({trained / total:.3%}), K {stages}")
+    facts = dataclasses.asdict(settings) | {
+        "model_sha256": reader.content_sha256(),
+        "text_sha256": text.sha256,
+        "held_out_sha256": hashlib.sha256(text.held_out.tobytes()).hexdigest(),
+    }
+    done = run.train(facts, max_minutes)
+    summary = {
+        "finished": done,
+        "step": run.progress.step,
+        "steps": settings.steps,
+        "tokens": run.progress.tokens,
+        "seconds": run.progress.seconds,
+        "trained_parameters": trained,
+        "parameters": total,
+        "trained_share": trained / total,
+        "k_values": stages,
+        "text_sha256": text.sha256,
+        "held_out_before": run.before,
+    }
+    if not done:
+        return summary
+    stored = stored_router(reader, run.state.params)
+    after = run.held_out({name: a.astype(np.float32) for name, a in stored.items()})
+    say(f"held-out perplexity by K after: {short(after)}")
+    fine_tuned = {
+        "tokens": run.progress.tokens,
+        "steps": run.progress.step,
+        "learning_rate": settings.learning_rate,
+        "k_start": stages[0],
+        "k_end": stages[-1],
+        "text_sha256": text.sha256,
+    }
+    write_fine_tuned(reader, stored, out_dir, fine_tuned)
+    shutil.rmtree(state_dir)
+    return summary | {"held_out_after": after}
 
 
 def keep_records(path: Path, steps: int) -> None:
@@ -130,13 +107,7 @@ def keep_records(path: Path, steps: int) -> None:
 
 
 class Run:
-    """Trains the router of an open checkpoint.
-
-    Args:
-      reader: the checkpoint.
-      settings: of the run.
-      text: windows to train and to measure on.
-      state_dir: receives checkpoints/ and metrics.jsonl.
+    """One training, whose state is in `state_dir`: checkpoints/ and metrics.jsonl.
 
     Attributes:
       stages: the K that are trained, ascending.
@@ -171,25 +142,21 @@ class Run:
         """Held-out perplexity by K."""
         rows_NS, router = self._text.held_out, jax.device_put(router)
         batch = min(self._settings.rows, len(rows_NS))
-        rows_NS = rows_NS[: len(rows_NS) // batch * batch]
+        whole_NS = rows_NS[: len(rows_NS) // batch * batch]
+        batches = np.split(whole_NS, len(whole_NS) // batch)
+        tokens = whole_NS[:, 1:].size
         found = {}
         for k, step in self._eval_steps.items():
-            nats = programs.mean_nats(step, router, self._frozen, rows_NS, batch)
-            found[k] = float(np.exp(nats))
+            nats = sum(float(step(router, self._frozen, rows)) for rows in batches)
+            found[k] = float(np.exp(nats / tokens))
         return found
 
-    def train(
-        self,
-        facts: dict[str, Any],
-        max_minutes: float | None,
-        checkpoint_minutes: float,
-    ) -> bool:
+    def train(self, facts: dict[str, Any], max_minutes: float | None) -> bool:
         """Runs to the end, the time limit or a signal; returns whether it is the end.
 
         Args:
           facts: what a state must agree with to be taken up.
           max_minutes: None: no limit.
-          checkpoint_minutes: between states that are saved.
         Raises:
           ConfigError: a state of other facts, or a loss that is not finite.
         """
@@ -214,7 +181,7 @@ class Run:
                 is_last = self.progress.step in (1, steps)
                 if clock.due("log", LOG_MINUTES) or is_last:
                     say(short(record))
-                if clock.due("checkpoint", checkpoint_minutes):
+                if clock.due("checkpoint", CHECKPOINT_MINUTES):
                     save()
             save()
         return self.progress.step >= steps

@@ -8,11 +8,8 @@ importance. Under a proxy gate the order only breaks ties.
 
 import numpy as np
 
-from moe_edge.core.checks import check_known
-
 # Dense tensors that have one row or entry an expert.
 ROUTER_TENSORS = ("router.weight", "router.bias", "router.correction_bias")
-RULES = ("output", "activation", "usage")
 
 
 def repeat_router(dense: dict[str, np.ndarray], subs: int) -> dict[str, np.ndarray]:
@@ -63,7 +60,6 @@ def order_subs(
         "activation": mean L1 norm of activations; "usage": how often a block is its
         expert's largest.
     """
-    check_known("importance rule", rule, RULES)
     norms_TU = sub_norms(
         activations_TF, labels_F, subs, None if rule == "activation" else down_norms_F
     )

@@ -19,11 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.record import RecordLayout
 
-ACTIVE_SHARE = 0.75
-CHOICES = ("fitted", "central")
+ACTIVE_SHARE = 0.75  # of a token's neurons
 RIDGE = 1e-6  # of the largest variance: neurons may never fire, or be copies
 
 
@@ -50,15 +48,10 @@ def stack_judges(experts: list[Judges]) -> Judges:
     return Judges(*(np.stack(parts) for parts in zip(*experts, strict=True)))
 
 
-def coactivation(activations_TF: np.ndarray, share: float = ACTIVE_SHARE) -> np.ndarray:
-    """Tokens in which two neurons are both among the most active: `[F, F]`.
-
-    Args:
-      activations_TF: of tokens routed to the expert.
-      share: of a token's neurons that count as active.
-    """
+def coactivation(activations_TF: np.ndarray) -> np.ndarray:
+    """Tokens in which two neurons are both among the most active: `[F, F]`."""
     F = activations_TF.shape[1]
-    active = max(1, round(share * F))
+    active = max(1, round(ACTIVE_SHARE * F))
     magnitude_TF = np.abs(activations_TF)
     most_TK = np.argpartition(magnitude_TF, F - active, axis=1)[:, F - active :]
     mask_TF = np.zeros(activations_TF.shape, np.float32)
@@ -91,38 +84,20 @@ def choose_judges(
       activations_TF: of tokens routed to it, at least one.
       norms_TU: what they stand for, see `linear.sub_norms`.
       labels_F: sub-expert of every neuron.
-      count: r.
-      choice: one of `CHOICES`.
-    Raises:
-      ConfigError: more gate neurons than a sub-expert has, or an unknown choice.
+      count: r, at most the neurons of a sub-expert.
+      choice: fitted or central.
     """
-    check_known("choice of gate neurons", choice, CHOICES)
-    subs = norms_TU.shape[1]
-    if not 1 <= count <= len(labels_F) // subs:
-        raise ConfigError(
-            f"gate_neurons must be in 1..{len(labels_F) // subs}, the neurons of a "
-            f"sub-expert, got {count}"
-        )
     if choice == "fitted":
-        return Judges(*fit_neurons(activations_TF, norms_TU, labels_F, count))
-    ids_Ur = central_neurons(activations_TF, labels_F, subs, count)
-    return Judges(ids_Ur, np.ones(ids_Ur.shape, np.float32), np.zeros(subs, np.float32))
+        return fit_judges(activations_TF, norms_TU, labels_F, count)
+    ids_Ur = central_neurons(activations_TF, labels_F, norms_TU.shape[1], count)
+    prior_U = np.zeros(len(ids_Ur), np.float32)
+    return Judges(ids_Ur, np.ones(ids_Ur.shape, np.float32), prior_U)
 
 
-def fit_neurons(
+def fit_judges(
     activations_TF: np.ndarray, norms_TU: np.ndarray, labels_F: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chooses and weighs the gate neurons of one expert.
-
-    Args:
-      activations_TF: of tokens routed to the expert.
-      norms_TU: what the gate predicts.
-      labels_F: sub-expert of every neuron.
-      count: r.
-    Returns:
-      int neurons `[U, r]`, best first; float32 scale `[U, r]` and prior `[U]` such that
-      mean(scale x |activation|) + prior predicts the norm.
-    """
+) -> Judges:
+    """The neurons that predict the norms best, best first, and their factors."""
     magnitude_TF = np.abs(activations_TF, dtype=np.float32)
     mean_F = magnitude_TF.mean(axis=0, dtype=np.float64)
     mean_U = norms_TU.mean(axis=0, dtype=np.float64)
@@ -139,11 +114,8 @@ def fit_neurons(
         scale_Ur[u] = _weigh(cov_Uff[u][np.ix_(chosen, chosen)], cross_Uf[u][chosen])
     neurons_Ur = np.take_along_axis(members_Uf, chosen_Ur, axis=1)
     prior_U = mean_U - (scale_Ur * mean_F[neurons_Ur]).sum(axis=1)
-    return (
-        neurons_Ur,
-        (scale_Ur * count).astype(np.float32),  # the gate takes a mean
-        prior_U.astype(np.float32),
-    )
+    scale_Ur *= count  # the gate takes a mean
+    return Judges(neurons_Ur, scale_Ur.astype(np.float32), prior_U.astype(np.float32))
 
 
 def _select(cov_Uff: np.ndarray, cross_Uf: np.ndarray, count: int) -> np.ndarray:

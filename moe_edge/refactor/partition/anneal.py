@@ -13,8 +13,8 @@ A jitted step takes 5 to 6 us (1024 neurons, 2048 tokens, U = 4), one compiled b
 was measured at 8.5 us on the same machine, so there is no numba variant.
 """
 
-import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,31 +30,33 @@ COOLING = 0.995
 STEPS = 100_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposals:
-    """What the steps will try.
+class Proposals(NamedTuple):
+    """What the steps will try."""
 
-    Attributes:
-      subs_S2: int32 [steps, 2], two different sub-experts.
-      places_S2: int32 [steps, 2], which of its neurons each gives.
-      limit_S: float32 [steps], the rise that is still accepted: -T log(u).
-    """
-
-    subs_S2: np.ndarray
-    places_S2: np.ndarray
-    limit_S: np.ndarray
+    subs_S2: np.ndarray  # int32 [steps, 2], two different sub-experts
+    places_S2: np.ndarray  # int32 [steps, 2], which of its neurons each gives
+    limit_S: np.ndarray  # float32, the rise that is still accepted: -T log(u)
 
 
 def draw_proposals(
-    problem: Problem, seed: int, steps: int, t0: float, cooling: float, scale: float
+    problem: Problem,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    t0: float = T0,
+    cooling: float = COOLING,
+    cost_scale: float = 1.0,
 ) -> Proposals:
     """Proposals in the units of `problem.A_TF`.
 
     Args:
       seed: of everything random.
-      steps, t0, cooling: the schedule.
-      scale: cost per unit of the problem's objective.
+      steps, t0, cooling: the schedule; the defaults are the paper's.
+      cost_scale: factor of the cost before it meets the temperature.
     """
+    check_count("steps", steps)
+    for name, value in (("t0", t0), ("cooling", cooling), ("cost_scale", cost_scale)):
+        check_positive(name, value)
     rng = np.random.default_rng(seed)
     U, size = problem.subs, problem.neurons // problem.subs
     first_S = rng.integers(0, U, steps, dtype=np.int32)
@@ -62,65 +64,39 @@ def draw_proposals(
     places_S2 = rng.integers(0, size, (steps, 2), dtype=np.int32)
     # Accepted if u < exp(-rise / T); u is never 0, so that limits stay finite.
     temperature_S = t0 * cooling ** np.arange(steps, dtype=np.float64)
+    scale = cost_scale * problem.unit
     limit_S = -temperature_S * np.log(1 - rng.random(steps)) / scale
     return Proposals(
         np.stack([first_S, second_S], axis=1), places_S2, limit_S.astype(np.float32)
     )
 
 
-def anneal(
-    problem: Problem,
-    *,
-    seed: int = 0,
-    steps: int = STEPS,
-    t0: float = T0,
-    cooling: float = COOLING,
-    cost_scale: float = 1.0,
-) -> np.ndarray:
+def anneal(problem: Problem, **schedule) -> np.ndarray:
     """Anneals from the greedy start in one jitted loop; best labels met, int64 [F].
 
     Args:
       problem: what to minimise.
-      seed: of the proposals.
-      steps, t0, cooling: the schedule; the defaults are the paper's.
-      cost_scale: factor of the cost before it meets the temperature.
+      **schedule: of `draw_proposals`.
     Source: MoE-Prism, section 4.2.2; schedule of the authors' settings.
     """
-    proposals = _checked(problem, seed, steps, t0, cooling, cost_scale)
-    A_FT, members_US, norms_UT = _start(problem)
-    members_US = _anneal(
-        *map(jnp.asarray, (A_FT, members_US, norms_UT)),
-        *map(jnp.asarray, dataclasses.astuple(proposals)),
-        inactive=problem.inactive,
-    )
-    return _labels(np.asarray(members_US))
+    proposals = draw_proposals(problem, **schedule)
+    start = map(jnp.asarray, (*_start(problem), *proposals))
+    return _labels(np.asarray(_anneal(*start, inactive=problem.inactive)))
 
 
-def anneal_numpy(
-    problem: Problem,
-    *,
-    seed: int = 0,
-    steps: int = STEPS,
-    t0: float = T0,
-    cooling: float = COOLING,
-    cost_scale: float = 1.0,
-) -> np.ndarray:
-    """The same in NumPy, a Python step at a time; int64 [F].
+def anneal_numpy(problem: Problem, **schedule) -> np.ndarray:
+    """`anneal` in NumPy, a Python step at a time; int64 [F].
 
     As lean as NumPy allows: a step computes the two rows that change and whole-row
     minima and maxima, no copy of the others and no sort where U is 4 or less.
     """
-    proposals = _checked(problem, seed, steps, t0, cooling, cost_scale)
+    proposals = draw_proposals(problem, **schedule)
     A_FT, members_US, norms_UT = _start(problem)
     cost = float(_lowest(*norms_UT[:2], norms_UT[2:], problem.inactive).sum())
     lowest, best_US = cost, members_US.copy()
     others = _others(problem.subs)
-    for (p, q), (i, j), limit in zip(
-        proposals.subs_S2.tolist(),
-        proposals.places_S2.tolist(),
-        proposals.limit_S.tolist(),
-        strict=True,
-    ):
+    steps = zip(*(array.tolist() for array in proposals), strict=True)
+    for (p, q), (i, j), limit in steps:
         moved_T = A_FT[members_US[q, j]] - A_FT[members_US[p, i]]
         p_T, q_T = norms_UT[p] + moved_T, norms_UT[q] - moved_T
         rest = [norms_UT[u] for u in others[p][q]]
@@ -158,14 +134,6 @@ def _lowest(p_T, q_T, rest, inactive: int) -> np.ndarray:
         return np.minimum(crossed_T, np.minimum(p_T + q_T, a_T + b_T))
     rows_UT = np.stack([p_T, q_T, *rest])
     return np.partition(rows_UT, inactive - 1, axis=0)[:inactive].sum(0)
-
-
-def _checked(problem, seed, steps, t0, cooling, cost_scale) -> Proposals:
-    check_count("steps", steps)
-    for name, value in (("t0", t0), ("cooling", cooling), ("cost_scale", cost_scale)):
-        check_positive(name, value)
-    scale = cost_scale * problem.unit
-    return draw_proposals(problem, seed, steps, t0, cooling, scale)
 
 
 def _start(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,8 +16,7 @@ _CHUNK = 1024  # partitions evaluated together
 
 def random(problem: Problem, *, seed: int = 0) -> np.ndarray:
     """Labels drawn by chance, int64 [F]."""
-    labels_F = contiguous(problem)
-    return np.random.default_rng(seed).permutation(labels_F)
+    return np.random.default_rng(seed).permutation(contiguous(problem))
 
 
 def contiguous(problem: Problem) -> np.ndarray:
@@ -27,8 +26,14 @@ def contiguous(problem: Problem) -> np.ndarray:
 
 def magnitude(problem: Problem) -> np.ndarray:
     """Neurons sorted by total magnitude, loudest first: static pruning; int64 [F]."""
-    labels_F = np.empty(problem.neurons, np.int64)
-    labels_F[np.argsort(-problem.mass_F, kind="stable")] = contiguous(problem)
+    return sorted_labels(problem.mass_F, problem.subs)
+
+
+def sorted_labels(mass_F, subs: int) -> np.ndarray:
+    """Neurons with the largest values in sub-expert 0, and so on; int64 [F]."""
+    labels_F = np.empty(len(mass_F), np.int64)
+    order_F = np.argsort(-np.asarray(mass_F), kind="stable")
+    labels_F[order_F] = np.repeat(np.arange(subs), len(mass_F) // subs)
     return labels_F
 
 
@@ -55,11 +60,8 @@ def greedy(problem: Problem) -> np.ndarray:
 def num_partitions(neurons: int, subs: int) -> int:
     """Partitions into equal sub-experts that are not told apart."""
     size = neurons // subs
-    return (
-        math.factorial(neurons)
-        // (math.factorial(size) ** subs)
-        // math.factorial(subs)
-    )
+    ordered = math.factorial(neurons) // math.factorial(size) ** subs
+    return ordered // math.factorial(subs)
 
 
 def brute_force(problem: Problem) -> np.ndarray:

@@ -11,15 +11,14 @@ from moe_edge.core.files import write_json
 from moe_edge.core.npy import load_npy
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.refactor.partition.baselines import MAX_PARTITIONS, num_partitions
-from moe_edge.refactor.partition.model import PartitionOptions
-from moe_edge.refactor.partition.objective import magnitudes, qualities, quality
+from moe_edge.refactor.partition.objective import magnitudes, objective, qualities
 from moe_edge.refactor.partition.problem import (
-    HELDOUT_RATIO,
+    build_problem,
     check_matrix,
-    check_split,
     split_rows,
 )
-from moe_edge.refactor.partition.solve import BASELINES, DEFAULT, solve
+from moe_edge.refactor.partition.solve import BASELINES, solve
+from moe_edge.refactor.settings import PartitionOptions
 
 
 def run_matrix(
@@ -49,21 +48,20 @@ def run_matrix(
     if run.dry_run:
         return {"tokens": T, "neurons": F}
     U, inactive = options.sub_experts, options.num_inactive
-    started = time.perf_counter()
     how = options.solver_options | {
         "solver": options.chosen_solver,
         "seed": options.seed,
         "normalise": options.normalise,
     }
-    found = solve(M_TF, U, inactive, **how)
+    started = time.perf_counter()
+    labels = _fit(M_TF, options)
     seconds = time.perf_counter() - started
-    report = heldout_report(
-        M_TF, U, inactive, heldout_ratio=options.heldout_ratio, **how
-    )
+    cost = objective(M_TF, labels, U, inactive)
+    report = heldout_report(M_TF, options)
     heldout = report["methods"][options.chosen_solver]["heldout"] or {}
     summary = {
-        "objective": found.objective,
-        "share": found.share,
+        "objective": cost,
+        "share": cost / float(magnitudes(M_TF).sum(dtype=np.float64)),
         "objective_heldout": heldout.get("objective"),
         "share_heldout": heldout.get("share"),
         "seconds": seconds,
@@ -74,14 +72,23 @@ def run_matrix(
         **how,
         "tokens": T,
         "neurons": F,
-        "all_rows": quality(M_TF, found.labels, U, inactive),
+        "all_rows": qualities(M_TF, {"all": labels}, U, inactive)["all"],
         "heldout": report,
     }
     with run.writing() as folder:
-        np.save(folder / "labels.npy", found.labels, allow_pickle=False)
+        np.save(folder / "labels.npy", labels, allow_pickle=False)
         write_json(folder / "partition.json", stored)
     print_report(report)
     return summary
+
+
+def _fit(M_TF, options: PartitionOptions) -> np.ndarray:
+    """Labels by the solver that was chosen."""
+    problem = build_problem(
+        M_TF, options.sub_experts, options.num_inactive, normalise=options.normalise
+    )
+    given = options.solver_options
+    return problem.ordered(solve(problem, options.chosen_solver, options.seed, **given))
 
 
 def read_matrix(path: str | Path) -> np.ndarray:
@@ -105,17 +112,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
     return check_matrix(M_TF)
 
 
-def heldout_report(
-    M_TF,
-    subs: int,
-    inactive: int,
-    *,
-    solver: str = DEFAULT,
-    seed: int = 0,
-    heldout_ratio: float = HELDOUT_RATIO,
-    token_weights_T=None,
-    **options,
-) -> dict[str, Any]:
+def heldout_report(M_TF, options: PartitionOptions) -> dict[str, Any]:
     """Fits a solver and the baselines on some tokens, and scores them on the others.
 
     Every figure is the paper's objective, whatever was minimised. The optimum of the
@@ -123,30 +120,23 @@ def heldout_report(
 
     Args:
       M_TF: activations [T, F].
-      heldout_ratio: share of the rows, drawn by `seed`, that is held out.
-      **options: of `solve`, for the solver only.
+      options: `heldout_ratio` of the rows, drawn by `seed`, are held out.
     Returns:
-      rows_fitted, rows_heldout, methods: name -> {fitted, heldout} of `quality`;
+      rows_fitted, rows_heldout, methods: name -> {fitted, heldout} of `qualities`;
       heldout is None without rows.
     """
-    M_TF = check_matrix(M_TF)
-    check_split(M_TF.shape[1], subs, inactive)
-    fit, held = split_rows(len(M_TF), heldout_ratio, seed)
-    if token_weights_T is not None:
-        options["token_weights_T"] = np.asarray(token_weights_T)[fit]
-    fitted_TF, heldout_TF = magnitudes(M_TF[fit]), magnitudes(M_TF[held])
-    names = [name for name in BASELINES if name != solver]
-    if num_partitions(M_TF.shape[1], subs) <= MAX_PARTITIONS:
+    U, inactive = options.sub_experts, options.num_inactive
+    fit, held = split_rows(len(M_TF), options.heldout_ratio, options.seed)
+    plain = build_problem(M_TF[fit], U, inactive)
+    names = [*BASELINES]
+    if num_partitions(plain.neurons, U) <= MAX_PARTITIONS:
         names.append("brute_force")
-    partitions = {
-        solver: solve(fitted_TF, subs, inactive, solver=solver, seed=seed, **options)
-    }
+    labels = {options.chosen_solver: _fit(M_TF[fit], options)}
     for name in names:
-        if name not in partitions:
-            partitions[name] = solve(fitted_TF, subs, inactive, solver=name, seed=seed)
-    labels = {name: found.labels for name, found in partitions.items()}
-    fitted = qualities(fitted_TF, labels, subs, inactive)
-    heldout = qualities(heldout_TF, labels, subs, inactive) if len(held) else {}
+        if name not in labels:
+            labels[name] = plain.ordered(solve(plain, name, options.seed))
+    fitted = qualities(M_TF[fit], labels, U, inactive)
+    heldout = qualities(M_TF[held], labels, U, inactive) if len(held) else {}
     return {
         "rows_fitted": len(fit),
         "rows_heldout": len(held),

@@ -11,20 +11,14 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_shape
 
 
-def subset_norms(M_TF, labels_RF, subs: int) -> np.ndarray:
-    """L1 norm of every sub-expert's activations, token by token.
+def grouped_sums(A_TF: np.ndarray, labels_RF: np.ndarray, subs: int) -> np.ndarray:
+    """Sums of every sub-expert's columns: of magnitudes, its L1 norms.
 
     Args:
-      M_TF: activations; only their magnitude counts.
       labels_RF: int [R, F], or [F] for one partition.
     Returns:
-      [U, R, T], or [U, T] for one partition; float64 where M_TF is, else float32.
+      [U, R, T], or [U, T] for one partition, by one product for all.
     """
-    return grouped_sums(magnitudes(M_TF), np.asarray(labels_RF), subs)
-
-
-def grouped_sums(A_TF: np.ndarray, labels_RF: np.ndarray, subs: int) -> np.ndarray:
-    """`subset_norms` of magnitudes: one product for all partitions and sub-experts."""
     member = labels_RF == np.arange(subs).reshape(-1, *[1] * labels_RF.ndim)
     return member.astype(A_TF.dtype) @ A_TF.T
 
@@ -70,7 +64,7 @@ def objective(M_TF, labels, subs: int, inactive: int) -> float:
     Source: MoE-Prism, eq. 2.
     """
     labels = check_labels(labels, np.shape(M_TF)[1], subs)
-    norms_UT = subset_norms(M_TF, labels, subs)
+    norms_UT = grouped_sums(magnitudes(M_TF), labels, subs)
     return float(np.sort(norms_UT, axis=0)[:inactive].sum(dtype=np.float64))
 
 
@@ -120,11 +114,6 @@ def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
     rank_U = np.empty(subs, np.int64)
     rank_U[np.argsort(-mass_U, kind="stable")] = np.arange(subs)
     return rank_U[labels]
-
-
-def quality(M_TF, labels, subs: int, inactive: int) -> dict[str, Any]:
-    """`qualities` of one partition."""
-    return qualities(M_TF, {"": labels}, subs, inactive)[""]
 
 
 def qualities(

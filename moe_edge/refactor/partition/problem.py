@@ -5,7 +5,11 @@ import dataclasses
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_divides, check_shape
-from moe_edge.refactor.partition.objective import grouped_sums, magnitude_dtype
+from moe_edge.refactor.partition.objective import (
+    grouped_sums,
+    magnitude_dtype,
+    order_by_mass,
+)
 
 HELDOUT_RATIO = 0.2  # of the rows, unless told otherwise
 
@@ -33,6 +37,10 @@ class Problem:
         norms_UT = np.sort(grouped_sums(self.A_TF, labels, self.subs), axis=0)
         return self.unit * float(norms_UT[: self.inactive].sum(dtype=np.float64))
 
+    def ordered(self, labels) -> np.ndarray:
+        """The same partition, the most important sub-expert 0: see `order_by_mass`."""
+        return order_by_mass(self.mass_F, labels, self.subs)
+
     @property
     def neurons(self) -> int:
         return self.A_TF.shape[1]
@@ -45,11 +53,10 @@ def check_split(neurons: int, subs: int, inactive: int) -> None:
       ConfigError: `neurons` cannot be cut into `subs` equal parts, or `inactive` is
         outside 1..subs-1.
     """
-    if isinstance(subs, bool) or not isinstance(subs, int | np.integer) or subs < 2:
+    if type(subs) is not int or subs < 2:
         raise ConfigError(f"sub_experts must be a whole number from 2, got {subs!r}")
     check_divides("sub-experts", subs, "neurons", neurons)
-    whole = isinstance(inactive, int | np.integer) and not isinstance(inactive, bool)
-    if not whole or not 1 <= inactive < subs:
+    if type(inactive) is not int or not 1 <= inactive < subs:
         raise ConfigError(
             f"inactive is {inactive!r}, expected 1..{subs - 1}: of {subs} sub-experts "
             "at least one is left out and one is run"

@@ -26,11 +26,11 @@ class LayerStore:
         if path.is_file():
             try:
                 before = json.loads(path.read_text("utf-8"))
-            except ValueError as error:
-                raise OutputError(f"{path} is no JSON; remove {self._dir}") from error
-            if not isinstance(before, dict):
-                raise OutputError(f"{path} holds no settings; remove {self._dir}")
-            differ = [name for name in settings if before.get(name) != settings[name]]
+                differ = [n for n in settings if before.get(n) != settings[n]]
+            except (ValueError, AttributeError) as error:
+                raise OutputError(
+                    f"{path} holds no settings; remove {self._dir}"
+                ) from error
             if differ:
                 raise OutputError(
                     f"{self._dir} holds layers made with another {', '.join(differ)}; "

@@ -165,7 +165,7 @@ class HostMemory:
         """
         if fresh:
             for manager in self.managers[server]:
-                manager.new_sequence()
+                manager.finish_sequences()
         self._step[server] += 1
         self._cells[server] = cells
         asked, counts = np.unique(cells, return_counts=True)

@@ -11,7 +11,6 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.offload.layer_visit import cut_runs
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.simulate.replay.lookups import (
@@ -80,7 +79,7 @@ def replay(
         if routed.phase != DECODE and not warm_by_prefill:
             continue
         if routed.new_sequence:
-            cache.new_sequence()
+            cache.finish_sequences()
         hits, misses = pass_cache(cache, routed)
         hits_2L[routed.phase, routed.layer] += hits
         misses_2L[routed.phase, routed.layer] += misses
@@ -97,20 +96,15 @@ def pass_cache(cache: SlotCache, routed: RoutedLayer) -> tuple[int, int]:
     """A lookup whose misses are in their slots at once: (hits, misses)."""
     layer, ids_TK = routed.layer, routed.ids_TK
     hits, misses = cache.look_up(layer, ids_TK, routed.scores_TE, routed.step)
-    room = cache.room_L[layer]
-    if len(hits) + len(misses) <= room:
+    if len(hits) + len(misses) <= cache.room_L[layer]:
         for expert in misses:
             cache.admit(layer, expert)
         return len(hits), len(misses)
-    row, E, fetched = cache.rows[layer], cache.spec.num_experts, []
-    ids_P = ids_TK.reshape(-1)
-    for first, end in cut_runs(ids_P, E, room):
-        experts = sorted({e for e in ids_P[first:end].tolist() if e < E})
-        cache.release()
+    fetched = []
+    for _, _, absent, here in cache.runs(layer, ids_TK):
         kept_S = np.zeros(cache.spec.num_slots, bool)
-        kept_S[[row[expert] for expert in experts if row[expert] >= 0]] = True
-        for expert in experts:
-            if row[expert] < 0:
-                fetched.append(expert)
-                kept_S[cache.admit(layer, expert, kept_S)] = True
+        kept_S[here] = True
+        for expert in absent:
+            kept_S[cache.admit(layer, expert, kept_S)] = True
+        fetched += absent
     return len({*hits, *misses}.difference(fetched)), len(fetched)

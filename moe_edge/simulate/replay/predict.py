@@ -37,7 +37,7 @@ def replay_predictor(
     for routed in lookups(trace):
         layer, is_decode = routed.layer, routed.phase == DECODE
         if routed.new_sequence:
-            predictor_run.finish_sequence()
+            predictor_run.finish_sequences()
         predictor_run.observe(layer, routed.ids_TK, routed.scores_TE, counts=is_decode)
         predictor_run.predict(layer)
     return predictor_run.accuracy

@@ -68,7 +68,8 @@ def replay_time(
         layer = routed.layer
         if routed.new_sequence:
             queue.poll()
-            manager.finish_sequence()
+            manager.drain()
+            manager.finish_sequences()
         if routed.phase != DECODE:
             pass_cache(manager.cache, routed)
             manager.predictor_run.observe(layer, routed.ids_TK, routed.scores_TE)

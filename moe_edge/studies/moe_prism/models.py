@@ -24,6 +24,8 @@ from moe_edge.core.files import write_text
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
+from moe_edge.refactor.run import run_refactor
+from moe_edge.refactor.settings import FineTuning
 from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
@@ -155,8 +157,6 @@ def _make_profile(folder: Path, settings: ModelSettings) -> None:
 
 def _refactor(work: Path, gate: str, settings: ModelSettings) -> None:
     """Makes the refactored checkpoint of a gate."""
-    from moe_edge.refactor.run import run_refactor  # loads JAX
-
     options = {}
     if gate == "lg_ft":
         text = work / "train.txt"
@@ -197,8 +197,6 @@ def training_text(data_dir: str | None) -> str:
 
 def _check_fine_tuned(folder: str, stored: dict, options: Mapping | None) -> None:
     """Raises OutputError for a model fine-tuned otherwise, left by an earlier run."""
-    from moe_edge.refactor.finetune.train import FineTuning
-
     kinds = {"fine_tuning": FineTuning}
     wanted = build_known("settings", kinds, "fine_tuning", options or {})
     for name in ("steps", "learning_rate"):

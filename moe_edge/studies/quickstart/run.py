@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moe_edge.core.events import Event, Recorder
-from moe_edge.engine.batches import generate_rows
+from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import TextStream, encode_prompts

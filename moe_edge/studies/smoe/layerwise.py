@@ -60,7 +60,7 @@ class LayerwiseEngine(ResidentEngine):
         moe_layers = self.config.moe_layers
         x.block_until_ready()
         coming, number = self._send(0), 0
-        for i, (layer,) in enumerate(self._groups):
+        for layer in range(self.config.num_layers):
             experts = None
             if layer in moe_layers:
                 _, arrival_s, _ = coming.result()
@@ -71,17 +71,7 @@ class LayerwiseEngine(ResidentEngine):
                 number += 1
                 if number < len(moe_layers):
                     coming = self._send(number)
-            x, session.caches[i], routings = self.programs.layers(
-                (experts is not None,),
-                (self.weights.layers[layer],),
-                (experts,),
-                x,
-                chunk,
-                self._windows[i],
-                session.caches[i],
-            )
-            if on_routing is not None and routings[0] is not None:
-                on_routing(layer, routings[0])
+            x = self._run_group(session, layer, (experts,), x, chunk, on_routing)
         # The next pass writes into the room that the last layer reads.
         x.block_until_ready()
         return x

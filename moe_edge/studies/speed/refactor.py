@@ -24,12 +24,13 @@ from moe_edge.refactor.partition.alternate import (
     random_partitions,
 )
 from moe_edge.refactor.partition.anneal import STEPS, anneal, anneal_numpy
-from moe_edge.refactor.partition.model import PartitionOptions, partition_model
+from moe_edge.refactor.partition.model import partition_model
 from moe_edge.refactor.partition.problem import (
     Problem,
     build_problem,
     planted_activations,
 )
+from moe_edge.refactor.settings import PartitionOptions
 from moe_edge.studies.rounds import interleave_seconds, seconds_of, timed
 from moe_edge.studies.speed.suite import (
     MS,

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import RequestError
-from moe_edge.refactor.finetune.data import Windows, cut, read_windows
-from moe_edge.refactor.finetune.train import FineTuning
+from moe_edge.refactor import texts
+from moe_edge.refactor.settings import FineTuning
+from moe_edge.refactor.texts import Windows, cut, read_windows
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_models import GQA
 
@@ -27,31 +28,20 @@ def test_batch_epochs_are_permutations_and_depend_on_the_seed():
     assert drawn[:3].tolist() != windows.batch(0, 3, seed=2).tolist()
 
 
-def test_read_windows_holds_out_the_end(tmp_path):
+def test_read_windows_holds_out_the_end(tmp_path, monkeypatch):
+    tokenizer = LetterTokenizer()
+    monkeypatch.setattr(texts, "load_tokenizer", lambda reader: tokenizer)
+    settings = FineTuning(window=4, batch_tokens=4, held_out_rows=9)
     for name, text in (("a.txt", "abcdefghij" * 9), ("b.txt", "0123456789")):
         (tmp_path / name).write_text(text)
-    paths = f"{tmp_path / 'a.txt'},{tmp_path / 'b.txt'}"
-    tokenizer = LetterTokenizer()
-    found = read_windows(tokenizer, paths, None, window=4, held_out_rows=9)
+    paths = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    found = read_windows(None, paths, settings)
     assert found.train.shape == (23, 5)  # 95 of 100 tokens: five are held out
     assert found.held_out.tolist() == [tokenizer.encode("56789")]
-    again = read_windows(
-        tokenizer, paths, str(tmp_path / "a.txt"), window=4, held_out_rows=2
-    )
-    assert again.train.shape == (24, 5) and again.held_out.shape == (2, 5)
-
-
-def test_read_windows_short_held_out_text_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("abcdefghij")
-    (tmp_path / "b.txt").write_text("abcd")
-    with pytest.raises(RequestError, match="held-out .*b.txt has 4 tokens"):
-        read_windows(
-            LetterTokenizer(),
-            str(tmp_path / "a.txt"),
-            str(tmp_path / "b.txt"),
-            window=4,
-            held_out_rows=1,
-        )
+    (tmp_path / "a.txt").write_text("abcdefghi")
+    message = "a.txt has 9 tokens, expected more than two windows of 4"
+    with pytest.raises(RequestError, match=message):
+        read_windows(None, paths[:1], settings)
 
 
 def test_stages_grow_linearly_over_the_steps():

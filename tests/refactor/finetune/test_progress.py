@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.core.files import locked_folder
+from moe_edge.core.checks import ConfigError
 from moe_edge.refactor.finetune import train
-from moe_edge.refactor.finetune.finetune import finetune_router
-from moe_edge.training import checkpoints
 from tests.support.tiny_checkpoint import TEXT
-from tests.support.tiny_finetuning import OPTIONS, finetune_tiny, write_source
+from tests.support.tiny_finetuning import finetune_tiny, write_source
 
 pytestmark = pytest.mark.slow  # whole runs: minutes of compilation
 
@@ -26,6 +23,11 @@ def source(tmp_path_factory):
 def whole(source):
     """A run in one go, with its result's folder."""
     return finetune_tiny(source, source / "tuned"), source / "tuned"
+
+
+@pytest.fixture(autouse=True)
+def saved_after_every_step(monkeypatch):
+    monkeypatch.setattr(train, "CHECKPOINT_MINUTES", 0.0)
 
 
 def test_resumed_equals_uninterrupted(source, whole, tmp_path):
@@ -61,16 +63,9 @@ def test_other_settings_do_not_resume(source, tmp_path):
     message = r"learning_rate is 0.5, it was 0.03; .* remove \S+/out.training$"
     with pytest.raises(ConfigError, match=message):
         finetune_tiny(source, out, learning_rate=0.5)
-    (tmp_path / "other.txt").write_text(TEXT * 13)
+    (source / "other.txt").write_text(TEXT * 13)
     with pytest.raises(ConfigError, match="text_sha256"):
-        finetune_router(source / "model", str(tmp_path / "other.txt"), out, **OPTIONS)
-    done = finetune_tiny(source, out, learning_rate=0.5, resume=False, max_minutes=1e-9)
-    assert done["step"] == 0
-    with checkpoints.open_checkpoints(
-        tmp_path / "out.training" / "checkpoints"
-    ) as manager:
-        about = checkpoints.read_about(manager)
-    assert about["facts"]["learning_rate"] == 0.5
+        finetune_tiny(source, out, text="other.txt")
 
 
 def test_records_after_a_kill_name_every_step_once(source, tmp_path, monkeypatch):
@@ -89,8 +84,10 @@ def test_records_after_a_kill_name_every_step_once(source, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(train, "append_record", append)
         with pytest.raises(Killed):  # nothing was saved
-            finetune_tiny(source, out, checkpoint_minutes=60.0)
+            patch.setattr(train, "CHECKPOINT_MINUTES", 60.0)
+            finetune_tiny(source, out)
         assert _steps(records) == [1, 2, 3, 4]
+        patch.setattr(train, "CHECKPOINT_MINUTES", 0.0)
         with pytest.raises(Killed):  # 3 steps were saved
             finetune_tiny(source, out)
         assert _steps(records) == [1, 2, 3, 4]
@@ -101,18 +98,6 @@ def test_records_after_a_kill_name_every_step_once(source, tmp_path, monkeypatch
 
 def _steps(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-def test_second_run_into_the_same_folder_is_refused(source, tmp_path):
-    out = tmp_path / "out"
-    finetune_tiny(source, out, max_minutes=1e-9)
-    state = tmp_path / "out.training"
-    with locked_folder(state, "out"):
-        for resume in (True, False):
-            with pytest.raises(OutputError, match="another run is writing .*/out; "):
-                finetune_tiny(source, out, resume=resume)
-        assert (state / "checkpoints" / "0").is_dir()  # not removed by resume=False
-    finetune_tiny(source, out, resume=False, max_minutes=1e-9)  # the lock is free
 
 
 def test_loss_that_is_not_finite_says_what_to_remove(source, tmp_path):

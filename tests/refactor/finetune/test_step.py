@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
@@ -177,9 +176,3 @@ def test_parameter_counts_at_olmoe_size_is_about_an_eighth_of_a_percent():
     trained, total = programs.parameter_counts(split_config(olmoe, 4))
     assert trained == 16 * 256 * 2048
     assert round(100 * trained / total, 2) == 0.12
-
-
-def test_check_trainable_proxy_gate_is_refused():
-    proxy = split_config(GQA, 4, gate="proxy_global", gate_neurons=2)
-    with pytest.raises(ConfigError, match="gate is proxy_global.*linear gate"):
-        programs.check_trainable(proxy)

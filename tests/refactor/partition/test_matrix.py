@@ -7,10 +7,11 @@ import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.refactor.partition.matrix import heldout_report, read_matrix
-from moe_edge.refactor.partition.objective import quality
+from moe_edge.refactor.partition.objective import qualities
 from moe_edge.refactor.partition.problem import planted_activations, split_rows
 from moe_edge.refactor.partition.solve import BASELINES
 from moe_edge.refactor.run import run_refactor
+from moe_edge.refactor.settings import PartitionOptions
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def test_split_rows_are_disjoint_and_seeded():
 
 def test_quality_by_hand():
     M_TF = np.array([[1.0, -2.0, 3.0, 0.0], [4.0, 0.0, 0.0, -1.0], [0.0] * 4])
-    found = quality(M_TF, np.array([0, 0, 1, 1]), 2, 1)
+    found = qualities(M_TF, {"by hand": np.array([0, 0, 1, 1])}, 2, 1)["by hand"]
     # Norms are (3, 3) and (4, 1); the tie leaves out sub-expert 0.
     assert found["objective"] == 4.0 and found["share"] == pytest.approx(4 / 11)
     assert found["usage"] == [0.5, 0.5] and found["usage_spread"] == 0
 
 
 def test_heldout_report_scores_rows_that_were_not_fitted(M_TF):
-    report = heldout_report(M_TF, 4, 3, seed=2)
+    report = heldout_report(M_TF, PartitionOptions(seed=2))
     assert (report["rows_fitted"], report["rows_heldout"]) == (160, 40)
     assert set(report["methods"]) == {"alternate", *BASELINES}
     ours = report["methods"]["alternate"]
@@ -48,7 +49,7 @@ def test_heldout_report_scores_rows_that_were_not_fitted(M_TF):
     # Held-out rows changed: the fit and its score stay, the held-out score moves.
     changed = M_TF.copy()
     changed[split_rows(200, 0.2, 2)[1]] *= 2
-    again = heldout_report(changed, 4, 3, seed=2)["methods"]["alternate"]
+    again = heldout_report(changed, PartitionOptions(seed=2))["methods"]["alternate"]
     assert again["fitted"] == ours["fitted"]
     assert again["heldout"]["objective"] == pytest.approx(
         2 * ours["heldout"]["objective"], rel=1e-5
@@ -56,7 +57,7 @@ def test_heldout_report_scores_rows_that_were_not_fitted(M_TF):
 
 
 def test_heldout_report_small_case_has_the_optimum(M_TF):
-    methods = heldout_report(M_TF[:, :8], 2, 1)["methods"]
+    methods = heldout_report(M_TF[:, :8], PartitionOptions(sub_experts=2))["methods"]
     optimum = methods["brute_force"]["fitted"]["objective"]
     assert methods["alternate"]["fitted"]["objective"] == pytest.approx(optimum)
     assert all(optimum <= m["fitted"]["objective"] + 1e-3 for m in methods.values())

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.refactor.partition.model import PartitionOptions, partition_model
+from moe_edge.refactor.partition.model import partition_model
 from moe_edge.refactor.partition.problem import planted_activations
+from moe_edge.refactor.settings import PartitionOptions
 
 OPTIONS = PartitionOptions(inactive=2, restarts=4)
 
@@ -32,8 +33,7 @@ class FakeSource:
         return np.linspace(0, 1, 100, dtype=np.float32)
 
 
-def weights_of(layer, expert):
-    return np.arange(16.0)
+WEIGHTS = {layer: np.tile(np.arange(16.0), (3, 1)) for layer in (1, 5)}
 
 
 def test_partition_model_covers_all_experts_and_counts_rules(tmp_path):
@@ -67,7 +67,7 @@ def test_shares_compare_the_same_experts(tmp_path):
 
 
 def test_partition_model_few_tokens_fall_back_on_neuron_weights(tmp_path):
-    found = partition_model(FakeSource(), tmp_path, OPTIONS, neuron_weights=weights_of)
+    found = partition_model(FakeSource(), tmp_path, OPTIONS, neuron_weights=WEIGHTS)
     assert found.summary()["rules"] == {"solved": 4, "neuron_weights": 2}
     expected = np.repeat([3, 2, 1, 0], 4)
     np.testing.assert_array_equal(found.labels_LEF[0, 2], expected)
@@ -79,7 +79,7 @@ def test_partition_model_does_not_solve_silent_experts(tmp_path):
             M_TF = super().activations(layer, expert)
             return M_TF * np.float16(expert != 1)
 
-    found = partition_model(Silent(), tmp_path, OPTIONS, neuron_weights=weights_of)
+    found = partition_model(Silent(), tmp_path, OPTIONS, neuron_weights=WEIGHTS)
     assert found.summary()["rules"] == {"solved": 2, "neuron_weights": 4}
 
 

@@ -10,8 +10,7 @@ from moe_edge.refactor.partition.objective import (
     smallest,
 )
 from moe_edge.refactor.partition.problem import planted_activations
-from moe_edge.refactor.partition.solve import solve
-from tests.support.partitions import slow_objective, usage
+from tests.support.partitions import slow_objective, solved, usage
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +48,12 @@ def test_order_by_importance_largest_first_same_partition():
 def test_objective_is_degenerate_without_structure():
     """jax_facts 6: a sort by magnitude scores as well as any search."""
     M_TF, _ = planted_activations(512, 64, clusters=1, active=1, sigma=1.0)
-    sort = solve(M_TF, 4, 2, solver="magnitude")
-    searched = solve(M_TF, 4, 2)
-    annealed = solve(M_TF, 4, 2, solver="anneal", steps=20_000)
-    assert searched.objective == pytest.approx(sort.objective, rel=0.01)
-    assert annealed.objective == pytest.approx(sort.objective, rel=0.01)
-    assert usage(M_TF, sort.labels, 4, 2).round(1).tolist() == [1, 1, 0, 0]
+    sort = solved(M_TF, 4, 2, "magnitude")
+    expected = pytest.approx(objective(M_TF, sort, 4, 2), rel=0.01)
+    for solver, options in (("alternate", {}), ("anneal", {"steps": 20_000})):
+        labels = solved(M_TF, 4, 2, solver, **options)
+        assert objective(M_TF, labels, 4, 2) == expected
+    assert usage(M_TF, sort, 4, 2).round(1).tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("subs", [128, 129, 256, 300])

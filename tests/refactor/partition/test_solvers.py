@@ -9,13 +9,13 @@ from threadpoolctl import threadpool_info
 from moe_edge.core.checks import ConfigError
 from moe_edge.refactor.partition import alternate, baselines
 from moe_edge.refactor.partition.objective import (
+    grouped_sums,
     objective,
     smallest,
-    subset_norms,
 )
 from moe_edge.refactor.partition.problem import build_problem, planted_activations
-from moe_edge.refactor.partition.solve import SOLVERS, solve
-from tests.support.partitions import slow_objective, usage
+from moe_edge.refactor.partition.solve import SOLVERS
+from tests.support.partitions import slow_objective, solved, usage
 
 SHORT = {"anneal": {"steps": 3000}, "anneal_numpy": {"steps": 3000}}
 
@@ -31,15 +31,19 @@ def test_solver_holds_balance_and_seed(planted, solver):
     if solver == "brute_force":
         M_TF = M_TF[:, :8]
     options = SHORT.get(solver, {})
-    first = solve(M_TF, 4, 2, solver=solver, seed=5, **options)
-    again = solve(M_TF, 4, 2, solver=solver, seed=5, **options)
-    assert (np.bincount(first.labels) == M_TF.shape[1] // 4).all()
-    np.testing.assert_array_equal(first.labels, again.labels)
-    assert first.objective == pytest.approx(
-        slow_objective(M_TF, first.labels, 4, 2), rel=1e-5
-    )
-    assert first.solved == pytest.approx(first.objective, rel=1e-4)
-    assert first.history[-1][1] == pytest.approx(first.solved, rel=1e-5)
+    first = solved(M_TF, 4, 2, solver, seed=5, **options)
+    np.testing.assert_array_equal(first, solved(M_TF, 4, 2, solver, seed=5, **options))
+    assert (np.bincount(first) == M_TF.shape[1] // 4).all()
+    expected = pytest.approx(slow_objective(M_TF, first, 4, 2), rel=1e-5)
+    assert objective(M_TF, first, 4, 2) == expected
+    assert build_problem(M_TF, 4, 2).cost(first) == expected
+
+
+def test_history_ends_with_the_cost_of_the_labels(planted):
+    problem = build_problem(planted[0], 4, 2)
+    labels, history = alternate.alternate(problem, seed=5)
+    cost = history[-1][1] * problem.unit
+    assert cost == pytest.approx(problem.cost(labels), rel=1e-5)
 
 
 @pytest.mark.parametrize("tolerance", [alternate.TOLERANCE, alternate.ROUGH, 0.5])
@@ -60,22 +64,24 @@ def test_alternate_small_case_matches_brute_force(shape):
     neurons, subs, inactive = shape
     for seed in range(3):
         M_TF = np.random.default_rng(seed).standard_normal((20, neurons)) ** 3
-        best = solve(M_TF, subs, inactive, solver="brute_force")
-        found = solve(M_TF, subs, inactive)
-        assert found.objective == pytest.approx(best.objective, rel=1e-5)
+        best, found = (
+            objective(M_TF, solved(M_TF, subs, inactive, solver), subs, inactive)
+            for solver in ("brute_force", "alternate")
+        )
+        assert found == pytest.approx(best, rel=1e-5)
         if neurons < 12:  # small enough for the search to find it every time
             problem = build_problem(M_TF, subs, inactive)
             labels, _ = alternate.search(problem, 0, 136)
-            assert problem.cost(labels) == pytest.approx(best.objective, rel=1e-5)
+            assert problem.cost(labels) == pytest.approx(best, rel=1e-5)
 
 
 def test_brute_force_is_the_minimum_of_all_labelings():
     M_TF = np.random.default_rng(0).standard_normal((10, 6))
-    found = solve(M_TF, 3, 2, solver="brute_force")
+    found = objective(M_TF, solved(M_TF, 3, 2, "brute_force"), 3, 2)
     labelings = np.stack(np.meshgrid(*[range(3)] * 6), -1).reshape(-1, 6)
     balanced = [row for row in labelings if (np.bincount(row, minlength=3) == 2).all()]
     assert len(balanced) == 90 and baselines.num_partitions(6, 3) == 15
-    assert found.objective == pytest.approx(
+    assert found == pytest.approx(
         min(slow_objective(M_TF, row, 3, 2) for row in balanced), rel=1e-6
     )
 
@@ -87,7 +93,7 @@ def test_descent_never_rises(planted, inactive):
     labels_RF = alternate.random_partitions(rng, 5, 64, 4)
     costs = [[problem.cost(row) for row in labels_RF]]
     for _ in range(8):
-        norms = subset_norms(problem.A_TF, labels_RF, 4)
+        norms = grouped_sums(problem.A_TF, labels_RF, 4)
         low = smallest(norms, inactive).astype(np.float32)
         labels_RF = alternate.reassign(low @ problem.A_TF, labels_RF)
         costs.append([problem.cost(row) for row in labels_RF])
@@ -114,46 +120,50 @@ def test_reassign_two_subs_is_optimal_and_pairs_meet_once():
 def test_alternate_beats_the_annealer(planted):
     M_TF, _ = planted
     for inactive in (2, 3):
-        reference = solve(M_TF, 4, inactive, solver="anneal", steps=20_000)
-        assert solve(M_TF, 4, inactive).objective <= 1.005 * reference.objective
+        reference = solved(M_TF, 4, inactive, "anneal", steps=20_000)
+        ours, annealed = (
+            objective(M_TF, labels, 4, inactive)
+            for labels in (solved(M_TF, 4, inactive), reference)
+        )
+        assert ours <= 1.005 * annealed
 
 
 def test_normalise_finds_planted_structure_and_balanced_use():
     M_TF, cluster_F = planted_activations(
         400, 64, clusters=4, active=1, background=0.2, sigma=1.2, seed=0
     )
-    found = solve(M_TF, 4, 3, normalise=True)
-    pairs = {*zip(cluster_F.tolist(), found.labels.tolist(), strict=True)}
+    labels = solved(M_TF, 4, 3, weights={"normalise": True})
+    pairs = {*zip(cluster_F.tolist(), labels.tolist(), strict=True)}
     assert len(pairs) == 4  # every cluster is one sub-expert
     flat = M_TF / np.abs(M_TF).mean(0)
-    np.testing.assert_allclose(usage(flat, found.labels, 4, 3), 0.25, atol=0.08)
+    np.testing.assert_allclose(usage(flat, labels, 4, 3), 0.25, atol=0.08)
 
 
 def test_weights_change_what_is_solved(planted):
     M_TF, _ = planted
     weights_F = np.ones(64)
     weights_F[:16] = 100.0
-    found = solve(M_TF, 4, 2, neuron_weights_F=weights_F)
-    by_hand = solve(M_TF * weights_F.astype(np.float32), 4, 2)
-    np.testing.assert_array_equal(found.labels, by_hand.labels)
-    assert found.solved == pytest.approx(by_hand.objective, rel=1e-4)
-    assert found.objective == pytest.approx(
-        slow_objective(M_TF, found.labels, 4, 2), rel=1e-5
-    )
+    found = solved(M_TF, 4, 2, weights={"neuron_weights_F": weights_F})
+    weighted_TF = M_TF * weights_F.astype(np.float32)
+    np.testing.assert_array_equal(found, solved(weighted_TF, 4, 2))
+    problem = build_problem(M_TF, 4, 2, neuron_weights_F=weights_F)
+    expected = objective(weighted_TF, found, 4, 2)
+    assert problem.cost(found) == pytest.approx(expected, rel=1e-4)
     weights_T = np.zeros(len(M_TF))
     weights_T[:40] = 1
-    few = solve(M_TF, 4, 2, token_weights_T=weights_T)
-    assert few.solved == pytest.approx(objective(M_TF[:40], few.labels, 4, 2), rel=1e-4)
+    few = build_problem(M_TF, 4, 2, token_weights_T=weights_T)
+    expected = objective(M_TF[:40], found, 4, 2)
+    assert few.cost(found) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_solve_any_scale_gives_finite_balanced_result(planted, scale):
-    M_TF = planted[0].astype(np.float64) * scale
-    found = solve(M_TF, 4, 2)
-    assert (np.bincount(found.labels) == 16).all() and np.isfinite(found.objective)
-    if scale:
-        same = solve(planted[0].astype(np.float64), 4, 2)
-        assert found.objective == pytest.approx(same.objective * scale, rel=1e-4)
+    M_TF = planted[0].astype(np.float64)
+    found = solved(M_TF * scale, 4, 2)
+    assert (np.bincount(found) == 16).all()
+    same = objective(M_TF, solved(M_TF, 4, 2), 4, 2)
+    cost = objective(M_TF * scale, found, 4, 2)
+    assert cost == pytest.approx(same * scale, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +183,20 @@ def test_solve_any_scale_gives_finite_balanced_result(planted, scale):
         ({"solver": "magic"}, "unknown solver 'magic'; known: alternate"),
         ({"solver": "greedy", "restarts": 3}, "greedy has no option 'restarts'"),
         ({"restarts": 0}, "restarts must be a positive whole number, got 0"),
-        ({"neuron_weights_F": np.ones(5)}, r"neuron_weights_F has shape \(5,\)"),
-        ({"token_weights_T": np.full(3, -1.0)}, "token_weights_T must be finite"),
+        (
+            {"weights": {"neuron_weights_F": np.ones(5)}},
+            r"neuron_weights_F has shape \(5,\)",
+        ),
+        (
+            {"weights": {"token_weights_T": np.full(3, -1.0)}},
+            "token_weights_T must be finite",
+        ),
     ],
 )
 def test_solve_rejects_bad_input(change, message):
     arguments = {"M_TF": np.ones((3, 12)), "subs": 4, "inactive": 2} | change
     with pytest.raises(ConfigError, match=message):
-        solve(arguments.pop("M_TF"), **arguments)
+        solved(**arguments)
 
 
 def test_brute_force_rejects_large_case():

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
-from moe_edge.core import figures
 from moe_edge.studies.moe_prism.fig10 import findings
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.operating_points import StepTimes
@@ -27,7 +27,7 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
     found, tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(figures.plt, "close", drawn.append)
+    monkeypatch.setattr(plt, "close", drawn.append)
     found.plot(tmp_path / "p.png")
     rows = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
     monkeypatch.undo()
@@ -40,4 +40,4 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
             shown = [rows[name, f"{what}, K={k}, batch 1"] for k in ks]
             np.testing.assert_allclose(line.get_ydata(), shown)
         assert lines[ORIGINAL].get_marker() == "o"
-    figures.plt.close(drawn[0])
+    plt.close(drawn[0])
