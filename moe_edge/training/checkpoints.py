@@ -10,8 +10,9 @@ import orbax.checkpoint as ocp
 
 from moe_edge.checkpoint.dense import orbax_writes
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.training.options import Hyper
 from moe_edge.training.start import init_params
-from moe_edge.training.step import Hyper, TrainState, make_optimizer
+from moe_edge.training.step import TrainState, make_optimizer
 
 KEEP = 2
 

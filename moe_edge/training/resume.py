@@ -7,11 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.model.config import ModelConfig
-from moe_edge.training import checkpoints
 
 CHECKPOINTS_FOLDER = "checkpoints"
 CORPUS_FILE = "corpus.npz"
@@ -24,6 +21,10 @@ def saved_config(run_dir: Path) -> ModelConfig | None:
     folder = run_dir / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return None
+    import orbax.checkpoint as ocp  # here: it loads JAX
+
+    from moe_edge.training import checkpoints
+
     with checkpoints.open_checkpoints(folder) as manager:
         step = manager.latest_step()
         if step is None:

@@ -28,8 +28,7 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
     timed = {}
     for policy, options in policies.items():
         for budget in SETTINGS.budgets:
-            exact = fig14.is_exact(options)
-            case = Case(policy, budget, 1, options, exact)
+            case = Case(policy, budget, 1, options)
             scale = 2.0 if budget == "25%" else 1.0
             timed[case.key] = Timed(
                 case,
@@ -37,7 +36,7 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
                 hit_ratio=[ratio_of[policy]] * 2,
                 step_bytes=[1e6, 3e6],
                 is_same=[True, True],
-                fidelity=None if exact else FIDELITY,
+                fidelity=None if case.is_exact else FIDELITY,
             )
     ready = Ready([], [], 1e-3, LINK, POOL)
     return Timing(timed, {1: [2e-3, 4e-3]}, ready, {ON_TIME: True})
@@ -73,7 +72,7 @@ def test_fig14_steps_change_one_thing_each():
         {"assist"},
     ]
     assert steps[-1].predictor_options == {"top_a": 0.3}
-    exact = [fig14.is_exact(options) for options in steps]
+    exact = [Case("", "25%", 1, options).is_exact for options in steps]
     assert exact == [True, False, True, False, False, False]
 
 
@@ -170,5 +169,6 @@ def test_ttft_prompt_as_long_as_the_context_is_refused(monkeypatch):
 
 
 def test_smoe_with_a_of_zero_is_exact_without_the_host():
-    assert fig14.is_exact(fig14.smoe_steps(0.0)["+Pre"])
-    assert not fig14.is_exact(fig14.smoe_steps(0.0)["+BA"])
+    steps = fig14.smoe_steps(0.0)
+    assert Case("", "25%", 1, steps["+Pre"]).is_exact
+    assert not Case("", "25%", 1, steps["+BA"]).is_exact

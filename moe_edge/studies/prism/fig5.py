@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
@@ -124,7 +124,7 @@ def measure(settings: Figure5) -> Findings:
             "ms by share": {at: [round(x, 4) for x in ms] for at, ms in ours.items()},
             "shares": list(settings.remote_shares),
         },
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Time of a layer over remote experts (simulated)"
         ),
         summary={"layer_ms": ours},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
@@ -130,7 +130,7 @@ def measure(settings: Figure6) -> Findings:
             "at the same times.",
         ],
         ours={"local ratio after the first migrations": after},
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Local compute ratio over time (simulated)"
         ),
         summary={"local_ratio_after": after},

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import bar_panels, line_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
@@ -205,7 +205,7 @@ def plot_curves(path, curves, settings: Figure7) -> None:
         for start, by_name in curves.items()
     ]
     title = "Local compute ratio; the data changes half way (simulated)"
-    line_panels(path, panels, title=title)
+    draw_panels(path, panels, title=title)
 
 
 def plot_grid(path, ratios) -> None:
@@ -225,7 +225,7 @@ def plot_grid(path, ratios) -> None:
         )
         for start in STARTS
     ]
-    bar_panels(path, panels, title="Migration rules (simulated)")
+    draw_panels(path, panels, title="Migration rules (simulated)")
 
 
 STUDY = study_of(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
     Runs,
@@ -183,7 +183,7 @@ def plot_sizes(path, settings: Figure8, points: Points) -> None:
         }
         title = f"a request every {interval_s:g} s at each server"
         panels.append(panel_over_gpus(title, settings, series))
-    bar_panels(path, panels, title="Latency over size (simulated)")
+    draw_panels(path, panels, title="Latency over size (simulated)")
 
 
 def plot_rates(path, settings: Figure8, points: Points) -> None:
@@ -197,7 +197,7 @@ def plot_rates(path, settings: Figure8, points: Points) -> None:
     }
     title = f"Prism's placement, a request every {longest_s:g} s at each server"
     panel = panel_over_gpus(title, settings, series)
-    bar_panels(path, [panel], title="Latency over the network's rate (simulated)")
+    draw_panels(path, [panel], title="Latency over the network's rate (simulated)")
 
 
 def panel_over_gpus(title: str, settings: Figure8, series) -> Panel:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from moe_edge.metrics.plots_panels import bar_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, on_cluster, serve_all
@@ -179,7 +179,7 @@ def plot(path, points: Points) -> None:
         )
         for (study, cluster), by_value in rows_of(points).items()
     ]
-    bar_panels(path, panels, title="Sensitivity of placements (simulated)")
+    draw_panels(path, panels, title="Sensitivity of placements (simulated)")
 
 
 STUDY = study_of(

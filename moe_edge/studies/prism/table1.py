@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
 from moe_edge.studies.prism.served import median_row, percent, stored
@@ -77,7 +77,7 @@ def measure(settings: Table1) -> Findings:
         baselines=[ALONE],
         checks={"every request was served once": served.is_complete()},
         ours=ours,
-        plot=lambda path: bar_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Serving alone and together (simulated)"
         ),
         summary={"change": changes},

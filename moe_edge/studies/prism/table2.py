@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
     PAPERS,
@@ -201,7 +201,7 @@ def plot(path, points: Mapping[str, Served]) -> None:
                 log=max(medians) / min(medians) > WIDE,
             )
         )
-    bar_panels(path, panels, title="Mean latency by placement (simulated)")
+    draw_panels(path, panels, title="Mean latency by placement (simulated)")
 
 
 STUDY = study_of(

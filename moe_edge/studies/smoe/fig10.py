@@ -15,7 +15,7 @@ from numpy.polynomial import Polynomial
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
-from moe_edge.metrics.plots_panels import line_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
 from moe_edge.studies.cases import LIMITS, Case
@@ -62,10 +62,7 @@ def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
     cases = {}
     for batch, a in itertools.product(settings.batches, settings.a_values):
         options = dataclasses.replace(smoe_steps(a)["+Pre"], assist=settings.assist)
-        exact = a == 0 and settings.assist is None
-        cases[batch, a] = Case(
-            f"a={a:g}", settings.device_memory, batch, options, exact
-        )
+        cases[batch, a] = Case(f"a={a:g}", settings.device_memory, batch, options)
     return cases
 
 
@@ -213,7 +210,7 @@ def plot(path, points: list[dict], fits: list[dict]) -> None:
             interval_panel(title, "agreement", a_N, agreed, intervals, x_label="a")
         )
     panels = [*times, *agreements]
-    line_panels(path, panels, title="Time per step over a", columns=len(fits))
+    draw_panels(path, panels, title="Time per step over a", columns=len(fits))
 
 
 STUDY = Study(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import bar_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.cases import LIMITS, Case, count_history, past_sequences
@@ -79,11 +79,6 @@ def policies(a: float, counts_LE: np.ndarray, _) -> dict[str, OffloadOptions]:
     return bases(counts_LE) | smoe_steps(a)
 
 
-def is_exact(options: OffloadOptions) -> bool:
-    """Whether tokens are the resident engine's, to the last bit of the logits."""
-    return options.lossless and options.assist is None
-
-
 def time_policies(
     settings: BudgetSettings,
     policies: Callable[[float, np.ndarray, ModelConfig], dict[str, OffloadOptions]],
@@ -98,7 +93,7 @@ def time_policies(
         history, config = past_sequences(bench, settings), bench.config
         counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
         cases = [
-            Case(policy, budget, batch, options, is_exact(options))
+            Case(policy, budget, batch, options)
             for batch in settings.batches
             for budget in settings.budgets
             for policy, options in policies(settings.a, counts_LE, config).items()
@@ -177,7 +172,7 @@ def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CP
                 level=("resident", resident_ms) if measure == "tpot_s" else None,
             )
         )
-    bar_panels(
+    draw_panels(
         path,
         panels,
         title="Time per step and cache ratio, emulated link (bars: median of rounds)",

@@ -10,7 +10,7 @@ import numpy as np
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
@@ -124,7 +124,7 @@ class Judged:
 def run(settings: PredictorSettings) -> Findings:
     """Records what predictors say."""
     cases = [
-        Case(policy, settings.device_memory, batch, options, fig14.is_exact(options))
+        Case(policy, settings.device_memory, batch, options)
         for batch in settings.batches
         for policy, options in policies(settings).items()
     ]
@@ -237,7 +237,7 @@ def plot(path, judged: list[Judged], batch: int) -> None:
         layers = list(range(len(shown[0].logs[0].rounds_LA)))
         label = f"{measure}, one layer ahead"
         panels.append(Panel(measure, label, layers, series, x_label="layer"))
-    line_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")
+    draw_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")
 
 
 STUDY = Study(

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.route.base import gate_scores
@@ -175,7 +175,7 @@ def plot(path, reuse: dict[str, np.ndarray], config: ModelConfig) -> None:
                 level=("uniform choice", 1 - (1 - K / E) ** AHEAD),
             )
         )
-    line_panels(path, panels, title="Reuse of experts by the rank of their score")
+    draw_panels(path, panels, title="Reuse of experts by the rank of their score")
 
 
 STUDY = Study(

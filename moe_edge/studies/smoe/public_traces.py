@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import known_policies, policy_of, slots_for
@@ -188,7 +188,7 @@ def plot(path: Path, ratios: dict[str, Ratios], sizes: list[int]) -> None:
         )
         for name, by_policy in ratios.items()
     ]
-    line_panels(path, panels, title="Cache policies on public route traces (replay)")
+    draw_panels(path, panels, title="Cache policies on public route traces (replay)")
 
 
 STUDY = Study(

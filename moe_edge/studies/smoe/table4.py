@@ -25,7 +25,7 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.substitute import Substitute
 from moe_edge.studies.engines import describe_model
@@ -285,7 +285,7 @@ def plot(path, accuracy: Rows, fidelity: Rows) -> None:
     ]
     for key, interval in INTERVALS.items():
         panels.append(panel("text", fidelity, key, interval))
-    line_panels(path, panels, title="Accuracy and fidelity over a", columns=3)
+    draw_panels(path, panels, title="Accuracy and fidelity over a", columns=3)
 
 
 STUDY = Study(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import line_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.cases import LIMITS, describe_link, linked, workload_of
@@ -178,7 +178,7 @@ def plot(path, found: Found, settings: TtftSettings) -> None:
         x_label="prompt tokens",
         log=True,
     )
-    line_panels(path, [panel], title="Time to first token", columns=1)
+    draw_panels(path, [panel], title="Time to first token", columns=1)
 
 
 STUDY = Study(
