@@ -117,11 +117,8 @@ class TextStream:
 
     A token may hold part of a character, and some decoders drop the first space of
     a text. So a piece is the difference of two decodings that start at the same
-    earlier token, and is held back while it ends in an unfinished character.
-
-    Args:
-      tokenizer: of the model.
-      context: tokens that stand before the text (the prompt).
+    earlier token, and is held back while it ends in an unfinished character. The
+    tokens of `context` (the prompt) stand before the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
