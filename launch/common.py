@@ -12,7 +12,6 @@ import json
 import logging as python_logging
 import math
 import os
-import re
 import signal
 import sys
 import tokenize
@@ -186,7 +185,10 @@ def call_root(
         for flag in (OVERWRITE, SEED, *script_flags):
             if flag.present and flag.value is not None:
                 if flag.name not in known:
-                    raise ConfigError(f"--{flag.name} means nothing to {root}")
+                    reads = ", which reads no data" if flag.name == "data_dir" else ""
+                    raise ConfigError(
+                        f"--{flag.name} means nothing to {root}{reads}; leave it out"
+                    )
                 gin.bind_parameter(f"{root}.{flag.name}", flag.value)
         if SEED.present:
             gin.parse_config(f"SEED = {SEED.value}")
@@ -195,27 +197,28 @@ def call_root(
         if DRY_RUN.value and "dry_run" in known:
             gin.bind_parameter(f"{root}.dry_run", True)
         for option in OPTIONS.keys() & known:
-            hand_over(root, option)
+            hand_over(root, option, get_root(option))
         gin.finalize()
     if DRY_RUN.value and "dry_run" not in known:
         return {"dry_run": True}
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with missing_bindings(function), out_dir.removed_if_empty(made):
+    with out_dir.removed_if_empty(made):
         return function(**arguments)
 
 
-def hand_over(root: str, option: str) -> None:
-    """Binds `root.option = @option()` where only `option.*` is bound: it would do
-    nothing, and nobody would notice."""
-    bound = (selector.rpartition(".")[2] for _, selector in gin.config._CONFIG)
-    given = option in bound
-    try:
-        gin.query_parameter(f"{root}.{option}")
-    except ValueError:  # not bound
-        if given:
-            gin.parse_config(f"{root}.{option} = @{option}()")
+def hand_over(root: str, option: str, kind: Callable) -> None:
+    """Binds `root.option = @option()` where a parameter `option.*` is bound.
+
+    So policy files need not name the roots that take them.
+    """
+    if out_dir.bound(f"{root}.{option}"):
+        return
+    if any(
+        out_dir.bound(f"{option}.{name}") for name in inspect.signature(kind).parameters
+    ):
+        gin.parse_config(f"{root}.{option} = @{option}()")
 
 
 def check_data_dir() -> None:
@@ -255,22 +258,6 @@ def gin_errors() -> Iterator[None]:
         raise
     except GIN_ERRORS as error:
         raise ConfigError(f"gin: {error}") from error
-
-
-@contextlib.contextmanager
-def missing_bindings(function) -> Iterator[None]:
-    """A root called without a required value is a user error too."""
-    try:
-        yield
-    except (RuntimeError, TypeError) as error:
-        unset = f"{function.__name__}() missing "  # Python's words for it
-        if "Required bindings" in str(error) or unset in str(error):
-            names = dict.fromkeys(re.findall(r"'(\w+)'", one_line(error)))
-            names = ", ".join(f"--{name}" for name in names)
-            raise ConfigError(
-                f"no value for {names}: give it as a flag or in gin"
-            ) from error
-        raise
 
 
 def report(error: BaseException) -> int:

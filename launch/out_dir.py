@@ -21,16 +21,21 @@ def check_one_folder(out_dir: str | None, name: str, value: str | None) -> None:
     )
 
 
+def bound(name: str) -> list:
+    """The value that gin binds to a parameter, if there is one."""
+    try:
+        return [gin.query_parameter(name)]
+    except ValueError:  # not bound
+        return []
+
+
 def bind_out_dir(root: str, parameter: str, flag: str | None) -> str | None:
     """Binds OUT_DIR and the root's parameter to the flag's value, else to gin's.
 
     Returns:
       The folder, or None if neither names one.
     """
-    found = [flag]
-    for name in (f"{root}.{parameter}", "OUT_DIR/macro.value"):
-        with contextlib.suppress(ValueError):  # not bound
-            found.append(gin.query_parameter(name))
+    found = [flag, *bound(f"{root}.{parameter}"), *bound("OUT_DIR/macro.value")]
     # A reference to the macro, or gin.REQUIRED, is no string.
     out_dir = next((value for value in found if isinstance(value, str)), None)
     if out_dir is not None:

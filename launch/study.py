@@ -50,5 +50,6 @@ def name_first(argv: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    flags.FLAGS["out_dir"].help = "folder of the entry; default results/NAME"
     sys.argv = name_first(sys.argv)
     common.run(study_root, FLAGS)

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import check_known
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WEIGHT_DTYPES = {
@@ -21,8 +21,7 @@ def weight_dtype(name: str | None) -> np.dtype | None:
     """numpy dtype of a flag value; None or "" means as stored."""
     if not name:
         return None
-    if name not in WEIGHT_DTYPES:
-        raise ConfigError(f"unknown dtype {name!r}; known: {', '.join(WEIGHT_DTYPES)}")
+    check_known("dtype", name, WEIGHT_DTYPES)
     return WEIGHT_DTYPES[name]
 
 

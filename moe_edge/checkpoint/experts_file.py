@@ -23,15 +23,8 @@ def experts_path(folder: Path, layer: int) -> Path:
     return folder / EXPERTS_FOLDER / f"layer_{layer:03d}.bin"
 
 
-def write_bytes(file: RawIOBase, array: np.ndarray) -> None:
-    """Writes a C-contiguous array to an unbuffered file (whose writes may be short)."""
-    flat = memoryview(array.reshape(-1).view(np.uint8))
-    while len(flat):
-        flat = flat[file.write(flat) :]
-
-
 def write_arrays(file: RawIOBase, offset: int, arrays: Iterable[np.ndarray]) -> None:
-    """Writes C-contiguous arrays one behind another, in as few calls as possible."""
+    """Writes C-contiguous arrays one after another, in as few calls as possible."""
     views = deque(memoryview(a.reshape(-1).view(np.uint8)) for a in arrays)
     while views:
         batch = list(itertools.islice(views, _MAX_VIEWS))
@@ -48,14 +41,18 @@ def read_records(path: Path, first: int, out_NR: np.ndarray) -> None:
 
     Copying from a mapping would map fresh pages, which costs several times the copy.
     """
-    flat = memoryview(out_NR.reshape(-1).view(np.uint8))
-    offset = first * out_NR[0].nbytes
     with path.open("rb", buffering=0) as file:
-        while len(flat):
-            count = os.preadv(file.fileno(), [flat], offset)
-            if not count:
-                raise CheckpointError(f"{path} became shorter while it was read")
-            flat, offset = flat[count:], offset + count
+        read_bytes(file.fileno(), first * out_NR[0].nbytes, out_NR, path)
+
+
+def read_bytes(descriptor: int, offset: int, out: np.ndarray, path: Path) -> None:
+    """Fills a C-contiguous array with a file's bytes; `path` is for the message."""
+    flat = memoryview(out.reshape(-1).view(np.uint8))
+    while len(flat):
+        count = os.preadv(descriptor, [flat], offset)
+        if not count:
+            raise CheckpointError(f"{path} became shorter while it was read")
+        flat, offset = flat[count:], offset + count
 
 
 def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarray:

@@ -4,16 +4,24 @@ OURS/manifest.json            this file
 OURS/experts/layer_LLL.bin    expert records of a MoE layer (experts_file.py)
 OURS/dense/top, layer_LLL     everything else, one Orbax item each (dense.py)
 OURS/hf/                      small files of the HF folder, byte for byte
+
+A refactored model has an object `refactor`: {"gate": one of `model.config.GATES`,
+"gate_neurons": r, "rank_shares": [[..]], and where it came from: inactive, solver,
+seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
+parent's; only `U` and the records tell of the split.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
-from moe_edge.core.checks import CheckpointError
+from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.files import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.sub_experts import split_config
 
 MANIFEST_NAME = "manifest.json"
 HF_FOLDER = "hf"
@@ -47,44 +55,43 @@ def record_layout(config: ModelConfig, subs: int) -> RecordLayout:
 def make_manifest(
     config: ModelConfig,
     *,
-    dtype: str,
-    itemsize: int,
+    dtype: np.dtype,
     subs: int,
-    tokenizer: str | None,
-    source: dict[str, Any],
-    content_sha256: str,
+    tokenizer: str | None = None,
+    source: dict[str, Any] | None = None,
+    content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are already written.
 
     Args:
       config: the model before it was refactored.
-      dtype, itemsize: of the records.
+      dtype: of the records.
       subs: U, sub-experts of an expert.
       tokenizer: path inside the folder, or None.
       source: where it came from.
       content_sha256: see `convert/content_hash.py`.
-      refactor: gate and provenance of a refactored model (`checkpoint/refactored.py`).
+      refactor: gate and provenance of a refactored model.
     """
     layout = record_layout(config, subs)
     return {
         "format_version": FORMAT_VERSION,
         "model_type": config.model_type,
         "hf_config": config.hf_config,
-        "dtype": dtype,
+        "dtype": dtype.name,
         "L": config.num_layers,
         "E": config.moe.num_experts,
         "U": subs,
         "record": {
             "order": list(layout.shapes),
             "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
-            "bytes": layout.size * itemsize,
+            "bytes": layout.size * dtype.itemsize,
             "file": "experts/layer_{layer:03d}.bin",
             # Record (expert, sub) of a layer begins at offset + (e * U + sub) * bytes.
             "offset": 0,
         },
         "tokenizer": tokenizer,
-        "source": source,
+        "source": source or {},
         "content_sha256": content_sha256,
     } | ({} if refactor is None else {"refactor": refactor})
 
@@ -96,14 +103,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       CheckpointError: missing, not JSON, another version, keys missing or mistyped.
     """
     path = folder / MANIFEST_NAME
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    manifest = read_json(path, _MAX_BYTES)
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")
@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(
-    folder: Path, manifest: dict[str, Any], config: ModelConfig, itemsize: int
+    folder: Path, manifest: dict[str, Any], config: ModelConfig
 ) -> RecordLayout:
     """Checks the manifest against the config; returns the record layout.
 
@@ -135,15 +135,8 @@ def check_manifest(
       CheckpointError: names the key that disagrees, with both values.
     """
     layout = record_layout(config, manifest["U"])
-    expected = make_manifest(
-        config,
-        dtype=manifest["dtype"],
-        itemsize=itemsize,
-        subs=manifest["U"],
-        tokenizer=None,
-        source={},
-        content_sha256="",
-    )
+    dtype = WEIGHT_DTYPES[manifest["dtype"]]
+    expected = make_manifest(config, dtype=dtype, subs=manifest["U"])
     for key in ("model_type", "L", "E", "record"):
         if manifest[key] != expected[key]:
             raise CheckpointError(
@@ -151,3 +144,32 @@ def check_manifest(
                 f"hf_config means {expected[key]}"
             )
     return layout
+
+
+def config_of_manifest(
+    folder: Path, manifest: dict[str, Any], parent: ModelConfig
+) -> ModelConfig:
+    """The model that a checkpoint holds: the parent, or the parent split.
+
+    Raises:
+      CheckpointError: sub-experts without `refactor`, or one that does not fit.
+    """
+    refactor, subs = manifest.get("refactor"), manifest["U"]
+    if refactor is None and subs == 1:
+        return parent
+    if not isinstance(refactor, dict):
+        raise CheckpointError(
+            f"{folder}: U is {subs}, but the manifest has no `refactor` that says how "
+            "sub-experts are chosen; refactor the model again (launch/refactor.py)"
+        )
+    shares = refactor.get("rank_shares") or ()
+    try:
+        return split_config(
+            parent,
+            subs,
+            gate=refactor.get("gate", "linear"),
+            gate_neurons=refactor.get("gate_neurons", 0),
+            rank_shares=tuple(tuple(float(x) for x in row) for row in shares),
+        )
+    except (ConfigError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder}: refactor of the manifest: {error}") from error

@@ -8,8 +8,7 @@ import numpy as np
 from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
-from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest
-from moe_edge.checkpoint.refactored import config_of_manifest
+from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest, config_of_manifest
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
@@ -54,7 +53,7 @@ class CheckpointReader(DenseReader):
         self._stored = WEIGHT_DTYPES[manifest["dtype"]]
         self._cast = dtype
         self.dtype = self._stored if dtype is None else np.dtype(dtype)
-        self.layout = check_manifest(self.path, manifest, config, self._stored.itemsize)
+        self.layout = check_manifest(self.path, manifest, config)
         self.config = config_of_manifest(self.path, manifest, config)
         self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.

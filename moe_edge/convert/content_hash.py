@@ -11,10 +11,15 @@ both formats are hashed in one pass, layer by layer.
 """
 
 import hashlib
+import itertools
 import math
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
@@ -77,21 +82,79 @@ def chunk_rows(layout, itemsize: int, rows: int) -> int:
     return max(1, min(rows, CHUNK_BYTES // (layout.size * itemsize)))
 
 
+def check_finite(piece: rules.Piece, advice: str) -> None:
+    """Raises CheckpointError if a tensor holds NaN or infinity.
+
+    Args:
+      advice: what to do about it.
+    """
+    if not all_finite(piece.array):
+        raise CheckpointError(
+            f"tensor {piece.name} has NaN or infinite values (as "
+            f"{piece.array.dtype.name}); {advice}"
+        )
+
+
 def content_sha256(reader) -> str:
     """Hashes a checkpoint by reading it once."""
+    return stream(reader, None, allow_nonfinite=True)[0]
+
+
+def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> tuple[str, int]:
+    """Moves the weights from a reader to a sink, layer by layer.
+
+    One thread reads and writes, a second hashes and checks.
+
+    Args:
+      sink: of `sinks.py`; None: the weights are only hashed.
+      allow_nonfinite: accept NaN and infinity.
+      shown: show progress.
+    Returns:
+      The content hash, and the bytes of all tensors.
+    Raises:
+      CheckpointError: NaN or infinity.
+    """
     config = reader.config
-    content = ContentHash(rules.hf_shapes(config))
+    content, num_bytes = ContentHash(rules.hf_shapes(config)), 0
+
+    def examine(pieces: Iterable[rules.Piece]) -> None:
+        """Checks and hashes a tensor while the processor's cache holds it."""
+        nonlocal num_bytes  # of the one worker
+        for piece in pieces:
+            if not allow_nonfinite:
+                check_finite(
+                    piece,
+                    "add --allow_nonfinite to keep them, or choose another --dtype if "
+                    "the cast overflowed",
+                )
+            content.add(piece)
+            num_bytes += piece.array.nbytes
+
     rows = config.moe.num_experts
     step = chunk_rows(reader.layout, reader.dtype.itemsize, rows)
-    buffer = np.empty((step, reader.layout.size), reader.dtype)
-    for item in progress(dense_items(config), "layers hashed"):
-        for piece in dense_pieces(config, item, reader.dense(item)):
-            content.add(piece)
-        if item in config.moe_layers:
-            for first in range(0, rows, step):
-                records = buffer[: min(step, rows - first)]
+    buffers = itertools.cycle(np.empty((2, step, reader.layout.size), reader.dtype))
+    # One worker, so that the pieces of a tensor are hashed in order.
+    with ThreadPoolExecutor(1) as pool:
+        pending = deque([], maxlen=2)  # of the records in either buffer
+        # The top last: it is large, and by then Orbax has been imported.
+        items = sorted(dense_items(config), key=lambda item: isinstance(item, str))
+        for item in progress(items, "layers", shown=shown):
+            arrays = reader.dense(item)
+            examined = pool.submit(examine, dense_pieces(config, item, arrays))
+            if sink is not None:
+                sink.dense(item, arrays)
+            examined.result()
+            reader.release()
+            for first in range(0, rows if item in config.moe_layers else 0, step):
+                if len(pending) == pending.maxlen:
+                    pending[0].result()  # this buffer is free again
+                records = next(buffers)[: min(step, rows - first)]
                 reader.read_experts(item, first, records)
-                for piece in rules.records_to_hf(config, item, first, records):
-                    content.add(piece)
-        reader.release()
-    return content.hexdigest()
+                pieces = rules.records_to_hf(config, item, first, records)
+                pending.append(pool.submit(examine, pieces))
+                if sink is not None:
+                    sink.experts(item, first, records)
+                reader.release()
+        for future in pending:
+            future.result()
+    return content.hexdigest(), num_bytes

@@ -1,43 +1,32 @@
 """Converts a checkpoint: Hugging Face -> ours, ours -> Hugging Face.
 
-Weights stream through two buffers, layer by layer: one thread reads and writes, a
-second checks for NaN and infinity and hashes. Nothing appears at the destination
-before everything is there.
+Nothing appears at the destination before everything is there.
 """
 
+import contextlib
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.dtypes import all_finite, weight_dtype
-from moe_edge.checkpoint.schema import Item, dense_items
+from moe_edge.checkpoint.dtypes import weight_dtype
+from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
-from moe_edge.convert.content_hash import (
-    ContentHash,
-    chunk_rows,
-    content_sha256,
-    dense_pieces,
-)
+from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
-from moe_edge.convert.sinks import HfSink, OursSink, Sink
-from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.convert.sinks import HfSink, OursSink
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
 from moe_edge.core.files import check_room
-from moe_edge.core.progress import progress as report
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.config import ModelConfig
-
-_BUFFERS = 2
 
 
 def convert_checkpoint(
@@ -85,8 +74,7 @@ def convert_checkpoint(
     for name, value in (("src", src), ("dst", dst)):
         if not value:
             raise ConfigError(f"no {name} given; name a folder with --{name}")
-    if to not in ("ours", "hf"):
-        raise ConfigError(f"unknown target {to!r}; known: ours, hf")
+    check_known("target", to, ("ours", "hf"))
     wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
     reader = open_checkpoint(src, wanted)
     raw = reader.config.hf_config
@@ -104,31 +92,21 @@ def convert_checkpoint(
     changed = wanted is not None or reader.quantized is not None
     raw = converted_config(raw, reader.dtype.name, changed)
     config = config_from_hf(raw)
-    hf_files = getattr(reader, "hf_files", reader.path)
-    source = {
-        "hf_path": reader.hf_source,
-        "quantized": reader.quantized,
-        "dropped": reader.dropped,
-    }
     try:
         with run.writing() as folder:
             dtypes, shapes = hf_dtypes(reader), rules.hf_shapes(config)
             sizes = (math.prod(shapes[n]) * dtypes[n].itemsize for n in shapes)
             check_room(folder, sum(sizes))
-            sink: Sink
             if to == "ours":
-                sink = OursSink(folder, config, reader.dtype, hf_files, source)
+                sink = OursSink(folder, config, reader)
             else:
-                sink = HfSink(folder, config, dtypes, hf_files, shard_bytes)
-            try:
-                stream = _Stream(reader, sink, allow_nonfinite)
-                digest, total_bytes = stream.run(progress)
+                sink = HfSink(folder, config, reader, dtypes, shard_bytes)
+            with contextlib.closing(sink):
+                digest, total_bytes = stream(reader, sink, allow_nonfinite, progress)
                 if not isinstance(reader, HfReader):
                     # If changed, `digest` is of what was written: read once more.
                     _check_digest(reader, None if changed else digest)
                 sink.finish(digest)
-            finally:
-                sink.close()
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error
     return {
@@ -184,86 +162,3 @@ def hf_dtypes(reader) -> dict[str, np.dtype]:
         if item in config.moe_layers:
             dtypes |= dict.fromkeys(rules.expert_shapes(config, item), reader.dtype)
     return dtypes
-
-
-class _Stream:
-    """Moves the weights from a reader to a sink."""
-
-    def __init__(self, reader, sink: Sink, allow_nonfinite: bool):
-        self._reader, self._sink = reader, sink
-        self._config: ModelConfig = reader.config
-        self._allow_nonfinite = allow_nonfinite
-        self._content = ContentHash(rules.hf_shapes(self._config))
-        self._bytes = 0
-
-    def run(self, progress: bool) -> tuple[str, int]:
-        """Returns the content hash and the bytes of all tensors."""
-        config, reader = self._config, self._reader
-        rows = config.moe.num_experts
-        step = chunk_rows(reader.layout, reader.dtype.itemsize, rows)
-        shape = (_BUFFERS, step, reader.layout.size)
-        buffers = np.empty(shape, reader.dtype)
-        # One worker, so that the pieces of a tensor are hashed in order.
-        with ThreadPoolExecutor(1) as pool:
-            pending: list[Future | None] = [None] * _BUFFERS
-            turn = 0
-            # The top last: it is large, and by then Orbax has been imported.
-            items = sorted(dense_items(config), key=lambda item: isinstance(item, str))
-            for layer in report(items, "layers", shown=progress):
-                self._dense(layer, pool)
-                if layer not in config.moe_layers:
-                    continue
-                for first in range(0, rows, step):
-                    _wait(pending[turn])
-                    records = buffers[turn, : min(step, rows - first)]
-                    reader.read_experts(layer, first, records)
-                    pieces = rules.records_to_hf(config, layer, first, records)
-                    pending[turn] = pool.submit(self._examine, pieces)
-                    self._sink.experts(layer, first, records)
-                    turn = (turn + 1) % _BUFFERS
-                    reader.release()
-            for future in pending:
-                _wait(future)
-        return self._content.hexdigest(), self._bytes
-
-    def _dense(self, item: Item, pool: ThreadPoolExecutor) -> None:
-        arrays = self._reader.dense(item)
-        pieces = dense_pieces(self._config, item, arrays)
-        examined = pool.submit(self._examine, pieces)
-        self._sink.dense(item, arrays)
-        examined.result()
-        self._reader.release()
-
-    def _examine(self, pieces: Iterable[rules.Piece]) -> None:
-        """Checks and hashes a tensor while the processor's cache holds it.
-
-        Runs in the one worker only.
-        """
-        for piece in pieces:
-            if not self._allow_nonfinite:
-                check_finite(
-                    piece,
-                    "add --allow_nonfinite to keep them, or choose another --dtype if "
-                    "the cast overflowed",
-                )
-            self._content.add(piece)
-            self._bytes += piece.array.nbytes
-
-
-def check_finite(piece: rules.Piece, advice: str) -> None:
-    """Raises CheckpointError if a tensor holds NaN or infinity.
-
-    Args:
-      advice: what to do about it.
-    """
-    if not all_finite(piece.array):
-        raise CheckpointError(
-            f"tensor {piece.name} has NaN or infinite values (as "
-            f"{piece.array.dtype.name}); {advice}"
-        )
-
-
-def _wait(future: Future | None) -> None:
-    """Raises what a worker raised."""
-    if future is not None:
-        future.result()

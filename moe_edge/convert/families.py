@@ -1,29 +1,37 @@
 """Hugging Face config.json -> ModelConfig, one small function per family."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
-from moe_edge.convert.hf_config import Fields
-from moe_edge.core.checks import ConfigError
+from moe_edge.convert.family_parts import read_common
+from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import ModelConfig
 
-# model_type -> fields that become keyword arguments of ModelConfig.
-FAMILIES = {
-    "olmoe": gqa.olmoe,
-    "mixtral": gqa.mixtral,
-    "qwen2_moe": gqa.qwen2_moe,
-    "qwen3_moe": gqa.qwen3_moe,
-    "gpt_oss": gqa.gpt_oss,
-    "deepseek_v2": deep.deepseek_v2,
-    "deepseek_v3": deep.deepseek_v3,
-    "kimi_k2": deep.deepseek_v3,
-    "deepseek": deep.deepseek,
-    "xverse": deep.xverse,
-}
 
-# End-of-text ids that transformers fills in where config.json is silent.
-_EOS = {"olmoe": 50279, "mixtral": 2, "deepseek_v2": 2, "deepseek_v3": 1, "kimi_k2": 1}
+class Family(NamedTuple):
+    """How a family's config.json is read, and what stands where it is silent."""
+
+    read: Callable[[Fields, dict], dict]  # attention, moe, dense layers
+    max_positions: Any
+    norm_eps: float
+    eos: int | None = None  # end-of-text id that transformers fills in
+
+
+FAMILIES = {
+    "olmoe": Family(gqa.olmoe, 4096, 1e-5, 50279),
+    "mixtral": Family(gqa.mixtral, 131_072, 1e-5, 2),
+    "qwen2_moe": Family(gqa.qwen2_moe, 32_768, 1e-6),
+    "qwen3_moe": Family(gqa.qwen3_moe, 32_768, 1e-6),
+    "gpt_oss": Family(gqa.gpt_oss, 131_072, 1e-5),
+    "deepseek_v2": Family(deep.deepseek_v2, 2048, 1e-6, 2),
+    "deepseek_v3": Family(deep.deepseek_v3, 4096, 1e-6, 1),
+    "kimi_k2": Family(deep.deepseek_v3, 4096, 1e-6, 1),
+    "deepseek": Family(deep.deepseek, 2048, 1e-6),
+    "xverse": Family(deep.xverse, REQUIRED, 1e-6),
+}
 
 
 def config_from_hf(
@@ -40,15 +48,13 @@ def config_from_hf(
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json must hold an object, got {type(raw).__name__}")
-    model_type = raw.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ConfigError(
-            f"unknown model_type {model_type!r}; known: {', '.join(sorted(FAMILIES))}"
-        )
-    fields = Fields(raw, model_type)
+    model_type = str(raw.get("model_type"))  # anything else is an unknown text too
+    check_known("model_type", model_type, FAMILIES)
+    family, fields = FAMILIES[model_type], Fields(raw, model_type)
     fields.get("quantization_config")  # judged by quantize.py
-    parts = FAMILIES[model_type](fields)
-    stops = fields.get("eos_token_id", _EOS.get(model_type))
+    common = read_common(fields, family.max_positions, family.norm_eps)
+    parts = common | family.read(fields, common)
+    stops = fields.get("eos_token_id", family.eos)
     bos = fields.get("bos_token_id")
     if generation:
         stops = generation.get("eos_token_id", stops)

@@ -4,11 +4,11 @@ Each function returns keyword arguments of ModelConfig. V2 and V3 follow transfo
 5.23; the other two are remote-code models, their facts are in the docstrings.
 """
 
-from moe_edge.convert.family_parts import no_window, read_common, read_experts, read_gqa
-from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.family_parts import no_window, read_gqa, read_moe
+from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import mla_softmax_scale, rope_config, rope_dict
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig, MoeConfig
+from moe_edge.model.config import AttentionConfig
 
 
 def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
@@ -46,18 +46,17 @@ def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
     )
 
 
-def _first_dense(fields: Fields, layers: int, first: int) -> dict:
+def _first_dense(fields: Fields, common: dict, first: int) -> dict:
     """The first `first_k_dense_replace` layers have a plain MLP."""
-    count = min(fields.int("first_k_dense_replace", first, low=0), layers)
+    count = fields.int("first_k_dense_replace", first, low=0)
     return {
-        "dense_layers": tuple(range(count)),
+        "dense_layers": tuple(range(min(count, common["num_layers"]))),
         "dense_dim": fields.int("intermediate_size"),
     }
 
 
-def deepseek_v2(fields: Fields) -> dict:
+def deepseek_v2(fields: Fields, common: dict) -> dict:
     """DeepSeek-V2: transformers never normalises the top-k weights."""
-    common = read_common(fields, 2048, 1e-6)
     fields.only("scoring_func", ("softmax", None), "DeepSeek-V2 routes by softmax")
     fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
     # Not read by transformers' DeepSeek-V2; every published config says false.
@@ -67,108 +66,72 @@ def deepseek_v2(fields: Fields) -> dict:
     )
     for name in ("n_group", "topk_group"):
         fields.get(name)  # greedy routing does not read them
-    width = fields.int("moe_intermediate_size")
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "n_routed_experts", ("num_experts",)),
-        top_k=fields.int("num_experts_per_tok"),
-        expert_dim=width,
+    moe = read_moe(
+        fields,
+        common,
+        shared=2,
         routed_scaling=fields.float("routed_scaling_factor", 1.0),
         num_groups=fields.int("n_group") if grouped else 1,
         topk_groups=fields.int("topk_group") if grouped else 1,
         group_score="max",
-        activation=common["activation"],
-        shared_dim=width * fields.int("n_shared_experts", 2),
     )
-    return {
-        **common,
-        **_first_dense(fields, common["num_layers"], 0),
-        "attention": _mla(fields, common, interleaved=True),
-        "moe": moe,
-    }
+    dense = _first_dense(fields, common, 0)
+    return dense | {"attention": _mla(fields, common, interleaved=True), "moe": moe}
 
 
-def deepseek_v3(fields: Fields) -> dict:
+def deepseek_v3(fields: Fields, common: dict) -> dict:
     """DeepSeek-V3 and Kimi-K2."""
-    common = read_common(fields, 4096, 1e-6)
     fields.only("scoring_func", ("sigmoid", None), "DeepSeek-V3 routes by sigmoid")
     fields.only("topk_method", ("noaux_tc", None), "the only method of DeepSeek-V3")
     fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
     fields.int(
         "num_nextn_predict_layers", 1, low=0, aliases=("num_mtp_layers",), null=0
     )
-    width = fields.int("moe_intermediate_size", 2048)
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "n_routed_experts", ("num_local_experts",)),
-        top_k=fields.int("num_experts_per_tok", 8),
-        expert_dim=width,
+    moe = read_moe(
+        fields,
+        common,
+        top_k=8,
+        width=2048,
+        shared=1,
+        norm=True,
         scoring="sigmoid",
-        norm_topk=fields.bool("norm_topk_prob", True),
         routed_scaling=fields.float("routed_scaling_factor", 2.5),
         num_groups=fields.int("n_group", 8),
         topk_groups=fields.int("topk_group", 4),
         group_score="top2",
         correction_bias=True,
-        activation=common["activation"],
-        shared_dim=width * fields.int("n_shared_experts", 1),
     )
     if moe.num_experts // moe.num_groups < 2:
         raise ConfigError(
             f"n_group {moe.num_groups} leaves fewer than two of {moe.num_experts} "
             "experts in a group, which scores groups by their best two"
         )
-    return {
-        **common,
-        **_first_dense(fields, common["num_layers"], 3),
-        "attention": _mla(fields, common, fields.bool("rope_interleave", True)),
-        "moe": moe,
-    }
+    attention = _mla(fields, common, fields.bool("rope_interleave", True))
+    return _first_dense(fields, common, 3) | {"attention": attention, "moe": moe}
 
 
-def deepseek(fields: Fields) -> dict:
+def deepseek(fields: Fields, common: dict) -> dict:
     """DeepSeek-MoE-16B (remote code): softmax routing, plain attention.
 
     Layer i is MoE if i >= first_k_dense_replace and i % moe_layer_freq == 0.
     """
-    common = read_common(fields, 2048, 1e-6)
     no_window(fields)
     fields.only("scoring_func", ("softmax", None), "DeepSeek-MoE routes by softmax")
     bias = fields.bool("attention_bias", False)
     first = fields.int("first_k_dense_replace", 0, low=0)
     step = fields.int("moe_layer_freq", 1)
-    width = fields.int("moe_intermediate_size")
-    shared = fields.int("n_shared_experts", None, low=0, null=0)
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "n_routed_experts"),
-        top_k=fields.int("num_experts_per_tok"),
-        expert_dim=width,
-        norm_topk=fields.bool("norm_topk_prob", False),
-        activation=common["activation"],
-        shared_dim=width * shared,
-    )
+    layers = range(common["num_layers"])
     return {
-        **common,
-        "dense_layers": tuple(
-            i for i in range(common["num_layers"]) if i < first or i % step
-        ),
+        "dense_layers": tuple(i for i in layers if i < first or i % step),
         "dense_dim": fields.int("intermediate_size"),
         "attention": read_gqa(fields, common, qkv_bias=bias, out_bias=bias),
-        "moe": moe,
+        "moe": read_moe(fields, common, norm=False),
     }
 
 
-def xverse(fields: Fields) -> dict:
+def xverse(fields: Fields, common: dict) -> dict:
     """XVERSE-MoE (remote code): every layer MoE, shared experts as one block."""
-    common = read_common(fields, REQUIRED, 1e-6)
     no_window(fields)
     fields.only("attention_bias", (False, None), "XVERSE attention has no bias")
-    width = fields.int("intermediate_size")
-    shared = fields.int("num_shared_experts", None, low=0, null=0)
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_experts"),
-        top_k=fields.int("moe_top_k", aliases=("num_experts_per_tok",)),
-        expert_dim=width,
-        norm_topk=fields.bool("norm_topk_prob", False),
-        activation=common["activation"],
-        shared_dim=width * shared,
-    )
-    return {**common, "attention": read_gqa(fields, common), "moe": moe}
+    moe = read_moe(fields, common, norm=False)
+    return {"attention": read_gqa(fields, common), "moe": moe}

@@ -6,19 +6,16 @@ config classes of transformers 5.23, and so is the meaning of every field.
 
 from moe_edge.convert.family_parts import (
     no_window,
-    read_common,
-    read_experts,
     read_gqa,
     read_layer_types,
+    read_moe,
     read_windows,
 )
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import MoeConfig
 
 
-def olmoe(fields: Fields) -> dict:
-    common = read_common(fields, 4096, 1e-5)
+def olmoe(fields: Fields, common: dict) -> dict:
     no_window(fields)
     bias = fields.bool("attention_bias", False)
     clip = fields.get("clip_qkv")
@@ -36,36 +33,17 @@ def olmoe(fields: Fields) -> dict:
             f"{attention.num_heads} x {attention.head_dim} and "
             f"{fields.raw['hidden_size']}"
         )
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_experts", ("num_local_experts",)),
-        top_k=fields.int("num_experts_per_tok", 8),
-        expert_dim=fields.int("intermediate_size"),
-        norm_topk=fields.bool("norm_topk_prob", False),
-        activation=common["activation"],
-    )
-    return {**common, "attention": attention, "moe": moe}
+    moe = read_moe(fields, common, top_k=8, norm=False)
+    return {"attention": attention, "moe": moe}
 
 
-def mixtral(fields: Fields) -> dict:
-    common = read_common(fields, 131_072, 1e-5)
-    window = fields.get("sliding_window")
-    if window is not None:
-        window = fields.int("sliding_window")
-    attention = read_gqa(
-        fields,
-        common,
-        kv_heads=8,
-        theta=1e6,
-        windows=() if window is None else (window,) * common["num_layers"],
-    )
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_local_experts", ("num_experts",)),
-        top_k=fields.int("num_experts_per_tok", 2),
-        expert_dim=fields.int("intermediate_size"),
-        norm_topk=True,
-        activation=common["activation"],
-    )
-    return {**common, "attention": attention, "moe": moe}
+def mixtral(fields: Fields, common: dict) -> dict:
+    windows = ()
+    if fields.get("sliding_window") is not None:
+        windows = (fields.int("sliding_window"),) * common["num_layers"]
+    attention = read_gqa(fields, common, kv_heads=8, theta=1e6, windows=windows)
+    moe = read_moe(fields, common, top_k=2, norm_topk=True)
+    return {"attention": attention, "moe": moe}
 
 
 def _qwen_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
@@ -81,8 +59,7 @@ def _qwen_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
     }
 
 
-def qwen2_moe(fields: Fields) -> dict:
-    common = read_common(fields, 32_768, 1e-6)
+def qwen2_moe(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
     sliding = fields.bool("use_sliding_window", False)
     window = fields.get("sliding_window", 4096)
@@ -99,23 +76,22 @@ def qwen2_moe(fields: Fields) -> dict:
         common,
         kv_heads=16,
         qkv_bias=fields.bool("qkv_bias", True),
-        windows=read_windows(fields, types, window if sliding else None),
+        windows=read_windows(types, window if sliding else None),
     )
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_experts"),
-        top_k=fields.int("num_experts_per_tok", 4),
-        expert_dim=fields.int("moe_intermediate_size"),
-        norm_topk=fields.bool("norm_topk_prob", False),
-        activation=common["activation"],
-        shared_dim=fields.int("shared_expert_intermediate_size"),
+    shared_dim = fields.int("shared_expert_intermediate_size")
+    moe = read_moe(
+        fields,
+        common,
+        top_k=4,
+        norm=False,
+        shared_dim=shared_dim,
         shared_gate=True,
     )
     dense = _qwen_dense_layers(fields, layers, 5632)
-    return {**common, **dense, "attention": attention, "moe": moe}
+    return dense | {"attention": attention, "moe": moe}
 
 
-def qwen3_moe(fields: Fields) -> dict:
-    common = read_common(fields, 32_768, 1e-6)
+def qwen3_moe(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
     bias = fields.bool("attention_bias", False)
     # Every layer slides or none: transformers does not read layer_types here.
@@ -137,21 +113,14 @@ def qwen3_moe(fields: Fields) -> dict:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm="head",
-        windows=read_windows(fields, uniform, window),
+        windows=read_windows(uniform, window),
     )
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_experts", ("num_local_experts",)),
-        top_k=fields.int("num_experts_per_tok", 8),
-        expert_dim=fields.int("moe_intermediate_size"),
-        norm_topk=fields.bool("norm_topk_prob", False),
-        activation=common["activation"],
-    )
+    moe = read_moe(fields, common, top_k=8, norm=False)
     dense = _qwen_dense_layers(fields, layers, 6144)
-    return {**common, **dense, "attention": attention, "moe": moe}
+    return dense | {"attention": attention, "moe": moe}
 
 
-def gpt_oss(fields: Fields) -> dict:
-    common = read_common(fields, 131_072, 1e-5)
+def gpt_oss(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
     fields.only("hidden_act", ("silu",), "gpt-oss experts use clamped swiglu")
     fields.only("swiglu_alpha", (1.702, None), "fixed in this family")
@@ -177,16 +146,16 @@ def gpt_oss(fields: Fields) -> dict:
         qkv_bias=bias,
         out_bias=bias,
         sinks=True,
-        windows=read_windows(fields, types, fields.get("sliding_window", 128)),
+        windows=read_windows(types, fields.get("sliding_window", 128)),
     )
-    moe = MoeConfig(
-        num_experts=read_experts(fields, "num_local_experts", ("num_experts",)),
-        top_k=fields.int("num_experts_per_tok", 4, aliases=("experts_per_token",)),
-        expert_dim=fields.int("intermediate_size"),
+    moe = read_moe(
+        fields,
+        common,
+        top_k=4,
         scoring="softmax_topk",
         router_bias=True,
         expert_bias=True,
         activation="clamped_swiglu",
         swiglu_limit=fields.float("swiglu_limit", 7.0),
     )
-    return {**common, "attention": attention, "moe": moe}
+    return {"attention": attention, "moe": moe}

@@ -1,11 +1,11 @@
-"""Config fields that families share: sizes, attention, windows."""
+"""Config fields that families share: sizes, experts, attention, windows."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from moe_edge.convert.hf_config import Fields
+from moe_edge.convert.hf_config import REQUIRED, Fields
 from moe_edge.convert.rope_config import rope_config, rope_dict
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig
+from moe_edge.model.config import AttentionConfig, MoeConfig
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -18,34 +18,93 @@ _MAX_LAYERS = 4096
 _MAX_EXPERTS = 65_536
 
 
-def _layers(fields: Fields) -> int:
+class ExpertNames(NamedTuple):
+    """Fields of config.json that state the experts' sizes: a name and its aliases."""
+
+    experts: tuple[str, ...]
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    width: tuple[str, ...] = ("moe_intermediate_size",)
+    shared: tuple[str, ...] = ()  # how many experts wide the shared one is
+
+
+_DENSE_WIDTH = ("intermediate_size",)
+_DEEPSEEK_V3 = ExpertNames(
+    ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
+)
+EXPERT_NAMES = {
+    "olmoe": ExpertNames(("num_experts", "num_local_experts"), width=_DENSE_WIDTH),
+    "mixtral": ExpertNames(("num_local_experts", "num_experts"), width=_DENSE_WIDTH),
+    "qwen2_moe": ExpertNames(("num_experts",)),
+    "qwen3_moe": ExpertNames(("num_experts", "num_local_experts")),
+    "gpt_oss": ExpertNames(
+        ("num_local_experts", "num_experts"),
+        ("num_experts_per_tok", "experts_per_token"),
+        _DENSE_WIDTH,
+    ),
+    "deepseek_v2": _DEEPSEEK_V3._replace(experts=("n_routed_experts", "num_experts")),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "deepseek": _DEEPSEEK_V3._replace(experts=("n_routed_experts",)),
+    "xverse": ExpertNames(
+        ("num_experts",),
+        ("moe_top_k", "num_experts_per_tok"),
+        _DENSE_WIDTH,
+        ("num_shared_experts",),
+    ),
+}
+
+
+def read_common(fields: Fields, max_positions: Any, norm_eps: float) -> dict:
+    """Fields that every family has."""
     layers = fields.int("num_hidden_layers")
     if layers > _MAX_LAYERS:
         raise ConfigError(
             f"num_hidden_layers is {layers}, expected at most {_MAX_LAYERS}"
         )
-    return layers
-
-
-def read_experts(fields: Fields, name: str, aliases: tuple[str, ...] = ()) -> int:
-    experts = fields.int(name, aliases=aliases)
-    if experts > _MAX_EXPERTS:
-        raise ConfigError(f"{name} is {experts}, expected at most {_MAX_EXPERTS}")
-    return experts
-
-
-def _activation(fields: Fields) -> str:
-    return fields.choice("hidden_act", "silu", _ACTIVATIONS)
-
-
-def read_common(fields: Fields, max_positions: int, norm_eps: float) -> dict:
-    """Fields that every family has."""
     return {
-        "num_layers": _layers(fields),
+        "num_layers": layers,
         "max_positions": fields.int("max_position_embeddings", max_positions),
         "norm_eps": fields.float("rms_norm_eps", norm_eps),
-        "activation": _activation(fields),
+        "activation": fields.choice("hidden_act", "silu", _ACTIVATIONS),
     }
+
+
+def read_moe(
+    fields: Fields,
+    common: dict,
+    *,
+    top_k: Any = REQUIRED,
+    width: Any = REQUIRED,
+    shared: int | None = None,
+    norm: bool | None = None,
+    **parts,
+) -> MoeConfig:
+    """Router and experts, by the family's names.
+
+    Args:
+      top_k, width: where the file is silent.
+      shared: the same, of the shared expert's width in experts; None: it has none.
+      norm: the same, of `norm_topk_prob`; None: the family has no such field.
+      **parts: further fields of `MoeConfig`.
+    """
+    names = EXPERT_NAMES[fields.family]
+    experts = fields.int(names.experts[0], aliases=names.experts[1:])
+    if experts > _MAX_EXPERTS:
+        raise ConfigError(
+            f"{names.experts[0]} is {experts}, expected at most {_MAX_EXPERTS}"
+        )
+    expert_dim = fields.int(names.width[0], width)
+    if norm is not None:
+        parts["norm_topk"] = fields.bool("norm_topk_prob", norm)
+    if names.shared:
+        limits = {"low": 0, "null": 0} if shared is None else {}
+        parts["shared_dim"] = expert_dim * fields.int(names.shared[0], shared, **limits)
+    return MoeConfig(
+        num_experts=experts,
+        top_k=fields.int(names.top_k[0], top_k, aliases=names.top_k[1:]),
+        expert_dim=expert_dim,
+        **{"activation": common["activation"]} | parts,
+    )
 
 
 def read_gqa(
@@ -90,9 +149,7 @@ def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
     return types
 
 
-def read_windows(
-    fields: Fields, types: list[str], window: Any
-) -> tuple[int | None, ...]:
+def read_windows(types: list[str], window: Any) -> tuple[int | None, ...]:
     """Per layer the sliding window, or () where no layer has one."""
     if "sliding_attention" not in types:
         return ()

@@ -7,13 +7,11 @@ name, because a field we do not know may change what the model computes.
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.checks import ConfigError
 
 REQUIRED = object()
-_MAX_CONFIG_BYTES = 16 << 20
 # A config that claims more is damaged or hostile; published models stay far below.
 _MAX_INT = 1 << 31
 
@@ -55,26 +53,6 @@ NEUTRAL = {
     "per_layer_config": (None,),
     "partial_rotary_factor": (None, 1, 1.0),
 }
-
-
-def read_json(path: Path, limit: int = _MAX_CONFIG_BYTES) -> Any:
-    """Parses a JSON file, with the file's name in every error.
-
-    Raises:
-      CheckpointError: missing, too large or not JSON.
-    """
-    try:
-        if path.stat().st_size > limit:
-            raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes, expected at most {limit}"
-            )
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 class Fields:

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from moe_edge.convert.hf_config import read_json
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import read_json
 
 CONFIG_NAME = "config.json"
 # Patterns of what belongs to a model besides its weights.

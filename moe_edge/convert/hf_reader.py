@@ -9,10 +9,10 @@ from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.hf_config import read_json
 from moe_edge.convert.hf_files import CONFIG_NAME
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import read_json
 from moe_edge.model.record import RecordLayout
 
 GENERATION_NAME = "generation_config.json"
@@ -33,7 +33,7 @@ class HfReader(DenseReader):
     """
 
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
-        self.path = Path(path).resolve()
+        self.path = self.hf_files = Path(path).resolve()
         self.config = config_from_hf(
             read_json(self.path / CONFIG_NAME), read_generation(self.path)
         )

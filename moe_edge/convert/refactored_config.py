@@ -8,42 +8,15 @@ expert is as wide as `n_shared_experts` experts, so that number grows by U.
 
 import copy
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.family_parts import EXPERT_NAMES
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 
-
-class _Names(NamedTuple):
-    """Fields of a family: the name and its aliases."""
-
-    experts: tuple[str, ...]
-    top_k: tuple[str, ...]
-    width: tuple[str, ...]
-    shared: tuple[str, ...] = ()
-
-
-_TOP_K = ("num_experts_per_tok",)
-_DEEPSEEK = _Names(
-    ("n_routed_experts", "num_experts", "num_local_experts"),
-    _TOP_K,
-    ("moe_intermediate_size",),
-    ("n_shared_experts",),
-)
-_QWEN = _Names(("num_experts", "num_local_experts"), _TOP_K, ("moe_intermediate_size",))
-_NAMES = {
-    "olmoe": _QWEN._replace(width=("intermediate_size",)),
-    "mixtral": _Names(
-        ("num_local_experts", "num_experts"), _TOP_K, ("intermediate_size",)
-    ),
-    "qwen2_moe": _QWEN,
-    "qwen3_moe": _QWEN,
-    "deepseek": _DEEPSEEK,
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
-}
+# Without an export: fused experts, and remote code.
+EXPORTED = sorted(EXPERT_NAMES.keys() - {"gpt_oss", "xverse"})
 WIDTH_MULTIPLE = 8
 
 
@@ -57,7 +30,7 @@ def refactored_hf_config(config: ModelConfig) -> dict[str, Any]:
     """
     check_exportable(config)
     moe, raw = config.moe, copy.deepcopy(config.hf_config)
-    names = _NAMES[config.model_type]
+    names = EXPERT_NAMES[config.model_type]
     values = {
         names.experts: moe.num_experts,
         names.top_k: moe.top_k,
@@ -93,10 +66,10 @@ def check_exportable(config: ModelConfig) -> None:
             f"a {moe.gate} gate has gate neurons, which no architecture of "
             "transformers has; refactor with --gate lg or lg_ft to export"
         )
-    if config.model_type not in _NAMES:
+    if config.model_type not in EXPORTED:
         raise ConfigError(
             f"refactored models of {config.model_type} have no export; known: "
-            f"{', '.join(sorted(_NAMES))}"
+            f"{', '.join(EXPORTED)}"
         )
     if moe.expert_dim % WIDTH_MULTIPLE:
         parent = moe.expert_dim * moe.sub_experts

@@ -9,28 +9,19 @@ standardize_rope_params, _compute_*_parameters).
 import math
 
 from moe_edge.convert.hf_config import Fields
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import RopeConfig
 
 _ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_ORIGINAL = "original_max_position_embeddings"
 _KEYS = {
     "default": set(),
     "linear": {"factor"},
     # Differs from default only beyond the context, which we refuse anyway.
     "dynamic": {"factor"},
-    "yarn": {
-        *(
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-        ),
-        *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    },
-    "llama3": {
-        *("factor", "original_max_position_embeddings"),
-        *("low_freq_factor", "high_freq_factor"),
-    },
+    "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow"}
+    | {"mscale", "mscale_all_dim", "truncate"},
 }
 
 
@@ -58,9 +49,9 @@ def rope_dict(
     theta = fields.get("rope_theta", default_theta)
     parameters.setdefault("rope_theta", theta)
     parameters.setdefault("rope_type", parameters.get("type") or "default")
-    outer = fields.get("original_max_position_embeddings")
+    outer = fields.get(_ORIGINAL)
     if outer is not None and parameters["rope_type"] in ("yarn", "llama3"):
-        parameters["original_max_position_embeddings"] = outer
+        parameters[_ORIGINAL] = outer
     return parameters
 
 
@@ -73,18 +64,14 @@ def rope_config(
       ConfigError: unknown kind, unknown or missing key, a value out of range.
     """
     kind = parameters["rope_type"]
-    if not isinstance(kind, str) or kind not in _KEYS:
-        raise ConfigError(
-            f"unknown rope_type {kind!r}; known: {', '.join(sorted(_KEYS))}"
-        )
-    unknown = {
+    check_known("rope_type", str(kind), _KEYS)
+    # Keys of another kind are left behind by some writers and are not read.
+    unread = _ALWAYS.union(*_KEYS.values())
+    foreign = {
         name: value
         for name, value in parameters.items()
-        if name not in _ALWAYS | _KEYS[kind] and value is not None
+        if name not in unread and value is not None
     }
-    # Keys of another kind are left behind by some writers and are not read.
-    unread = set().union(*_KEYS.values())
-    foreign = {name: value for name, value in unknown.items() if name not in unread}
     if foreign:
         raise ConfigError(
             f"rope parameters of kind {kind!r} have unknown fields {foreign}; "
@@ -103,21 +90,15 @@ def rope_config(
             value = default
         return fields.number(f"rope {name}", value)
 
-    common = {
-        "dim": dim,
-        "theta": number("rope_theta"),
-        "kind": kind,
-        "interleaved": interleaved,
-    }
+    common = {"dim": dim, "theta": number("rope_theta"), "interleaved": interleaved}
     if kind in ("default", "dynamic"):
-        return RopeConfig(**common | {"kind": "default"})
+        return RopeConfig(**common)
+    common["kind"] = kind
     if kind == "linear":
         return RopeConfig(**common, factor=number("factor"))
-    original = number("original_max_position_embeddings", max_positions)
+    original = number(_ORIGINAL, max_positions)
     if original < 1:
-        raise ConfigError(
-            f"rope original_max_position_embeddings is {original}, expected 1 or more"
-        )
+        raise ConfigError(f"rope {_ORIGINAL} is {original}, expected 1 or more")
     if common["theta"] <= 1:
         raise ConfigError(
             f"rope_theta is {common['theta']}, expected more than 1 for {kind}"

@@ -1,9 +1,9 @@
-"""Reads safetensors files without trusting them.
+"""Reads safetensors without trusting them: files, and the shards of a folder.
 
-A file is `uint64 n | n bytes of JSON header | tensor bytes`. The header is checked
-completely before any tensor is looked at: its length, the JSON, known dtypes, sizes
-that match shapes, and offsets that tile the data without gap or overlap. Tensors are
-zero-copy, read-only views of the mapped file.
+A file is `uint64 n | n bytes of JSON header | tensor bytes`. The library checks its
+header completely before any tensor is looked at: length, JSON, sizes that match
+shapes, and offsets that tile the data without gap or overlap. Tensors are zero-copy,
+read-only views of the mapped file.
 Source: the format description of github.com/huggingface/safetensors.
 """
 
@@ -16,11 +16,16 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
+from moe_edge.checkpoint.experts_file import read_bytes
+from moe_edge.checkpoint.schema import name_some
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import read_json
 
-# The limit of the reference implementation.
-MAX_HEADER_BYTES = 100_000_000
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_MAX_INDEX_BYTES = 100_000_000
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -54,22 +59,32 @@ class SafetensorsFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            size = path.stat().st_size
+            with safe_open(path, framework="numpy"):
+                pass  # checks the header
             with path.open("rb") as file:
-                prefix = file.read(8)
-                length = int.from_bytes(prefix, "little")
-                if len(prefix) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                    raise CheckpointError(
-                        f"{path}: header length {length} does not fit a file of {size} "
-                        f"bytes (at most {MAX_HEADER_BYTES}); damaged or truncated"
-                    )
-                header = file.read(length)
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+        except SafetensorError as error:
+            reason = str(error).removeprefix("Error while deserializing header: ")
+            raise CheckpointError(
+                f"{path} is damaged or truncated: {reason}; copy it again"
+            ) from error
         weakref.finalize(self, os.close, self._descriptor)
-        self.entries = _parse_header(path, header, 8 + length, size)
+        header.pop("__metadata__", None)
+        self.entries: dict[str, tuple] = {}
+        for name, entry in header.items():
+            if entry["dtype"] not in DTYPES:
+                raise CheckpointError(
+                    f"{path}: tensor {name} has unknown dtype {entry['dtype']!r}; "
+                    f"known: {', '.join(DTYPES)}"
+                )
+            start = 8 + length + entry["data_offsets"][0]
+            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+            self.entries[name] = (dtype, shape, start)
 
     def tensor(self, name: str) -> np.ndarray:
         """A read-only view of a tensor of this file."""
@@ -87,93 +102,80 @@ class SafetensorsFile:
         tensor costs several times the copy.
         """
         dtype, shape, start = self.entries[name]
-        flat = out.reshape(-1).view(np.uint8)
         if out.dtype != dtype or out.size != math.prod(shape):
             raise ValueError(f"{name} is {dtype} {shape}, not {out.dtype} {out.shape}")
-        done = 0
-        while done < flat.size:
-            count = os.preadv(self._descriptor, [flat[done:]], start + done)
-            if not count:
-                raise CheckpointError(f"{self.path} became shorter while it was read")
-            done += count
+        read_bytes(self._descriptor, start, out, self.path)
 
     def release(self) -> None:
         """Lets the kernel drop the pages read so far from this process."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def _no_duplicates(pairs: list) -> dict:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
-        raise ValueError("a key appears twice")
-    return seen
+def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
+    """Opens every shard of an HF folder: tensor name -> file that holds it.
 
-
-def _parse_header(path: Path, header: bytes, data_start: int, size: int) -> dict:
-    """Checks a header and returns `entries`."""
-    try:
-        parsed = json.loads(header.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: header is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
+    Raises:
+      CheckpointError: no weights, a shard missing or damaged, an index that
+        disagrees with the shards, a tensor in two shards.
+    """
+    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+    # The order of transformers: a single file wins over an index.
+    if single.is_file():
+        names, weight_map = [SINGLE_NAME], None
+    elif index.is_file():
+        weight_map = _read_index(index)
+        names = sorted(set(weight_map.values()))
+    else:
+        weight_map = None
+        names = sorted(p.name for p in folder.glob("*.safetensors"))
+    if not names:
         raise CheckpointError(
-            f"{path}: header is a JSON {type(parsed).__name__}, expected an object"
+            f"{folder} has no .safetensors file (other weight formats, such as pickled "
+            ".bin files, are never read)"
         )
-    parsed.pop("__metadata__", None)
-    entries, spans = {}, []
-    for name, entry in parsed.items():
-        dtype, shape, begin, end = _parse_entry(path, name, entry)
-        expected = math.prod(shape) * dtype.itemsize
-        if end - begin != expected:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {name_some(missing)}, named by {INDEX_NAME}"
+        )
+    found: dict[str, SafetensorsFile] = {}
+    for name in names:
+        file = SafetensorsFile(folder / name)
+        twice = sorted(set(found) & set(file.entries))
+        if twice:
             raise CheckpointError(
-                f"{path}: tensor {name} spans {end - begin} bytes, but {dtype} "
-                f"{list(shape)} needs {expected}"
+                f"{folder}: {name_some(twice)} stand both in "
+                f"{found[twice[0]].path.name} and in {name}"
             )
-        entries[name] = (dtype, shape, data_start + begin)
-        spans.append((begin, end, name))
-    position = 0
-    for begin, end, name in sorted(spans):
-        if begin != position:
-            problem = "overlaps another tensor" if begin < position else "leaves a gap"
+        found.update(dict.fromkeys(file.entries, file))
+    if weight_map is not None:
+        wrong = [
+            name
+            for name in sorted(set(found) | set(weight_map))
+            if name not in found or found[name].path.name != weight_map.get(name)
+        ]
+        if wrong:
             raise CheckpointError(
-                f"{path}: tensor {name} begins at byte {begin} of the data, expected "
-                f"{position}: it {problem}"
+                f"{index.name} and the shards of {folder} disagree on "
+                f"{name_some(wrong)}"
             )
-        position = end
-    if data_start + position != size:
-        state = "truncated" if size < data_start + position else "too long"
-        raise CheckpointError(
-            f"{path} is {state}: its header describes {data_start + position} bytes, "
-            f"the file has {size}; copy it again"
-        )
-    return entries
+    return found
 
 
-def _parse_entry(path: Path, name: str, entry) -> tuple:
-    """dtype, shape, begin, end of one header entry, all checked for type and sign."""
-    keys = {"dtype", "shape", "data_offsets"}
-    if not isinstance(entry, dict) or set(entry) != keys:
-        raise CheckpointError(
-            f"{path}: header entry of {name} must have exactly {sorted(keys)}"
-        )
-    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor {name} has unknown dtype {entry['dtype']!r}; known: "
-            f"{', '.join(DTYPES)}"
-        )
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    for label, numbers in (("shape", shape), ("data_offsets", offsets)):
-        if not isinstance(numbers, list) or any(
-            isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 62
-            for n in numbers
+def _read_index(path: Path) -> dict[str, str]:
+    """The weight map of an index, with file names that stay inside the folder."""
+    index = read_json(path, _MAX_INDEX_BYTES)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map; expected tensor -> file name")
+    for name, file in weight_map.items():
+        if (
+            not isinstance(file, str)
+            or Path(file).name != file
+            or not file.endswith(".safetensors")
         ):
             raise CheckpointError(
-                f"{path}: {label} of tensor {name} is {str(numbers)[:80]}, expected a "
-                "list of non-negative integers"
+                f"{path}: tensor {name} is in {file!r}, expected the plain name of a "
+                ".safetensors file next to the index"
             )
-    if len(offsets) != 2 or offsets[0] > offsets[1] or len(shape) > 8:
-        raise CheckpointError(
-            f"{path}: tensor {name} has data_offsets {offsets[:4]} and {len(shape)} "
-            "dimensions, expected begin <= end and at most 8"
-        )
-    return DTYPES[entry["dtype"]], tuple(shape), *offsets
+    return weight_map

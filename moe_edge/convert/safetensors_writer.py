@@ -14,8 +14,7 @@ import numpy as np
 from moe_edge.checkpoint.experts_file import write_arrays
 from moe_edge.checkpoint.schema import Shapes
 from moe_edge.convert.rules import Piece
-from moe_edge.convert.safetensors_folder import INDEX_NAME, SINGLE_NAME
-from moe_edge.convert.safetensors_reader import DTYPE_NAMES
+from moe_edge.convert.safetensors_reader import DTYPE_NAMES, INDEX_NAME, SINGLE_NAME
 from moe_edge.core.checks import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -1,19 +1,19 @@
 """Where a conversion writes: a checkpoint of ours, or a Hugging Face folder.
 
-Both take the same stream: dense arrays of the top and of each layer, then that
-layer's expert records in order.
+Both take the same stream: `dense(item, arrays)` of the top and of each layer, then
+that layer's records in order by `experts(layer, first, records_NR)`. `finish` completes
+the folder; `close` stops, complete or not.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
-from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_bytes
+from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
 from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, make_manifest
-from moe_edge.checkpoint.schema import Item
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import dense_pieces
 from moe_edge.convert.hf_files import copy_small_files, dump_json
@@ -24,22 +24,6 @@ from moe_edge.model.config import ModelConfig
 _LARGE_BYTES = 64 << 20
 
 
-class Sink(Protocol):
-    """What convert.py writes to."""
-
-    def dense(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
-        """Takes the dense arrays of an item."""
-
-    def experts(self, layer: int, first: int, records_NR: np.ndarray) -> None:
-        """Takes the next expert records of a layer."""
-
-    def finish(self, content_sha256: str) -> None:
-        """Completes the folder."""
-
-    def close(self) -> None:
-        """Stops writing, complete or not."""
-
-
 class OursSink:
     """Writes manifest, expert records and dense items.
 
@@ -48,10 +32,8 @@ class OursSink:
 
     Args:
       folder: empty.
-      config: the model; of a refactored one, its parent.
-      dtype: of the records.
-      hf_files: folder with the small files to carry over.
-      source: for the manifest.
+      config: the model as it is written; of a refactored one, its parent.
+      reader: where it comes from.
       subs, refactor: of a refactored model, see `make_manifest`.
     """
 
@@ -59,17 +41,15 @@ class OursSink:
         self,
         folder: Path,
         config: ModelConfig,
-        dtype: np.dtype,
-        hf_files: Path,
-        source: dict[str, Any],
+        reader,
         subs: int = 1,
         refactor: dict[str, Any] | None = None,
     ):
-        self._folder, self._config, self._dtype = folder, config, dtype
-        self._source, self._subs, self._refactor = source, subs, refactor
+        self._folder, self._config, self._reader = folder, config, reader
+        self._subs, self._refactor = subs, refactor
         (folder / EXPERTS_FOLDER).mkdir()
         (folder / HF_FOLDER).mkdir()
-        copied = copy_small_files(hf_files, folder / HF_FOLDER, config.hf_config)
+        copied = copy_small_files(reader.hf_files, folder / HF_FOLDER, config.hf_config)
         known = TOKENIZER_NAME in copied
         self._tokenizer = f"{HF_FOLDER}/{TOKENIZER_NAME}" if known else None
         self._saver = ThreadPoolExecutor(1)
@@ -93,7 +73,7 @@ class OursSink:
         if first == 0:
             self._close_file()
             self._file = experts_path(self._folder, layer).open("wb", buffering=0)
-        write_bytes(self._file, records_NR)
+        write_arrays(self._file, first * records_NR[0].nbytes, [records_NR])
 
     def _close_file(self):
         if self._file is not None:
@@ -106,13 +86,14 @@ class OursSink:
     def finish(self, content_sha256):
         self._wait()
         self.close()
+        reader = self._reader
+        source = {"hf_path": reader.hf_source, "quantized": reader.quantized}
         manifest = make_manifest(
             self._config,
-            dtype=self._dtype.name,
-            itemsize=self._dtype.itemsize,
+            dtype=reader.dtype,
             subs=self._subs,
             tokenizer=self._tokenizer,
-            source=self._source,
+            source=source | {"dropped": reader.dropped},
             content_sha256=content_sha256,
             refactor=self._refactor,
         )
@@ -127,12 +108,12 @@ class HfSink:
         self,
         folder: Path,
         config: ModelConfig,
+        reader,
         dtypes: dict[str, np.dtype],
-        hf_files: Path,
         shard_bytes: int,
     ):
         self._config = config
-        copy_small_files(hf_files, folder, config.hf_config)
+        copy_small_files(reader.hf_files, folder, config.hf_config)
         shapes = rules.hf_shapes(config)
         self._writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
 

@@ -7,7 +7,6 @@ prediction layers, the head of a tied model) are set aside and reported.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from moe_edge.checkpoint.dtypes import BFLOAT16, WEIGHT_DTYPES, cast
 from moe_edge.checkpoint.schema import Shapes, name_some
 from moe_edge.convert import quantize
 from moe_edge.convert.rules import TOP
-from moe_edge.convert.safetensors_folder import open_folder
+from moe_edge.convert.safetensors_reader import open_folder
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 
@@ -32,20 +31,15 @@ class TensorSource:
     """
 
     def __init__(self, folder: Path, config: ModelConfig, dtype: np.dtype | None):
-        raw: dict[str, Any] = config.hf_config
-        self.method, self._block = quantize.quantization(raw)
+        self.method, self._block = quantize.quantization(config.hf_config)
         self._files = open_folder(folder)
         self._dtype = dtype
         self.dropped = [name for name in self._files if _is_unused(name, config)]
-        for name in self.dropped:
-            self._forget(name)
+        for name in self.dropped:  # its file stays open for its other tensors
+            del self._files[name]
         self.shapes: Shapes = {}
         self._packed: set[str] = set()
         self._collect()
-
-    def _forget(self, name: str) -> None:
-        # The file stays open for its other tensors.
-        del self._files[name]
 
     def _entry(self, name: str) -> tuple:
         return self._files[name].entries[name]

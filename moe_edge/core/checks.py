@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -139,10 +138,7 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
         if option not in kinds:
             known = ", ".join(kinds) or "none"
             raise ConfigError(f"{name} has no option {option!r}; known: {known}")
-        if not _is_of(value, kinds[option]):
-            kind = _kind_text(kinds[option])
-            raise ConfigError(f"{name}: {option} is {value!r}, expected {kind}")
-        check_64_bits(f"{name}: {option}", value)
+        _check_type(f"{name}: {option}", value, kinds[option])
 
 
 def checked(name: str, function: Callable) -> Callable:
@@ -151,24 +147,34 @@ def checked(name: str, function: Callable) -> Callable:
     Args:
       name: of the function, for the message.
     Raises (the result):
-      ConfigError: the first argument of another type, or a whole number beyond 64 bits.
+      ConfigError: parameters that have no value; the first argument of another type, or
+        a whole number beyond 64 bits.
     """
     signature = inspect.signature(function)
+    empty = inspect.Parameter.empty
+    needed = [p.name for p in signature.parameters.values() if p.default is empty]
 
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
-        for given, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        if unset := [f"--{name}" for name in needed if name not in arguments]:
+            raise ConfigError(
+                f"no value for {', '.join(unset)}: give it as a flag or in gin"
+            )
+        for given, value in arguments.items():
             kind = signature.parameters[given].annotation
-            if not _is_of(value, kind):
-                raise ConfigError(
-                    f"{name}.{given} is {value!r}, expected {_kind_text(kind)}"
-                )
-            check_64_bits(f"{name}.{given}", value)
+            _check_type(f"{name}.{given}", value, kind)
         return function(*args, **kwargs)
 
     call.__signature__ = signature
     del call.__wrapped__  # gin would call that a class, where it is one
     return call
+
+
+def _check_type(name: str, value, kind) -> None:
+    if not _is_of(value, kind):
+        raise ConfigError(f"{name} is {value!r}, expected {_kind_text(kind)}")
+    check_64_bits(name, value)
 
 
 def check_64_bits(name: str, value) -> None:
@@ -200,7 +206,9 @@ def _is_of(value, kind) -> bool:
         if not isinstance(origin, type):
             return True
         named = isinstance(value, Mapping) and args[:1] == (str,)
-        return isinstance(value, origin) and (not named or all(_are_text(value)))
+        return isinstance(value, origin) and not (
+            named and any(not isinstance(key, str) for key in value)
+        )
     if kind in (None, type(None)):
         return value is None
     if not isinstance(kind, type) or kind in (object, inspect.Parameter.empty):
@@ -210,11 +218,26 @@ def _is_of(value, kind) -> bool:
     return isinstance(value, kind) or (kind is float and isinstance(value, int))
 
 
-def _are_text(keys):
-    return (isinstance(key, str) for key in keys)
+_WORDS = {
+    str: "a text",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    types.NoneType: "None",
+    collections.abc.Mapping: "options {'name': value}",
+    dict: "options {'name': value}",
+    collections.abc.Callable: "a function",
+}
 
 
 def _kind_text(kind) -> str:
-    """An annotated type without the modules that it comes from."""
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    return re.sub(r"\w+\.", "", text)
+    """An annotated type in words that gin's users know."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_kind_text, args))
+    if (origin or kind) in _WORDS:
+        return _WORDS[origin or kind]
+    if origin in (list, tuple, collections.abc.Sequence):
+        name = "tuple" if origin is tuple else "list"
+        return f"a {name} ({_kind_text(args[0])} each)" if args else f"a {name}"
+    return getattr(origin or kind, "__name__", str(kind))

@@ -84,16 +84,6 @@ class Recorder:
         """Forgets all events, for example those of a warm-up."""
         self._events.clear()
 
-    def totals(self) -> dict[tuple[str, str | None], Total]:
-        """Count, bytes and seconds by (kind, cause)."""
-        totals: dict[tuple[str, str | None], Total] = {}
-        for event in self.events():
-            total = totals.setdefault((event.kind, event.cause), Total())
-            total.count += 1
-            total.bytes += event.bytes
-            total.seconds += event.dur_s
-        return totals
-
     def write_jsonl(self, path: str | Path) -> None:
         """Writes one JSON object a line, ordered by `t_s`; atomically.
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import OutputError
+from moe_edge.core.checks import CheckpointError, OutputError, RequestError
 
 # One of these in a folder says that it is an output of ours (or a checkpoint).
 MARKERS = (
@@ -83,6 +83,21 @@ def check_there(path: str | Path, flag: str, mend: str = "check the path") -> No
     """Raises FileNotFoundError, with what named the path and how to mend it."""
     if not Path(path).exists():
         raise FileNotFoundError(f"{flag} {path} does not exist; {mend}".lstrip())
+
+
+def decode_utf8(where: str | Path, raw: bytes, first: int = 0) -> str:
+    """The text of some bytes of a file, the first of which is number `first`.
+
+    Raises:
+      RequestError: they are not UTF-8.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{where} is not UTF-8 text: byte {first + error.start} is "
+            f"0x{raw[error.start]:02x}; save it as UTF-8"
+        ) from error
 
 
 def check_out_file(path: str | Path, out_dir: str | Path) -> None:
@@ -151,11 +166,14 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock for a moment: what is checked here holds until the end."""
+def _locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Holds a folder's lock for a moment: what is checked here holds until the end.
+
+    A lock goes with its process.
+    """
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, how)
         yield
     finally:
         os.close(lock)
@@ -228,15 +246,31 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process holds a folder's lock, which goes with the process."""
-    lock = os.open(folder, os.O_RDONLY)
+    """Whether a process holds a folder's lock."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
-    return False
+
+
+def read_json(path: Path, limit: int = 16 << 20) -> Any:
+    """Parses a JSON file of at most `limit` bytes.
+
+    Raises:
+      CheckpointError: missing, too large or not JSON.
+    """
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= limit else b""
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if size > limit:
+        raise CheckpointError(f"{path} has {size} bytes, expected at most {limit}")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 def write_json(path: str | Path, value: Any, **options) -> None:

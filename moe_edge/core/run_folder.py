@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
 
 CONFIG_NAME = "config.gin"
@@ -59,57 +58,37 @@ class RunFolder:
                 (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
-_FIELDS = [field.name for field in dataclasses.fields(RunFolder)]
-
-
-def _keywords(kind: type) -> list[inspect.Parameter]:
-    """The fields of a dataclass as keyword parameters."""
-    missing, empty = dataclasses.MISSING, inspect.Parameter.empty
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=field.type,
-            default=empty if field.default is missing else field.default,
-        )
-        for field in dataclasses.fields(kind)
-    ]
-
-
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Makes a root of `function(run: RunFolder, *, ...)`: what a script calls.
 
     A root takes keywords only: those of the function, and instead of `run` the
     attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
     (unless it says None: nothing was written) and, of a dry run, `dry_run` first.
-
-    Raises (the root):
-      ConfigError: a parameter without a default has no value.
     """
-    own = list(inspect.signature(function).parameters.values())[1:]
-    required = [p.name for p in own if p.default is p.empty]
+    run_in = unpacked(run=RunFolder)(function)
 
-    @functools.wraps(function)
+    @functools.wraps(run_in)
     def call(**arguments) -> dict[str, Any]:
-        unset = [name for name in ("out_dir", *required) if name not in arguments]
-        if unset:
-            names = ", ".join(f"--{name}" for name in unset)
-            raise ConfigError(f"no value for {names}: give it as a flag or in gin")
-        given = {name: arguments.pop(name) for name in _FIELDS if name in arguments}
-        run = RunFolder(**given)
-        summary = function(run, **arguments)
-        first = {"dry_run": True} if run.dry_run else {}
-        return first | summary | {"out_dir": summary.get("out_dir", str(run.out_dir))}
+        summary = run_in(**arguments)
+        first = {"dry_run": True} if arguments.get("dry_run") else {}
+        out_dir = summary.get("out_dir", str(arguments["out_dir"]))
+        return first | summary | {"out_dir": out_dir}
 
-    folder = _keywords(RunFolder)
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    call.__signature__ = inspect.Signature([folder[0], *own, *folder[1:]])
+    call.__signature__ = inspect.signature(run_in)
     del call.__wrapped__  # gin would read the signature of that
     return call
 
 
+def documented(text: str, *kinds: type) -> str:
+    """A docstring, and below it those of dataclasses and their bases, for `--help`."""
+    classes = (base for kind in kinds for base in kind.__mro__[-2::-1])
+    return "\n\n".join(filter(None, [text, *map(inspect.getdoc, classes)]))
+
+
 def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
     """Lets callers give the fields of dataclasses where a function takes objects.
+
+    All arguments are keywords then.
 
     Args:
       kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
@@ -118,28 +97,25 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
     """
 
     def decorate(function: Callable) -> Callable:
+        fields = {
+            name: inspect.signature(kind).parameters for name, kind in kinds.items()
+        }
         parameters = []
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.name not in kinds:
-                parameters.append(parameter)
-                continue
-            parameters += _keywords(kinds[parameter.name])
-        fields = {
-            name: [field.name for field in dataclasses.fields(kind)]
-            for name, kind in kinds.items()
-        }
+            own = fields.get(parameter.name, {parameter.name: parameter})
+            parameters += own.values()
 
         @functools.wraps(function)
-        def call(*arguments, **given):
+        def call(**given):
             for name, kind in kinds.items():
                 own = {f: given.pop(f) for f in fields[name] if f in given}
                 given[name] = kind(**own)
-            return function(*arguments, **given)
+            return function(**given)
 
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=keyword) for parameter in parameters]
         call.__signature__ = inspect.Signature(parameters)
-        classes = (base for kind in kinds.values() for base in kind.__mro__[-2::-1])
-        documents = map(inspect.getdoc, (function, *classes))
-        call.__doc__ = "\n\n".join(filter(None, documents))  # flags' help is in there
+        call.__doc__ = documented(inspect.getdoc(function) or "", *kinds.values())
         return call
 
     return decorate

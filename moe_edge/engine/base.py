@@ -8,7 +8,6 @@ capacity only, so nothing is compiled while a sequence grows.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +24,8 @@ from moe_edge.engine.session import (
 )
 from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
-from moe_edge.model.router import Routing
 from moe_edge.model.sub_experts import at_k
 from moe_edge.model.transformer import layer_window
-
-# Called with (layer, Routing) after a step; arrays are still on the device.
-RoutingCallback = Callable[[int, Routing], None]
 
 _sequence_numbers = itertools.count()  # of all engines: points of one share sessions
 
@@ -155,7 +150,8 @@ class Engine:
         Args:
           session: fresh, of as many rows as prompts.
           prompts: token ids of each row, of unequal lengths.
-          on_routing: receives the routing of every MoE layer.
+          on_routing: called with (layer, Routing) of every MoE layer; arrays are
+            still on the device.
         Yields:
           (start, x_BCD): position of the chunk and its last hidden states; rows
           are right-padded.

@@ -97,7 +97,6 @@ class DeviceCache:
         """Brings the chosen experts into slots; they must fit in together.
 
         Args:
-          cache: as before.
           layer: int or int32 scalar.
           ids_TK: int32, E where nothing is wanted.
           scores_TE: float32, for policies that use them.
@@ -195,10 +194,6 @@ class Counting:
 
     They are part of the donated state, so what is needed of them later is copied; they
     are read on the host only when somebody asks.
-
-    Args:
-      counts_L3: the counters now.
-      record_bytes: what a miss moves.
     """
 
     def __init__(self, counts_L3: jax.Array, record_bytes: int):

@@ -45,7 +45,6 @@ class LayeredEngine(Engine):
 
     Args:
       weights: all but the experts, on the device.
-      manager: brings experts into slots.
       route: chooses what is computed (None: the model's own choice).
       backends: compute absent experts elsewhere while others travel; asked in order.
       trace: collects every lookup, with all scores unless told otherwise.

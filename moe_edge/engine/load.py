@@ -43,7 +43,6 @@ def load_engine(
     tokens is about 15 % faster for it.
 
     Args:
-      checkpoint: path or name.
       with_tokenizer: False where only token ids are used.
       offload: keeps experts off the device as it says; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.

@@ -144,13 +144,8 @@ def device_memory_bytes() -> int | None:
 def make_offloaded(
     reader, options: OffloadOptions, *, check_finite: bool = False, **assembly
 ) -> LayeredEngine | FusedEngine:
-    """Loads a checkpoint whose experts stay on the host.
+    """Loads a checkpoint whose experts stay on the host; `assembly` is of `assemble`.
 
-    Args:
-      reader: an open checkpoint.
-      options: budget and policies.
-      check_finite: refuse NaN and infinity in the dense weights.
-      **assembly: of `assemble`.
     Raises:
       CapacityError: a budget of fewer than two slots, or above the machine.
       ConfigError: options that do not fit the model.

@@ -8,6 +8,7 @@ from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.core.files import decode_utf8
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
 
@@ -27,14 +28,16 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
       RequestError: a line that is not a JSON object, or a file that is not UTF-8.
       OSError: the file cannot be read.
     """
+    end = 0
     with Path(path).open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            where = f"{path}:{number}"
+            where, end = f"{path}:{number}", end + len(raw)
             if not raw.strip():
                 continue
+            text = decode_utf8(where, raw, end - len(raw))
             try:
-                row = json.loads(raw.decode("utf-8"))
-            except ValueError as error:  # also bytes that are not UTF-8
+                row = json.loads(text)
+            except ValueError as error:
                 raise RequestError(
                     f"{where}: not JSON ({error}); expected one object a line"
                 ) from error
@@ -114,11 +117,8 @@ class TextStream:
 
     A token may hold part of a character, and some decoders drop the first space of
     a text. So a piece is the difference of two decodings that start at the same
-    earlier token, and is held back while it ends in an unfinished character.
-
-    Args:
-      tokenizer: of the model.
-      context: tokens that stand before the text (the prompt).
+    earlier token, and is held back while it ends in an unfinished character. The
+    tokens of `context` (the prompt) stand before the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):

@@ -72,7 +72,6 @@ def load_weights(
 
     Args:
       reader: an open checkpoint (`convert.open.open_checkpoint`).
-      put: places one array.
       check_finite: refuse NaN and infinity, as conversion does.
       with_experts: False leaves them to a store; all entries are then None.
     Raises:

@@ -117,49 +117,27 @@ class SwitchEngine:
         self.engine.manager.queue.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """A route by name, with all its options."""
-
-    route: str
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, route: RoutePolicy) -> "Option":
-        return cls(route.name, dataclasses.asdict(route))
-
-    def get(self) -> RoutePolicy:
-        return get_route(self.route, **self.options)
-
-
-def option_grid(a_values, thresholds) -> list[Option]:
-    """Every lossy option: substitution over `a` by weight rule, dropping.
+def lossy_routes(a_values, thresholds) -> list[RoutePolicy]:
+    """Every lossy route: substitution over `a` by weight rule, dropping.
 
     Rule `replaced` keeps the weights' sum by itself, so that renormalising changes
     nothing: three rules, not four.
     """
     rules = (("own", False), ("own", True), ("replaced", False))
-    routes = [
-        Substitute(float(a), rule, renormalise)
-        for rule, renormalise in rules
-        for a in a_values
+    return [
+        *(Substitute(float(a), *rule) for rule in rules for a in a_values),
+        *(DropAbsent(float(t), yes) for yes in (True, False) for t in thresholds),
     ]
-    routes += [
-        DropAbsent(float(threshold), renormalise)
-        for renormalise in (True, False)
-        for threshold in thresholds
-    ]
-    return [Option.of(route) for route in routes]
 
 
 def card(
-    option: Option, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
+    route: RoutePolicy, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
 ) -> dict[str, Any]:
-    """What one measurement says, in JSON's types."""
+    """What one measurement of a route says, in JSON's types."""
     measured = dataclasses.asdict(compare(run, reference))
     return {
-        "option": option.route,
-        **option.options,
+        "option": route.name,
+        **dataclasses.asdict(route),
         **measured,
         "changed_ratio": switch.route.changed_ratio,
         "hit_ratio": switch.engine.movement()["hit_ratio"],

@@ -9,11 +9,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import ConfigError
+from moe_edge.evaluate.likelihood import score_rows
 from moe_edge.evaluate.lm_eval_requests import (
     fit_target,
     generate_texts,
     parse_ending,
-    score_targets,
 )
 
 
@@ -70,7 +70,7 @@ class EngineLM(TemplateLM):
             fit_target(context, wanted, self.max_length)
             for _, context, wanted in requests
         ]
-        found = score_targets(self._scorer, rows, self.batch_size)
+        found = score_rows(self._scorer, rows, self.batch_size)
         for (texts, _, _), result in zip(requests, found, strict=True):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, result)

@@ -1,21 +1,18 @@
 """What an lm-eval request asks of an engine; nothing here imports lm-eval.
 
-`score_targets` answers its likelihood requests, `generate_texts` its generations.
+`likelihood.score_rows` answers its likelihood requests, `generate_texts` its
+generations.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError, check_count
 from moe_edge.engine.generate import generate
 from moe_edge.engine.prompts import TextStream
-from moe_edge.evaluate.likelihood import rows_per_batch
+from moe_edge.evaluate.likelihood import Forced
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default
 _LENGTH_NAMES = (
@@ -24,19 +21,10 @@ _LENGTH_NAMES = (
 _IGNORED = ("do_sample", "temperature", "top_p", "top_k")  # of greedy decoding
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A row of tokens of which the last `count` are scored.
-
-    The model reads all of it but the last token, at most `max_positions`.
-    """
-
-    ids: list[int]
-    count: int
-
-
-def fit_target(context: list[int], wanted: list[int], max_positions: int) -> Target:
+def fit_target(context: list[int], wanted: list[int], max_positions: int) -> Forced:
     """Context and wanted tokens, cut at the left end where they exceed the model's.
+
+    The model reads all but the last of them, at most `max_positions`.
 
     Raises:
       RequestError: nothing is wanted, or nothing stands before it.
@@ -52,64 +40,8 @@ def fit_target(context: list[int], wanted: list[int], max_positions: int) -> Tar
             f"a continuation of {len(wanted)} tokens exceeds the model's context of "
             f"{max_positions}; shorten it"
         )
-    return Target((context + wanted)[-(max_positions + 1) :], len(wanted))
-
-
-@jax.jit
-def _score(logits_BCV, targets_BC):
-    """Log-probability of every target, and whether it is the likeliest token."""
-    picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
-    log_prob_BC = picked_BC - jax.nn.logsumexp(logits_BCV, axis=-1)
-    return log_prob_BC, jnp.argmax(logits_BCV, axis=-1) == targets_BC
-
-
-def score_targets(
-    engine, rows: Sequence[Target], batch_size: int
-) -> list[tuple[float, bool]]:
-    """Per row the summed log-probability of its targets, and whether all are greedy.
-
-    Rows run in order of length: little padding, few shapes.
-
-    Args:
-      engine: offers `score` and `config`.
-      rows: in any order.
-      batch_size: rows run together, fewer if their logits would be too large.
-    """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids), reverse=True)
-    found, start = {}, 0
-    while start < len(order):
-        longest = len(rows[order[start]].ids)
-        size = rows_per_batch(engine.config, longest, batch_size)
-        batch = order[start : start + size]
-        scores = _score_batch(engine, [rows[i] for i in batch], size)
-        found |= dict(zip(batch, scores, strict=True))
-        start += size
-    return [found[i] for i in range(len(rows))]
-
-
-def _score_batch(engine, rows: Sequence[Target], size: int):
-    """`score_targets` of at most `size` rows; filled up with rows of one token."""
-    inputs = [row.ids[:-1] for row in rows]
-    inputs += [inputs[0][:1]] * (size - len(rows))
-    longest = max(map(len, inputs))
-    target_BS = np.zeros((size, longest), np.int32)
-    is_scored_BS = np.zeros((size, longest), bool)
-    for b, row in enumerate(rows):
-        end = len(row.ids) - 1
-        target_BS[b, :end] = row.ids[1:]
-        is_scored_BS[b, end - row.count : end] = True
-    sum_B, is_greedy_B = np.zeros(size), np.ones(size, bool)
-    for start, logits_BCV in engine.score(inputs):
-        keep = min(logits_BCV.shape[1], longest - start)
-        part = np.zeros((size, logits_BCV.shape[1]), np.int32)
-        part[:, :keep] = target_BS[:, start : start + keep]
-        log_prob_BC, is_best_BC = map(np.asarray, _score(logits_BCV, part))
-        counts_BC = is_scored_BS[:, start : start + keep]
-        sum_B += np.where(counts_BC, log_prob_BC[:, :keep], 0.0).sum(
-            axis=1, dtype=np.float64
-        )
-        is_greedy_B &= (is_best_BC[:, :keep] | ~counts_BC).all(axis=1)
-    return [(float(sum_B[b]), bool(is_greedy_B[b])) for b in range(len(rows))]
+    ids = (context + wanted)[-(max_positions + 1) :]
+    return Forced(ids, len(ids) - len(wanted))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ wins, the first of equals. A text longer than the context loses its left end.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,8 @@ import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
-from moe_edge.core.progress import counter
 from moe_edge.engine.prompts import read_json_lines
-from moe_edge.evaluate.likelihood import rows_per_batch, token_log_probs
+from moe_edge.evaluate.likelihood import Forced, score_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,9 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Continuation:
-    """Tokens of prompt and choice; those from `first` on are scored."""
+class Continuation(Forced):
+    """Tokens of prompt and choice; those of the choice are scored."""
 
-    ids: list[int]
-    first: int
     truncated: bool
 
 
@@ -108,11 +106,7 @@ def encode_choice(
     """
     prompt_ids = tokenizer.encode(prompt)
     ids = tokenizer.encode(f"{prompt} {choice}")
-    common = 0
-    for ours, theirs in zip(prompt_ids, ids, strict=False):
-        if ours != theirs:
-            break
-        common += 1
+    common = len(os.path.commonprefix([prompt_ids, ids]))
     first = max(1, min(common, len(ids) - 1))  # the very first token has no context
     if len(ids) - first >= max_positions:
         raise CapacityError(
@@ -126,25 +120,9 @@ def encode_choice(
 def score_continuations(
     engine, items: Sequence[Continuation], batch_size: int
 ) -> np.ndarray:
-    """Summed log-probability of every continuation, float64.
-
-    Items run in order of length: little padding, few shapes.
-    """
-    order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
-    sums, start = np.zeros(len(items)), 0
-    with counter("choices", len(items)) as count:
-        while start < len(order):
-            longest = len(items[order[start]].ids)
-            size = rows_per_batch(engine.config, longest, batch_size)
-            batch = order[start : start + size]
-            rows = [items[i].ids for i in batch]
-            rows += [rows[0][:1]] * (size - len(rows))
-            scores = token_log_probs(engine, rows).astype(np.float64)
-            for row, i in enumerate(batch):
-                sums[i] = scores[row, items[i].first : len(items[i].ids)].sum()
-            start += size
-            count(len(batch))
-    return sums
+    """Summed log-probability of every continuation, float64."""
+    found = score_rows(engine, items, batch_size, read_last=True)
+    return np.asarray([log_prob for log_prob, _ in found])
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:

@@ -17,7 +17,13 @@ from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
-from moe_edge.evaluate.texts import find_path, read_dataset, read_text, sha256_of
+from moe_edge.evaluate.texts import (
+    find_file,
+    find_path,
+    read_dataset,
+    read_text,
+    sha256_of,
+)
 
 
 def _one_of(**given) -> str:
@@ -100,7 +106,7 @@ def run_evaluate(
         check_positive("limit", limit)
     offload = resolve_offload(device_memory, offload)
     if mode == "tokens":
-        tokens = find_path(tokens, data_dir)
+        tokens = find_file(tokens, data_dir, "--tokens")
         summary = _run_logits(run, checkpoint, k, tokens, logits, offload)
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
@@ -115,13 +121,14 @@ def run_evaluate(
 
     # Input is read before the model: a bad file shows at once.
     if mode == "mcq":
-        paths = [find_path(path, data_dir) for path in mcq.split(",")]
+        paths = [find_file(path, data_dir, "--mcq") for path in mcq.split(",")]
         questions = read_questions(paths, limit)
     else:
-        paths = [find_path(text or dataset, data_dir)]
         if mode == "text":
+            paths = [find_file(text, data_dir, "--text")]
             content = read_text(paths[0])
         else:
+            paths = [find_path(dataset, data_dir)]
             content = read_dataset(
                 paths[0],
                 split=split,

@@ -68,18 +68,24 @@ def run_lm_eval(
         return {"tasks": names}
     loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
-    with contextlib.closing(loaded.engine):
-        found = _evaluate(
-            loaded,
-            names,
-            loaded_tasks,
-            lossy=lossy,
-            batch_size=batch_size,
+    from lm_eval.evaluator import simple_evaluate
+
+    from moe_edge.evaluate.lm_eval_adapter import EngineLM
+    from moe_edge.evaluate.stepwise import Stepwise
+
+    with contextlib.closing(loaded.engine) as engine, _request_errors(names, "run"):
+        scorer = Stepwise(engine) if lossy else None
+        found = simple_evaluate(
+            EngineLM(engine, loaded.tokenizer, batch_size=batch_size, scorer=scorer),
+            tasks=loaded_tasks,
             num_fewshot=num_fewshot,
             limit=limit,
-            seed=seed,
+            log_samples=False,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            fewshot_random_seed=seed,
         )
-        movement = loaded.engine.movement() if lossy else {}
+        movement = engine.movement() if lossy else {}
     summary = {
         # Keys such as "acc,none": the metric and the harness's filter.
         "tasks": {name: _metrics(row) for name, row in found["results"].items()},
@@ -95,34 +101,6 @@ def run_lm_eval(
         stored = summary | {"versions": found["versions"], "seed": seed}
         write_json(folder / "evaluation.json", stored, default=str)
     return summary
-
-
-def _evaluate(
-    loaded, names, tasks, *, lossy, batch_size, num_fewshot, limit, seed
-) -> dict[str, Any]:
-    """What the harness finds; its own errors become RequestErrors."""
-    from lm_eval.evaluator import simple_evaluate
-
-    from moe_edge.evaluate.lm_eval_adapter import EngineLM
-    from moe_edge.evaluate.stepwise import Stepwise
-
-    model = EngineLM(
-        loaded.engine,
-        loaded.tokenizer,
-        batch_size=batch_size,
-        scorer=Stepwise(loaded.engine) if lossy else None,
-    )
-    with _request_errors(names, "run"):
-        return simple_evaluate(
-            model,
-            tasks=tasks,
-            num_fewshot=num_fewshot,
-            limit=limit,
-            log_samples=False,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
 
 
 @contextlib.contextmanager

@@ -10,20 +10,12 @@ import time
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import RequestError
 from moe_edge.core.progress import progress
 from moe_edge.engine.session import check_prompts
-
-
-@dataclasses.dataclass(frozen=True)
-class Forced:
-    """Tokens of one row; those from `first` (>= 1) on are scored."""
-
-    ids: Sequence[int]
-    first: int
+from moe_edge.evaluate.likelihood import Forced, pad_rows, score_logits
 
 
 @dataclasses.dataclass
@@ -43,13 +35,6 @@ class ForcedRun:
     steps: int
     decode_s: float
     bytes_moved: int
-
-
-@jax.jit
-def _score(logits_BV: jax.Array, targets_B: jax.Array):
-    picked_B1 = jnp.take_along_axis(logits_BV, targets_B[:, None], axis=1)
-    log_prob_B = picked_B1[:, 0] - jax.nn.logsumexp(logits_BV, axis=1)
-    return log_prob_B, jnp.argmax(logits_BV, axis=1).astype(jnp.int32)
 
 
 def score_forced(
@@ -91,14 +76,14 @@ def score_forced(
     session = engine.new_session(len(rows), max(capacity or 0, *lengths))
     prompts = [row.ids[:start] for row, start in zip(rows, starts, strict=True)]
     logits = engine.prefill(session, prompts)
-    scores = [_score(logits, jax.device_put(target_NB[0]))]
+    scores = [score_logits(logits, jax.device_put(target_NB[0]))]
     jax.block_until_ready(scores)
     moved = engine.movement()["bytes_moved"]
     started_s = time.perf_counter()
     for n in range(1, count):
         tokens_B, active_B = jax.device_put((target_NB[n - 1], is_real_NB[n]))
         logits = engine.decode(session, tokens_B, active_B)
-        scores.append(_score(logits, jax.device_put(target_NB[n])))
+        scores.append(score_logits(logits, jax.device_put(target_NB[n])))
     jax.block_until_ready(scores)
     decode_s = time.perf_counter() - started_s
     moved = engine.movement()["bytes_moved"] - moved
@@ -162,9 +147,7 @@ class Stepwise:
         engine = self._engine
         length_B = np.asarray(check_prompts(prompts, self.config.vocab_size))
         longest = int(length_B.max())
-        tokens_BS = np.zeros((len(prompts), longest), np.int32)
-        for row, prompt in enumerate(prompts):
-            tokens_BS[row, : len(prompt)] = prompt
+        tokens_BS = pad_rows(prompts, longest)
         session = engine.new_session(len(prompts), longest)
         logits = engine.prefill(session, tokens_BS[:, :1].tolist(), on_routing)
         yield 0, logits[:, None]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.core.files import check_there
+from moe_edge.core.files import check_there, decode_utf8
 
 # File ending -> builder of `datasets`.
 BUILDERS = {
@@ -59,10 +59,8 @@ def read_text(path: str | Path) -> str:
       RequestError: not UTF-8, or empty.
       OSError: it cannot be read.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text: {error}") from error
+    check_there(path, "text")
+    text = decode_utf8(path, Path(path).read_bytes())
     if not text.strip():
         raise RequestError(f"{path} is empty; expected some text")
     return text

@@ -23,7 +23,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.heap import keep_heap
 from moe_edge.hardware.cost_model import BlockShape, roofline_s
-from moe_edge.hardware.machine_file import FORMAT_VERSION
+from moe_edge.hardware.presets import FORMAT_VERSION
 from moe_edge.hardware.specs import Device, Gpu, Link
 
 DTYPES = {"float32": 4, "bfloat16": 2}
@@ -68,7 +68,7 @@ class Calibration:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored, for `machine_file.read_machine`."""
+        """What is stored, for `presets.read_machine`."""
         return {
             "format_version": FORMAT_VERSION,
             "device": dataclasses.asdict(self.gpu.device),

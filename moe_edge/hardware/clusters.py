@@ -18,12 +18,7 @@ def servers_of(
     gpus: Sequence[Sequence[str]],
     expert_memory_share: float | Sequence[float] = 1.0,
 ) -> tuple[Server, ...]:
-    """Servers from the names of their GPUs.
-
-    Args:
-      gpus: for each server its device presets.
-      expert_memory_share: one for all, or one a server.
-    """
+    """Servers from the device presets of each; the share is one for all or one each."""
     shares = one_or_each("expert_memory_share", expert_memory_share, len(gpus))
     return tuple(
         Server(name=f"server{n + 1}", gpus=tuple(gpu(name, share) for name in names))
@@ -105,8 +100,7 @@ def build_cluster(name: str, **options) -> Cluster:
     Args:
       name: one of CLUSTERS, or the path of a machine.json (`measured_cluster`).
     Raises:
-      ConfigError: an unknown name, with the known ones, or what it refuses.
-      OSError: a machine.json that cannot be read.
+      ConfigError: what it refuses; OSError: a machine.json that cannot be read.
     """
     if name.endswith(".json"):
         build = functools.partial(measured_cluster, name)

@@ -68,11 +68,6 @@ class DenseLayer:
     flops_per_token: float = 0.0
     num_bytes: int = 0
 
-    @classmethod
-    def of_parameters(cls, parameters: int, bytes_per_value: float) -> "DenseLayer":
-        """A layer of so many weights, each used once a token."""
-        return cls(2.0 * parameters, int(parameters * bytes_per_value))
-
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
@@ -107,12 +102,28 @@ class CostModel:
         link = self.cluster.servers[server].gpus[gpu].host_link
         return link.seconds(self.block.num_bytes)
 
+    def mean_load_s(self) -> np.ndarray:
+        """float64 [N]: `load_s`, the mean over the GPUs of each server."""
+        servers = enumerate(self.cluster.servers)
+        each = [[self.load_s(n, g) for g in range(len(s.gpus))] for n, s in servers]
+        return np.array([np.mean(loads) for loads in each])
+
     def send_s(self, n: int, m: int, tokens):
         """Hidden states of `tokens` tokens from server n to server m."""
         if n == m:
             return tokens * 0.0
         seconds = self.cluster.link(n, m).seconds(tokens * self.block.token_bytes)
         return np.where(np.asarray(tokens) > 0, seconds, 0.0)[()]
+
+    def sends_s(self, tokens: float = 1) -> np.ndarray:
+        """float64 [N, N]: `send_s` from every server to every other one."""
+        num_bytes, servers = tokens * self.block.token_bytes, self.cluster.num_servers
+        link, all_N = self.cluster.link, range(servers)
+        send_NM = np.array(
+            [[link(n, m).seconds(num_bytes) for m in all_N] for n in all_N]
+        )
+        np.fill_diagonal(send_NM, 0.0)
+        return send_NM
 
     def move_s(self, n: int, m: int, gpu: int) -> float:
         """One block from host memory of server n to a GPU of server m."""

@@ -47,14 +47,14 @@ class ModelShape:
         Args:
           bytes_per_value: of weights and hidden states.
         """
-        moe = config.moe
+        moe, weights = config.moe, layer_weights(config)  # each used once a token
         return cls(
             name=name,
             num_layers=config.num_layers - len(config.dense_layers),
             num_experts=moe.num_experts,
             top_k=moe.top_k,
             block=BlockShape(config.d_model, moe.expert_dim, bytes_per_value),
-            dense=DenseLayer.of_parameters(layer_weights(config), bytes_per_value),
+            dense=DenseLayer(2.0 * weights, int(weights * bytes_per_value)),
             source=source,
         )
 

@@ -11,11 +11,14 @@ launches). `launch/profile_machine.py` replaces all of them by measurements.
 """
 
 import dataclasses
+import json
+from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.hardware.machine_file import read_machine
+from moe_edge.core.files import check_there
 from moe_edge.hardware.specs import Device, Gpu, Link
 
+FORMAT_VERSION = 1  # of a machine.json
 ARITHMETIC_SHARE = 0.6
 MEMORY_SHARE = 0.8
 HOST_SHARE = 0.8
@@ -52,22 +55,15 @@ DEVICES = {
 
 # GB/s of one direction: lanes x GT/s x 128/130 / 8 (PCI-SIG encoding).
 LINKS = {
-    "pcie3_x8": 8 * 8 * 128 / 130 / 8,
-    "pcie3_x16": 16 * 8 * 128 / 130 / 8,
     "pcie4_x8": 8 * 16 * 128 / 130 / 8,
     "pcie4_x16": 16 * 16 * 128 / 130 / 8,
-    "pcie5_x8": 8 * 32 * 128 / 130 / 8,
     "pcie5_x16": 16 * 32 * 128 / 130 / 8,
     "unified": 100.0,  # a copy inside the one memory of an Apple M2
 }
 
 
 def device(name: str) -> Device:
-    """A device by name (DEVICES).
-
-    Raises:
-      ConfigError: an unknown name, with the known ones.
-    """
+    """A device by name (DEVICES), or ConfigError with the known ones."""
     check_known("device preset", name, DEVICES)
     memory_gb, tflops, gb_per_s, _, checked, source = DEVICES[name]
     return Device(
@@ -119,3 +115,33 @@ def gpu(name: str, expert_memory_share: float = 1.0) -> Gpu:
         built = Gpu(device=device(name), host_link=host_link(DEVICES[name][3]))
     limit = int(expert_memory_share * built.device.memory_bytes)
     return dataclasses.replace(built, expert_memory_bytes=limit)
+
+
+def read_machine(path: str | Path) -> Gpu:
+    """A measured machine, usable wherever a GPU preset is.
+
+    Raises:
+      ConfigError: no machine file, or another version; OSError: it cannot be read.
+    """
+    path = Path(path)
+    check_there(
+        path, "--cluster or a GPU of it:", "launch/profile_machine.py writes it"
+    )
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        version = stored["format_version"]
+        device, link = stored["device"], stored["host_link"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is no machine file ({error!r}); launch/profile_machine.py writes "
+            "them"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format_version {version}, expected {FORMAT_VERSION}: measure "
+            "again with launch/profile_machine.py"
+        )
+    try:
+        return Gpu(device=Device(**device), host_link=Link(**link))
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}; measure again") from error

@@ -179,10 +179,6 @@ class Cluster:
     def num_servers(self) -> int:
         return len(self.servers)
 
-    @property
-    def num_gpus(self) -> int:
-        return sum(len(server.gpus) for server in self.servers)
-
     def link(self, n: int, m: int) -> Link:
         """The link that carries from server n to another server m."""
         return self.links.get((n, m), self.network)

@@ -95,9 +95,6 @@ def draw_panels(
         )
 
 
-bar_panels = line_panels = draw_panels
-
-
 def _bars(axis, panel: Panel, numbers: Mapping[str, int]) -> None:
     """The groups along x, a bar for each label."""
     width = 0.84 / len(panel.series)

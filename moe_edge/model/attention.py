@@ -10,9 +10,10 @@ from flax import nnx
 
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import add_bias, new_matrix, new_ones, new_zeros, rms_norm
+from moe_edge.model.layers import add_bias, add_params, rms_norm
 from moe_edge.model.matvec import einsum, linear
 from moe_edge.model.rope import rotate
+from moe_edge.model.shapes import attention_shapes
 
 NO_WINDOW = 1 << 30
 HIDDEN = -1e30  # a finite minus infinity: a fully masked row stays finite
@@ -62,24 +63,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         attention = config.attention
-        D, P = config.d_model, attention.head_dim
-        q_dim, kv_dim = attention.num_heads * P, attention.num_kv_heads * P
         self.config, self.eps = attention, config.norm_eps
-        self.q = new_matrix(rngs, q_dim, D)
-        self.k = new_matrix(rngs, kv_dim, D)
-        self.v = new_matrix(rngs, kv_dim, D)
-        self.o = new_matrix(rngs, D, q_dim)
-        if attention.qkv_bias:
-            self.q_bias = new_zeros(q_dim)
-            self.k_bias, self.v_bias = new_zeros(kv_dim), new_zeros(kv_dim)
-        if attention.out_bias:
-            self.o_bias = new_zeros(D)
-        if attention.qk_norm != "none":
-            whole = attention.qk_norm == "full"
-            self.q_norm = new_ones(q_dim if whole else P)
-            self.k_norm = new_ones(kv_dim if whole else P)
-        if attention.sinks:
-            self.sinks = new_zeros(attention.num_heads)
+        add_params(self, attention_shapes(config), rngs)
 
     def _project(self, x_BSD, name: str, heads: int, tables) -> jax.Array:
         """One of q, k, v: projected, normed, clipped, rotated `[B, S, heads, P]`."""

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Any
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "full")
@@ -155,10 +155,7 @@ class ModelConfig:
             ("activation", self.activation, ACTIVATIONS),
             ("gate", moe.gate, GATES),
         ):
-            if value not in known:
-                raise ConfigError(
-                    f"unknown {kind} {value!r}; known: {', '.join(known)}"
-                )
+            check_known(kind, value, known)
         sizes = {
             "vocab_size": self.vocab_size,
             "d_model": self.d_model,
@@ -171,8 +168,7 @@ class ModelConfig:
             "max_positions": self.max_positions,
         }
         for name, value in sizes.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+            check_count(name, value)
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = (
                 "parent_top_k x sub_experts" if moe.has_proxy_gate else "num_experts"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.model.matvec import linear
+from moe_edge.model.shapes import Shapes, mlp_shapes
 
 INIT_SCALE = 0.02
 
@@ -19,12 +20,14 @@ def new_matrix(rngs: nnx.Rngs, *shape: int, scale: float = INIT_SCALE) -> nnx.Pa
     return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32))
 
 
-def new_ones(*shape: int) -> nnx.Param:
-    return nnx.Param(jnp.ones(shape, jnp.float32))
-
-
-def new_zeros(*shape: int) -> nnx.Param:
-    return nnx.Param(jnp.zeros(shape, jnp.float32))
+def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
+    """Fresh parameters: matrices random, norms one, other vectors zero."""
+    for name, shape in shapes.items():
+        if len(shape) > 1:
+            value = new_matrix(rngs, *shape)
+        else:
+            value = nnx.Param(jnp.full(shape, float("norm" in name), jnp.float32))
+        setattr(module, name, value)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -59,9 +62,7 @@ class GatedMlp(nnx.Module):
 
     def __init__(self, d_model: int, dim: int, activation: str, rngs: nnx.Rngs):
         self.activation = activation
-        self.gate = new_matrix(rngs, dim, d_model)
-        self.up = new_matrix(rngs, dim, d_model)
-        self.down = new_matrix(rngs, d_model, dim)
+        add_params(self, mlp_shapes(d_model, dim), rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Args: x `[..., D]` float32. Returns the same shape."""

@@ -11,33 +11,19 @@ from flax import nnx
 from moe_edge.model import kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import new_matrix, new_ones, rms_norm
+from moe_edge.model.layers import add_params, rms_norm
 from moe_edge.model.matvec import einsum, linear, to_float32
 from moe_edge.model.rope import rotate
+from moe_edge.model.shapes import attention_shapes
 
 
 class LatentAttention(nnx.Module):
     """MLA over a cache of latents, or over its own chunk."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        attention = config.attention
-        D, H = config.d_model, attention.num_heads
-        rank, rope_dim = attention.kv_lora_rank, attention.rope.dim
-        self.config = attention
-        eps = attention.lora_norm_eps
+        self.config, eps = config.attention, config.attention.lora_norm_eps
         self.eps = config.norm_eps if eps is None else eps
-        if attention.q_lora_rank is None:
-            self.q = new_matrix(rngs, H * attention.head_dim, D)
-        else:
-            self.q_a = new_matrix(rngs, attention.q_lora_rank, D)
-            self.q_a_norm = new_ones(attention.q_lora_rank)
-            self.q_b = new_matrix(rngs, H * attention.head_dim, attention.q_lora_rank)
-        self.kv_a = new_matrix(rngs, rank + rope_dim, D)
-        self.kv_a_norm = new_ones(rank)
-        self.kv_b = new_matrix(
-            rngs, H * (attention.nope_dim + attention.v_head_dim), rank
-        )
-        self.o = new_matrix(rngs, D, H * attention.v_head_dim)
+        add_params(self, attention_shapes(config), rngs)
 
     def _queries(self, x_BSD, tables):
         """Content part `[B, S, H, nope]` and rotated part `[B, S, H, rope]`."""
@@ -57,10 +43,7 @@ class LatentAttention(nnx.Module):
         """What is cached: normed latent and rotated shared key `[B, S, R+rope]`."""
         attention = self.config
         low = linear(x_BSD, self.kv_a[...])
-        latent, key = (
-            low[..., : attention.kv_lora_rank],
-            low[..., attention.kv_lora_rank :],
-        )
+        latent, key = jnp.split(low, [attention.kv_lora_rank], axis=-1)
         latent = rms_norm(latent, self.kv_a_norm[...], self.eps)
         key = rotate(key[:, :, None, :], tables, attention.rope.interleaved)
         return jnp.concatenate([latent, key[:, :, 0]], -1)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.model.config import ModelConfig, MoeConfig
-from moe_edge.model.layers import add_bias, new_matrix, new_zeros
+from moe_edge.model.layers import add_bias, add_params
 from moe_edge.model.matvec import linear
 from moe_edge.model.proxy_gate import GateNeurons, block_levels, choose_blocks
+from moe_edge.model.shapes import router_shapes
 
 
 class Routing(NamedTuple):
@@ -74,23 +75,8 @@ class Router(nnx.Module):
     """Router weights of one layer."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        moe, D = config.moe, config.d_model
-        self.moe = moe
-        rows = moe.num_parents if moe.has_proxy_gate else moe.num_experts
-        self.weight = new_matrix(rngs, rows, D)
-        if moe.router_bias:
-            self.bias = new_zeros(rows)
-        if moe.correction_bias:
-            self.correction_bias = new_zeros(rows)
-        if moe.has_proxy_gate:
-            neurons = moe.num_experts * moe.gate_neurons
-            self.proxy_gate = new_matrix(rngs, neurons, D)
-            self.proxy_up = new_matrix(rngs, neurons, D)
-            self.proxy_scale = new_zeros(neurons)
-            self.proxy_prior = new_zeros(moe.num_experts)
-            if moe.expert_bias:
-                self.proxy_gate_bias = new_zeros(neurons)
-                self.proxy_up_bias = new_zeros(neurons)
+        self.moe = config.moe
+        add_params(self, router_shapes(config), rngs)
 
     def __call__(self, x_TD: jax.Array) -> Routing:
         """Args: x_TD float32, the normed hidden state."""

@@ -15,7 +15,7 @@ from flax import nnx
 
 from moe_edge.model.attention import NO_WINDOW, Attention
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import GatedMlp, new_matrix, new_ones, rms_norm
+from moe_edge.model.layers import GatedMlp, add_params, new_matrix, rms_norm
 from moe_edge.model.matvec import linear, to_float32
 from moe_edge.model.mla import LatentAttention
 from moe_edge.model.record import RecordLayout
@@ -56,7 +56,7 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
         D, self.eps, self.is_moe = config.d_model, config.norm_eps, is_moe
-        self.attn_norm, self.mlp_norm = new_ones(D), new_ones(D)
+        add_params(self, {"attn_norm": (D,), "mlp_norm": (D,)}, rngs)
         kind = LatentAttention if config.attention.kind == "mla" else Attention
         self.attn = kind(config, rngs)
         if not is_moe:
@@ -164,7 +164,7 @@ class Transformer(nnx.Module):
             Block(config, layer in config.moe_layers, rngs)
             for layer in range(config.num_layers)
         )
-        self.final_norm = new_ones(config.d_model)
+        add_params(self, {"final_norm": (config.d_model,)}, rngs)
         if not config.tie_embeddings:
             self.head = new_matrix(rngs, config.vocab_size, config.d_model)
 

@@ -58,9 +58,8 @@ def plan_fiddler(
 
     Args:
       tokens_E: int, tokens of each absent expert.
-      cpu_token_s: one token of one expert on the CPU, seconds.
-      copy_s: to transfer one expert, seconds.
-      gpu_s: one expert on the device, seconds.
+      cpu_token_s: one token of one expert on the CPU.
+      copy_s, gpu_s: to transfer one expert, and to run it on the device.
     Returns:
       bool, like `tokens_E`.
     Source: Fiddler, arXiv 2402.07033.
@@ -69,12 +68,7 @@ def plan_fiddler(
 
 
 class MeasuredCost:
-    """Mean of the last p measurements (SMoE, section V.A).
-
-    Args:
-      last: p.
-      start_s: stands in until the first measurement, seconds.
-    """
+    """Mean of the last measurements (SMoE, section V.A); before them, `start_s`."""
 
     def __init__(self, last: int, start_s: float):
         check_count("measurements of a cost", last)

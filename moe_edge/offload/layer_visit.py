@@ -39,22 +39,20 @@ class LayerVisit:
     hits: list[int]  # experts that needed no transfer; in waves some may still come to
     late: list[int]  # prefetched experts that were still on their way at the lookup
     misses: list[int]  # absent at the lookup, best first
+    begun_s: float  # when, in the run's time, where events are recorded
+    _may_prefetch: bool
     # Experts asked for on demand or computed elsewhere, each time.
     missed: list[int] = dataclasses.field(default_factory=list)
     transfers: list[Transfer] = dataclasses.field(default_factory=list)  # waited for
     moved: int = 0  # how many transfers were demanded
     waited_s: float = 0.0
     in_waves: bool = False  # it passed in waves
-    fits: bool = False  # whether the layer's slots can hold all that it chose at once
-    begun_s: float = 0.0  # when, in the run's time, where events are recorded
-    _may_prefetch: bool = False
 
-    def __post_init__(self):
-        manager = self._manager
+    @property
+    def fits(self) -> bool:
+        """Whether the layer's slots can hold all that it chose at once (at lookup)."""
         chosen = len(self.hits) + len(self.late) + len(self.misses)
-        self.fits = chosen <= manager.cache.room_L[self.layer]
-        self.begun_s = manager.statistics.now()
-        self._may_prefetch = self.is_decode and manager.prefetcher.follows_routing
+        return chosen <= self._manager.cache.room_L[self.layer]
 
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.

@@ -29,12 +29,9 @@ class OffloadManager:
     has one record for all of them, in the name of the first.
 
     Args:
-      cache: which block is in which slot.
-      queue: moves bytes.
       predictor: names later experts; None prefetches nothing.
       horizon: layers ahead that are prefetched.
       prefetch_limit: most prefetches asked for after one lookup.
-      recorder: of events.
     """
 
     def __init__(
@@ -82,7 +79,9 @@ class OffloadManager:
             late = [t.expert for t in self.residency.underway(layer, hits)]
             if late:
                 hits = [expert for expert in hits if expert not in late]
-        return LayerVisit(self, layer, step, is_decode, hits, late, misses)
+        where, found = (self, layer, step, is_decode), (hits, late, misses)
+        may_prefetch = is_decode and self.prefetcher.follows_routing
+        return LayerVisit(*where, *found, self.statistics.now(), may_prefetch)
 
     def pass_layer(self, layer, ids_TK, scores_TE, step) -> LayerVisit:
         """A whole visit in computed time, where programs cost the caller nothing."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer, Problem, share_out
 from moe_edge.place.plan import ABSENT, Placement
 
 
@@ -13,18 +13,6 @@ def gpu_list(slots) -> tuple[np.ndarray, np.ndarray]:
     """Server [D] and GPU-in-server [D] of all GPUs in a row."""
     server_D = np.repeat(np.arange(len(slots)), [len(slots_G) for slots_G in slots])
     return server_D, np.concatenate([np.arange(len(slots_G)) for slots_G in slots])
-
-
-def equal_shares(total: int, limit_D: np.ndarray) -> np.ndarray:
-    """int64 [D] that sum to `total`, as equal as the limits allow."""
-    share_D = np.zeros_like(limit_D)
-    while (left := total - int(share_D.sum())) > 0:
-        open_D = np.flatnonzero(share_D < limit_D)
-        each, rest = divmod(left, len(open_D))
-        share_D[open_D] += each
-        share_D[open_D[:rest]] += 1
-        share_D = np.minimum(share_D, limit_D)
-    return share_D
 
 
 def layer_slots(quota_D: np.ndarray, layers: int) -> np.ndarray:
@@ -46,7 +34,7 @@ def single_copy_slots(problem: Problem) -> np.ndarray:
     """int64 [L, D]: room for exactly one copy of each layer, equal where memory is."""
     L, E = problem.frequency_NLE.shape[1:]
     limit_D = np.concatenate(problem.slots)
-    return layer_slots(equal_shares(L * E, limit_D), L)
+    return layer_slots(share_out(L * E, np.ones(len(limit_D)), limit_D), L)
 
 
 def owned(owner_LE: np.ndarray, slots) -> np.ndarray:
@@ -156,12 +144,9 @@ def _used(now_LE: np.ndarray, gpus: int) -> np.ndarray:
 def balance(
     load_E: np.ndarray, slots_D: np.ndarray, now_E: np.ndarray | None = None
 ) -> np.ndarray:
-    """int64 [E]: SmartMoE's GPU of each block of a layer.
+    """int64 [E]: SmartMoE's GPU of each block of a layer, heaviest first.
 
-    Args:
-      load_E: running mean of each block's calls.
-      slots_D: blocks that each GPU takes; their sum is E.
-      now_E: the GPU of each block now.
+    `slots_D`: blocks that each GPU takes; `now_E`: the GPU of each block now.
     """
     busy_D = np.zeros(len(slots_D))
     free_D = slots_D.copy()

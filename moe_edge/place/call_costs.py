@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,23 +39,21 @@ class CallCosts:
         cluster = cost_model.cluster
         N = cluster.num_servers
         gpus_N = np.array([len(server.gpus) for server in cluster.servers])
-        local_NB = np.zeros((N, 2))
-        for n in range(N):
-            each = [
-                [cost_model.compute_s(n, g, t) for t in (1, tokens)]
-                for g in range(gpus_N[n])
-            ]
-            local_NB[n] = np.mean(each, axis=0)
+        sizes = np.array([1, tokens])
+        each = [
+            [cost_model.compute_s(n, g, sizes) for g in range(gpus)]
+            for n, gpus in enumerate(gpus_N)
+        ]
+        local_NB = np.array([np.mean(seconds_GB, axis=0) for seconds_GB in each])
         further_N = (local_NB[:, 1] / local_NB[:, 0] - 1) / (tokens - 1)
-        fixed_NM, send_NM = np.zeros((N, N)), np.zeros((N, N))
-        size = cost_model.block.token_bytes
-        for n in range(N):
-            for m in range(N):
-                if n != m:
-                    there, back = cluster.link(n, m), cluster.link(m, n)
-                    fixed_NM[n, m] = there.seconds(size) + back.seconds(size)
-                    fixed_NM[n, m] += local_NB[m, 0]
-                    send_NM[n, m] = there.busy_s(size)
+        alone_NM = cost_model.sends_s()
+        fixed_NM = alone_NM + alone_NM.T + local_NB[:, 0]
+        np.fill_diagonal(fixed_NM, 0.0)
+        size, all_N = cost_model.block.token_bytes, range(N)
+        send_NM = np.array(
+            [[cluster.link(n, m).busy_s(size) for m in all_N] for n in all_N]
+        )
+        np.fill_diagonal(send_NM, 0.0)
         return cls(
             fixed_NM=fixed_NM,
             send_NM=send_NM,
@@ -73,8 +72,7 @@ class CallCosts:
         return np.lexsort((ring_NM, key_NM), axis=1)[:, : N - 1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Calls of one kind: `tokens` at once, `per_request` times a request.
 
     Either is one number for all servers or one a server.
@@ -85,11 +83,8 @@ class Batch:
 
     def by_server(self, servers: int) -> "Batch":
         """With arrays [N, 1, 1]."""
-        columns = {
-            name: one_or_each(name, value, servers)[:, None, None]
-            for name, value in vars(self).items()
-        }
-        return Batch(**columns)
+        columns = zip(self._fields, self, strict=True)
+        return Batch(*(one_or_each(*c, servers)[:, None, None] for c in columns))
 
 
 @dataclasses.dataclass

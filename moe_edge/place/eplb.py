@@ -6,31 +6,23 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.place.baselines import gpu_list, layer_slots
+from moe_edge.place.baselines import balance, gpu_list, layer_slots
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import ABSENT, Placement
 
 
-def balanced_pack(weight_X: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bin [X] and place in the bin [X] of items, equally many a bin.
+def balanced_pack(weight_X: np.ndarray, bins: int) -> np.ndarray:
+    """int64 [bins, X / bins]: the items of every bin, equally many.
 
     Heaviest first (stable), each to the lightest bin that is not full (the first of
     equals). One item a bin: item i goes to bin i.
     """
-    items = len(weight_X)
-    each = items // bins
+    each = len(weight_X) // bins
     if each == 1:
-        return np.arange(items), np.zeros(items, np.int64)
-    bin_X = np.zeros(items, np.int64)
-    place_X = np.zeros(items, np.int64)
-    weight_B = np.zeros(bins)
-    count_B = np.zeros(bins, np.int64)
-    for item in np.argsort(-weight_X, kind="stable"):
-        target = int(np.where(count_B < each, weight_B, np.inf).argmin())
-        bin_X[item], place_X[item] = target, count_B[target]
-        weight_B[target] += weight_X[item]
-        count_B[target] += 1
-    return bin_X, place_X
+        return np.arange(bins)[:, None]
+    bin_X = balance(weight_X, np.full(bins, each))
+    order_X = np.argsort(-weight_X, kind="stable")
+    return order_X[np.argsort(bin_X[order_X], kind="stable")].reshape(bins, each)
 
 
 def replicate(
@@ -87,18 +79,13 @@ def rebalance(
 
 def _rebalance_layer(load_E, replicas: int, groups: int, nodes: int, gpus: int):
     size = len(load_E) // groups
-    node_P, place_P = balanced_pack(load_E.reshape(groups, size).sum(axis=1), nodes)
-    groups_of_node = np.zeros((nodes, groups // nodes), np.int64)
-    groups_of_node[node_P, place_P] = np.arange(groups)
     slots_of_node = []
-    for groups_here in groups_of_node:
-        blocks = (groups_here[:, None] * size + np.arange(size)).ravel()
+    for groups_X in balanced_pack(load_E.reshape(groups, size).sum(axis=1), nodes):
+        blocks = (groups_X[:, None] * size + np.arange(size)).ravel()
         item_R, copies_X = replicate(load_E[blocks], replicas // nodes)
         weight_R = (load_E[blocks] / copies_X)[item_R]
-        gpu_R, place_R = balanced_pack(weight_R, gpus // nodes)
-        slots_GS = np.zeros((gpus // nodes, replicas // gpus), np.int64)
-        slots_GS[gpu_R, place_R] = blocks[item_R]
-        slots_of_node.append(slots_GS.ravel())
+        slots_GS = balanced_pack(weight_R, gpus // nodes)
+        slots_of_node.append(blocks[item_R[slots_GS]].ravel())
     return np.concatenate(slots_of_node)
 
 

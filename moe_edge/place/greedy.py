@@ -24,12 +24,7 @@ class Greedy(Placer):
 
 
 def favourites(value_NM: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:
-    """bool [N, M]: each server's most valuable items; the first of equals.
-
-    Args:
-      value_NM: of item M at server N.
-      capacity_N: items that a server takes.
-    """
+    """bool [N, M]: so many most valuable items of each server; the first of equals."""
     order_NM = np.argsort(-value_NM, axis=1, kind="stable")
     on_NM = np.zeros(value_NM.shape, bool)
     for on_M, order_M, capacity in zip(on_NM, order_NM, capacity_N, strict=True):

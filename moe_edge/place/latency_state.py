@@ -46,11 +46,9 @@ class State:
         self._busy_NLE = busy_NLE
 
     def finish(self, costs: CallCosts, late_NM: np.ndarray, blend: float) -> None:
-        """Adds when the last server has answered, given by which share links are late.
+        """Adds when the last server has answered, where links are late by these shares.
 
-        Args:
-          late_NM: see `queues.link_delays`.
-          blend: 0 for the last answer, 1 for the sum of all (nothing overlaps).
+        `blend`: 0 for the last answer, 1 for the sum of all (nothing overlaps).
         """
         self._late_N1M = 1 + late_NM[:, None]
         self._wait_N1M = costs.fixed_NM[:, None] * late_NM[:, None]
@@ -125,10 +123,8 @@ def layer_seconds(miss, called, fixed, tokens, one, last, held):
 
     Args:
       miss: minus the log of the probability of no remote call.
-      called: expected remote calls.
-      fixed: their seconds, each alone and of one token.
-      tokens: expected tokens sent.
-      one: their seconds on links and GPUs, one after another.
+      called, fixed: expected remote calls; their seconds, each alone and of one token.
+      tokens, one: expected tokens sent; seconds on links and GPUs, one after another.
       last: when the last server has answered, latencies apart.
       held: seconds of the calls of held blocks.
     """

@@ -73,10 +73,7 @@ def remote_seconds(
 ) -> float:
     """Eq. 2 in seconds: calls that leave their server, each to its nearest copy.
 
-    Args:
-      placement: one that covers every block.
-      calls_NLE: calls of the period.
-      remote_s_NM: seconds of a call from server N to server M.
+    `remote_s_NM`: seconds of a call from server N to M. Every block must be somewhere.
     """
     held_MX = placement.on_NLE.reshape(len(remote_s_NM), -1)
     total = 0.0
@@ -91,18 +88,13 @@ def remote_seconds(
 
 def remote_call_seconds(cost_model: CostModel, tokens: float = 1.0) -> np.ndarray:
     """float64 [N, M]: a call of `tokens` tokens from N to M's fastest GPU; 0 on N."""
-    cluster = cost_model.cluster
-    N = cluster.num_servers
-    seconds_NM = np.zeros((N, N))
-    for m, server in enumerate(cluster.servers):
-        compute_s = min(
-            cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus))
-        )
-        for n in range(N):
-            if n != m:
-                there_s = cost_model.send_s(n, m, tokens)
-                back_s = cost_model.send_s(m, n, tokens)
-                seconds_NM[n, m] = there_s + compute_s + back_s
+    compute_M = [
+        min(cost_model.compute_s(m, g, tokens) for g in range(len(server.gpus)))
+        for m, server in enumerate(cost_model.cluster.servers)
+    ]
+    send_NM = cost_model.sends_s(tokens)
+    seconds_NM = send_NM + np.array(compute_M) + send_NM.T
+    np.fill_diagonal(seconds_NM, 0.0)
     return seconds_NM
 
 
@@ -118,9 +110,7 @@ def decide(
 
     Args:
       current, candidate: placements P and P'.
-      cost_s: seconds that the calls of the coming period wait under a placement
-        (`remote_seconds`, or what a placer minimises).
-      cost_model: what transfers cost.
+      cost_s: seconds that the calls of the coming period wait under a placement.
       hysteresis: share of C(P) that must be won on top, 0 to 1, so that noise in the
         statistics moves nothing; 0 is the paper's rule.
       source: where arriving blocks come from, one of SOURCES.

@@ -40,6 +40,17 @@ class Optimal(Placer):
         return on_NM.reshape(problem.frequency_NLE.shape)
 
 
+def objective(frequency_NLE: np.ndarray, on_NLE: np.ndarray) -> float:
+    """Frequency of the calls that leave their server: sum of f[n, l, e] if e not on n.
+
+    Args:
+      frequency_NLE: [N, L, E], how often server N calls block E of layer L.
+      on_NLE: bool [N, L, E], the server holds the block.
+    Source: Prism, eq. 2.
+    """
+    return float(np.where(on_NLE, 0.0, frequency_NLE).sum())
+
+
 def best_cover(value_NM: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:
     """bool [N, M] that holds every item and has the largest total value.
 

@@ -52,11 +52,6 @@ class Placement:
         """Share of blocks that some server holds."""
         return float((self.copies_LE > 0).mean())
 
-    def used(self, num_gpus: int) -> np.ndarray:
-        """int64 [N, num_gpus]: blocks on each GPU."""
-        gpu_NM = self.gpu_NLE.reshape(len(self.gpu_NLE), -1)
-        return np.stack([(gpu_NM == g).sum(axis=1) for g in range(num_gpus)], axis=1)
-
     def memory_use(self, slots: Sequence[np.ndarray]) -> float:
         """Share of all slots that hold a block."""
         return float(self.on_NLE.sum() / sum(slots_G.sum() for slots_G in slots))
@@ -79,34 +74,31 @@ class Placement:
                 f"{len(absent)} blocks are on no server, the first is block {block} of "
                 f"layer {layer}; a placement covers every block"
             )
-        used_NG = self.used(max(len(slots_G) for slots_G in slots))
-        for server, slots_G in enumerate(slots):
-            top = int(self.gpu_NLE[server].max())
-            if top >= len(slots_G):
+        for server, (gpu_LE, slots_G) in enumerate(
+            zip(self.gpu_NLE, slots, strict=True)
+        ):
+            used_G = np.bincount(gpu_LE[gpu_LE >= 0], minlength=len(slots_G))
+            if len(used_G) > len(slots_G):
                 raise ConfigError(
                     f"server {server} has {len(slots_G)} GPUs, the placement uses GPU "
-                    f"{top}"
+                    f"{len(used_G) - 1}"
                 )
-            over = np.flatnonzero(used_NG[server, : len(slots_G)] > slots_G)
-            if len(over):
-                gpu = int(over[0])
+            for gpu in np.flatnonzero(used_G > slots_G):
                 raise CapacityError(
-                    f"GPU {gpu} of server {server} is given {used_NG[server, gpu]} "
-                    f"blocks, it holds {slots_G[gpu]}"
+                    f"GPU {gpu} of server {server} is given {used_G[gpu]} blocks, it "
+                    f"holds {slots_G[gpu]}"
                 )
 
     def save(self, stem: str | Path, facts: dict | None = None) -> None:
         """Writes `STEM.npy` (bool [N, L, E]) and `STEM.json` (GPUs, `facts`)."""
-        stem = Path(stem)
-        on_NLE = self.on_NLE
-        np.save(stem.with_name(f"{stem.name}.npy"), on_NLE)
+        np.save(f"{stem}.npy", self.on_NLE)
         stored = {
             "format_version": FORMAT_VERSION,
-            "shape": list(on_NLE.shape),
+            "shape": list(self.gpu_NLE.shape),
             "gpus": [gpu_LE[gpu_LE >= 0].tolist() for gpu_LE in self.gpu_NLE],
         }
-        path = stem.with_name(f"{stem.name}.json")
-        write_text(path, json.dumps((facts or {}) | stored, allow_nan=False) + "\n")
+        text = json.dumps((facts or {}) | stored, allow_nan=False)
+        write_text(f"{stem}.json", text + "\n")
 
     @classmethod
     def load(cls, stem: str | Path) -> "Placement":
@@ -116,9 +108,7 @@ class Placement:
           ConfigError: files that do not belong together, or of another version.
           OSError: a file is missing.
         """
-        stem = Path(stem)
-        on_NLE = load_npy(stem.with_name(f"{stem.name}.npy"))
-        path = stem.with_name(f"{stem.name}.json")
+        on_NLE, path = load_npy(Path(f"{stem}.npy")), Path(f"{stem}.json")
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored.get("format_version") != FORMAT_VERSION:
             raise ConfigError(
@@ -150,12 +140,10 @@ def check_slots(
 
     Args:
       slots: of every server, blocks that fit on each of its GPUs.
-      num_servers: how many servers there are.
-      num_blocks: of one copy of the model.
+      num_servers, num_blocks: servers, and blocks of one copy of the model.
       block_bytes: size of a block, for the message.
     Raises:
-      ConfigError: slots of another number of servers, not whole or below 0, or a
-        server without GPUs.
+      ConfigError: slots of another number of servers, GPUs or blocks.
       CapacityError: in all less than one copy of the model.
     """
     if len(slots) != num_servers:

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.greedy import favourites
+from moe_edge.place.placer import Placer, Problem, share_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +32,13 @@ class Prism(Placer):
 def allocate_counts(frequency_NLE: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:
     """int64 [N, L]: blocks of each layer on each server; every layer at least E.
 
-    Args:
-      frequency_NLE: calls of each block.
-      capacity_N: blocks that a server holds, at most L * E.
+    `capacity_N`: blocks that a server holds, at most L * E.
     """
     E = frequency_NLE.shape[2]
     entropy_NL = layer_entropy(frequency_NLE)
     entropy_NL[entropy_NL.sum(axis=1) == 0] = 1.0
     count_NL = np.stack(
-        [_share_out(int(c), v, E) for c, v in zip(capacity_N, entropy_NL, strict=True)]
+        [share_out(int(c), v, E) for c, v in zip(capacity_N, entropy_NL, strict=True)]
     )
     rebalance_counts(count_NL, capacity_N, E)
     return count_NL
@@ -50,26 +49,6 @@ def layer_entropy(frequency_NLE: np.ndarray) -> np.ndarray:
     share_NLE = frequency_NLE / frequency_NLE.sum(axis=-1, keepdims=True)
     safe_NLE = np.where(share_NLE > 0, share_NLE, 1.0)
     return np.maximum(-(share_NLE * np.log2(safe_NLE)).sum(axis=-1), 0.0)
-
-
-def _share_out(capacity: int, entropy_L: np.ndarray, experts: int) -> np.ndarray:
-    """int64 [L]: `capacity` in proportion to entropy, at most `experts` a layer.
-
-    The floor's remainders go to the largest fractions; what a full layer cannot take
-    is shared among the others, in proportion again.
-    """
-    count_L = np.zeros(len(entropy_L), np.int64)
-    while (left := capacity - int(count_L.sum())) > 0:
-        weight_L = np.where(count_L < experts, entropy_L, 0.0)
-        if not weight_L.any():  # only layers without entropy have room
-            weight_L = np.where(count_L < experts, 1.0, 0.0)
-        exact_L = left * weight_L / weight_L.sum()
-        extra_L = np.floor(exact_L).astype(np.int64)
-        short = left - int(extra_L.sum())
-        fraction_L = np.where(weight_L > 0, exact_L - extra_L, -1.0)
-        extra_L[np.argsort(-fraction_L, kind="stable")[:short]] += 1
-        count_L = np.minimum(count_L + extra_L, experts)
-    return count_L
 
 
 def rebalance_counts(count_NL: np.ndarray, capacity_N: np.ndarray, experts: int):
@@ -96,13 +75,11 @@ def rebalance_counts(count_NL: np.ndarray, capacity_N: np.ndarray, experts: int)
 def assign_blocks(frequency_NLE: np.ndarray, count_NL: np.ndarray) -> np.ndarray:
     """bool [N, L, E]: Algorithm 2, the favourites, then cover by the fewest copied.
 
-    Args:
-      frequency_NLE: calls of each block.
-      count_NL: blocks of each layer on each server; every layer at least E.
+    `count_NL`: blocks of each layer on each server; every layer at least E.
     """
-    order_NLE = np.argsort(-frequency_NLE, axis=-1, kind="stable")
-    rank_NLE = np.argsort(order_NLE, axis=-1, kind="stable")
-    on_NLE = rank_NLE < count_NL[:, :, None]
+    E = frequency_NLE.shape[2]
+    on_XE = favourites(frequency_NLE.reshape(-1, E), count_NL.ravel())
+    on_NLE = on_XE.reshape(frequency_NLE.shape)
     for layer in range(count_NL.shape[1]):
         _cover_layer(on_NLE[:, layer], frequency_NLE[:, layer])
     return on_NLE

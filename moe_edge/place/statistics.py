@@ -26,14 +26,12 @@ class Statistics:
       frequency_NLE: float64 [N, L, E], rows sum to 1 for every server and layer.
       layers: numbers of the layers in the model.
       model, top_k: what was counted.
-      domains: of every server.
     """
 
     frequency_NLE: np.ndarray
     layers: tuple[int, ...]
     model: str
     top_k: int
-    domains: tuple[str, ...]
 
 
 def read_statistics(
@@ -49,9 +47,7 @@ def read_statistics(
       server_domains: the domain that each server is asked about.
       model, top_k: which rows, where a file holds several.
     Raises:
-      ConfigError: a bad line, unknown domain or model (the known ones are listed),
-        several models or top_k and none chosen, layers or counts missing, counts
-        that are negative, NaN or all 0.
+      ConfigError: bad lines or what the file lacks, with what it holds.
       OSError: the file cannot be read.
     """
     rows = read_counts(path)
@@ -85,17 +81,17 @@ def read_statistics(
         layers=tuple(layers),
         model=str(model),
         top_k=int(top_k),
-        domains=tuple(server_domains),
     )
 
 
 def read_counts(path: str | Path) -> list[dict[str, Any]]:
     """All lines of a counts file, checked one by one."""
-    rows = []
-    text = Path(path).read_text(encoding="utf-8")
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            rows.append(_row(line, f"{path}:{number}"))
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    rows = [
+        _row(line, f"{path}:{number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not rows:
         raise ConfigError(f"{path} holds no counts")
     return rows
@@ -110,12 +106,10 @@ def _row(line: str, where: str) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
     for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1)):
-        value = row[field]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not least <= value <= MOST:
+        if not _lies_in(row[field], least, int):
             raise ConfigError(
-                f"{where}: {field} is {value!r}, expected a whole number from {least} "
-                f"to {MOST}"
+                f"{where}: {field} is {row[field]!r}, expected a whole number from "
+                f"{least} to {MOST}"
             )
     counts = row["counts"]
     if not isinstance(counts, list) or len(counts) != row["num_experts"]:
@@ -124,8 +118,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
             f"{where} has counts of {size}, expected {row['num_experts']} experts"
         )
     for expert, count in enumerate(counts):
-        number = isinstance(count, (int, float)) and not isinstance(count, bool)
-        if not number or not 0 <= count <= MOST:
+        if not _lies_in(count, 0, int | float):
             raise ConfigError(
                 f"{where}: count of expert {expert} is {count}, expected a finite "
                 f"number from 0 to {MOST}"
@@ -138,15 +131,18 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
+def _lies_in(value, least: int, kind) -> bool:
+    """Whether it is a number of a kind from `least` to MOST; True is none."""
+    number = isinstance(value, kind) and not isinstance(value, bool)
+    return number and least <= value <= MOST
+
+
 def _chosen(flag: str, wanted, found: list, path: str | Path):
     """The value asked for, or the only one there is."""
     known = sorted(set(found), key=str)
-    if wanted is None:
-        if len(known) > 1:
-            values = ", ".join(map(str, known))
-            raise ConfigError(f"{path} holds several: {values}; choose with --{flag}")
-        return known[0]
-    if wanted not in known:
-        values = ", ".join(map(str, known))
+    values = ", ".join(map(str, known))
+    if wanted is None and len(known) > 1:
+        raise ConfigError(f"{path} holds several: {values}; choose with --{flag}")
+    if wanted is not None and wanted not in known:
         raise ConfigError(f"unknown {flag} {wanted!r} in {path}; known: {values}")
-    return wanted
+    return known[0] if wanted is None else wanted

@@ -30,12 +30,9 @@ class ActivationMatrix(Predictor):
     Scores are `(row + 1e-8) * (1 - ahead / (L + 1))` with rows that sum to one. As
     many experts are named as the latest observed layer chose. A full collection
     replaces its oldest matrix (ours: the description leaves it open).
-
-    Attributes:
-      capacity: C, most matrices kept.
     """
 
-    capacity: int = 1000
+    capacity: int = 1000  # C, most matrices kept
     name: ClassVar[str] = "moe_infinity"
     per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})

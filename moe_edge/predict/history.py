@@ -45,12 +45,9 @@ class Frequency(Predictor):
     """The experts that the sequence chose most often at that layer.
 
     As many as the latest observed layer chose; scores are shares of the choices.
-
-    Attributes:
-      decay: factor on a layer's counts at each of its observations; 1 keeps all.
     """
 
-    decay: float = 1.0
+    decay: float = 1.0  # of a layer's counts at each of its observations; 1 keeps all
     name: ClassVar[str] = "frequency"
     per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})

@@ -15,12 +15,10 @@ class Oracle(Predictor):
     """Knows every choice of a run that was recorded before.
 
     A step is one pass over the layers: it rises when the observed layer does not.
-
-    Attributes:
-      chosen_SLK: int (steps, layers, most experts of a step), what each step will
-        choose, best first and each once; padded with -1 at the end.
     """
 
+    # int (steps, layers, most experts of a step), what each step will choose, best
+    # first and each once; padded with -1 at the end.
     chosen_SLK: np.ndarray
     name: ClassVar[str] = "oracle"
     needs: ClassVar[frozenset[str]] = frozenset({"future"})

@@ -58,20 +58,15 @@ class DevicePredictor(Predictor):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GatePredictor(DevicePredictor):
-    """Routers of the next layers on the current state.
-
-    Attributes:
-      config: the model.
-      layers: per layer the dense weights by name (`engine.weights.Weights.layers`).
-      look_ahead: n, how many layers ahead.
-      norm: whose norm weights the state carries when a later router reads it: the
-        later layer's ("target") or those it was normed with ("own", as
-        Mixtral-offloading applies it).
-    """
+    """Routers of the next layers on the current state."""
 
     config: ModelConfig
-    layers: Sequence[Flat]
-    look_ahead: int = 1
+    layers: Sequence[
+        Flat
+    ]  # the dense weights by name (`engine.weights.Weights.layers`)
+    look_ahead: int = 1  # n, how many layers ahead
+    # Whose norm weights the state carries when a later router reads it: the later
+    # layer's, or those it was normed with ("own", as Mixtral-offloading applies it).
     norm: str = "target"
     name: ClassVar[str] = "n_layer_gate"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
@@ -136,13 +131,10 @@ class StaleGate(GatePredictor):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PartialState(DevicePredictor):
-    """SMoE's: the next layer, from scores that the engine hands to `store`.
+    """SMoE's: the next layer, from scores that the engine hands to `store`."""
 
-    Attributes:
-      top_a: a of the expert-cache router: the margin of top-score experts. None
-        fetches low-score experts ahead too.
-    """
-
+    # a of the expert-cache router: the margin of top-score experts. None fetches
+    # low-score experts ahead too.
     top_a: float | None = 0.0
     name: ClassVar[str] = "smoe_partial"
     needs: ClassVar[frozenset[str]] = frozenset({"partial_state"})

@@ -16,8 +16,12 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import all_finite
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
-from moe_edge.convert.content_hash import ContentHash, chunk_rows, dense_pieces
-from moe_edge.convert.convert import check_finite
+from moe_edge.convert.content_hash import (
+    ContentHash,
+    check_finite,
+    chunk_rows,
+    dense_pieces,
+)
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
@@ -73,12 +77,6 @@ def write_refactored(
     """
     child, U = refactoring.config, refactoring.config.moe.sub_experts
     content = ContentHash(rules.hf_shapes(child))
-    source = {
-        "hf_path": reader.hf_source,
-        "quantized": reader.quantized,
-        "dropped": reader.dropped,
-    }
-    hf_files = getattr(reader, "hf_files", reader.path)
     parent = reader.config
     if reader.quantized is not None:  # read, and now stored, unquantised
         raw = converted_config(parent.hf_config, reader.dtype.name, changed=True)
@@ -88,15 +86,7 @@ def write_refactored(
             records = len(parent.moe_layers) * parent.moe.num_experts
             size = reader.layout.size * reader.dtype.itemsize
             check_room(folder, records * size)
-            sink = OursSink(
-                folder,
-                parent,
-                reader.dtype,
-                hf_files,
-                source,
-                U,
-                refactoring.manifest(),
-            )
+            sink = OursSink(folder, parent, reader, U, refactoring.manifest())
             try:
                 for item in progress(dense_items(child), "layers written"):
                     arrays = reader.dense(item)

@@ -13,14 +13,10 @@ class DropAbsent(RoutePolicy):
     """Drops absent experts with less than `threshold` of the token's weight sum.
 
     A token's first expert is never dropped. A dropped one has id E and weight 0.
-
-    Attributes:
-      threshold: share of the weight sum, in [0, 1); 0 drops nothing.
-      renormalise: scale a changed token's weights to the sum the model gave.
     """
 
-    threshold: float = 0.05
-    renormalise: bool = True
+    threshold: float = 0.05  # share of the weight sum, in [0, 1); 0 drops nothing
+    renormalise: bool = True  # a changed token's weights have the sum the model gave
 
     name = "drop"
     SOURCE = "a peer's rule (drop an absent expert below a share), as baseline"

@@ -20,17 +20,13 @@ class Substitute(RoutePolicy):
     S > (1 - a) s, and resident or in another token's top-score set: a substitute. An
     absent low-score expert is replaced by the best unused substitute; when there are
     fewer of these than absent ones, the best absent ones stay (and must be loaded).
-
-    Attributes:
-      a: the tolerance, in [0, 1); 0 returns the model's choice bit for bit.
-      weights: the weight of a substitute: `own` (its own score) or `replaced` (the
-        weight of the expert whose place it takes). The paper does not say which.
-      renormalise: scale a changed token's weights to the sum the model gave.
     """
 
-    a: float = 0.2
+    a: float = 0.2  # the tolerance, in [0, 1); 0 returns the model's choice bit for bit
+    # The weight of a substitute: `own` (its own score) or `replaced` (the weight of the
+    # expert whose place it takes). The paper does not say which.
     weights: str = "own"
-    renormalise: bool = False
+    renormalise: bool = False  # a changed token's weights have the sum the model gave
 
     name = "substitute"
     SOURCE = "SMoE, section IV-B, by its prose; printed Alg. 1 drops the residency test"

@@ -37,8 +37,7 @@ class RequestLoop:
         """A request comes: the lane it goes to; `admit` it once it is there.
 
         Raises:
-          RequestError: its id is that of an open request.
-          ConfigError: the policy named no lane.
+          RequestError: its id is open; ConfigError: the policy named no lane.
         """
         if job.id in self.open:
             raise RequestError(f"request {job.id} is open already; ids are unique")
@@ -53,11 +52,7 @@ class RequestLoop:
         return number
 
     def admit(self, job: Job, number: int, now_s: float) -> bool:
-        """An arrived job enters the queue of its lane.
-
-        Returns:
-          Whether the lane rests: `begin_step` may find something to do.
-        """
+        """An arrived job enters the queue of its lane; whether that lane rests."""
         lane = self.lanes[number]
         lane.coming -= 1
         lane.waiting.insert(self.policy.place(job, lane, now_s), job)
@@ -75,7 +70,14 @@ class RequestLoop:
             raise ConfigError(f"lane {number} has begun a step; end it first")
         admit, k, lane.again_s = self.policy.pick(lane, now_s)
         for chosen, own_k in admit:
-            job = self._leave_queue(lane, chosen)
+            try:
+                job = self.open[chosen]
+                lane.waiting.remove(job)  # the first one, as a rule
+            except (KeyError, ValueError) as error:
+                raise ConfigError(
+                    f"policy {self.policy.name} admitted request {chosen}, which does "
+                    f"not wait in lane {number}"
+                ) from error
             job.k = own_k
             lane.running.append(job)
         for chosen, own_k in k.items():
@@ -86,13 +88,7 @@ class RequestLoop:
     def end_step(
         self, number: int, now_s: float, finished: Collection[Job]
     ) -> list[Job]:
-        """A step is over.
-
-        Args:
-          finished: its jobs whose last step it was.
-        Returns:
-          Follow-up jobs, which arrive now.
-        """
+        """A step is over, the last one of `finished`: follow-ups, which arrive now."""
         lane = self.lanes[number]
         lane.stepping = False
         following: list[Job] = []
@@ -102,16 +98,3 @@ class RequestLoop:
                 following += self.policy.done(job, now_s)
             lane.running = [job for job in lane.running if job.id in self.open]
         return following
-
-    def _leave_queue(self, lane: Lane, chosen: int) -> Job:
-        waiting = lane.waiting
-        if waiting and waiting[0].id == chosen:
-            return waiting.popleft()
-        for index, job in enumerate(waiting):
-            if job.id == chosen:
-                del waiting[index]
-                return job
-        raise ConfigError(
-            f"policy {self.policy.name} admitted request {chosen}, which does not wait "
-            f"in lane {lane.number}"
-        )

@@ -11,12 +11,7 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, record_history
-from moe_edge.studies.prompts import (
-    LinkSettings,
-    PromptPool,
-    PromptSettings,
-    make_pool,
-)
+from moe_edge.studies.prompts import LinkSettings, PromptPool, PromptSettings, make_pool
 
 LIMITS = (
     "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
@@ -49,16 +44,18 @@ class Case:
     Attributes:
       policy: its name in tables.
       options: how it runs; the study adds budget and link.
-      is_exact: its tokens must be the resident engine's; a case that is not carries
-        its fidelity: lossy routes, and the host's experts, whose sums have another
-        order.
     """
 
     policy: str
     budget: str
     batch: int
     options: OffloadOptions
-    is_exact: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its tokens must be the resident engine's. A case that is not carries
+        its fidelity: lossy routes, and the host's experts, summed in another order."""
+        return self.options.lossless and self.options.assist is None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -112,9 +109,8 @@ def describe_link(link: EmulatedLink, layer_s: float, settings: LinkSettings) ->
 
 def past_sequences(bench: Bench, settings: CaseSettings) -> list[dict]:
     """What was routed before the study: prompts that no round measures."""
-    pool = make_pool(
-        settings, bench.tokenizer, settings.history, settings.prompt_tokens
-    )
+    length = settings.prompt_tokens
+    pool = make_pool(settings, bench.tokenizer, settings.history, length)
     return record_history(bench.resident, pool.rows, settings.new_tokens)
 
 
@@ -143,18 +139,13 @@ def prepare(
     """Builds the engines of all cases and compiles everything they will run.
 
     Args:
-      bench: the checkpoint.
       cases: with options that name no link.
-      settings: sizes.
       history: of `past_sequences`, if it is known.
     """
     batches = tuple(dict.fromkeys(case.batch for case in cases))
-    widest = max(batches)
-    count = settings.history + widest * (settings.rounds + 1)
-    pool = make_pool(settings, bench.tokenizer, count, settings.prompt_tokens)
-    past, warm, *rounds = pool.batches(
-        [settings.history, *[widest] * (settings.rounds + 1)]
-    )
+    sizes = [settings.history, *[max(batches)] * (settings.rounds + 1)]
+    pool = make_pool(settings, bench.tokenizer, sum(sizes), settings.prompt_tokens)
+    past, warm, *rounds = pool.batches(sizes)
     layer_s = bench.layer_seconds(past, settings.new_tokens, settings.rounds)
     link = bench.standard_link(layer_s, settings.link_factor, settings.link_latency_s)
     history = past_sequences(bench, settings) if history is None else history

@@ -5,22 +5,21 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 """
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.heap import keep_heap
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import Weights, load_weights
+from moe_edge.engine.weights import Weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 
@@ -49,17 +48,14 @@ class Bench:
     """
 
     def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
-        keep_heap()
-        reader = open_checkpoint(checkpoint)
-        self.tokenizer = load_tokenizer(reader) if with_tokenizer else None
-        check_finite = isinstance(reader, HfReader)
-        weights = load_weights(reader, check_finite=check_finite)
-        self.resident = ResidentEngine(weights)
-        self.store = HostStore(reader)
+        loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
+        self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
+        self.store = HostStore(open_checkpoint(checkpoint))
+        weights = self.resident.weights
         empty = (None,) * len(weights.experts)
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
-        self.model = describe_model(str(checkpoint), weights, str(reader.dtype))
+        self.model = describe_model(loaded.name, weights, loaded.dtype)
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
 
@@ -100,7 +96,7 @@ class Bench:
         Embedding and head are counted in, as shares of the layers.
         """
         steps_s = []
-        for prompt in [prompts[0], *(prompts[i % len(prompts)] for i in range(rounds))]:
+        for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), rounds)]:
             run = generate(self.resident, [prompt], new_tokens)
             steps_s.append(run.decode_s / run.steps)
         return float(np.median(steps_s[1:])) / self.config.num_layers  # 0: compilation

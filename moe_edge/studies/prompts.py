@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
@@ -15,13 +14,6 @@ from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.settings import StudySettings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
-
-
-class Sources(Protocol):
-    """What tells where prompts come from; see `PromptSettings`."""
-
-    data_dir: str | None
-    sources: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +55,8 @@ class LinkSettings(PromptSettings):
 
 
 def check_inputs(settings: PromptSettings) -> None:
-    """Refuses a checkpoint or prompt files that cannot be read, before weights are.
-
-    Raises:
-      CheckpointError: no checkpoint there.
-      OSError: no such file.
-    """
+    """Refuses a checkpoint (CheckpointError) or prompt files (OSError) that cannot be
+    read, before weights are."""
     check_checkpoint(settings.checkpoint)
     prompt_files(settings)
 
@@ -91,12 +79,8 @@ class PromptPool:
         return [list(itertools.islice(rows, size)) for size in sizes]
 
 
-def prompt_files(settings: Sources) -> list[Path]:
-    """The files that prompts come from.
-
-    Raises:
-      OSError: one that does not exist.
-    """
+def prompt_files(settings: PromptSettings) -> list[Path]:
+    """The files that prompts come from. Raises OSError for one that does not exist."""
     if settings.data_dir is None:
         return [BOOKS]
     paths = [Path(find_file(name, settings.data_dir)) for name in settings.sources]
@@ -107,7 +91,7 @@ def prompt_files(settings: Sources) -> list[Path]:
 
 
 def make_pool(
-    settings: Sources, tokenizer: Tokenizer, count: int, tokens: int
+    settings: PromptSettings, tokenizer: Tokenizer, count: int, tokens: int
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
@@ -118,13 +102,9 @@ def make_pool(
       OSError: a file cannot be read.
     """
     paths = prompt_files(settings)
-    turns = [_rows(path, tokenizer, tokens) for path in paths]
-    rows: list[list[int]] = []
-    while turns and len(rows) < count:
-        row = next(turns[0], None)
-        turns = turns[1:] if row is None else [*turns[1:], turns[0]]
-        if row is not None:
-            rows.append(row)
+    turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
+    in_turn = (row for turn in turns for row in turn if row is not None)
+    rows = list(itertools.islice(in_turn, count))
     if len(rows) < count:
         names = ", ".join(path.name for path in paths)
         raise RequestError(
@@ -135,7 +115,7 @@ def make_pool(
     return PromptPool(rows, sources)
 
 
-def _name(path: Path, settings: Sources) -> str:
+def _name(path: Path, settings: PromptSettings) -> str:
     """Without the folders above the data, which differ from machine to machine."""
     if settings.data_dir and path.is_relative_to(settings.data_dir):
         return path.relative_to(settings.data_dir).as_posix()

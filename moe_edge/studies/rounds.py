@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from moe_edge.metrics.plots_panels import Panel
 from moe_edge.metrics.results import metric
 from moe_edge.studies.study import median_and_spread
@@ -48,28 +50,25 @@ def measure_rounds(
     warm: Sequence[Input] = (),
     num_compiled: Callable[[], int] = int,
 ) -> Rounds[Name, Figure]:
-    """Calls every case once in every round.
+    """Calls every case once in every round, and keeps what it returns.
 
     Each round begins with another case, and every second round goes backwards: no case
     always comes first, or always after the same other one.
 
     Args:
-      cases: name -> function of a round's input; returns what was measured.
+      cases: name -> function of a round's input.
       inputs: one a round, the same for all cases.
       warm: inputs of calls before the first round, which are not kept: compilation,
         first use of pages, caches.
       num_compiled: says how many programs are compiled so far.
-    Returns:
-      What every call of the rounds returned.
     """
-    names = list(cases)
     for given in warm:
-        for name in names:
-            cases[name](given)
+        for case in cases.values():
+            case(given)
     before = num_compiled()
-    figures: dict[Name, list[Figure]] = {name: [] for name in names}
+    figures: dict[Name, list[Figure]] = {name: [] for name in cases}
     for number, given in enumerate(inputs):
-        for name in round_order(names, number):
+        for name in round_order(list(cases), number):
             figures[name].append(cases[name](given))
     return Rounds(figures, num_compiled() - before)
 
@@ -84,12 +83,8 @@ def round_order(names: Sequence[Name], number: int) -> list[Name]:
 def interleave(
     cases: Mapping[Name, Callable[[], Figure]], repeats: int
 ) -> Mapping[Name, list[Figure]]:
-    """`measure_rounds` of cases that take nothing, after one unmeasured call of each.
-
-    Args:
-      cases: name -> function that returns its own figure (seconds, a rate, ...).
-      repeats: measured calls of each.
-    """
+    """`measure_rounds` of functions that take nothing and return their own figure
+    (seconds, a rate, ...), after one unmeasured call of each."""
     calls = {name: lambda _, case=case: case() for name, case in cases.items()}
     return measure_rounds(calls, range(repeats), warm=(None,)).figures
 
@@ -148,3 +143,17 @@ def median_panel(
         series[label] = [scale * value for value, _ in found]
         spreads[label] = [scale * width for _, (_, width) in found]
     return Panel(title, y_label, x, series, spreads, **options)
+
+
+def interval_panel(
+    title: str,
+    y_label: str,
+    x: Sequence,
+    values: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    **options,
+) -> Panel:
+    """A panel of `measured` values with their intervals as error bars."""
+    low, high = np.asarray(intervals).T
+    spreads = {"measured": np.maximum([values - low, high - values], 0)}
+    return Panel(title, y_label, x, {"measured": values}, spreads, **options)

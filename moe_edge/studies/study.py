@@ -6,7 +6,7 @@ lists them all.
 """
 
 import dataclasses
-import inspect
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
+from moe_edge.core.run_folder import documented, unpacked
 from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
@@ -82,10 +83,9 @@ def run_study(
     allow_dirty: bool = False,
     config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
-    """Runs a study and writes its entry.
+    """Runs a study with an instance of its `settings` and writes its entry.
 
     Args:
-      study: what to run; `settings`: an instance of its `settings`.
       out_dir: folder of the entry.
       overwrite: replace a non-empty `out_dir`.
       dry_run: check and stop.
@@ -127,26 +127,9 @@ def run_study(
 
 def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     """The study as a root for gin: its settings' fields and those of `run_study`."""
-
-    def root(*, out_dir, overwrite, dry_run, allow_dirty, config_text, **fields):
-        return run_study(
-            study,
-            study.settings(**fields),
-            out_dir=out_dir,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            allow_dirty=allow_dirty,
-            config_text=config_text,
-        )
-
-    own = list(inspect.signature(run_study).parameters.values())[2:]
-    of_study = list(inspect.signature(study.settings).parameters.values())
-    root.__kwdefaults__ = {
-        one.name: one.default for one in own if one.default is not one.empty
-    }
-    root.__signature__ = inspect.Signature([*of_study, *own])
+    root = unpacked(settings=study.settings)(functools.partial(run_study, study))
     root.__name__ = root.__qualname__ = study.name
-    root.__doc__ = f"{study.question}\n\n{inspect.getdoc(study.settings) or ''}"
+    root.__doc__ = documented(study.question, study.settings)
     return root
 
 

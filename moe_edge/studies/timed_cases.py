@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
-from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import metric
@@ -20,6 +20,8 @@ from moe_edge.studies.cases import Case, CaseSettings, Ready, prepare
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric
+
+SAME = "every lossless case gave the resident engine's tokens in every round"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class Timed:
       hit_ratio: experts of a decode lookup that were in slots, ready.
       step_bytes: moved for a decode step, prefetched ones included.
       is_same: whether the tokens were the resident engine's.
-      fidelity: of a case that is not exact.
+      fidelity: of a case that is not exact, judged after the rounds.
     """
 
     case: Case
@@ -69,18 +71,14 @@ class Timed:
             )
         ]
         if (found := self.fidelity) is not None:
-            for name, value, (low, high) in (
-                (
-                    "teacher-forced agreement",
-                    found.agreement,
-                    found.agreement_interval95,
-                ),
-                ("perplexity ratio", found.perplexity_ratio, found.ratio_interval95),
+            agreed = found.agreement, found.agreement_interval95
+            kept = found.perplexity_ratio, found.ratio_interval95
+            for name, (value, (low, high)) in (
+                (f"teacher-forced agreement, {at}", agreed),
+                (f"perplexity ratio, {at}", kept),
             ):
                 spread = ("half 95% interval", (high - low) / 2)
-                rows.append(
-                    metric(policy, f"{name}, {at}", value, "1", found.tokens, spread)
-                )
+                rows.append(metric(policy, name, value, "1", found.tokens, spread))
         return rows
 
 
@@ -104,13 +102,8 @@ class Timing:
         return self.timed[case]
 
     def checks(self) -> dict[str, bool]:
-        exact = [one for one in self.timed.values() if one.case.is_exact]
-        return {
-            "every lossless case gave the resident engine's tokens in every round": all(
-                all(one.is_same) for one in exact
-            ),
-            **self.on_time,
-        }
+        exact = (one.is_same for one in self.timed.values() if one.case.is_exact)
+        return {SAME: all(map(all, exact)), **self.on_time}
 
     def rows(self) -> list[dict]:
         """Metric rows of all cases and of the resident engine."""
@@ -127,17 +120,14 @@ def run_cases(
 ) -> Timing:
     """Measures all cases; arguments as of `prepare`."""
     ready = prepare(bench, cases, settings, history)
-    count = settings.new_tokens
-    calls = {
-        batch: functools.partial(_resident, bench, batch, count)
-        for batch in dict.fromkeys(case.batch for case in cases)
-    }
+    run, calls = functools.partial(_run, settings.new_tokens), {}
     for case, engine in zip(cases, ready.engines, strict=True):
-        calls[case.key] = functools.partial(_offloaded, engine, case.batch, count)
+        calls[case.batch] = functools.partial(run, bench.resident, case.batch)
+        calls[case.key] = functools.partial(run, engine, case.batch)
     found = measure_rounds(calls, ready.rounds, num_compiled=bench.num_compiled)
     timed, resident_s = {}, {}
     for case in cases:
-        resident_s[case.batch], expected = zip(*found[case.batch], strict=True)
+        resident_s[case.batch], expected, *_ = zip(*found[case.batch], strict=True)
         tpot_s, tokens, hit_ratio, step_bytes = zip(*found[case.key], strict=True)
         is_same = [ours == given for ours, given in zip(tokens, expected, strict=True)]
         timed[case.key] = Timed(case, tpot_s, hit_ratio, step_bytes, is_same)
@@ -145,13 +135,7 @@ def run_cases(
     return Timing(timed, resident_s, ready, found.checks())
 
 
-def _resident(bench: Bench, batch: int, new_tokens: int, prompts):
-    """(seconds of a decode step, tokens)."""
-    run = generate(bench.resident, prompts[:batch], new_tokens)
-    return run.decode_s / run.steps, run.tokens
-
-
-def _offloaded(engine: LayeredEngine, batch: int, new_tokens: int, prompts):
+def _run(new_tokens: int, engine: Engine, batch: int, prompts):
     """(seconds of a decode step, tokens, hit ratio, bytes moved for a decode step)."""
     at_first: list[int] = []
 

@@ -22,8 +22,8 @@ from moe_edge.core.files import atomic_folder, write_text
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
 from moe_edge.training.default_config import hf_config
+from moe_edge.training.options import Hyper
 from moe_edge.training.start import Params
-from moe_edge.training.step import Hyper
 from moe_edge.training.tokenizer import save_tokenizer
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

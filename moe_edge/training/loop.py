@@ -21,45 +21,16 @@ from moe_edge.training.control import (
     short,
 )
 from moe_edge.training.evaluation import evaluate_held_out
+from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
-from moe_edge.training.start import Start, init_params
+from moe_edge.training.start import init_params
 from moe_edge.training.step import (
-    Hyper,
     TrainState,
     make_eval_step,
     make_optimizer,
     make_train_step,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """How a run is cut into batches, and when it saves, evaluates and stops.
-
-    Attributes:
-      batch_tokens: tokens of a step, a multiple of `data.CHUNK`.
-      length: sequence length; `long_length` once the decay has begun.
-      max_minutes: stop after so many minutes of this process (None: never).
-      pause_file: while it exists the loop sleeps between steps.
-    """
-
-    batch_tokens: int = 1024
-    length: int = 256
-    long_length: int = 512
-    max_minutes: float | None = None
-    checkpoint_minutes: float = 5.0
-    evaluate_minutes: float = 10.0
-    eval_rows: int = 16
-    log_steps: int = 10
-    pause_file: Path | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        if self.batch_tokens % data.CHUNK or self.batch_tokens <= 0:
-            raise ConfigError(
-                f"batch_tokens {self.batch_tokens} must be a multiple of {data.CHUNK}"
-            )
 
 
 def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:

@@ -18,10 +18,6 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.evaluate.usage import usage_distances, usage_entropy
 from moe_edge.model.config import ModelConfig
-from moe_edge.training import plots
-from moe_edge.training.checkpoints import Progress
-from moe_edge.training.evaluation import assess, text_counts
-from moe_edge.training.export import export_hf, read_newest
 from moe_edge.training.generators import FAMILIES
 from moe_edge.training.resume import CORPUS_FILE, SETTINGS_FILE, saved_config
 from moe_edge.training.run import TOKENIZER_FILE, read_corpus
@@ -91,6 +87,11 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
     metrics = check_run(source)
     if run.dry_run:
         return {}
+    # Only now: these load JAX, and a refused value should not wait for that.
+    from moe_edge.training import plots
+    from moe_edge.training.evaluation import assess, text_counts
+    from moe_edge.training.export import export_hf, read_newest
+
     keep_heap()
     params, progress, config = read_newest(source)
     corpus = read_corpus(source / CORPUS_FILE)
@@ -155,7 +156,7 @@ class CardFacts:
     """
 
     config: ModelConfig
-    progress: Progress
+    progress: Any  # of checkpoints.Progress
     settings: dict[str, Any]
     parameters: int
     shares: dict[str, float]

@@ -16,7 +16,7 @@ from moe_edge.core.progress import counter
 from moe_edge.training import data
 from moe_edge.training.control import say
 from moe_edge.training.default_config import default_config
-from moe_edge.training.loop import RunOptions, train
+from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import (
     CORPUS_FILE,
     FACTS_FILE,
@@ -25,8 +25,6 @@ from moe_edge.training.resume import (
     corpus_facts,
 )
 from moe_edge.training.schedule import Schedule
-from moe_edge.training.start import Start
-from moe_edge.training.step import Hyper
 
 TOKENIZER_FILE = "tokenizer.json"
 EVAL_ROWS = 16  # held-out sequences of a domain
@@ -74,7 +72,29 @@ def run_pretrain(
     Args:
       out_dir: receives tokenizer.json, corpus.npz, checkpoints/, metrics.jsonl.
       data_dir: the data folder; where it is missing, code and tasks alone train.
+      train_tokens: where the run ends.
+      decay_tokens: last tokens, with a falling rate.
+      decay_minutes: the same before `max_minutes`.
+      warmup_tokens: first tokens, with a rising rate.
+      max_minutes: save and stop after so long.
+      learning_rate: peak learning rate.
+      balance: weight of the load-balancing loss.
+      evenness: weight of the loss on uneven top-k weights.
+      expert_rate_factor: on the experts' learning rate.
+      embedding_std: of fresh embeddings.
+      expert_scale: factor on fresh experts.
+      batch_tokens: tokens of a step.
+      checkpoint_minutes, evaluate_minutes: between checkpoints, between evaluations.
+      task_characters: written by each task generator.
+      vocab_size: of the tokenizer.
+      d_model: model width, a multiple of 32.
+      num_layers: layers.
+      num_experts: experts of a layer.
+      top_k: experts of a token.
+      expert_dim, shared_dim: neurons of an expert, of the shared expert.
+      norm_topk: weights of the chosen add up to 1.
       pause_file: while this file exists the loop sleeps between steps.
+      seed: of weights, data and tasks.
       dry_run: check settings, data and `out_dir`, write nothing.
       config_text: gives the settings to store as config.gin.
     Returns:
@@ -135,6 +155,8 @@ def run_pretrain(
         write_text(folder / "config.gin", config_text())
     with counter("preparing the corpus"):
         corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
+    from moe_edge.training.loop import train  # here: it loads JAX
+
     progress = train(
         config,
         corpus,

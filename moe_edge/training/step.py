@@ -5,7 +5,6 @@ Parameters are a flat dict: dense weights under their canonical paths
 is an argument, so that a schedule never recompiles.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,11 +13,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from moe_edge.core.checks import check_from_zero, check_positive
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
+from moe_edge.training.options import Hyper
 from moe_edge.training.start import Params
 
 
@@ -29,65 +27,21 @@ class TrainState(NamedTuple):
     optimizer: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Hyper:
-    """Settings of the loss and the optimiser.
+def forward_fn(config: ModelConfig) -> Callable:
+    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
 
-    Attributes:
-      balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
-      evenness: weight of the loss on uneven weights of the chosen experts
-        (`weight_information`). Without it the lower half of the chosen gets small
-        weights and learns next to nothing (docs/measurements.md).
-      expert_rate_factor: on the learning rate of the experts, which see few tokens
-        each, through small weights. At the common rate the dense weights learn the
-        text first (measured at 0.39 M tokens: docs/measurements.md).
-      clip_norm: bound of the gradient's global norm.
-    """
-
-    balance: float = 0.02
-    evenness: float = 1.5
-    expert_rate_factor: float = 3.0
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
-
-    def __post_init__(self):
-        for name in ("balance", "evenness", "weight_decay"):
-            check_from_zero(name, getattr(self, name))
-        check_positive("expert_rate_factor", self.expert_rate_factor)
-
-
-def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
-    """(dense weights by path, expert records by layer or None)."""
-    dense = {k: v for k, v in params.items() if not k.startswith("experts.")}
-    return dense, [params.get(f"experts.{layer}") for layer in range(num_layers)]
-
-
-def transformer_fn(config: ModelConfig, run_experts: Callable) -> Callable:
-    """`run(dense, experts, tokens_BS) -> (logits_BSV, routings)` of a config.
-
-    `dense` holds arrays by canonical path, `experts` what `run_experts` takes of each
-    layer. A config with another `top_k` runs the same parameters.
+    A config with another `top_k` runs the same parameters.
     """
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-
-    def run(dense: Params, experts, tokens_BS):
-        leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
-        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        return bound(tokens_BS, experts, run_experts)
-
-    return run
-
-
-def forward_fn(config: ModelConfig) -> Callable:
-    """`forward(params, tokens_BS)`: `transformer_fn` of what is trained here."""
-    run = transformer_fn(config, expert_fn(RecordLayout.of(config)))
+    run_experts = expert_fn(config)
 
     def forward(params: Params, tokens_BS):
-        return run(*split_params(params, config.num_layers), tokens_BS)
+        experts = [params.get(f"experts.{layer}") for layer in range(config.num_layers)]
+        leaves = [(p, nnx.Param(params[".".join(map(str, p))])) for p in paths]
+        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+        return bound(tokens_BS, experts, run_experts)
 
     return forward
 

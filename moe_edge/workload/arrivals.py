@@ -54,9 +54,7 @@ def read_arrivals(path: str | Path) -> np.ndarray:
     """float64 [requests, 3]: COLUMNS of a trace file.
 
     Raises:
-      RequestError: no row, a missing column, what is no number, times that fall or
-        are negative, requests without tokens.
-      OSError: the file cannot be read.
+      RequestError: another content; OSError: the file cannot be read.
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8") as file:
@@ -68,15 +66,13 @@ def read_arrivals(path: str | Path) -> np.ndarray:
                 f"request trace {path} has no column {', '.join(missing)}; its first "
                 f"line is {','.join(names) or 'empty'}"
             )
-        rows = []
-        for row in reader:
-            try:
-                rows.append([float(row[name]) for name in COLUMNS])
-            except (TypeError, ValueError) as error:
-                raise RequestError(
-                    f"request trace {path}, line {reader.line_num}: {error}; expected "
-                    "numbers"
-                ) from error
+        try:
+            rows = [[float(row[name]) for name in COLUMNS] for row in reader]
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"request trace {path}, line {reader.line_num}: {error}; expected "
+                "numbers"
+            ) from error
     if not rows:
         raise RequestError(f"request trace {path} has no request")
     table = np.array(rows)
@@ -93,10 +89,9 @@ def trace_requests(
     speed: float = 1.0,
     most_tokens: int | None = None,
 ) -> list[Request]:
-    """Requests as a trace has them, each at a server drawn by `seed`.
+    """Requests as a trace file has them, each at a server drawn by `seed`.
 
     Args:
-      path: trace file.
       domains: one a server.
       count: how many; None: all.
       speed: above 1 they come so much faster.
@@ -126,11 +121,7 @@ def trace_requests(
 
 
 def trace_path(name: str, data_dir: str | Path | None) -> Path:
-    """Where a named trace lies.
-
-    Raises:
-      ConfigError: an unknown name, or no data folder given.
-    """
+    """Where a named trace lies; ConfigError for another name or no data folder."""
     check_known("request trace", name, TRACES)
     if data_dir is None:
         raise ConfigError(f"request trace {name} needs --data_dir")

@@ -88,8 +88,7 @@ def make_requests(
     Args:
       domains: one a server.
       arrivals: for each server the seconds at which its requests come, rising.
-      seed: of the lengths.
-      lengths: of each domain; others take `OTHER`.
+      lengths: of each domain, drawn by `seed`; others take `OTHER`.
     """
     if len(domains) != len(arrivals):
         raise ConfigError(f"{len(arrivals)} arrivals for {len(domains)} domains")
@@ -106,10 +105,7 @@ def make_requests(
 
 
 def fixed_requests(
-    domains: Sequence[str],
-    arrivals: Sequence[np.ndarray],
-    input_tokens: int,
-    output_tokens: int,
+    domains: Sequence[str], arrivals: Sequence[np.ndarray], input_tokens, output_tokens
 ) -> list[Request]:
     """As `make_requests`, all of one length."""
     check_count("input_tokens", input_tokens)
@@ -121,13 +117,7 @@ def fixed_requests(
 def check_requests(
     requests: Sequence[Request], num_servers: int, domains: Sequence[str]
 ) -> None:
-    """Refuses what cannot be served.
-
-    Raises:
-      RequestError: none at all, out of order of arrival, a time that is no time, a
-        server that is not there, or no token.
-      ConfigError: an unknown domain.
-    """
+    """Raises RequestError for what cannot be served, ConfigError for other domains."""
     if not requests:
         raise RequestError("no request to serve; expected at least one")
     before_s = 0.0

@@ -13,8 +13,10 @@ are built from broad domains by `DOMAINS`.
 """
 
 import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from scipy.special import ndtr
 from moe_edge.core.checks import (
     ConfigError,
     check_count,
+    check_from_zero,
     check_known,
     check_positive,
 )
@@ -54,7 +57,7 @@ _SAMPLED = 8192  # tokens behind `frequencies`
 _CHUNK = 4_000_000  # scores held at a time
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SourceFit:
     """What was fitted to one measured model.
 
@@ -74,14 +77,9 @@ class SourceFit:
 
     @classmethod
     def from_json(cls, entry: Mapping) -> "SourceFit":
+        depths, base = (np.array(entry[k], np.float64) for k in ("depths", "base"))
         deviation = {d: np.array(v, np.float64) for d, v in entry["deviation"].items()}
-        return cls(
-            depths=np.array(entry["depths"], np.float64),
-            base=np.array(entry["base"], np.float64),
-            deviation=deviation,
-            layer_rho=float(entry["layer_rho"]),
-            time_rho=float(entry["time_rho"]),
-        )
+        return cls(depths, base, deviation, entry["layer_rho"], entry["time_rho"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,77 +113,46 @@ class RoutingModel:
                 f"top_k is {self.top_k}, expected less than the {self.num_experts} "
                 "experts"
             )
-        if not self.skew >= 0:
-            raise ConfigError(f"skew must be 0 or more, got {self.skew}")
+        check_from_zero("skew", self.skew)
 
     @classmethod
-    def load(
-        cls, source: str = "olmoe", path: str | Path = FITTED, **shape
-    ) -> "RoutingModel":
-        """The committed fit.
+    def load(cls, source: str = "olmoe", **shape) -> "RoutingModel":
+        """The committed fit of "olmoe" (64 fine experts) or "mixtral" (8 large ones).
 
-        Args:
-          source: "olmoe" (64 fine experts) or "mixtral" (8 large ones).
-          path: fitted file.
-          **shape: fields of this class; default: those of the measured model.
+        `shape`: fields of this class; default: those of the measured model.
         """
         check_known("routing source", source, SOURCES)
-        entry = json.loads(Path(path).read_text(encoding="utf-8"))["sources"][source]
-        fields = {k: entry[k] for k in ("num_layers", "num_experts", "top_k")}
-        return cls(SourceFit.from_json(entry), source, **{**fields, **shape})
+        fit, sizes = _committed(source)
+        return cls(fit, source, **sizes | shape)
 
     @classmethod
     def like(cls, shape: ModelShape, **options) -> "RoutingModel":
-        """The committed fit nearest to a model: of few large experts, or of many.
-
-        Args:
-          **options: further fields of this class.
-        """
-        return cls.load(
-            "mixtral" if shape.num_experts <= 8 else "olmoe",
-            num_layers=shape.num_layers,
-            num_experts=shape.num_experts,
-            top_k=shape.top_k,
-            **options,
-        )
+        """The committed fit nearest to a model: of few large experts, or of many."""
+        fields = ("num_layers", "num_experts", "top_k")
+        options |= {name: getattr(shape, name) for name in fields}
+        return cls.load("mixtral" if shape.num_experts <= 8 else "olmoe", **options)
 
     def logits(self, domain: str) -> np.ndarray:
         """float64 [L, E]: log weights of a domain, under the layers' permutations."""
-        shared_LE, own_LE = self._columns(domain)
-        order_LE = self._order()
-        return np.take_along_axis(shared_LE + own_LE, order_LE, axis=1)
+        return np.take_along_axis(self._columns(domain), self._order(), axis=1)
 
     def frequencies(self, domain: str, tokens: int = _SAMPLED) -> np.ndarray:
         """float64 [L, E]: share of a layer's calls that go to each expert.
 
-        Counted over sampled tokens with a fixed seed; rows sum to 1.
+        Counted over sampled tokens with a fixed seed; rows sum to 1; read-only.
         """
         plain = dataclasses.replace(self, correlated=False)
-        ids_TLK = plain.sample(domain, tokens, rng=np.random.default_rng(0))
-        return count_ids(ids_TLK, self.num_experts) / (tokens * self.top_k)
+        return _frequencies(plain, domain, tokens)
 
     def sample(
-        self,
-        domain: str,
-        tokens: int,
-        layers: Sequence[int] | None = None,
-        rng: np.random.Generator | None = None,
+        self, domain: str, tokens: int, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Expert ids of consecutive tokens: int16 [T, L, K], best score first.
-
-        Args:
-          domain: one of DOMAINS.
-          layers: which layers; None: all. Correlation over layers needs all of them.
-          rng: of the noise; the same state gives the same ids.
-        """
+        """Expert ids of consecutive tokens: int16 [T, L, K], best score first."""
         rng = np.random.default_rng(0) if rng is None else rng
         check_count("tokens", tokens)
         logits_LE = self.logits(domain)
         if self.correlated:
-            ids_TLK = self._sample_correlated(logits_LE, tokens, rng)
-            return ids_TLK if layers is None else ids_TLK[:, list(layers)]
-        if layers is not None:
-            logits_LE = logits_LE[list(layers)]
+            return self._sample_correlated(logits_LE, tokens, rng)
         weights_LE = np.exp(-logits_LE).astype(np.float32)
         ids_TLK = np.empty((tokens, len(logits_LE), self.top_k), np.int16)
         step = max(1, _CHUNK // logits_LE.size)
@@ -217,8 +184,8 @@ class RoutingModel:
             ids_TLK[:, layer] = smallest(waits_TE, top_k)
         return ids_TLK
 
-    def _columns(self, domain: str) -> tuple[np.ndarray, np.ndarray]:
-        """Shared and own logits [L, E], experts in the order of the fit."""
+    def _columns(self, domain: str) -> np.ndarray:
+        """float64 [L, E]: shared and own logits, experts in the order of the fit."""
         fit, skew = self.fit, self.skew
         weights, factor = domain_rule(domain, self.source)
         own_AE = sum(w * fit.deviation[name] for name, w in weights.items())
@@ -232,13 +199,29 @@ class RoutingModel:
             unit_AE = part_AE / spread_A[:, None]
             spread_L = np.interp(depth_L, fit.depths, spread_A)
             parts.append(scale * spread_L[:, None] * unit_AE[near_L][:, columns_E])
-        return parts[0], parts[1]
+        return parts[0] + parts[1]
 
     def _order(self) -> np.ndarray:
         """int64 [L, E]: the column of the fit that each expert takes."""
         rng = np.random.default_rng([self.layer_seed, 20_26])
         columns_LE = np.tile(np.arange(self.num_experts), (self.num_layers, 1))
         return rng.permuted(columns_LE, axis=1)
+
+
+@functools.lru_cache(64)  # seeds of a run and several cases ask for the same
+def _frequencies(model: RoutingModel, domain: str, tokens: int) -> np.ndarray:
+    ids_TLK = model.sample(domain, tokens, rng=np.random.default_rng(0))
+    share_LE = count_ids(ids_TLK, model.num_experts) / (tokens * model.top_k)
+    share_LE.setflags(write=False)
+    return share_LE
+
+
+@functools.cache
+def _committed(source: str) -> tuple["SourceFit", dict[str, int]]:
+    """The committed fit, and the sizes of the model that was measured."""
+    entry = json.loads(FITTED.read_text(encoding="utf-8"))["sources"][source]
+    sizes = {name: entry[name] for name in ("num_layers", "num_experts", "top_k")}
+    return SourceFit.from_json(entry), sizes
 
 
 def domain_rule(domain: str, source: str) -> tuple[Mapping[str, float], float]:
@@ -269,7 +252,6 @@ def _chained(rng, tokens: int, experts: int, rho: float) -> np.ndarray:
     noise_TE = rng.standard_normal((tokens, experts))
     if rho:
         noise_TE[1:] *= np.sqrt(1 - rho**2)
-        from scipy.signal import lfilter  # takes a second to import
-
-        noise_TE = lfilter([1.0], [1.0, -rho], noise_TE, axis=0)
+        for before_E, noise_E in itertools.pairwise(noise_TE):
+            noise_E += rho * before_E  # in place; importing scipy.signal takes longer
     return noise_TE

@@ -33,21 +33,26 @@ def read_trace(path: str | Path, num_experts: int | None = None) -> Trace:
       path: CSV file; the ending `.gz` promises gzip.
       num_experts: experts of a layer, for files without a header line.
     Raises:
-      ConfigError: not gzip, empty, not numbers, a missing column, an expert out of
-        range, ranks that do not fill 0..k-1, an unknown number of experts.
+      ConfigError: another content, or an unknown number of experts.
       OSError: the file cannot be read.
     """
-    path = Path(path)
-    header, names, body = _split(path, _text(path))
-    num_experts = _num_experts(path, header.get("num_experts"), num_experts)
-    table = _numbers(path, names, body)
+    try:
+        return _read(Path(path), num_experts)
+    except ConfigError as error:
+        raise ConfigError(f"trace {path}: {error}") from error
+
+
+def _read(path: Path, num_experts: int | None) -> Trace:
+    header, names, body = _split(_text(path))
+    num_experts = _num_experts(header.get("num_experts"), num_experts)
+    table = _numbers(names, body)
     columns = {name: table[:, i] for i, name in enumerate(names)}
     if "request" not in columns:
         columns["request"] = columns["turn"]
         columns["step"] = _run_steps(columns)
     for name in NEEDED[:-1]:
         above = {"expert": num_experts, "phase": 2}.get(name, 2**31)
-        _check_whole(path, name, columns[name], above)
+        _check_whole(name, columns[name], above)
     return _trace(path, columns, num_experts, header.get("top_k"))
 
 
@@ -57,18 +62,18 @@ def _text(path: Path) -> str:
         if data.startswith(GZIP_MAGIC):
             data = gzip.decompress(data)
         elif path.suffix == ".gz" and data:
-            raise ConfigError(f"trace {path} is no gzip file; plain CSV ends in .csv")
+            raise ConfigError("it is no gzip file; plain CSV ends in .csv")
         text = data.decode("utf-8")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(f"trace {path} is a damaged gzip file: {error}") from error
+        raise ConfigError(f"it is a damaged gzip file: {error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"trace {path} is no text: {error}") from error
+        raise ConfigError(f"it is no text: {error}") from error
     if not text.strip():
-        raise ConfigError(f"trace {path} is empty")
+        raise ConfigError("it is empty")
     return text
 
 
-def _split(path: Path, text: str) -> tuple[dict[str, int], list[str], str]:
+def _split(text: str) -> tuple[dict[str, int], list[str], str]:
     """Values of the header line, column names, and the lines of numbers."""
     header = {}
     if text.startswith("#"):
@@ -76,69 +81,61 @@ def _split(path: Path, text: str) -> tuple[dict[str, int], list[str], str]:
         header = {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)(?!\S)", line)}
         if not all(header.get(name, 0) > 0 for name in ("num_experts", "top_k")):
             raise ConfigError(
-                f"trace {path}: header line {line.strip()!r}, expected "
-                "'# num_experts=E top_k=k' with numbers above 0"
+                f"header line {line.strip()!r}, expected '# num_experts=E top_k=k' "
+                "with numbers above 0"
             )
     first, _, body = text.partition("\n")
     names = [name.strip() for name in first.split(",")]
-    missing = [name for name in NEEDED if name not in names]
-    if "turn" in names and "request" in missing:
-        missing.remove("request")
-    if missing:
+    held = [*names, "request"] if "turn" in names else names
+    if missing := [name for name in NEEDED if name not in held]:
         raise ConfigError(
-            f"trace {path} lacks the columns {', '.join(missing)}; its first line is "
+            f"it lacks the columns {', '.join(missing)}; its first line is "
             f"{first.strip()[:80]!r}"
         )
     if not body.strip():
-        raise ConfigError(f"trace {path} is empty: no line after the column names")
+        raise ConfigError("it is empty: no line after the column names")
     return header, names, body
 
 
-def _num_experts(path: Path, stated: int | None, given: int | None) -> int:
+def _num_experts(stated: int | None, given: int | None) -> int:
     if given is not None:
         check_count("num_experts", given)
-    if stated is None and given is None:
+    elif stated is None:
         raise ConfigError(
-            f"trace {path} does not say how many experts a layer has: give "
-            "--num_experts"
+            "it does not say how many experts a layer has: give --num_experts"
         )
     if None not in (stated, given) and stated != given:
         raise ConfigError(
-            f"trace {path} says num_experts={stated}, --num_experts says {given}; "
-            "leave the flag out"
+            f"it says num_experts={stated}, --num_experts says {given}; leave the flag "
+            "out"
         )
     return stated or given
 
 
-def _numbers(path: Path, names: list[str], body: str) -> np.ndarray:
+def _numbers(names: list[str], body: str) -> np.ndarray:
     try:
         table = np.loadtxt(io.StringIO(body), delimiter=",", ndmin=2, comments=None)
     except ValueError as error:
-        raise ConfigError(f"trace {path}: {str(error).split(';')[0]}") from error
+        raise ConfigError(str(error).split(";")[0]) from error
     if table.shape[1] != len(names):
         raise ConfigError(
-            f"trace {path} has {table.shape[1]} values a line, expected "
-            f"{len(names)}: {', '.join(names)}"
+            f"{table.shape[1]} values a line, expected {len(names)}: {', '.join(names)}"
         )
-    bad = np.argwhere(~np.isfinite(table))
-    if len(bad):
-        line, column = bad[0]
+    for line, column in np.argwhere(~np.isfinite(table)):
         raise ConfigError(
-            f"trace {path}, row {line}: {names[column]} is {table[line, column]}, "
-            "expected a finite number"
+            f"row {line}: {names[column]} is {table[line, column]}, expected a finite "
+            "number"
         )
     return table
 
 
-def _check_whole(path: Path, name: str, column: np.ndarray, above: int) -> None:
-    bad = np.flatnonzero(
-        (column != np.floor(column)) | (column < 0) | (column >= above)
-    )
-    if len(bad):
+def _check_whole(name: str, column: np.ndarray, above: int) -> None:
+    good = (column == np.floor(column)) & (column >= 0) & (column < above)
+    for row in np.flatnonzero(~good):
         hint = "; check --num_experts" if name == "expert" else ""
         raise ConfigError(
-            f"trace {path}, row {bad[0]}: {name} {column[bad[0]]:g}, expected a whole "
-            f"number in 0..{above - 1}{hint}"
+            f"row {row}: {name} {column[row]:g}, expected a whole number in "
+            f"0..{above - 1}{hint}"
         )
 
 
@@ -156,7 +153,7 @@ def _trace(path: Path, columns: dict, num_experts: int, top_k: int | None) -> Tr
     rank = columns["rank"].astype(np.int32)
     starts = np.flatnonzero(rank == 0)
     k = top_k or int(rank.max()) + 1
-    _check_ranks(path, columns, rank, starts, k, exact=top_k is None)
+    _check_ranks(columns, rank, starts, k, exact=top_k is None)
     row = np.cumsum(rank == 0) - 1
 
     def by_rank(name: str, dtype, empty=0) -> np.ndarray:
@@ -167,17 +164,13 @@ def _trace(path: Path, columns: dict, num_experts: int, top_k: int | None) -> Tr
     ids_TK = by_rank("expert", np.int32, -1)
     sorted_TK = np.sort(ids_TK, axis=1)
     twice_TK = (sorted_TK[:, 1:] == sorted_TK[:, :-1]) & (sorted_TK[:, 1:] >= 0)
-    if twice_TK.any():
-        first = np.flatnonzero(twice_TK.any(axis=1))[0]
+    for token in np.flatnonzero(twice_TK.any(axis=1)):
         raise ConfigError(
-            f"trace {path}, row {starts[first]}: the token's experts "
-            f"{ids_TK[first].tolist()} hold one twice"
+            f"row {starts[token]}: the token's experts {ids_TK[token].tolist()} hold "
+            "one twice"
         )
     keys = {name: columns[name][starts].astype(np.int32) for name in KEYS}
-    costs = {
-        f"{name}_TK": by_rank(name, dtype) if name in columns else None
-        for name, dtype in COSTS.items()
-    }
+    costs = {f"{n}_TK": by_rank(n, kind) for n, kind in COSTS.items() if n in columns}
     # Scores are stored in the order of the rows of the file, as they are here.
     return ordered_trace(
         num_experts,
@@ -190,7 +183,7 @@ def _trace(path: Path, columns: dict, num_experts: int, top_k: int | None) -> Tr
     )
 
 
-def _check_ranks(path, columns, rank, starts, k: int, exact: bool) -> None:
+def _check_ranks(columns, rank, starts, k: int, exact: bool) -> None:
     """Refuses tokens whose ranks are not 0..k-1 (fewer, unless `exact`)."""
     keys = np.stack([columns[name] for name in KEYS], axis=1)
     follows = (np.diff(rank) == 1) & (np.diff(keys, axis=0) == 0).all(axis=1)
@@ -198,12 +191,11 @@ def _check_ranks(path, columns, rank, starts, k: int, exact: bool) -> None:
     if exact and good.all():
         ends = np.append(starts[1:], len(rank)) - 1
         good[ends] = rank[ends] == k - 1
-    if not good.all():
-        bad = np.flatnonzero(~good)[0]
+    for bad in np.flatnonzero(~good):
         where = ", ".join(f"{name} {columns[name][bad]:g}" for name in KEYS)
         raise ConfigError(
-            f"trace {path}, row {bad}: rank {rank[bad]} of {where}; the lines of a "
-            f"token must follow each other with ranks 0..{k - 1}"
+            f"row {bad}: rank {rank[bad]} of {where}; the lines of a token must follow "
+            f"each other with ranks 0..{k - 1}"
         )
 
 
@@ -223,11 +215,11 @@ def _read_scores(path: Path, ids_TK: np.ndarray, num_experts: int):
                 return None
             scores_TE = file["scores"]
     except (KeyError, ValueError, OSError, zipfile.BadZipFile, *HEADER_ERRORS) as error:
-        raise ConfigError(f"scores {scores_path} cannot be read: {error}") from error
+        raise ConfigError(f"its {SCORES_FILE} cannot be read: {error}") from error
     expected = (len(ids_TK), num_experts)
     if scores_TE.shape != expected or scores_TE.dtype != np.float16:
         raise ConfigError(
-            f"scores {scores_path}: {scores_TE.dtype} {scores_TE.shape}, expected "
+            f"its {SCORES_FILE} is {scores_TE.dtype} {scores_TE.shape}, expected "
             f"float16 {expected}; write the trace again"
         )
     return scores_TE

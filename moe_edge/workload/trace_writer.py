@@ -11,7 +11,6 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.workload.trace_reader import (
     COSTS,
     KEYS,
-    NEEDED,
     SCORES_FILE,
     ids_crc32,
 )
@@ -19,12 +18,10 @@ from moe_edge.workload.traces import Trace
 
 
 def write_trace(path: str | Path, trace: Trace, with_scores: bool = False) -> None:
-    """Writes a trace (gzip if the name ends so), with `scores.npz` on demand.
+    """Writes a CSV file (gzip if the name ends so), with `scores.npz` on demand.
 
-    Args:
-      path: the CSV file; it and the scores are renamed into place when complete.
-      trace: what to write.
-      with_scores: also write its scores.
+    Both are renamed into place when complete.
+
     Raises:
       ConfigError: scores asked for and not recorded.
       OutputError: the folder cannot be written.
@@ -53,21 +50,18 @@ def write_trace(path: str | Path, trace: Trace, with_scores: bool = False) -> No
 def _csv(trace: Trace) -> str:
     used_TK = trace.ids_TK >= 0
     rows, rank = np.nonzero(used_TK)
-    names = [*NEEDED, *(n for n in COSTS if getattr(trace, f"{n}_TK") is not None)]
+    columns = {name: getattr(trace, name)[rows] for name in KEYS} | {"rank": rank}
     ranked = {"expert": trace.ids_TK, "weight": trace.weights_TK}
     ranked |= {name: getattr(trace, f"{name}_TK") for name in COSTS}
-    columns = []
-    for name in names:
-        if name in KEYS:
-            column = getattr(trace, name)[rows]
-        else:
-            column = rank if name == "rank" else ranked[name][used_TK]
-        columns.append(column.tolist())
+    columns |= {
+        n: all_TK[used_TK] for n, all_TK in ranked.items() if all_TK is not None
+    }
     # %.9g gives back the same float32.
-    line = ",".join("%.9g" if n in ("weight", "wait_s") else "%d" for n in names)
-    body = "\n".join([line % row for row in zip(*columns, strict=True)])
+    line = ",".join("%.9g" if n in ("weight", "wait_s") else "%d" for n in columns)
+    lists = [column.tolist() for column in columns.values()]
+    body = "\n".join([line % row for row in zip(*lists, strict=True)])
     head = f"# num_experts={trace.num_experts} top_k={trace.top_k}\n"
-    return f"{head}{','.join(names)}\n{body}\n"
+    return f"{head}{','.join(columns)}\n{body}\n"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -87,12 +87,10 @@ def ordered_trace(num_experts: int, top_k: int, **arrays: np.ndarray | None) -> 
 
 def expert_counts(trace: Trace, phase: int) -> np.ndarray:
     """int [L, E]: tokens of a phase that chose each expert."""
-    rows = trace.phase == phase
-    chosen_TK = (trace.ids_TK >= 0) & rows[:, None]
-    row, _ = np.nonzero(chosen_TK)
-    counts_LE = np.zeros((trace.num_layers, trace.num_experts), np.int64)
-    np.add.at(counts_LE, (trace.layer[row], trace.ids_TK[chosen_TK]), 1)
-    return counts_LE
+    L, E = trace.num_layers, trace.num_experts
+    chosen_TK = (trace.ids_TK >= 0) & (trace.phase == phase)[:, None]
+    keys_TK = trace.layer[:, None] * E + trace.ids_TK
+    return np.bincount(keys_TK[chosen_TK], minlength=L * E).reshape(L, E)
 
 
 class TraceRecorder:
@@ -126,18 +124,13 @@ class TraceRecorder:
     ) -> None:
         """Records one lookup; rows whose ids are all -1 or E (padding) are dropped.
 
-        Args:
-          phase: 0 prefill, 1 decode.
-          step: of the run; in prefill int [T], one a prompt token.
-          layer: the model's layer index.
-          ids_TK: chosen experts; -1 or E where there is none.
-          weights_TK: their gate weights.
-          hit_TK: whether each was on the device.
-          bytes: moved for the whole lookup, or [T, K].
-          wait_s: waited in the whole lookup, seconds, or [T, K].
-          scores_TE: scores of all experts; in every lookup or in none.
-          request_T: request of each row; default: rows of a decode step are requests
-            0, 1, ..., a prefill is of request 0.
+        Args (those of `Trace`, and here):
+          step: in prefill int [T], one a prompt token.
+          ids_TK: -1 or E where there is no expert.
+          bytes, wait_s: of the whole lookup, or [T, K].
+          scores_TE: in every lookup or in none.
+          request_T: default: rows of a decode step are requests 0, 1, ..., a prefill is
+            of request 0.
         """
         # Copies: the engine may reuse its buffers.
         ids_TK = np.array(ids_TK, np.int32)
@@ -145,20 +138,20 @@ class TraceRecorder:
         chosen_TK = (ids_TK >= 0) & (ids_TK < self.num_experts)
         if request_T is None:
             request_T = np.arange(T) if phase == DECODE else 0
+        columns = {"request": request_T, "phase": phase, "step": step, "layer": layer}
+        scores_TE = None if scores_TE is None else np.array(scores_TE, np.float16)
         self._chunks.append(
             {
-                "request": np.broadcast_to(np.array(request_T, np.int32), (T,)),
-                "phase": np.full(T, phase, np.int32),
-                "step": np.broadcast_to(np.array(step, np.int32), (T,)),
-                "layer": np.full(T, layer, np.int32),
+                name: np.broadcast_to(np.array(column, np.int32), (T,))
+                for name, column in columns.items()
+            }
+            | {
                 "ids_TK": np.where(chosen_TK, ids_TK, -1),
                 "weights_TK": np.array(weights_TK, np.float32),
                 "hit_TK": np.array(hit_TK, bool),
                 "bytes_TK": _at_first(bytes, chosen_TK, np.int64),
                 "wait_s_TK": _at_first(wait_s, chosen_TK, np.float32),
-                "scores_TE": None
-                if scores_TE is None
-                else np.array(scores_TE, np.float16),
+                "scores_TE": scores_TE,
             }
         )
 
@@ -166,8 +159,7 @@ class TraceRecorder:
         """Everything recorded so far.
 
         Raises:
-          ConfigError: nothing was recorded, ids have another width than top_k, or
-            scores came with some lookups only.
+          ConfigError: nothing, ids of another width, or scores of some lookups only.
         """
         if not self._chunks:
             raise ConfigError("the run recorded no lookup: a trace needs at least one")

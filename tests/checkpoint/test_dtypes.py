@@ -29,5 +29,5 @@ def test_cast_overflow_becomes_infinity_silently():
 
 def test_weight_dtype_lists_known():
     assert weight_dtype(None) is None
-    with pytest.raises(ConfigError, match="'fp8'; known: float32, bfloat16, float16"):
+    with pytest.raises(ConfigError, match="'fp8'; known: bfloat16, float16, float32"):
         weight_dtype("fp8")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from moe_edge.convert.safetensors_folder import open_folder
+from moe_edge.convert.safetensors_reader import open_folder
 from moe_edge.core.checks import CheckpointError
 from tests.support.tiny_checkpoints import write_tensors
 
@@ -37,7 +37,7 @@ def test_folder_rejects_truncated_shard_by_name(tmp_path):
     write_tensors(tmp_path, TENSORS, shard_bytes=20)
     victim = sorted(tmp_path.glob("*.safetensors"))[0]
     victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"{victim.name} is truncated"):
+    with pytest.raises(CheckpointError, match=f"{victim.name} is damaged or truncated"):
         open_folder(tmp_path)
 
 

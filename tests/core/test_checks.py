@@ -75,13 +75,13 @@ def test_build_known_takes_options_of_their_type(options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rate": "fast"}, "x: rate is 'fast', expected float"),
-        ({"rows": 2.5}, "x: rows is 2.5, expected int"),
-        ({"rows": True}, "x: rows is True, expected int"),
-        ({"rows": None}, "x: rows is None, expected int"),
-        ({"limit": "1"}, r"x: limit is '1', expected float \| None"),
+        ({"rate": "fast"}, "x: rate is 'fast', expected a number"),
+        ({"rows": 2.5}, "x: rows is 2.5, expected a whole number"),
+        ({"rows": True}, "x: rows is True, expected a whole number"),
+        ({"rows": None}, "x: rows is None, expected a whole number"),
+        ({"limit": "1"}, r"x: limit is '1', expected a number or None"),
         ({"limit": False}, "x: limit is False"),
-        ({"is_on": 1}, "x: is_on is 1, expected bool"),
+        ({"is_on": 1}, "x: is_on is 1, expected True or False"),
         ({"colour": 1}, "x has no option 'colour'; known: rate, rows"),
     ],
 )

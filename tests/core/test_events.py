@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.clock import WallClock
-from moe_edge.core.events import Event, Recorder, Total
+from moe_edge.core.events import Event, Recorder
 
 
 def test_clock_counts_seconds_from_its_start(monkeypatch):
@@ -15,17 +15,10 @@ def test_clock_counts_seconds_from_its_start(monkeypatch):
     assert (clock.now(), clock.now(), clock.at(107.0)) == (0.5, 3.0, 7.0)
 
 
-def test_totals_sum_by_kind_and_cause():
+def test_recorder_keeps_events_in_order():
     recorder = Recorder()
     recorder.add("transfer", 0.1, 0.5, "demand", layer=1, expert=2, bytes=10)
-    recorder.add("transfer", 0.2, 0.25, "prefetch", bytes=7)
-    recorder.add("transfer", 0.3, 1.0, "demand", bytes=30)
     recorder.add("hit", 0.4, layer=1, expert=2)
-    assert recorder.totals() == {
-        ("transfer", "demand"): Total(2, 40, 1.5),
-        ("transfer", "prefetch"): Total(1, 7, 0.25),
-        ("hit", None): Total(1, 0, 0.0),
-    }
     assert recorder.events()[0] == Event(
         0.1, 0.5, "transfer", "demand", layer=1, expert=2, bytes=10
     )
@@ -34,7 +27,7 @@ def test_totals_sum_by_kind_and_cause():
 def test_disabled_recorder_keeps_nothing():
     recorder = Recorder(enabled=False)
     recorder.add("hit", 0.0)
-    assert recorder.events() == [] and recorder.totals() == {}
+    assert recorder.events() == []
     recorder.enabled = True
     recorder.add("hit", 0.0)
     assert len(recorder.events()) == 1

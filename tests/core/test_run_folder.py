@@ -2,7 +2,7 @@ import inspect
 
 import pytest
 
-from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.core.checks import ConfigError, OutputError, checked
 from moe_edge.core.run_folder import RunFolder, root
 
 
@@ -38,8 +38,8 @@ def test_root_dry_run_says_so_and_writes_nothing(tmp_path):
 def test_root_shows_the_parameters_of_its_folder_in_its_signature():
     parameters = inspect.signature(run_thing).parameters
     assert list(parameters) == [
-        *("out_dir", "trace", "horizon"),
-        *("overwrite", "dry_run", "config_text"),
+        *("out_dir", "overwrite", "dry_run", "config_text"),
+        *("trace", "horizon"),
     ]
     assert parameters["out_dir"].default is inspect.Parameter.empty
     assert parameters["overwrite"].default is False
@@ -47,7 +47,7 @@ def test_root_shows_the_parameters_of_its_folder_in_its_signature():
 
 def test_root_without_a_value_names_its_flags(tmp_path):
     with pytest.raises(ConfigError, match="no value for --out_dir, --trace: give it"):
-        run_thing()
+        checked("thing", run_thing)()
     with pytest.raises(TypeError, match="lookahead"):
         run_thing(out_dir=tmp_path / "out", trace="t", lookahead=2)
 

@@ -221,3 +221,21 @@ def test_spec_of_another_model_is_refused():
     spec = CacheSpec(3, 12, 2, (1, 2))
     with pytest.raises(ConfigError, match=r"\(3, 12, 2\), the model has \(3, 12, 3\)"):
         FusedEngine(weights, weights.experts, spec, get_policy("lru"))
+
+
+def test_sessions_that_take_turns_keep_their_own_records():
+    engine = fused_of(weights_of(*BITS[:2]), 4, "moe_infinity")
+    prompts = [random_prompts(GQA, NINE, seed) for seed in (1, 2)]
+    sessions = [engine.new_session(1, 9 + STEPS) for _ in prompts]
+    token, active = jax.device_put((np.ones(1, np.int32), np.ones(1, bool)))
+    seen = []
+    for session, prompt in zip(sessions, prompts, strict=True):
+        engine.prefill(session, prompt)
+        seen.append(np.array(engine._state.policy["tokens_B"])[:-1])
+        assert seen[-1].sum() == 2 * 9 * 3, "a record begins with its prompt"
+    assert (seen[0] != seen[1]).any()
+    for which in (0, 1, 0):
+        engine.decode(sessions[which], token, active)
+        now = np.array(engine._state.policy["tokens_B"])[:-1]
+        assert (now >= seen[which]).all() and (now - seen[which]).sum() == 2 * 3
+        seen[which] = now

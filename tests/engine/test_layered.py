@@ -199,6 +199,26 @@ def test_sessions_may_take_turns():
     np.testing.assert_array_equal(logits[20:], logits[:20])
 
 
+def test_sessions_that_take_turns_keep_their_own_eviction_records():
+    engine = engine_of(eviction="moe_infinity")
+    prompts = [random_prompts(GQA, NINE, seed) for seed in (1, 2)]
+    sessions = [engine.new_session(1, CAPACITY) for _ in prompts]
+    token, active = jax.device_put((np.ones(1, np.int32), np.ones(1, bool)))
+    seen, cache = [], engine.manager.cache
+    for session, prompt in zip(sessions, prompts, strict=True):
+        engine.prefill(session, prompt)
+        seen.append(cache.state["tokens_B"][:-1].copy())
+        assert seen[-1].sum() == 2 * 9 * 3, "a record begins with its prompt"
+    for which in (0, 1, 0):
+        engine.decode(sessions[which], token, active)
+        now = cache.state["tokens_B"][:-1].copy()
+        assert (now >= seen[which]).all() and (now - seen[which]).sum() == 2 * 3
+        seen[which] = now
+    del sessions[0], session  # the record of one that is gone ends
+    engine.new_session(1, CAPACITY)
+    assert len(cache._records) == 1
+
+
 def test_ended_rows_cost_nothing():
     engine, expected = engine_of(), resident_of(*BITS[:2])
     logits = []

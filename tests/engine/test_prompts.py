@@ -80,8 +80,9 @@ def test_read_prompts_rejects_bad_line(tmp_path, line, message):
 
 def test_read_prompts_rejects_bytes_that_are_no_utf8(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b'{"id": "a", "prompt": "\xff"}')
-    with pytest.raises(RequestError, match="p.jsonl:1: not JSON"):
+    path.write_bytes(b'\n{"id": "a", "prompt": "\xe9t\xe9"}')  # Latin-1
+    message = "p.jsonl:2 is not UTF-8 text: byte 24 is 0xe9; save it as UTF-8"
+    with pytest.raises(RequestError, match=message):
         read_prompts(path)
 
 

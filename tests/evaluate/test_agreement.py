@@ -2,9 +2,14 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.evaluate.agreement import BLOCK, bootstrap_mean, bootstrap_ratio, compare
+from moe_edge.evaluate.agreement import (
+    BLOCK,
+    RuleTally,
+    bootstrap_mean,
+    bootstrap_ratio,
+    compare,
+)
 from moe_edge.evaluate.stepwise import ForcedRun
-from moe_edge.evaluate.weight_rules import RuleTally
 
 
 def run_of(log_probs, best):

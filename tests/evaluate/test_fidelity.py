@@ -9,11 +9,10 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.fidelity import (
     CountedRoute,
-    Option,
     SwitchEngine,
     card,
     cut_rows,
-    option_grid,
+    lossy_routes,
 )
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.route.base import TopK
@@ -43,7 +42,7 @@ def test_lossless_control_is_exact(measured):
     run = switch.run(TopK(), rows, 2)
     for ours, theirs in zip(run.log_probs, reference.log_probs, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    found = card(Option.of(Substitute(0.0)), switch, run, reference)
+    found = card(Substitute(0.0), switch, run, reference)
     assert found["agreement"] == found["perplexity_ratio"] == 1.0
     assert found["changed_ratio"] == 0 < found["bytes_per_token"]
     assert 0 < found["hit_ratio"] < 1
@@ -55,7 +54,7 @@ def test_lossy_routes_change_predictions_and_move_less(measured):
     hits = switch.engine.movement()["hit_ratio"]
     for route in (Substitute(0.6), DropAbsent(0.45)):
         run = switch.run(route, rows, 2)
-        found = card(Option.of(route), switch, run, reference)
+        found = card(route, switch, run, reference)
         assert found["changed_ratio"] > 0.02
         assert found["moved_nats"] > 1e-3 and found["perplexity_ratio"] != 1
         assert run.bytes_moved < exact.bytes_moved
@@ -87,17 +86,16 @@ def test_counted_route_tells_dropped_from_substituted():
     assert counted.changed_ratio == 0 and counted.lossless
 
 
-def test_option_grid_has_every_rule_once():
-    grid = option_grid((0.1, 0.2), (0.05,))
+def test_lossy_routes_has_every_rule_once():
+    grid = lossy_routes((0.1, 0.2), (0.05,))
     assert len(grid) == 3 * 2 + 2
-    assert len({tuple(sorted(o.options.items())) + (o.route,) for o in grid}) == 8
-    assert all(Option.of(option.get()) == option for option in grid)
+    assert len(set(grid)) == 8
 
 
 @pytest.mark.parametrize("given", [((1.0,), ()), ((), (-0.1,))])
-def test_option_grid_refuses_values_out_of_range(given):
+def test_lossy_routes_refuses_values_out_of_range(given):
     with pytest.raises(ConfigError, match="must lie in"):
-        option_grid(*given)
+        lossy_routes(*given)
 
 
 def test_cut_rows_are_spread_without_overlap():

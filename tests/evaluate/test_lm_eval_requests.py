@@ -8,13 +8,12 @@ import pytest
 from moe_edge.core.checks import CapacityError, ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
+from moe_edge.evaluate.likelihood import Forced, score_rows
 from moe_edge.evaluate.lm_eval_requests import (
     Ending,
-    Target,
     fit_target,
     generate_texts,
     parse_ending,
-    score_targets,
 )
 from moe_edge.evaluate.run_lm_eval import run_lm_eval
 from tests.support.table_engine import TableEngine
@@ -28,10 +27,10 @@ def tiny(tmp_path_factory):
 
 
 def test_fit_target_cuts_the_left_end():
-    assert fit_target([1, 2, 3], [4, 5], 10) == Target([1, 2, 3, 4, 5], 2)
+    assert fit_target([1, 2, 3], [4, 5], 10) == Forced([1, 2, 3, 4, 5], 3)
     # The last token is not read: a context of three holds three before it.
-    assert fit_target([1, 2, 3], [4, 5], 3) == Target([2, 3, 4, 5], 2)
-    assert fit_target([1], [2, 3], 2) == Target([1, 2, 3], 2)
+    assert fit_target([1, 2, 3], [4, 5], 3) == Forced([2, 3, 4, 5], 2)
+    assert fit_target([1], [2, 3], 2) == Forced([1, 2, 3], 1)
 
 
 def test_fit_target_refuses_what_cannot_be_scored():
@@ -41,20 +40,20 @@ def test_fit_target_refuses_what_cannot_be_scored():
         fit_target([], [2], 2)
 
 
-def test_score_targets_sums_targets_and_says_greedy():
+def test_score_rows_sums_targets_and_says_greedy():
     engine = TableEngine()
     best = engine.table_VV.argmax(axis=1)
     rng = np.random.default_rng(1)
     rows = [
-        Target(rng.integers(0, 11, n).tolist(), count)
+        Forced(rng.integers(0, 11, n).tolist(), n - count)
         for n, count in ((9, 3), (2, 1), (14, 13), (6, 2))
     ]
     start = 3
     chain = [start, int(best[start]), int(best[best[start]])]
-    rows.append(Target([7, *chain], 2))
-    found = score_targets(engine, rows, batch_size=2)
+    rows.append(Forced([7, *chain], 2))
+    found = score_rows(engine, rows, batch_size=2)
     for row, (log_prob, is_greedy) in zip(rows, found, strict=True):
-        pairs = list(zip(row.ids, row.ids[1:], strict=False))[-row.count :]
+        pairs = list(zip(row.ids, row.ids[1:], strict=False))[row.first - 1 :]
         want = sum(engine.log_prob(last, token) for last, token in pairs)
         np.testing.assert_allclose(log_prob, want, rtol=1e-5)
         assert is_greedy == all(best[last] == token for last, token in pairs)

@@ -85,7 +85,9 @@ def test_read_dataset_hub_out_of_reach_is_one_error(monkeypatch):
 def test_read_text_rejects_bytes_and_empty_file(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RequestError, match="t.txt is not UTF-8 text"):
+    with pytest.raises(
+        RequestError, match="t.txt is not UTF-8 text: byte 0 is 0xff; save it as UTF-8"
+    ):
         read_text(path)
     path.write_text(" \n")
     with pytest.raises(RequestError, match="t.txt is empty"):

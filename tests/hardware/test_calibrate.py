@@ -8,8 +8,7 @@ from moe_edge.hardware import calibrate as module
 from moe_edge.hardware.calibrate import Calibration, calibrate
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.cost_model import CostModel
-from moe_edge.hardware.machine_file import read_machine
-from moe_edge.hardware.presets import gpu, lan
+from moe_edge.hardware.presets import gpu, lan, read_machine
 from moe_edge.hardware.run_profile_machine import run_profile_machine
 from moe_edge.hardware.specs import Cluster, Server
 

@@ -29,7 +29,7 @@ COSTS = CostModel(
         links={(1, 0): Link(bytes_per_s=8.0, source="t")},
     ),
     BLOCK,
-    DenseLayer.of_parameters(96, 2),
+    DenseLayer(192.0, 192),
 )
 
 

@@ -22,23 +22,6 @@ def test_one_line_drops_gins_appendix_and_line_breaks():
     assert common.one_line(KeyError()) == "KeyError"
 
 
-def test_missing_bindings_names_the_flags():
-    def root(*, src, dst):
-        return src, dst
-
-    with pytest.raises(ConfigError, match="no value for --src, --dst: give it"):
-        with common.missing_bindings(root):
-            root()
-
-
-def test_missing_bindings_lets_other_errors_through():
-    def root():
-        raise TypeError("f() missing 1 required positional argument: 'x'")
-
-    with pytest.raises(TypeError), common.missing_bindings(root):
-        root()
-
-
 def test_script_unknown_flag_is_one_line(run_script):
     error = run_script("generate", "--promt", "x").error
     assert "Unknown command line flag 'promt'" in error
@@ -54,7 +37,10 @@ def test_script_loose_argument_is_one_line(run_script):
         (["--gin_param", "import os"], "--gin_param:1: import 'os' would run code"),
         (["--gin_param", "generate.colour = 1"], "parameter named 'colour'"),
         (["--gin_file", "none.gin"], "gin file none.gin cannot be read: No such file"),
-        (["--prompts", "none.jsonl"], "No such file or directory: 'none.jsonl'"),
+        (
+            ["--prompts", "none.jsonl"],
+            "--prompts none.jsonl does not exist; check the path",
+        ),
     ],
 )
 def test_script_bad_input_is_one_line(run_script, arguments, message):
@@ -219,19 +205,19 @@ def test_gin_file_that_includes_itself_is_refused(run_script, tmp_path):
 @pytest.mark.parametrize(
     "script, binding, expected",
     [
-        ("generate", "generate.checkpoint = 3", "str"),
-        ("generate", "generate.temperature = 'a'", "float"),
-        ("generate", "generate.offload = 3", "OffloadOptions | None"),
-        ("generate", "generate.device_memory = 25", "str | None"),
-        ("generate", "generate.prompt = 'one'", "Sequence[str]"),
-        ("generate", "generate.batch_size = True", "int"),
-        ("generate", "offload.predictor_options = 3", "Mapping[str, Any]"),
-        ("generate", "offload.asynchronous = 'no'", "bool"),
-        ("simulate", "simulate.skew = 'a'", "float"),
-        ("simulate", "simulate.cluster_options = 5", "Mapping[str, Any] | None"),
-        ("convert", "convert_checkpoint.dtype = 16", "str | None"),
-        ("refactor", "refactor_model.gate = 1", "str"),
-        ("pretrain", "pretrain.learning_rate = 'fast'", "float"),
+        ("generate", "generate.checkpoint = 3", "a text"),
+        ("generate", "generate.temperature = 'a'", "a number"),
+        ("generate", "generate.offload = 3", "OffloadOptions or None"),
+        ("generate", "generate.device_memory = 25", "a text or None"),
+        ("generate", "generate.prompt = 'one'", "a list (a text each)"),
+        ("generate", "generate.batch_size = True", "a whole number"),
+        ("generate", "offload.predictor_options = 3", "options {'name': value}"),
+        ("generate", "offload.asynchronous = 'no'", "True or False"),
+        ("simulate", "simulate.skew = 'a'", "a number"),
+        ("simulate", "simulate.cluster_options = 5", "options {'name': value} or None"),
+        ("convert", "convert_checkpoint.dtype = 16", "a text or None"),
+        ("refactor", "refactor_model.gate = 1", "a text"),
+        ("pretrain", "pretrain.learning_rate = 'fast'", "a number"),
     ],
 )
 def test_gin_value_of_another_type_is_refused(run_script, script, binding, expected):
@@ -312,4 +298,4 @@ def test_keys_of_options_that_are_no_names_are_refused(run_script, tiny):
         *("generate", "--checkpoint", tiny, "--prompt", "a", "--dry_run"),
         *("--gin_param", "offload.eviction_options = {1: 2}"),
     )
-    assert "offload.eviction_options is {1: 2}, expected Mapping[str" in done.error
+    assert "offload.eviction_options is {1: 2}, expected options {" in done.error

@@ -111,4 +111,5 @@ def test_evaluate_rejects_existing_logits_file(tiny, tmp_path):
 
 
 def test_evaluate_missing_text_is_one_line(run_script):
-    assert "No such file" in run_script("evaluate", "--text", "none.txt").error
+    error = "--text none.txt is not here and no --data_dir was given; name the folder"
+    assert error in run_script("evaluate", "--text", "none.txt").error

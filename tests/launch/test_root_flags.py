@@ -12,7 +12,8 @@ from tests.launch.conftest import ROOT
 
 LIGHT = [
     *("convert_checkpoint", "evaluate", "generate", "lm_eval", "place_experts"),
-    *("profile_machine", "profile_model", "refactor_model", "replay", "simulate"),
+    *("model_card", "pretrain", "profile_machine", "profile_model", "replay"),
+    *("refactor_model", "simulate"),
 ]
 
 

@@ -8,13 +8,17 @@ from moe_edge.place.baselines import (
     SmartMoe,
     Uniform,
     balance,
-    equal_shares,
     layer_slots,
 )
+from moe_edge.place.placer import share_out
 from moe_edge.place.plan import Placement
 from tests.place.support import frequencies
 
 SLOTS = [np.array([30]), np.array([30]), np.array([30, 30])]
+
+
+def equal_shares(total, limit_D):
+    return share_out(total, np.ones(len(limit_D)), limit_D)
 
 
 def test_equal_shares_are_equal_where_limits_allow():

@@ -55,9 +55,7 @@ def test_rebalance_numbers_that_do_not_divide_are_refused(numbers, message):
 
 
 def test_balanced_pack_one_item_a_bin_keeps_the_order():
-    bin_X, place_X = balanced_pack(np.array([1.0, 9.0, 5.0]), 3)
-    assert bin_X.tolist() == [0, 1, 2]
-    assert place_X.tolist() == [0, 0, 0]
+    assert balanced_pack(np.array([1.0, 9.0, 5.0]), 3).tolist() == [[0], [1], [2]]
 
 
 def test_replicate_copies_the_heaviest_first_of_equals():

@@ -5,10 +5,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.specs import Link
-from moe_edge.place.latency_aware import LatencyAware
-from moe_edge.place.latency_search import block_values, propose
+from moe_edge.place.latency_aware import LatencyAware, block_values, propose
 from moe_edge.place.migrate import arrivals
-from moe_edge.place.objective import objective
+from moe_edge.place.optimal import objective
 from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import get_placer
 from tests.place.support import all_choices, cost_model, frequencies, unequal_slots

@@ -113,8 +113,8 @@ def test_settle_moves_only_blocks_new_to_their_server(seed):
     assert (settled.on_NLE == candidate.on_NLE).all()
     new = (candidate.on_NLE & ~current.on_NLE).sum()
     assert len(arrivals(current, settled)) == new
-    used_NG = settled.used(3)
-    assert (used_NG[0] <= slots[0]).all()
+    used_G = np.bincount(settled.gpu_NLE[0].ravel() + 1)[1:]
+    assert (used_G <= slots[0]).all()
 
 
 def test_settle_keeps_a_layer_spread_over_the_gpus():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.place.objective import check_frequency, objective
+from moe_edge.place.optimal import objective
+from moe_edge.place.placer import check_frequency
 
 
 def test_objective_sums_what_is_remote():

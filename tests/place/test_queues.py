@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.place.queues import link_delays, sojourn
+from moe_edge.place.latency_model import link_delays, sojourn
 
 SENT = np.array([[0.0, 10.0, 0.0], [20.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 RATE = np.array([0.1, 0.2, 0.3])

@@ -128,7 +128,7 @@ def test_get_predictor_rejects_names_and_options():
         get_predictor("lru")
     with pytest.raises(ConfigError, match="predictor previous has no option 'decay'"):
         get_predictor("previous", decay=0.5)
-    with pytest.raises(ConfigError, match="frequency: decay is 'x', expected float"):
+    with pytest.raises(ConfigError, match="frequency: decay is 'x', expected a number"):
         get_predictor("frequency", decay="x")
     with pytest.raises(ConfigError, match="stale_gate has no option 'look_ahead'; kn"):
         get_predictor("stale_gate", look_ahead=2)

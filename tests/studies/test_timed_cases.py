@@ -28,8 +28,7 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
     timed = {}
     for policy, options in policies.items():
         for budget in SETTINGS.budgets:
-            exact = fig14.is_exact(options)
-            case = Case(policy, budget, 1, options, exact)
+            case = Case(policy, budget, 1, options)
             scale = 2.0 if budget == "25%" else 1.0
             timed[case.key] = Timed(
                 case,
@@ -37,7 +36,7 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
                 hit_ratio=[ratio_of[policy]] * 2,
                 step_bytes=[1e6, 3e6],
                 is_same=[True, True],
-                fidelity=None if exact else FIDELITY,
+                fidelity=None if case.is_exact else FIDELITY,
             )
     ready = Ready([], [], 1e-3, LINK, POOL)
     return Timing(timed, {1: [2e-3, 4e-3]}, ready, {ON_TIME: True})
@@ -73,7 +72,7 @@ def test_fig14_steps_change_one_thing_each():
         {"assist"},
     ]
     assert steps[-1].predictor_options == {"top_a": 0.3}
-    exact = [fig14.is_exact(options) for options in steps]
+    exact = [Case("", "25%", 1, options).is_exact for options in steps]
     assert exact == [True, False, True, False, False, False]
 
 
@@ -112,12 +111,15 @@ def test_timing_checks_name_a_case_with_other_tokens():
 
 
 def test_fig12_findings_hold_smoe_against_the_best_baseline(tmp_path):
-    curves = np.linspace(0, 1, 5)[None].repeat(2, axis=0)
-    named = fig12.policies(0.2, curves, top_k=2)
+    config = types.SimpleNamespace(
+        moe=types.SimpleNamespace(top_k=2), moe_layers=(0, 1)
+    )
+    named = fig12.policies(0.2, PROFILE, config)
     ratio = dict.fromkeys(named, 0.4) | {"lfu": 0.5, fig12.FULL: 0.9}
     timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
-    found = fig12.findings({}, timing, SETTINGS, list(named))
-    assert fig12.best_baseline(timing, named, "25%", 1) == ("lfu", 0.5)
+    found = fig12.findings({}, timing, SETTINGS)
+    others = [name for name in named if name != fig12.FULL]
+    assert fig12.best_baseline(timing, others, "25%", 1) == ("lfu", 0.5)
     name = "cache ratio over the best baseline's, 25%, batch 1"
     assert value_of(found.metrics, "smoe", name) == pytest.approx(1.8)
     assert "25%, batch 1: 0.90 against 0.50 (lfu)." in found.details
@@ -139,7 +141,7 @@ def test_ttft_findings_compare_with_layerwise(tmp_path):
         for place, name in enumerate(names):
             seconds = (1.0, 4.0, 5.0, 3.0, 2.0)[place] * length
             found[name, length] = ttft.Waited([seconds] * 2, [1e6] * 2, [[[7]]] * 2)
-    found["lru", 16].tokens = [[[7]], [[8]]]
+    found["lru", 16] = found["lru", 16]._replace(tokens=[[[7]], [[8]]])
     result = ttft.findings({}, found, {}, settings)
     assert result.summary == {"ttft_change": {8: -0.5, 16: -0.5}}
     assert value_of(result.metrics, "lru", "TTFT, 8 prompt tokens") == 24
@@ -167,5 +169,6 @@ def test_ttft_prompt_as_long_as_the_context_is_refused(monkeypatch):
 
 
 def test_smoe_with_a_of_zero_is_exact_without_the_host():
-    assert fig14.is_exact(fig14.smoe_steps(0.0)["+Pre"])
-    assert not fig14.is_exact(fig14.smoe_steps(0.0)["+BA"])
+    steps = fig14.smoe_steps(0.0)
+    assert Case("", "25%", 1, steps["+Pre"]).is_exact
+    assert not Case("", "25%", 1, steps["+BA"]).is_exact

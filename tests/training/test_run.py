@@ -153,7 +153,7 @@ def test_run_pretrain_hands_its_settings_to_the_training(tmp_path, monkeypatch):
         given.update(settings, config=config)
         return checkpoints.Progress()
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr("moe_edge.training.loop.train", train)
     own = {"balance": 0.5, "evenness": 0.25, "expert_rate_factor": 7.0}
     start = {"embedding_std": 0.5, "expert_scale": 2.5}
     run.run_pretrain(str(tmp_path), **TINY, **own, **start, norm_topk=False)

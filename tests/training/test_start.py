@@ -5,7 +5,8 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.training.default_config import default_config
-from moe_edge.training.start import Start, init_params
+from moe_edge.training.options import Start
+from moe_edge.training.start import init_params
 
 CONFIG = default_config(
     60, d_model=32, num_layers=2, num_experts=4, top_k=2, expert_dim=8, shared_dim=16

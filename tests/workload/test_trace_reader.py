@@ -96,7 +96,7 @@ def test_read_trace_rejects(tmp_path, text, message):
 def test_read_trace_rejects_what_is_no_gzip(tmp_path):
     path = tmp_path / "t.csv.gz"
     path.write_text(PUBLIC_HEAD + LINE)
-    with pytest.raises(ConfigError, match="t.csv.gz is no gzip file"):
+    with pytest.raises(ConfigError, match="t.csv.gz: it is no gzip file"):
         read_trace(path, 8)
     path.write_bytes(gzip.compress((PUBLIC_HEAD + LINE).encode())[:-9])
     with pytest.raises(ConfigError, match="is a damaged gzip file"):

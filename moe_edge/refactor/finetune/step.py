@@ -12,14 +12,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options, to_float32
 from moe_edge.model.record import RecordLayout
-from moe_edge.training.frozen_experts import frozen_expert_fn
-from moe_edge.training.step import TrainState, token_losses, transformer_fn
+from moe_edge.model.transformer import Transformer
+from moe_edge.training.expert_grad import expert_fn
+from moe_edge.training.step import TrainState, token_losses
 
 TRAINED = ("router.weight", "router.bias")
 Router = dict[str, jax.Array]  # "blocks.0.router.weight" -> float32
@@ -68,10 +70,16 @@ def nats_fn(config: ModelConfig) -> Callable:
 
     It is the summed cross-entropy of int32 rows [B, S + 1].
     """
-    run = transformer_fn(config, frozen_expert_fn(config))
+    model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    paths = [path for path, _ in nnx.to_flat_state(state)]
+    run_experts = expert_fn(config, frozen=True)
 
     def nats(router: Router, frozen: Frozen, rows):
-        logits, _ = run(frozen.dense | router, frozen.experts, rows[:, :-1])
+        arrays = frozen.dense | router
+        leaves = [(p, nnx.Param(arrays[".".join(map(str, p))])) for p in paths]
+        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+        logits, _ = bound(rows[:, :-1], frozen.experts, run_experts)
         return token_losses(logits, rows[:, 1:]).sum()
 
     return nats

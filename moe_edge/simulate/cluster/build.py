@@ -35,6 +35,7 @@ from moe_edge.workload.routing_model import (
 from moe_edge.workload.trace_reader import read_trace
 
 DEFAULT_INTERVAL_S = 10.0  # Prism, section IV-A
+POOL_TOKENS = 4096  # of each domain
 WORKLOADS = {"bigbench": BIGBENCH, "multidata": MULTIDATA}
 POISSON_ONLY = ("interval_s", "then_workload", "input_tokens", "output_tokens")
 GENERATED_ONLY = ("placed_for", "skew", "correlated")
@@ -169,7 +170,7 @@ def build_case(*, data_dir: str | None = None, seed: int = 0, **options: Any) ->
         told, frequency = domains, pools.frequency
     else:
         routing = RoutingModel.like(shape, skew=given.skew, correlated=given.correlated)
-        pools = RoutingPools.sampled(routing, used, seed)
+        pools = RoutingPools.sampled(routing, used, seed, POOL_TOKENS)
         told = server_domains(given.placed_for or given.workload, N)
         frequency = routing.frequencies
     known = {domain: frequency(domain) for domain in set(told)}
@@ -188,8 +189,7 @@ def traced_pools(path: str, shape: ModelShape, domains: Sequence[str]) -> Routin
     Raises:
       ConfigError: of a model of another shape.
     """
-    trace = read_trace(path, shape.num_experts)
-    pools = RoutingPools.recorded(dict.fromkeys(domains, trace))
+    pools = RoutingPools.recorded(read_trace(path, shape.num_experts), domains)
     got = (pools.num_layers, pools.num_experts, pools.top_k)
     expected = (shape.num_layers, shape.num_experts, shape.top_k)
     if got != expected:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, check_shape
+from moe_edge.core.checks import CapacityError
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.simulate.cluster.pools import RoutingPools
 
@@ -74,23 +74,19 @@ class CallTable:
     def __init__(self, gpu_NLE: np.ndarray, cost_model: CostModel, index: GpuIndex):
         N = cost_model.cluster.num_servers
         self._first_N1 = index.first_N[:-1, None].astype(np.int32)
-        self._idle_NG = idle_seconds(cost_model, index)
+        send_NM = cost_model.sends_s()  # of an idle call of one token to each GPU
+        self._idle_NG = (send_NM + send_NM.T)[:, index.server_G] + index.one_G
         self._ring_NN = (np.arange(N)[:, None] + np.arange(N)) % N
         self.version = 0
         self.place(gpu_NLE)
 
     def place(self, gpu_NLE: np.ndarray) -> None:
-        """Takes over a placement.
+        """Takes over a placement (`Placement.gpu_NLE`).
 
-        Args:
-          gpu_NLE: as `Placement.gpu_NLE`, GPUs counted within their server.
         Raises:
-          ConfigError: of another number of servers.
           CapacityError: a block that nobody holds.
         """
-        N = len(self._ring_NN)
-        check_shape("placement gpu_NLE", gpu_NLE, (N, None, None))
-        gpu_NX = np.asarray(gpu_NLE, np.int32).reshape(N, -1)
+        gpu_NX = np.asarray(gpu_NLE, np.int32).reshape(len(gpu_NLE), -1)
         self.gpu_NX = np.where(gpu_NX >= 0, gpu_NX + self._first_N1, -1)
         self.target_NX = np.empty_like(self.gpu_NX)
         self.update(np.arange(self.gpu_NX.shape[1]))
@@ -115,26 +111,6 @@ class CallTable:
             seconds_MX = np.where(gpu_MX >= 0, self._idle_NG[n][gpu_MX], np.inf)
             seconds_MX[0, gpu_MX[0] >= 0] = -1.0
             self.target_NX[n, blocks] = gpu_MX[seconds_MX.argmin(axis=0), columns]
-
-
-def idle_seconds(cost_model: CostModel, index: GpuIndex) -> np.ndarray:
-    """float64 [N, G]: an idle call of one token from each server to each GPU."""
-    N, links = cost_model.cluster.num_servers, {}
-    gpus = np.arange(len(index.server_G))
-    compute_G = index.block_s(gpus, np.ones_like(gpus))
-
-    def send_s(n: int, m: int) -> float:
-        link = cost_model.cluster.link(n, m)
-        if link not in links:
-            links[link] = float(cost_model.send_s(n, m, 1))
-        return links[link]
-
-    ways_NN = np.zeros((N, N))
-    for n in range(N):
-        for m in range(N):
-            if n != m:
-                ways_NN[n, m] = send_s(n, m) + send_s(m, n)
-    return ways_NN[:, index.server_G] + compute_G
 
 
 @dataclasses.dataclass(slots=True)
@@ -183,10 +159,7 @@ class StepPlanner:
     ) -> StepCalls:
         """The calls of the next token of a request that a server runs alone.
 
-        Args:
-          request: its id.
-          domain, row: where its routing is.
-          left: its tokens to come; up to AHEAD of them are planned at a time.
+        Of the tokens that are `left` up to AHEAD are planned at a time, from `row` on.
         """
         known = self._ahead.get(server)
         if known is None or known[:2] != (request, table.version) or not known.steps:
@@ -196,10 +169,9 @@ class StepPlanner:
         return known.steps.popleft()
 
     def plan(self, server: int, target_X: np.ndarray, cells: np.ndarray) -> StepCalls:
-        """The calls of one step.
+        """The calls of one step of a server.
 
         Args:
-          server: whose step it is.
           target_X: its row of `CallTable.target_NX`.
           cells: int [T, L * K], layer * E + expert of every choice of every token.
         """
@@ -217,10 +189,7 @@ class StepPlanner:
     def plan_tokens(
         self, server: int, target_X: np.ndarray, cells: np.ndarray
     ) -> list[StepCalls]:
-        """The calls of steps of one token each, for one row of `cells` after another.
-
-        Args: as `plan`.
-        """
+        """The calls of steps of one token each, one a row of `cells`."""
         S, L = len(cells), self.num_layers
         gpus = target_X[cells].reshape(S * L, -1)
         gpus = np.sort(gpus, axis=1)  # a token's blocks of a layer cost the same each
@@ -232,11 +201,9 @@ class StepPlanner:
         return self._grouped(server, keys, ones, seconds, steps)
 
     def _grouped(self, server, keys, counts, seconds, steps) -> list[StepCalls]:
-        """One StepCalls a step, from blocks sorted by (step, layer, GPU).
+        """One StepCalls a step (of cells and counts), from blocks in order of `keys`.
 
-        Args:
-          keys: (step * L + layer) * GPUs + GPU of every block asked for.
-          steps: cells and counts of each step.
+        A key is (step * L + layer) * GPUs + GPU of a block asked for.
         """
         L, first = self.num_layers, np.empty(len(keys), bool)
         first[0] = True

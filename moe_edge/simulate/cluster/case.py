@@ -12,7 +12,7 @@ from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
 from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import PLACERS, get_placer
-from moe_edge.schedule.fifo import Fifo, FifoToIdle
+from moe_edge.schedule.fifo import FifoToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.migration import MigrationPolicy
 from moe_edge.simulate.cluster.offload import OffloadPolicy
@@ -92,16 +92,13 @@ class Case:
         """
         check_known("method", method, METHODS)
         options = LoopOptions() if options is None else options
-        schedule = Fifo(options.max_batch)
-        placement = moving = offload = None
-        if method in ALONE:
-            offload = OffloadPolicy()
-            if ALONE[method]:
-                reach_s = functools.partial(self.cost_model.send_s, tokens=1)
-                schedule = FifoToIdle(options.max_batch, reach_s)
-        else:
-            if cache_share:
-                offload = OffloadPolicy(share=cache_share)
+        schedule = placement = moving = None
+        share = 1.0 if method in ALONE else cache_share
+        offload = OffloadPolicy(share=share) if share else None
+        if ALONE.get(method):
+            reach_s = functools.partial(self.cost_model.send_s, tokens=1)
+            schedule = FifoToIdle(options.max_batch, reach_s)
+        if method not in ALONE:
             placer, problem = get_placer(method), self.problem(seed, cache_share)
             placement = placer.solve(problem)
             if period_s and placer.follows_statistics:

@@ -30,7 +30,7 @@ class Links:
     def __init__(self, cost_model: CostModel, index: GpuIndex, spans: Spans):
         cluster = cost_model.cluster
         N, G = cluster.num_servers, len(index.server_G)
-        self.num_servers, self._spans = N, spans
+        self.num_servers, self.spans = N, spans
         self.gpu_free, self.gpu_busy = [0.0] * G, [0.0] * G
         self.host_free, self.host_busy, self.host_bytes = [0.0] * G, [0.0] * G, [0] * G
         network = [[cluster.link(n, m) for m in range(N)] for n in range(N)]
@@ -41,32 +41,26 @@ class Links:
         count = N * N if pair else N
         self.link_free, self.link_busy = [0.0] * count, [0.0] * count
         self.sent = {cause: [0] * (N * N) for cause in CAUSES}
-        self.host_links = [
-            gpu.host_link for server in cluster.servers for gpu in server.gpus
-        ]
+        self.host_links = [g.host_link for s in cluster.servers for g in s.gpus]
 
     def compute(self, gpu: int, ready_s: float, seconds: float, name: str) -> float:
         """Queues a job on a GPU: when it ends."""
-        free_s = self.gpu_free[gpu]
-        start_s = ready_s if ready_s > free_s else free_s
+        start_s = max(ready_s, self.gpu_free[gpu])
         self.gpu_free[gpu] = end_s = start_s + seconds
         self.gpu_busy[gpu] += seconds
-        if start_s < self._spans.until_s:
-            self._spans.add("gpu", gpu, name, start_s, seconds)
+        self.spans.add("gpu", gpu, name, start_s, seconds)
         return end_s
 
     def send(self, n: int, m: int, ready_s: float, num_bytes: int, cause: str) -> float:
         """Queues a message from server n to m: when it is there."""
         pair = n * self.num_servers + m
         link = self.link_of[pair]
-        free_s = self.link_free[link]
-        start_s = ready_s if ready_s > free_s else free_s
+        start_s = max(ready_s, self.link_free[link])
         seconds = num_bytes * self.byte_s[pair]
         self.link_free[link] = end_s = start_s + seconds
         self.link_busy[link] += seconds
         self.sent[cause][pair] += num_bytes
-        if start_s < self._spans.until_s:
-            self._spans.add("link", pair, cause, start_s, seconds)
+        self.spans.add("link", pair, cause, start_s, seconds)
         return end_s + self.late_s[pair]
 
     def load(self, gpu: int, ready_s: float, num_bytes: int, cause: str) -> float:
@@ -84,8 +78,7 @@ class Links:
         self.host_free[gpu] = start_s + seconds
         self.host_busy[gpu] += seconds
         self.host_bytes[gpu] += num_bytes
-        if start_s < self._spans.until_s:
-            self._spans.add("host", gpu, cause, start_s, seconds)
+        self.spans.add("host", gpu, cause, start_s, seconds)
 
     @property
     def end_s(self) -> float:

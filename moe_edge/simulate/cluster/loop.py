@@ -18,6 +18,7 @@ The order of requests is `schedule.loop`'s. Two parts may be added, together or 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -100,11 +101,8 @@ class ClusterLoop:
     """One run; `run` drives it to the end.
 
     Args:
-      requests: in order of arrival.
+      requests: in order of arrival; pools: their routing.
       placement: where blocks are; None only where servers load every block.
-      cost_model: of the cluster.
-      pools: the routing of the requests.
-      options: of batches and of what is recorded.
       seed: of where requests read their routing.
       schedule: order of requests (its follow-ups are not simulated); None: `Fifo`
         with the options' max_batch.
@@ -137,8 +135,7 @@ class ClusterLoop:
         migration: MigrationPolicy | None = None,
         offload: OffloadPolicy | None = None,
     ):
-        cluster = cost_model.cluster
-        R, N = len(requests), cluster.num_servers
+        R, N = len(requests), cost_model.cluster.num_servers
         check_requests(requests, N, tuple(pools.domains))
         self.requests, self.options = requests, options
         self.cost_model, self.pools = cost_model, pools
@@ -166,10 +163,7 @@ class ClusterLoop:
                     f"the routing ask for {shape}"
                 )
             self.table = CallTable(placement.gpu_NLE, cost_model, self.index)
-        tables: dict = {}  # equal machines share one
-        self._dense: list[dict[int, float]] = [
-            tables.setdefault(server.gpus[0].device, {}) for server in cluster.servers
-        ]
+        self._dense_s = functools.cache(cost_model.dense_s)
         self.handlers = {
             ARRIVE: self._arrive,
             ADMIT: self._admit,
@@ -263,7 +257,7 @@ class ClusterLoop:
             else:
                 fresh = any(one.fresh for one in running)
                 calls = self.memory.begin(server, cells, fresh)
-        state.calls, state.dense_s = calls, self._dense_s(server, tokens)
+        state.calls, state.dense_s = calls, float(self._dense_s(server, tokens))
         self._count(time_s, server, calls)
         self.heap.push(time_s, LAYER, server)
 
@@ -275,7 +269,7 @@ class ClusterLoop:
             tokens = request.input_tokens if one.fresh else 1
             parts.append(self.pools.cells(request.domain, one.row, tokens))
             one.row += tokens
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
 
     def _count(self, time_s: float, server: int, calls: StepCalls) -> None:
         """Takes note of what a step that begins now asks for."""
@@ -308,9 +302,3 @@ class ClusterLoop:
             return time_s
         num_bytes = TOKEN_ID_BYTES * self.requests[one.id].output_tokens
         return self.links.send(server, one.home, time_s, num_bytes, PROMPT)
-
-    def _dense_s(self, server: int, tokens: int) -> float:
-        table = self._dense[server]
-        if tokens not in table:
-            table[tokens] = float(self.cost_model.dense_s(server, tokens))
-        return table[tokens]

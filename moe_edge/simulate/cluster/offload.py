@@ -127,14 +127,12 @@ class HostMemory:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of block lookups that were there in time, prompts included.
-
-        None where nothing was looked up: every block asked for was placed.
-        """
-        found = [m.counters[True] for managers in self.managers for m in managers]
-        hits = sum(counters.hits for counters in found)
-        total = hits + sum(counters.misses for counters in found)
-        return hits / total if total else None
+        """Share of lookups that were there in time; None where all was placed."""
+        counters = [m.counters[True] for managers in self.managers for m in managers]
+        hits, misses = (
+            sum(getattr(c, n) for c in counters) for n in ("hits", "misses")
+        )
+        return hits / (hits + misses) if hits + misses else None
 
     def facts(self) -> dict[str, float | None]:
         """What a report says of a run that loaded blocks."""
@@ -149,12 +147,8 @@ class HostMemory:
 
     def lacking_seconds(self) -> np.ndarray:
         """float64 [N, M]: a block that server N lacks, whoever else holds it."""
-        load_s, servers = self.loop.cost_model.load_s, self.managers
-        mean_N = [
-            np.mean([load_s(n, g) for g in range(len(managers))])
-            for n, managers in enumerate(servers)
-        ]
-        return np.tile(np.array(mean_N)[:, None], len(servers))
+        mean_N = self.loop.cost_model.mean_load_s()
+        return np.tile(mean_N[:, None], len(mean_N))
 
     def begin(self, server: int, cells: np.ndarray, fresh: bool) -> StepCalls:
         """What a step that begins asks for; all of it counts as local.

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_known, check_shape
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.workload.requests import Request
 from moe_edge.workload.routing_model import RoutingModel
 from moe_edge.workload.traces import Trace
-
-POOL_TOKENS = 4096
 
 
 class RoutingPools:
@@ -26,21 +24,14 @@ class RoutingPools:
 
     def __init__(self, ids: Mapping[str, np.ndarray], num_experts: int):
         """Args: ids: for each domain expert ids [T, L, K], every token K different."""
-        if not ids:
-            raise ConfigError("routing pools need at least one domain, got none")
         self.domains = tuple(ids)
         _, self.num_layers, self.top_k = next(iter(ids.values())).shape
         self.num_experts = num_experts
         base_L1 = np.arange(self.num_layers, dtype=np.int32)[:, None] * num_experts
-        self._cells = {}
-        for domain, ids_TLK in ids.items():
-            check_shape(domain, ids_TLK, (None, self.num_layers, self.top_k))
-            if ids_TLK.min() < 0 or ids_TLK.max() >= num_experts:
-                raise ConfigError(
-                    f"routing of {domain} names experts {ids_TLK.min()} to "
-                    f"{ids_TLK.max()}, expected 0 to {num_experts - 1}"
-                )
-            self._cells[domain] = (ids_TLK + base_L1).reshape(len(ids_TLK), -1)
+        self._cells = {
+            domain: (ids_TLK + base_L1).reshape(len(ids_TLK), -1)
+            for domain, ids_TLK in ids.items()
+        }
 
     @property
     def num_blocks(self) -> int:
@@ -48,13 +39,9 @@ class RoutingPools:
 
     @classmethod
     def sampled(
-        cls,
-        model: RoutingModel,
-        domains: Sequence[str],
-        seed: int = 0,
-        tokens: int = POOL_TOKENS,
+        cls, model: RoutingModel, domains: Sequence[str], seed: int, tokens: int
     ) -> "RoutingPools":
-        """Pools drawn from a routing model."""
+        """Pools of so many tokens drawn from a routing model."""
         ids = {
             domain: model.sample(domain, tokens, rng=np.random.default_rng([seed, i]))
             for i, domain in enumerate(dict.fromkeys(domains))
@@ -62,24 +49,19 @@ class RoutingPools:
         return cls(ids, model.num_experts)
 
     @classmethod
-    def recorded(cls, traces: Mapping[str, Trace]) -> "RoutingPools":
-        """Pools of recorded route traces: the complete tokens of each in its order.
+    def recorded(cls, trace: Trace, domains: Sequence[str]) -> "RoutingPools":
+        """The same pool for all domains: the complete tokens of a trace in its order.
 
         Raises:
-          ConfigError: traces of different models, or none of whose steps passed every
-            layer with K experts a token.
+          ConfigError: no step passed every layer with K experts a token.
         """
-        shapes = {(t.num_experts, t.top_k) for t in traces.values()}
-        if len(shapes) != 1:
-            raise ConfigError(f"route traces of different models: {sorted(shapes)}")
-        ids = {domain: complete_tokens(trace) for domain, trace in traces.items()}
-        for domain, ids_TLK in ids.items():
-            if not len(ids_TLK):
-                raise ConfigError(
-                    f"no step of route trace {domain} passed every layer with "
-                    f"{traces[domain].top_k} experts a token"
-                )
-        return cls(ids, shapes.pop()[0])
+        ids_TLK = complete_tokens(trace)
+        if not len(ids_TLK):
+            raise ConfigError(
+                "no step of the route trace passed every layer with "
+                f"{trace.top_k} experts a token"
+            )
+        return cls(dict.fromkeys(domains, ids_TLK), trace.num_experts)
 
     def rows(self, requests: Sequence[Request], seed: int) -> np.ndarray:
         """int64 [R]: the row of its pool at which each request begins."""

@@ -15,20 +15,16 @@ class ClusterResult:
     """A finished run.
 
     Attributes:
-      latency_R: float64 [R], seconds from a request's arrival to its last token.
-      first_R: float64 [R], to its first token.
-      server_R: int64 [R], the server at which it arrived.
-      domain_R: names.
-      arrival_R: float64 [R].
+      latency_R, first_R: float64 [R], seconds from a request's arrival to its last and
+        its first token.
+      server_R, domain_R, arrival_R: where, of which domain and when it came.
       ratio_W: float64 [windows], share of (token, block) pairs computed on the server
         that asked; NaN in a window without any.
-      ratio_NW: the same for each server.
-      window_s: width of a window.
       local_pairs, pairs: in all.
       remote_calls: blocks asked of other servers, one a step, layer and block.
       bytes_NN: cause -> int64 [N, N] bytes from server to server.
       host_bytes_G: int64 [G], copied from host memory to each GPU.
-      gpu_use_G, link_use, host_use_G: share of the run in which each was busy.
+      gpu_use_G, link_use: share of the run in which each was busy.
       counts_NX: int64 [N, L * E], pairs asked for.
       end_s: of the last token or job of a GPU or link.
       events, steps: how many.
@@ -49,8 +45,9 @@ class ClusterResult:
         self.server_R = np.array([request.server for request in requests])
         self.domain_R = tuple(request.domain for request in requests)
         pairs_WN2 = np.array(loop.windows, np.int64)
-        self.ratio_W = _ratio(pairs_WN2.sum(axis=1))
-        self.ratio_NW = _ratio(pairs_WN2).T
+        local_W, all_W = pairs_WN2.sum(axis=1).T
+        empty_W = np.full(len(all_W), np.nan)
+        self.ratio_W = np.divide(local_W, all_W, out=empty_W, where=all_W > 0)
         self.window_s = loop.options.window_s
         self.local_pairs, self.pairs = pairs_WN2.sum(axis=(0, 1)).tolist()
         self.remote_calls = loop.remote_blocks
@@ -60,7 +57,6 @@ class ClusterResult:
         span_s = max(self.end_s, 1e-12)
         self.gpu_use_G = np.array(links.gpu_busy) / span_s
         self.link_use = np.array(links.link_busy) / span_s
-        self.host_use_G = np.array(links.host_busy) / span_s
         self.counts_NX = loop.counts_NX
         self.events, self.steps = loop.events, loop.steps
         self.facts: dict[str, Any] = {}
@@ -79,11 +75,10 @@ class ClusterResult:
     @property
     def latency_s_N(self) -> list[float | None]:
         """Mean of the requests that arrived at each server; None without any."""
-        means = []
-        for n in range(self.num_servers):
-            mine = self.latency_R[self.server_R == n]
-            means.append(float(mine.mean()) if len(mine) else None)
-        return means
+        by_server = [
+            self.latency_R[self.server_R == n] for n in range(self.num_servers)
+        ]
+        return [float(mine.mean()) if len(mine) else None for mine in by_server]
 
     @property
     def local_ratio(self) -> float:
@@ -98,9 +93,7 @@ class ClusterResult:
             "mean_first_token_s": float(self.first_R.mean()),
             "local_ratio": self.local_ratio,
             "remote_calls": self.remote_calls,
-            "network_bytes": {
-                cause: int(table.sum()) for cause, table in self.bytes_NN.items()
-            },
+            "network_bytes": {c: int(sent.sum()) for c, sent in self.bytes_NN.items()},
             "host_bytes": int(self.host_bytes_G.sum()),
             "gpu_use": float(self.gpu_use_G.mean()),
             "busiest_line_use": float(self.link_use.max()),
@@ -115,22 +108,14 @@ def report(loop: ClusterLoop) -> ClusterResult:
     return ClusterResult(loop)
 
 
-def _ratio(pairs: np.ndarray) -> np.ndarray:
-    """Local over all pairs along the last axis; NaN where there is none."""
-    local, all_pairs = pairs[..., 0], pairs[..., 1]
-    empty = np.full(local.shape, np.nan)
-    return np.divide(local, all_pairs, out=empty, where=all_pairs > 0)
-
-
 def write_requests(path: Path, result: ClusterResult) -> None:
     """A line a request, for pictures of latency over time."""
     lines = ["server,domain,arrival_s,first_token_s,latency_s"]
-    columns = zip(
-        *(result.server_R, result.domain_R, result.arrival_R),
-        *(result.first_R, result.latency_R),
-        strict=True,
-    )
-    lines += [f"{n},{d},{a:.6f},{f:.6f},{s:.6f}" for n, d, a, f, s in columns]
+    seconds = zip(result.arrival_R, result.first_R, result.latency_R, strict=True)
+    for server, domain, row in zip(
+        result.server_R, result.domain_R, seconds, strict=True
+    ):
+        lines.append(",".join([str(server), domain, *(f"{s:.6f}" for s in row)]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

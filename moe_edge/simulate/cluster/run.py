@@ -52,9 +52,7 @@ def run_simulate(
       data_dir: holds traces.
       seed: of everything random.
     Raises:
-      ConfigError: bad input; CapacityError: less memory than one copy of the model.
-      RequestError: a trace that cannot be served.
-      OutputError: `out_dir` cannot be written.
+      MoeEdgeError: bad input, or less memory than one copy of the model.
       OSError: a trace cannot be read.
     """
     check_count("seeds", seeds)

@@ -1,6 +1,5 @@
 """Spans of a simulated run, kept cheaply and written as a Chrome trace."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from moe_edge.core.chrome_trace import Span, write_chrome_trace
@@ -22,16 +21,18 @@ class Spans:
     def add(
         self, resource: str, number: int, name: str, start_s: float, seconds: float
     ) -> None:
-        """Appends a span."""
-        self.rows.append((resource, number, name, start_s, seconds))
+        """Appends a span that begins early enough."""
+        if start_s < self.until_s:
+            self.rows.append((resource, number, name, start_s, seconds))
 
 
-def cluster_spans(spans: Spans, cluster: Cluster) -> Iterator[Span]:
-    """A group a server; in it a track a GPU, host link or link to another server.
+def write_timeline(path: str | Path, spans: Spans, cluster: Cluster) -> None:
+    """Writes a Chrome trace (JSON), for ui.perfetto.dev.
 
-    A network link belongs to the server that sends.
+    A group a server; in it a track a GPU, host link or link to another server. A
+    network link belongs to the server that sends.
     """
-    servers, N = cluster.servers, cluster.num_servers
+    servers, N, found = cluster.servers, cluster.num_servers, []
     places = [(n, g) for n in range(N) for g in range(len(servers[n].gpus))]
     for resource, number, name, start_s, seconds in spans.rows:
         if resource == "link":
@@ -39,9 +40,5 @@ def cluster_spans(spans: Spans, cluster: Cluster) -> Iterator[Span]:
         else:
             n, g = places[number]
             track = f"GPU {g}" if resource == "gpu" else f"host link of GPU {g}"
-        yield Span(servers[n].name, track, name, start_s, seconds)
-
-
-def write_timeline(path: str | Path, spans: Spans, cluster: Cluster) -> None:
-    """Writes a Chrome trace (JSON), for ui.perfetto.dev."""
-    write_chrome_trace(path, cluster_spans(spans, cluster))
+        found.append(Span(servers[n].name, track, name, start_s, seconds))
+    write_chrome_trace(path, found)

@@ -52,8 +52,7 @@ def equal_slots(trace: Trace, slots_per_layer: int) -> tuple[int, ...]:
     """`layer_S` of a cache with equally many slots for every layer that routes.
 
     Raises:
-      ConfigError: fewer than two slots a layer, the engine's minimum, or more than a
-        layer has experts.
+      ConfigError: less than two, the engine's minimum, or more than experts.
     """
     if slots_per_layer > trace.num_experts:
         raise ConfigError(
@@ -92,7 +91,7 @@ def context_of(trace: Trace) -> Context:
         future=lambda: _future(trace),
         choices=lambda: chosen_by_step(trace),
         profile=lambda: expert_counts(trace, DECODE),
-        prompt_steps=lambda: max(1, _prompt_steps(trace)),
+        prompt_steps=lambda: _prompt_steps(trace),
         hit_curves=lambda: static_hit_curves(prompt),
         top_k=lambda: trace.top_k,
     )
@@ -138,8 +137,7 @@ def known_policies(trace: Trace) -> list[str]:
 def policy_of(name: str, trace: Trace) -> EvictionPolicy:
     """A policy by name; what it must know beforehand comes from the trace.
 
-    Raises:
-      ConfigError: an unknown name, or needs the trace does not hold.
+    Raises ConfigError for an unknown name, or needs the trace does not hold.
     """
     check_known("cache policy", name, POLICY_NAMES)
     if name in PLAN_NAMES:
@@ -151,7 +149,7 @@ def policy_of(name: str, trace: Trace) -> EvictionPolicy:
 def _prompt_steps(trace: Trace) -> int:
     decode = trace.step[trace.phase == DECODE]
     end = decode.min() if len(decode) else trace.step.max() + 1
-    return int(end - trace.step.min())
+    return max(1, int(end - trace.step.min()))
 
 
 def _future(trace: Trace) -> list:

@@ -54,9 +54,7 @@ def run_replay(
       num_experts: experts of a layer, for traces that do not say.
       data_dir: where a relative path is looked up too.
     Raises:
-      ConfigError: bad input.
-      OutputError: `out_dir` cannot be written.
-      OSError: the trace cannot be read.
+      MoeEdgeError: bad input; OSError: the trace cannot be read.
     """
     sizes = _whole_numbers("slots_per_layer", slots_per_layer)
     names = chosen("cache policy", policies, POLICY_NAMES) if policies else []
@@ -115,7 +113,7 @@ def run_replay(
     }
     with run.writing() as folder:
         write_json(folder / "replay.json", stored)
-    print_tables(summary, sizes)
+    print_tables(summary)
     return summary
 
 
@@ -164,19 +162,17 @@ def _facts(trace: Trace) -> dict[str, int]:
     }
 
 
-def print_tables(summary: dict[str, Any], sizes: list[int]) -> None:
+def print_tables(summary: dict[str, Any]) -> None:
     """The summary for people."""
-    if summary["hit_ratio"]:
-        heads = "".join(f"{size:>8}" for size in sizes)
-        print(f"{'hit ratio, slots a layer':26}{heads}")
-    for name, by_size in summary["hit_ratio"].items():
-        print(f"{name:26}" + "".join(f"{value:8.3f}" for value in by_size.values()))
-    for measure in ("recall", "precision"):
-        if summary[measure]:
-            heads = "".join(
-                f"{ahead:>8}" for ahead in next(iter(summary[measure].values()))
-            )
-            print(f"{measure + ', layers ahead':26}{heads}")
-        for name, by_row in summary[measure].items():
-            values = ("-" if v is None else f"{v:.3f}" for v in by_row.values())
+    for measure, columns in (
+        ("hit_ratio", "hit ratio, slots a layer"),
+        ("recall", "recall, layers ahead"),
+        ("precision", "precision, layers ahead"),
+    ):
+        rows = summary[measure]
+        if rows:
+            heads = next(iter(rows.values()))
+            print(f"{columns:26}" + "".join(f"{head:>8}" for head in heads))
+        for name, row in rows.items():
+            values = ("-" if v is None else f"{v:.3f}" for v in row.values())
             print(f"{name:26}" + "".join(f"{value:>8}" for value in values))

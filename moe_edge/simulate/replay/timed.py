@@ -2,28 +2,98 @@
 
 The layered engine's own `OffloadManager` runs over a queue in computed time, in the
 order of `offload/layer_visit.py`; a layer's experts are computed when all of them have
-arrived. One compute resource and one link, both serial. Decode
-steps only: prefill rows warm cache and predictor without taking time. Between two
-sequences the link comes to rest, as in the engine; no step is charged for that.
+arrived. One compute resource and one link, both serial. Decode steps only: prefill rows
+warm cache and predictor without taking time. Between two sequences the link comes to
+rest, as in the engine; no step is charged for that.
 """
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import (
+    ConfigError,
+    check_from_zero,
+    check_positive,
+    check_shape,
+)
+from moe_edge.offload.block_queue import TransferStats
+from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
-from moe_edge.simulate.replay.lookups import (
-    cache_spec,
-    check_holds,
-    check_horizon,
-    lookups,
-)
-from moe_edge.simulate.replay.timing import CostModel, TimedResult
+from moe_edge.simulate.replay.lookups import cache_spec, check_horizon, lookups
 from moe_edge.workload.traces import DECODE, Trace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CostModel:
+    """What a decode step costs, measured or assumed.
+
+    Attributes:
+      route_s: seconds until a layer's routing is known (attention, router, read-back);
+        one number, or one a layer of the model.
+      experts_s: seconds of its experts once they are there; likewise.
+      step_s: seconds a step outside the layers (embedding, head, sampling).
+      block_bytes: of one expert block.
+      link: rate and latency.
+    """
+
+    route_s: float | Sequence[float]
+    experts_s: float | Sequence[float]
+    block_bytes: int
+    link: EmulatedLink
+    step_s: float = 0.0
+
+    def __post_init__(self):
+        check_positive("block_bytes", self.block_bytes)
+        for name in ("route_s", "experts_s", "step_s"):
+            for seconds in np.ravel(getattr(self, name)):
+                check_from_zero(name, seconds)
+
+    def layers(self, num_layers: int) -> tuple[np.ndarray, np.ndarray]:
+        """route_s and experts_s as float64 [L].
+
+        Raises:
+          ConfigError: as many numbers as another model has layers.
+        """
+        both = [np.asarray(s, np.float64) for s in (self.route_s, self.experts_s)]
+        for name, seconds in zip(("route_s", "experts_s"), both, strict=True):
+            if seconds.ndim:
+                check_shape(name, seconds, (num_layers,))
+        return tuple(np.broadcast_to(seconds, (num_layers,)) for seconds in both)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedResult:
+    """What the decode steps of a trace would take.
+
+    Attributes:
+      step_s: float64 [steps], duration of each.
+      resident_s: a step's compute, that is its duration if nothing had to move.
+      counters: of lookups, and seconds that compute stood still.
+      moved: by the cause with which a transfer began.
+    """
+
+    step_s: np.ndarray
+    resident_s: float
+    counters: Counters
+    moved: TransferStats
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token (of a batch: per step)."""
+        return float(self.step_s.mean())
+
+    @property
+    def misses(self) -> int:
+        """Experts that were neither there nor on their way when they were looked up."""
+        return self.counters.misses - self.counters.late
 
 
 def replay_time(
@@ -38,19 +108,15 @@ def replay_time(
     """Predicts the time of every decode step of a trace.
 
     Args:
-      trace: what was routed.
       policy: as `lookups.policy_of` builds it.
       layer_S: the layer of each slot, or -1 (`lookups.equal_slots`).
-      costs: of compute and link.
       predictor: says what to prefetch after a layer is routed; None: no prefetching.
       horizon: layers to look ahead.
       prefetch_limit: most prefetches asked for after one lookup.
     Raises:
-      ConfigError: the trace has no decode step or lacks what policy or predictor need.
+      ConfigError: the trace has no decode step, or a bad horizon.
     """
     predictor = Predictor() if predictor is None else predictor
-    check_holds("cache policy", policy.name, policy.needs, trace)
-    check_holds("predictor", predictor.name, predictor.needs, trace)
     check_horizon(horizon, trace)
     if not (trace.phase == DECODE).any():
         raise ConfigError("the trace has no decode step (phase 1): nothing to time")
@@ -83,19 +149,10 @@ def replay_time(
         manager.pass_layer(layer, routed.ids_TK, routed.scores_TE, step)
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
-    counters, moved = manager.counters[True], queue.stats()
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
         step_s=np.subtract(ends, starts),
-        hits=counters.hits,
-        late=counters.late,
-        misses=counters.misses - counters.late,
-        demand_bytes=moved.demand.bytes,
-        prefetch_bytes=moved.prefetch.bytes,
-        wasted_bytes=moved.wasted_bytes,
-        unused_bytes=moved.unused_bytes,
-        cancelled=moved.cancelled,
-        wait_s=counters.wait_s,
         resident_s=float(costs.step_s + compute_L.sum()),
-        link_s=(moved.demand.count + moved.prefetch.count) * queue.transfer_s,
+        counters=manager.counters[True],
+        moved=queue.stats(),
     )

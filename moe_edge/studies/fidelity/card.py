@@ -15,13 +15,13 @@ import numpy as np
 
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import compare
-from moe_edge.evaluate.fidelity import Option, SwitchEngine, card, cut_rows, option_grid
+from moe_edge.evaluate.agreement import RuleTally, compare, rule_of
+from moe_edge.evaluate.fidelity import SwitchEngine, card, cut_rows, lossy_routes
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
-from moe_edge.evaluate.weight_rules import RuleTally, rule_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
+from moe_edge.route.base import RoutePolicy
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.study import FidelitySettings, ForcedText
@@ -47,11 +47,11 @@ STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varie
 Cards = Sequence[Mapping[str, Any]]
 
 
-def grid_of(settings: FidelitySettings) -> list[Option]:
-    """The lossy options that are measured."""
-    grid, base = option_grid(settings.a_values, settings.thresholds), settings.base
+def grid_of(settings: FidelitySettings) -> list[RoutePolicy]:
+    """The lossy routes that are measured."""
+    grid, base = lossy_routes(settings.a_values, settings.thresholds), settings.base
     if not base.lossless:
-        own = Option.of(get_route(base.route, **base.route_options))
+        own = get_route(base.route, **base.route_options)
         grid += [own] if own not in grid else []
     return grid
 
@@ -87,14 +87,14 @@ def run(settings: FidelitySettings) -> Findings:
             capacity=size,
         )
         for batch in settings.batch_sizes:
-            for option in [Option("topk", {}), *grid_of(settings)]:
-                run = switch.run(option.get(), forced, batch)
-                found = card(option, switch, run, references[batch])
+            for route in [get_route("topk"), *grid_of(settings)]:
+                run = switch.run(route, forced, batch)
+                found = card(route, switch, run, references[batch])
                 found |= {"batch": batch, "device_memory": budget}
-                found["control"] = option.route == "topk"
+                found["control"] = route.name == "topk"
                 cards.append(found)
                 _print_card(found)
-                if option.route == "substitute":
+                if route.name == "substitute":
                     tally.add(found, run, references[batch])
         switch.close()
     return findings(cards, tally.verdict(seed), loaded, settings)

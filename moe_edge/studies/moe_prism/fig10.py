@@ -147,7 +147,7 @@ def plot(path, times: StepTimes, batches: Sequence[int]) -> None:
         for batch in batches:
             seconds = {
                 (name, k): times.seconds(name, k, batch)
-                for name in sorted(times.models, key=ORIGINAL.__eq__)
+                for name in times.models
                 for k in times.ks(name, batch)
             }
             shown = {

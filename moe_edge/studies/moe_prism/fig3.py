@@ -43,7 +43,7 @@ LIMITS = (
     "The paper gives no share of the L1 norm, no static share and no control; they are "
     "ours.",
 )
-Experts = Mapping[tuple[int, int], Sparsity]  # of (layer, expert)
+Experts = Mapping[int, Mapping[int, Sparsity]]  # by layer and expert
 OWN, FIXED = "L1 share of a token's own top quarter", "L1 share of one fixed quarter"
 SHUFFLED = "L1 share of the own top quarter if neurons fired independently"
 MEASURES = {
@@ -73,22 +73,21 @@ def run(settings: Fig3Settings) -> Findings:
 
 
 def measure_experts(profile: Profile, reader) -> Experts:
-    """(layer, expert) -> sparsity, of experts with as many rows as neurons.
+    """Layer -> expert -> sparsity, of experts with as many rows as neurons.
 
     Raises:
       CapacityError: a layer has no such expert.
     """
-    found = {}
-    for layer in profile.layers:
+    found: dict[int, dict[int, Sparsity]] = {layer: {} for layer in profile.layers}
+    for layer, experts in found.items():
         records = reader.experts(layer)
-        first = len(found)
         for expert in range(profile.num_experts):
             rows = profile.activations(layer, expert)
-            if len(rows) < max(2, profile.neurons):
-                continue
-            down_DF = reader.layout.part(records[expert], "down").astype(np.float32)
-            found[layer, expert] = measure(rows, np.linalg.norm(down_DF, axis=0))
-        if len(found) == first:
+            if len(rows) >= max(2, profile.neurons):
+                down_DF = reader.layout.part(records[expert], "down")
+                norm_F = np.linalg.norm(down_DF.astype(np.float32), axis=0)
+                experts[expert] = measure(rows, norm_F)
+        if not experts:
             raise CapacityError(
                 f"no expert of layer {layer} got {profile.neurons} tokens, as many as "
                 "it has neurons; profile more --tokens"
@@ -96,19 +95,21 @@ def measure_experts(profile: Profile, reader) -> Experts:
     return found
 
 
+def all_of(experts: Experts) -> list[Sparsity]:
+    """Of every layer."""
+    return [one for of_layer in experts.values() for one in of_layer.values()]
+
+
 def by_layer(experts: Experts, value) -> np.ndarray:
     """Mean over the experts of every layer: [L] or, where values are curves, [L, M]."""
-    layers: dict[int, list] = {}
-    for (layer, _), sparsity in experts.items():
-        layers.setdefault(layer, []).append(value(sparsity))
-    return np.array([np.mean(values, axis=0) for values in layers.values()])
+    values = ([value(one) for one in layer.values()] for layer in experts.values())
+    return np.array([np.mean(of_layer, axis=0) for of_layer in values])
 
 
 def metric_rows(experts: Experts) -> list[dict]:
     """Every measure, over all layers and in each."""
-    groups = {"all layers": list(experts.values())}
-    for (layer, _), sparsity in experts.items():
-        groups.setdefault(f"layer {layer}", []).append(sparsity)
+    groups = {"all layers": all_of(experts)}
+    groups |= {f"layer {n}": [*layer.values()] for n, layer in experts.items()}
     rows = []
     for policy, group in groups.items():
         for name, value_of in MEASURES.items():
@@ -149,12 +150,9 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
     """The entry from what was measured."""
     # The paper shows one expert, without saying which: here the busiest of the middle.
     middle = profile.layers[len(profile.layers) // 2]
-    at = max(
-        (key for key in experts if key[0] == middle),
-        key=lambda key: profile.tokens_of(*key),
-    )
-    one, quantiles_Q = f"layer {at[0]}, expert {at[1]}", experts[at].quantiles_Q
-    ratio = float(MEASURES[RATIO](experts[at]))
+    busiest = max(experts[middle], key=lambda e: profile.tokens_of(middle, e))
+    one, shown = f"layer {middle}, expert {busiest}", experts[middle][busiest]
+    quantiles_Q, ratio = shown.quantiles_Q, float(MEASURES[RATIO](shown))
     noise = measure(gated_noise(profile.neurons), np.ones(profile.neurons))
     rows = metric_rows(experts)
     over_all = {r["name"]: r["value"] for r in rows if r["policy"] == "all layers"}
@@ -164,8 +162,8 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
         metric(one, f"{quantile:.0%} quantile of the magnitude", value, "1")
         for quantile, value in zip(QUANTILES, quantiles_Q, strict=True)
     ]
-    ratios_X = np.array([MEASURES[RATIO](s) for s in experts.values()])
-    skipped = len(profile.layers) * profile.num_experts - len(experts)
+    ratios_X = np.array([MEASURES[RATIO](s) for s in all_of(experts)])
+    skipped = len(profile.layers) * profile.num_experts - ratios_X.size
     described = ("tokens", "window", "max_tokens_per_expert", "files", "layers")
 
     def percent(name: str, values=over_all) -> str:
@@ -185,7 +183,7 @@ def findings(profile: Profile, experts: Experts, checkpoint: str, reader) -> Fin
         ],
         model=describe_model(checkpoint, load_weights(reader), str(reader.dtype)),
         workload={name: profile.info[name] for name in described}
-        | {"experts": len(experts), "experts_with_too_few_tokens": skipped},
+        | {"experts": ratios_X.size, "experts_with_too_few_tokens": skipped},
         metrics=rows,
         limits=[*LIMITS, f"{skipped} experts got fewer tokens than they have neurons."],
         seeds=profile.info["seeds"],

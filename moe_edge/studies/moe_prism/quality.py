@@ -69,7 +69,6 @@ class Compared:
 class Point:
     """One model at one K: perplexity of every text together, and what it computes."""
 
-    k: int
     neurons: float
     nll: float
     tokens: int
@@ -96,7 +95,6 @@ def measure(engine, texts) -> Point:
     """Perplexity of an engine at its K."""
     found = [measure_perplexity(engine, ids) for ids in texts]
     return Point(
-        engine.config.moe.top_k,
         active_neurons(engine.config),
         sum(one.nll for one in found),
         sum(one.tokens for one in found),
@@ -119,11 +117,10 @@ def active_neurons(config: ModelConfig) -> int:
 
 def log_interpolate(neurons: float, known: Mapping[float, float]) -> float | None:
     """Perplexity at so many neurons, between points measured; None outside of them."""
-    points = sorted(known.items())
-    if not points[0][0] <= neurons <= points[-1][0]:
-        return None
-    at, values = zip(*points, strict=True)
-    return float(np.exp(np.interp(neurons, at, np.log(values))))
+    at, values = zip(*sorted(known.items()), strict=True)
+    outside = {"left": np.nan, "right": np.nan}
+    found = np.exp(np.interp(neurons, at, np.log(values), **outside))
+    return None if np.isnan(found) else float(found)
 
 
 def k_panel(title: str, y_label: str, values: Mapping[tuple[str, int], float]) -> Panel:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
@@ -18,12 +18,6 @@ from moe_edge.studies.study import Findings
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
 GAP_S = 1000.0  # between requests of figure 5: never two at a time
-WHY = (
-    "The figure has no numbers in its text. The paper's remote expert is loaded into "
-    "GPU memory on arrival; here it is resident there, so a call is its messages, a "
-    "queue and arithmetic. All of a layer's calls to a server share a message: the "
-    "first remote expert costs most, further ones little more than their bytes."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +124,7 @@ def measure(settings: Figure5) -> Findings:
             "ms by share": {at: [round(x, 4) for x in ms] for at, ms in ours.items()},
             "shares": list(settings.remote_shares),
         },
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Time of a layer over remote experts (simulated)"
         ),
         summary={"layer_ms": ours},
@@ -144,5 +138,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, figure 5: time of a layer over the share of remote experts",
     paper={"trend": "rises sharply"},
-    why=WHY,
+    why="The figure has no numbers in its text. The paper's remote expert is loaded "
+    "into GPU memory on arrival; here it is resident there, so a call is its messages, "
+    "a queue and arithmetic. All of a layer's calls to a server share a message: the "
+    "first remote expert costs most, further ones little more than their bytes.",
 )

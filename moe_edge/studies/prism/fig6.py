@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.plots_panels import Panel, line_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
@@ -22,12 +22,6 @@ from moe_edge.studies.prism.runs import (
 from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS, PRISM, median_row
 from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2
 from moe_edge.studies.study import Findings
-
-WHY = (
-    "The figure has no numbers in its text. First placed for general text (c4), as the "
-    "paper's was for other data; the paper's rule of migration: every 5 minutes, all "
-    "statistics kept, no hysteresis. Uniform and Redundance never migrate (IV-B)."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +130,7 @@ def measure(settings: Figure6) -> Findings:
             "at the same times.",
         ],
         ours={"local ratio after the first migrations": after},
-        plot=lambda path: line_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Local compute ratio over time (simulated)"
         ),
         summary={"local_ratio_after": after},
@@ -176,5 +170,7 @@ STUDY = study_of(
     source="Prism, figure 6: highest local ratio after migrations at 5 minutes "
     "(BigBench) and 10 minutes (MultiData)",
     paper={"trend": "Prism highest in all four panels"},
-    why=WHY,
+    why="The figure has no numbers in its text. First placed for general text (c4), as "
+    "the paper's was for other data; the paper's rule of migration: every 5 minutes, "
+    "all statistics kept, no hysteresis. Uniform and Redundance never migrate (IV-B).",
 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import bar_panels, line_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
@@ -28,12 +28,6 @@ PAPER_RULE = (1.0, 0.0)  # keep, hysteresis
 PAPER = {"without migration, s": 7.48, "with, s": 6.73, "change": "-10.0 %"}
 # By (start, method, rule or None): the result of each seed.
 Found = dict[tuple[str, str, tuple[float, float] | None], list[ClusterResult]]
-WHY = (
-    "The paper moves from MultiData to BIG-bench on one machine; ours is generated, "
-    "and an arriving block costs its host link alone, so migrations are cheap. What "
-    "one gains depends on how wrong the first placement is: the paper does not say "
-    "what its was for, so both ends are given."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +205,7 @@ def plot_curves(path, curves, settings: Figure7) -> None:
         for start, by_name in curves.items()
     ]
     title = "Local compute ratio; the data changes half way (simulated)"
-    line_panels(path, panels, title=title)
+    draw_panels(path, panels, title=title)
 
 
 def plot_grid(path, ratios) -> None:
@@ -231,7 +225,7 @@ def plot_grid(path, ratios) -> None:
         )
         for start in STARTS
     ]
-    bar_panels(path, panels, title="Migration rules (simulated)")
+    draw_panels(path, panels, title="Migration rules (simulated)")
 
 
 STUDY = study_of(
@@ -241,5 +235,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, figure 7 and section IV-B",
     paper=PAPER,
-    why=WHY,
+    why="The paper moves from MultiData to BIG-bench on one machine; ours is "
+    "generated, and an arriving block costs its host link alone, so migrations are "
+    "cheap. What one gains depends on how wrong the first placement is: the paper does "
+    "not say what its was for, so both ends are given.",
 )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
     Runs,
@@ -41,15 +41,6 @@ PAPER = {
     "100 to 1000 Mbps, 4 GPUs": "over -55 %",
     "100 to 1000 Mbps, 256 GPUs": "-35 %",
 }
-WHY = (
-    "The paper does not say whether a Poisson rate is of a server or of the whole "
-    "cluster, how GPUs are grouped, or which requests are asked: here of each server, "
-    "servers of 1 + 1 + 2 GPUs repeated, table II's MultiData. With a rate for each "
-    "server load and memory of a server stay the same at any size: more servers only "
-    "free each other from keeping the only copies of experts. Without the paper's "
-    "software overheads the network is nearly all of a latency, so the rate of the "
-    "lines counts for more here, at every size."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +183,7 @@ def plot_sizes(path, settings: Figure8, points: Points) -> None:
         }
         title = f"a request every {interval_s:g} s at each server"
         panels.append(panel_over_gpus(title, settings, series))
-    bar_panels(path, panels, title="Latency over size (simulated)")
+    draw_panels(path, panels, title="Latency over size (simulated)")
 
 
 def plot_rates(path, settings: Figure8, points: Points) -> None:
@@ -206,7 +197,7 @@ def plot_rates(path, settings: Figure8, points: Points) -> None:
     }
     title = f"Prism's placement, a request every {longest_s:g} s at each server"
     panel = panel_over_gpus(title, settings, series)
-    bar_panels(path, [panel], title="Latency over the network's rate (simulated)")
+    draw_panels(path, [panel], title="Latency over the network's rate (simulated)")
 
 
 def panel_over_gpus(title: str, settings: Figure8, series) -> Panel:
@@ -224,5 +215,11 @@ STUDY = study_of(
     check=lambda settings: check_has_prism(settings.methods),
     source="Prism, figure 8 and section IV-C",
     paper=PAPER,
-    why=WHY,
+    why="The paper does not say whether a Poisson rate is of a server or of the whole "
+    "cluster, how GPUs are grouped, or which requests are asked: here of each server, "
+    "servers of 1 + 1 + 2 GPUs repeated, table II's MultiData. With a rate for each "
+    "server load and memory of a server stay the same at any size: more servers only "
+    "free each other from keeping the only copies of experts. Without the paper's "
+    "software overheads the network is nearly all of a latency, so the rate of the "
+    "lines counts for more here, at every size.",
 )

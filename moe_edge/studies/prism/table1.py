@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
 from moe_edge.studies.prism.served import median_row, percent, stored
@@ -16,12 +16,6 @@ TABLE_1 = {
     "moe_infinity_lb": (8.60, 4.77, 3.10, 5.03),
     "uniform": (4.96, 4.34, 3.40, 4.11),
 }
-WHY = (
-    "Which task each server has is not said; here in the order of section IV-A. A "
-    "server that serves alone waits for the host link (25 GB/s here), the paper's for "
-    "MoE-Infinity's whole offloading path; naive collaboration waits for 500 Mbps and, "
-    "in the paper, for software too, so what is ahead depends on these two rates."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +77,7 @@ def measure(settings: Table1) -> Findings:
         baselines=[ALONE],
         checks={"every request was served once": served.is_complete()},
         ours=ours,
-        plot=lambda path: bar_panels(
+        plot=lambda path: draw_panels(
             path, panels, title="Serving alone and together (simulated)"
         ),
         summary={"change": changes},
@@ -98,5 +92,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, table I",
     paper=TABLE_1,
-    why=WHY,
+    why="Which task each server has is not said; here in the order of section IV-A. A "
+    "server that serves alone waits for the host link (25 GB/s here), the paper's for "
+    "MoE-Infinity's whole offloading path; naive collaboration waits for 500 Mbps and, "
+    "in the paper, for software too, so what is ahead depends on these two rates.",
 )

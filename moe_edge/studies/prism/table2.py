@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.plots_panels import Panel, bar_panels
+from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
     PAPERS,
@@ -69,13 +69,6 @@ UNEQUAL = {
     "unequal, little memory": {"expert_memory_share": 0.4},
 }
 WIDE = 20  # largest over least bar from which an axis is logarithmic
-WHY = (
-    "Our routing of narrow tasks is generated and more local than the paper's seems to "
-    "be, and a remote call costs only its bytes and latency; the paper's seconds hold "
-    "software and queues that its machine of four GPUs shares between the servers. So "
-    "a smaller share of remote calls is worth more here, and ratios are larger where "
-    "the network is what one waits for."
-)
 METHODS = (*PAPERS, OPTIMUM, OURS)
 PAIRS = (
     *((PRISM, EPLB), (OPTIMUM, EPLB), (OURS, EPLB)),
@@ -208,7 +201,7 @@ def plot(path, points: Mapping[str, Served]) -> None:
                 log=max(medians) / min(medians) > WIDE,
             )
         )
-    bar_panels(path, panels, title="Mean latency by placement (simulated)")
+    draw_panels(path, panels, title="Mean latency by placement (simulated)")
 
 
 STUDY = study_of(
@@ -218,5 +211,9 @@ STUDY = study_of(
     measure=measure,
     source="Prism, table II",
     paper=PAPER,
-    why=WHY,
+    why="Our routing of narrow tasks is generated and more local than the paper's "
+    "seems to be, and a remote call costs only its bytes and latency; the paper's "
+    "seconds hold software and queues that its machine of four GPUs shares between the "
+    "servers. So a smaller share of remote calls is worth more here, and ratios are "
+    "larger where the network is what one waits for.",
 )

@@ -5,13 +5,14 @@ import os
 import shutil
 from pathlib import Path
 
+from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.suite import (
     Rows,
     SuiteSettings,
+    alone,
     make_row,
-    run_process,
     speed_study,
 )
 
@@ -75,9 +76,9 @@ def _copy(source: Path, target: Path) -> dict:
 
 
 def _convert(src: Path, dst: Path, to: str) -> dict:
-    """Runs `launch.convert` in a process of its own; returns its JSON line."""
-    flags = f"--src={src}", f"--dst={dst}", f"--to={to}", "--overwrite"
-    return run_process("launch.convert", *flags)
+    """In a process of its own."""
+    options = {"to": to, "overwrite": True, "progress": False}
+    return alone(functools.partial(convert_checkpoint, src, dst, **options))
 
 
 STUDY = speed_study(

@@ -28,12 +28,9 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
     for name, engine, peer in _loaded(work_dir):
         for batch, steps in ((1, 24), (8, 8)):
             prompts = random_prompts(engine, batch, PROMPT_TOKENS)
-            row = _row(
-                f"decode/{name}/batch{batch}",
-                settings.repeats,
-                functools.partial(decode_rate, engine, prompts, steps),
-                peer and functools.partial(peer.decode, prompts=prompts, steps=steps),
-            )
+            ours = functools.partial(decode_rate, engine, prompts, steps)
+            case = f"decode/{name}/batch{batch}"
+            row = _row(case, settings.repeats, ours, peer, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
             row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
             if bandwidth:
@@ -50,9 +47,8 @@ def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
         for tokens in (128, 512):
             prompts = random_prompts(engine, 1, tokens)
             ours = functools.partial(prefill_rate, engine, prompts)
-            theirs = peer and functools.partial(peer.prefill, prompts=prompts)
             case = f"prefill/{name}/{tokens}"
-            rows.append(_row(case, settings.repeats, ours, theirs))
+            rows.append(_row(case, settings.repeats, ours, peer, prompts))
     return rows
 
 
@@ -63,20 +59,23 @@ def _loaded(work_dir):
         yield name, engine, peers.load_peer(str(folder))
 
 
-def _row(case: str, repeats: int, ours: Callable, peer: Callable | None) -> dict:
-    """Ours against the better path of the peer, if there is one, measured in turn."""
+def _row(case: str, repeats: int, ours: Callable, peer, *run) -> dict:
+    """Ours against the better path of the peer, if there is one, measured in turn.
+
+    Args:
+      run: prompts and steps, as `Peer.rate` takes them.
+    """
     cases = {"ours": ours}
     for implementation in peers.IMPLEMENTATIONS if peer else ():
-        cases[implementation] = functools.partial(peer, implementation)
+        cases[implementation] = functools.partial(peer.rate, implementation, *run)
     figures = interleave(cases, repeats)
     medians = {name: statistics.median(figures[name]) for name in [*cases][1:]}
     best = max(medians, key=medians.get, default=None)
+    name = f"transformers float32 {best}"
     row = make_row(
-        case,
-        figures["ours"],
-        "tokens/s",
+        *(case, figures["ours"], "tokens/s"),
         peer=figures.get(best),
-        peer_name=f"transformers float32 {best}",
+        peer_name=name,
         peers=medians,
     )
     return row | {"runs": figures}

@@ -1,9 +1,10 @@
 """Suite `offload`: offloaded runs compared with what link, compute and memory allow.
 
-Also here: the host's cost of `layered` where every expert is hit, and what a miss costs
-in `fused`. Cases over an emulated link say so.
+Also here: the host's cost of `layered` where every expert is hit, what a miss costs in
+`fused`, and SMoE complete against lossless offloading: its time, and what it costs.
 """
 
+import dataclasses
 import functools
 import statistics
 from pathlib import Path
@@ -12,28 +13,50 @@ import numpy as np
 
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.studies.cases import Case
+from moe_edge.studies.engines import Bench
 from moe_edge.studies.rounds import interleave, seconds_of
+from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
-from moe_edge.studies.speed.offload_links import OPTIONS, link_rows
+from moe_edge.studies.speed.offload_links import LATENCY_S, OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
     device_rows,
     large_source,
     process_rows,
 )
-from moe_edge.studies.speed.offload_smoe import smoe_rows
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
+    SHARE,
     OffloadSettings,
     decode_run,
     load_offloaded,
     random_prompts,
 )
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row, speed_study
+from moe_edge.studies.timed_cases import TimedSettings, run_cases
 
 HOST_ROUNDS = 5  # of the rows without a link, for one of the others
 HOST_MS = 0.2  # a layer, at d = 512
 COPIES = 1.3  # of the missed bytes
 COPIED_BLOCKS = 64
+
+
+LINK_RATIO = 2.0
+AIM = 0.55
+BATCH = 3
+SMOE = smoe_steps(0.2)["+BA"]  # as configs/policies/smoe.gin
+_EQUAL = {"eviction": "lru", "slot_plan": "equal"}
+_PARTIAL = {"predictor": "smoe_partial", "predictor_options": {"top_a": None}}
+_ASSIST = {"assist": "two_pointer"}
+LOSSLESS = {
+    "lru, equal slots": _EQUAL,
+    "lfu": {"eviction": "lfu"},
+    "lfu, smoe_partial": {"eviction": "lfu"} | _PARTIAL,
+    "lru, equal slots, smoe_partial": _EQUAL | _PARTIAL,
+    "lfu, assist": {"eviction": "lfu"} | _ASSIST,
+    "lru, equal slots, smoe_partial, assist": _EQUAL | _PARTIAL | _ASSIST,
+}
 
 
 def offload_models(settings: OffloadSettings, work_dir: Path) -> Models:
@@ -79,38 +102,34 @@ def host_rows(name: str, folder, settings: OffloadSettings, repeats: int) -> Row
     for share, engine in fused.items():
         cases[share] = functools.partial(_fused_s, engine, prompts, steps, share < 100)
     figures = interleave(cases, repeats)
-    L = resident.config.num_layers
-    pairs = zip(figures["layered"], figures["resident"], strict=True)
+    resident_ms, layered_ms, copy_ms = (
+        MS * np.array(figures[name]) for name in ("resident", "layered", "copy")
+    )
+    resident = {"resident_ms_per_token": statistics.median(resident_ms)}
     rows = [
         make_row(
             f"{name}, layered host cost, all hit",
-            [MS * (ours - base) / L for ours, base in pairs],
+            (layered_ms - resident_ms) / layered.config.num_layers,
             "ms/layer",
             peer=[HOST_MS] * repeats,
             peer_name="bar",
             bar=1.0,
-            resident_ms_per_token=MS * statistics.median(figures["resident"]),
+            **resident,
         )
     ]
     for share in fused:
-        ours_s, misses = zip(*figures[share], strict=True)
-        allowed_s = [
-            base + COPIES * count * copy
-            for base, count, copy in zip(
-                figures["resident"], misses, figures["copy"], strict=True
-            )
-        ]
+        ours_s, misses = np.array(figures[share]).T
         rows.append(
             make_row(
                 f"{name}, fused {share} %",
-                [MS * value for value in ours_s],
+                MS * ours_s,
                 "ms/token",
-                peer=[MS * value for value in allowed_s],
+                peer=resident_ms + COPIES * misses * copy_ms,
                 peer_name=f"resident + {COPIES} x copy of misses",
                 bar=1.0,
                 misses_per_token=statistics.median(misses),
-                copy_ms_per_block=MS * statistics.median(figures["copy"]),
-                resident_ms_per_token=MS * statistics.median(figures["resident"]),
+                copy_ms_per_block=statistics.median(copy_ms),
+                **resident,
             )
         )
     layered.close()
@@ -133,12 +152,8 @@ def _all_hit_s(engine, prompts, steps: int) -> float:
 
 
 def _fused_s(engine, prompts, steps: int, cold: bool) -> tuple[float, float]:
-    """Mean seconds and misses of a step.
-
-    Args:
-      cold: empties the slots before the prompt; otherwise the run before, an equal
-        one, has filled them.
-    """
+    """Mean seconds and misses of a step; if not `cold`, an equal run before has filled
+    the slots."""
     if cold:
         engine.clear()
     run = decode_run(engine, prompts, steps, forced=True)
@@ -158,6 +173,56 @@ def _copy_s(store, rng) -> float:
             np.copyto(row, source_R)
 
     return seconds_of(copy) / COPIED_BLOCKS
+
+
+def smoe_rows(settings: OffloadSettings) -> Rows:
+    """SMoE against our best lossless configuration, with and without CPU assist.
+
+    With assist the lossless ones are equal up to rounding (interfaces.md, gate B),
+    without it bit by bit.
+    """
+    sizes = TimedSettings(
+        rounds=settings.repeats,
+        prompt_tokens=PROMPT_TOKENS,
+        new_tokens=settings.smoe_tokens,
+        batches=(BATCH,),
+        link_factor=LINK_RATIO,
+        link_latency_s=LATENCY_S,
+        fidelity_rows=settings.fidelity_rows,
+    )
+    named = {name: OffloadOptions(**options) for name, options in LOSSLESS.items()}
+    cases = [
+        Case(name, SHARE, BATCH, options)
+        for name, options in ({"smoe": SMOE} | named).items()
+    ]
+    with Bench(DEFAULT_MODEL) as bench:
+        timing = run_cases(bench, cases, sizes)
+    times_ms = {c.policy: MS * np.array(timing[c.key].tpot_s) for c in cases}
+    medians_ms = {name: statistics.median(times) for name, times in times_ms.items()}
+    rows = []
+    for kind, names in (
+        ("lossless", list(LOSSLESS)),
+        ("lossless without assist", [n for n in LOSSLESS if "assist" not in n]),
+    ):
+        best = min(names, key=medians_ms.get)
+        rows.append(
+            make_row(
+                f"default, 25 %, batch {BATCH}, emulated link {LINK_RATIO:g}x, SMoE "
+                f"beside {kind}",
+                times_ms["smoe"],
+                "ms/token",
+                peer=times_ms[best],
+                peer_name=f"best {kind}: {best}",
+                bar=AIM,
+                emulated=True,
+                peers=medians_ms,
+                resident_ms_per_token=MS * statistics.median(timing.resident_s[BATCH]),
+                fidelity=dataclasses.asdict(timing["smoe", SHARE, BATCH].fidelity),
+                checks=timing.checks(),
+                link=timing.ready.link.describe(),
+            )
+        )
+    return rows
 
 
 STUDY = speed_study(

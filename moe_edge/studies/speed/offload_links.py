@@ -17,12 +17,10 @@ import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.policy import get_policy
 from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.lookups import chosen_by_step
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel, TimedResult
+from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.runs import (
@@ -57,7 +55,7 @@ HORIZON, PREFETCH_LIMIT = 3, 24
 class Replayed(Predictor):
     """Repeats what a run predicted, lookup by lookup."""
 
-    predicted: list[np.ndarray | None]
+    predicted: Sequence[np.ndarray | None]
     name = "recorded"
     needs = frozenset({"ids"})
 
@@ -76,10 +74,10 @@ class Replayed(Predictor):
 
 def trace_of(run: Run, num_experts: int) -> Trace:
     """The decode lookups of an offloaded run."""
-    log, step = run.log, -1
-    recorder = TraceRecorder(num_experts, log.ids[0].shape[1])
-    for layer, ids_TK in zip(log.layers, log.ids, strict=True):
-        step += layer == log.layers[0]
+    first, ids_TK, _ = run.log.lookups[0]
+    recorder, step = TraceRecorder(num_experts, ids_TK.shape[1]), -1
+    for layer, ids_TK, _ in run.log.lookups:
+        step += layer == first
         nothing_TK = np.zeros(ids_TK.shape)
         recorder.add(DECODE, step, layer, ids_TK, nothing_TK, nothing_TK)
     return recorder.trace()
@@ -101,7 +99,6 @@ def link_rows(
     """Rows of one model at the three links: the oracle, these predictors, controls.
 
     Args:
-      name, folder: of the model.
       predictors: of OPTIONS, `none` among them: it records what the oracle knows.
       forced: see `decode_run`.
     """
@@ -127,16 +124,16 @@ def link_rows(
         engines = {"oracle": bench.engine(oracle)} | engines
         share = layer_share(resident, prompts, settings.host_steps)
         for ratio, steps in settings.link_steps.items():
-            case = f"{name}, 25 %, emulated link {ratio:g}x"
-            decode = functools.partial(run, steps=steps)
-            rows += _rows_at(
-                case, ratio, resident, engines, decode, share, settings.repeats
+            decode, sizes = (
+                functools.partial(run, steps=steps),
+                (share, settings.repeats),
             )
+            rows += _rows_at(name, ratio, bench, engines, decode, *sizes)
     return rows
 
 
 def _rows_at(
-    case: str, ratio: float, resident, engines, decode, share: float, repeats: int
+    name: str, ratio: float, bench: Bench, engines, decode, share: float, repeats: int
 ) -> Rows:
     """Rows at one link, after rounds of the resident engine and all others in turn.
 
@@ -144,39 +141,38 @@ def _rows_at(
       decode: `decode_run` of these prompts and steps.
       share: of a resident step, what its layers take.
     """
-    compute, L = decode(resident), resident.config.num_layers
-    manager = engines["oracle"].manager
-    block_bytes = manager.queue.store.block_bytes
+    resident, L = bench.resident, bench.config.num_layers
+    compute = decode(resident)
     layer_s = share * float(np.median(compute.step_s)) / L
-    link = EmulatedLink(block_bytes / (ratio * layer_s), LATENCY_S)
+    link = bench.standard_link(layer_s, ratio, LATENCY_S)
     cases = {"resident": functools.partial(decode, resident)}
-    for name, engine in engines.items():
-        cases[name] = functools.partial(decode, engine, link=link)
+    for predictor, engine in engines.items():
+        cases[predictor] = functools.partial(decode, engine, link=link)
     first = cases["oracle"]()
     cases["beside"] = functools.partial(
         step_beside_transfers,
         resident,
-        manager,
+        engines["oracle"].manager,
         link=link,
         blocks_per_step=first.used_blocks / len(first.step_s),
         **decode.keywords,
     )
     runs = interleave(cases, repeats)
-    for name in engines:
-        check_same_tokens(name, runs[name][-1], compute)
+    for predictor in engines:
+        check_same_tokens(predictor, runs[predictor][-1], compute)
 
     resident_s = [run.mean_s for run in runs["resident"]]
     # Only the sum of a layer's experts and the next one's routing matters: nothing
     # happens on the host between them. So the layer is cut in the middle.
-    costs = [
-        CostModel(
-            *[share * step_s / L / 2] * 2, block_bytes, link, (1 - share) * step_s
-        )
-        for step_s in resident_s
-    ]
+    costs = []
+    for step_s in resident_s:
+        half_s = share * step_s / L / 2
+        sizes = bench.store.block_bytes, link, (1 - share) * step_s
+        costs.append(CostModel(half_s, half_s, *sizes))
+    case = f"{name}, 25 %, emulated link {ratio:g}x"
     rows = {
-        name: _row(f"{case}, {name}", engine, runs[name], costs)
-        for name, engine in engines.items()
+        predictor: _row(f"{case}, {predictor}", engine, runs[predictor], costs)
+        for predictor, engine in engines.items()
     }
     controls = _controls(rows["oracle"], rows["none"], runs["beside"], resident, decode)
     extra = {
@@ -216,7 +212,7 @@ def replayed(
     """A run's lookups in computed time, with its predictions or without any."""
     predictor, horizon = None, 1
     if with_predictions:
-        predictor = Replayed(run.log.predicted)
+        predictor = Replayed([ids_NM for *_, ids_NM in run.log.lookups])
         horizon = manager.predictor_run.horizon
     return replay_time(
         trace_of(run, manager.spec.num_experts),
@@ -234,11 +230,8 @@ def _controls(oracle: dict, plain: dict, beside_s, resident, decode) -> Rows:
 
     The oracle row's bound is a step that nothing disturbs, or the link alone. Here the
     resident engine reads every layer's routing back, as a host that plans does, while
-    as many blocks are copied over the link by the same cores. It explains that row and
-    has no bar of its own.
-
-    The replay counts a layer's compute as it is when nothing ever waits; a machine
-    computes slower after a wait.
+    as many blocks are copied over the link by the same cores; this has no bar. And the
+    replay counts a layer's compute as it is when nothing ever waits.
     """
     wait_s = plain["waited_ms_per_token"] / MS / resident.config.num_layers
     sizes = {name: decode.keywords[name] for name in ("prompts", "steps")}

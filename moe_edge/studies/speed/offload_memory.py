@@ -1,11 +1,5 @@
-"""Memory of an offloaded run: live device arrays, and a process's own peak.
+"""Memory of an offloaded run: live device arrays, and a process's own peak."""
 
-`python -m moe_edge.studies.speed.offload_memory CHECKPOINT MEMORY BUDGET` is the
-process: it loads the checkpoint, decodes a little and prints its peak memory.
-"""
-
-import json
-import sys
 from pathlib import Path
 
 import jax
@@ -23,7 +17,7 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import Rows, make_row, peak_rss_bytes, run_process
+from moe_edge.studies.speed.suite import Rows, alone, make_row, peak_rss_bytes
 
 CAPACITY = 64  # tokens of the KV cache that an absolute budget leaves room for
 CHILD_STEPS = 8
@@ -99,14 +93,14 @@ def process_rows(work_dir: Path, settings: OffloadSettings) -> Rows:
     which is the same process with a tiny model.
     """
     tiny = write_random(work_dir / "olmoe_tiny", dict(settings.hf_config) | TINY)
-    bare = _child(tiny, "host", "50%")["peak_rss_bytes"]
+    bare = alone(measure, tiny, "host", "50%")["peak_rss_bytes"]
     large = work_dir / "olmoe_large_ours"
     if not large.exists():
         convert_checkpoint(large_source(work_dir, settings), large, progress=False)
     size = sum(path.stat().st_size for path in large.rglob("*") if path.is_file())
     rows = []
     for memory in ("host", "mmap"):
-        child = _child(large, memory, SHARE)
+        child = alone(measure, large, memory, SHARE)
         allowed = 1.1 * size + child["slot_bytes"] + bare
         rows.append(
             make_row(
@@ -129,13 +123,7 @@ def large_source(work_dir: Path, settings: OffloadSettings) -> Path:
     return write_random(work_dir / "olmoe_2gb", settings.large_config)
 
 
-def _child(checkpoint: Path, memory: str, budget: str) -> dict:
-    """Runs this file in a process of its own."""
-    module = "moe_edge.studies.speed.offload_memory"
-    return run_process(module, checkpoint, memory, budget)
-
-
-def measure(checkpoint: str, memory: str, budget: str) -> dict:
+def measure(checkpoint: Path, memory: str, budget: str) -> dict:
     """Loads, prefills and decodes; `memory` and `budget` as in `OffloadOptions`.
 
     Returns:
@@ -150,7 +138,3 @@ def measure(checkpoint: str, memory: str, budget: str) -> dict:
         "slot_bytes": slot_bytes,
         "used_blocks": run.used_blocks,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:])))

@@ -35,35 +35,28 @@ class Peer:
             hf_folder, dtype=torch.float32
         ).eval()
 
-    def decode(self, implementation: str, prompts, steps: int) -> float:
-        """Greedy tokens per second of `steps` steps after the (untimed) prompts.
+    def rate(self, implementation: str, prompts, steps: int = 0) -> float:
+        """Prompt tokens per second up to the logits after the last token, or greedy
+        tokens per second of `steps` steps after the (untimed) prompts.
 
         Args:
           implementation: one of IMPLEMENTATIONS.
           prompts: int array [B, S].
-          steps: decode steps.
+          steps: decode steps; 0: the prompts are timed.
         """
-        torch = self.torch
+        tokens = self.torch.as_tensor(np.asarray(prompts))
         self.model.set_experts_implementation(implementation)
-        with torch.inference_mode():
-            out = self.model(torch.as_tensor(np.asarray(prompts)), use_cache=True)
-            token = out.logits[:, -1:].argmax(-1)
+        with self.torch.inference_mode():
+            started = time.perf_counter()
+            out = self.model(tokens, use_cache=True, logits_to_keep=1)
+            token = out.logits.argmax(-1)
+            token.tolist()
+            if not steps:
+                return tokens.numel() / (time.perf_counter() - started)
             started = time.perf_counter()
             for _ in range(steps):
-                out = self.model(
-                    token, past_key_values=out.past_key_values, use_cache=True
-                )
+                cache = out.past_key_values
+                out = self.model(token, past_key_values=cache, use_cache=True)
                 token = out.logits[:, -1:].argmax(-1)
                 token.tolist()
             return steps * len(prompts) / (time.perf_counter() - started)
-
-    def prefill(self, implementation: str, prompts) -> float:
-        """Prompt tokens per second up to the logits after the last token."""
-        torch = self.torch
-        self.model.set_experts_implementation(implementation)
-        tokens = torch.as_tensor(np.asarray(prompts))
-        with torch.inference_mode():
-            started = time.perf_counter()
-            out = self.model(tokens, use_cache=True, logits_to_keep=1)
-            out.logits.argmax(-1).tolist()
-            return tokens.numel() / (time.perf_counter() - started)

@@ -6,6 +6,7 @@ share. Shapes: 26 layers of 64 blocks (DeepSeek-V2-Lite), like the placements st
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 from scipy import sparse
@@ -58,10 +59,9 @@ def placement_rows(settings: PlacementSettings, work_dir) -> Rows:
     rows = []
     for servers, limit_s in settings.limit_s.items():
         rows += time_rows(servers, limit_s, settings)
-    for servers in settings.gap_servers:
-        for ratio in settings.ratios:
-            for unequal in (False, True):
-                rows += gap_rows(servers, ratio, unequal, settings)
+    cases = settings.gap_servers, settings.ratios, (False, True)
+    for servers, ratio, unequal in itertools.product(*cases):
+        rows += gap_rows(servers, ratio, unequal, settings)
     return rows + simulate_rows(settings)
 
 

@@ -7,9 +7,7 @@ machines, one figure a seed; requests, routing and costs are the same for all. W
 equal lines there is little to win over eq. 2: the row says how much.
 """
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +16,13 @@ from moe_edge.simulate.cluster.build import build_case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
 from moe_edge.studies.prism.runs import serve
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, peak_rss_bytes
+from moe_edge.studies.speed.suite import (
+    Rows,
+    SuiteSettings,
+    alone,
+    make_row,
+    peak_rss_bytes,
+)
 
 OURS = "latency"
 # Peer -> largest ratio of mean latencies that the bar allows on unequal machines, and
@@ -123,13 +127,6 @@ def speed_run(
     seconds = time.process_time() - started
     report(loop)
     return seconds, float(peak_rss_bytes()), loop.events
-
-
-def alone(function, *args):
-    """The result of a call in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *args).result()
 
 
 def latency_rows(

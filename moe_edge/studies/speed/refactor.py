@@ -1,15 +1,11 @@
 """Suite `refactor`: cutting experts into sub-experts, against the paper's annealing.
 
-All solvers of a round get the same problem. The process that partitions a whole model
-is `python -m moe_edge.studies.speed.refactor FOLDER LAYERS EXPERTS NEURONS WORK_DIR`.
+All solvers of a round get the same problem.
 """
 
 import dataclasses
-import json
 import math
 import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +32,9 @@ from moe_edge.studies.speed.suite import (
     MS,
     Rows,
     SuiteSettings,
+    alone,
     make_row,
     peak_rss_bytes,
-    run_process,
     speed_study,
 )
 
@@ -72,14 +68,9 @@ class RefactorSettings(SuiteSettings):
 
 
 def refactor_rows(settings: RefactorSettings, work_dir: Path) -> Rows:
-    """All rows: one expert at `inactive` 2 and 3, a round's limit, the whole model.
-
-    Each round has activations and a seed of its own; `work_dir` holds the synthetic
-    activations of the whole model, 4.3 GB.
-    """
-    rows = []
-    for inactive in (2, 3):
-        rows += expert_rows(inactive, settings)
+    """One expert at `inactive` 2 and 3, a round's limit, the whole model, whose
+    synthetic activations take 4.3 GB of `work_dir`. Each round has its own seed."""
+    rows = expert_rows(2, settings) + expert_rows(3, settings)
     return [*rows, round_row(settings), *model_rows(work_dir, settings)]
 
 
@@ -190,78 +181,67 @@ def round_row(sizes: RefactorSettings) -> dict:
 
 def model_rows(work_dir: Path, sizes: RefactorSettings) -> Rows:
     """Seconds and peak memory of a process that partitions a whole model."""
-    folder = write_activations(work_dir, sizes)
+    path = write_activations(work_dir, sizes)
     results = work_dir / "partitions"
     shutil.rmtree(results, ignore_errors=True)
-    shape = sizes.layers, sizes.experts, sizes.neurons
-    module = "moe_edge.studies.speed.refactor"
-    child = run_process(module, folder, *shape, results)
-    case = f"whole model, {' x '.join(map(str, (*shape, sizes.tokens)))}"
-    peak = [child["peak_rss_bytes"] / 1e6]
+    child = alone(partition, path, results)
+    shape = sizes.layers, sizes.experts, sizes.neurons, sizes.tokens
+    case = f"whole model, {' x '.join(map(str, shape))}"
+    bar, peak = {"peer_name": "bar", "bar": 1.0}, [child["peak_rss_bytes"] / 1e6]
     return [
-        make_row(
-            case, [child["seconds"]], "s",
-            peer=[MODEL_S], peer_name="bar", bar=1.0, **child,
-        ),
-        make_row(
-            f"{case}, peak memory", peak, "MB",
-            peer=[MODEL_BYTES / 1e6], peer_name="bar", bar=1.0,
-        ),
-    ]  # fmt: skip
+        make_row(case, [child["seconds"]], "s", peer=[MODEL_S], **bar, **child),
+        make_row(f"{case}, peak memory", peak, "MB", peer=[MODEL_BYTES / 1e6], **bar),
+    ]
 
 
 def write_activations(work_dir: Path, sizes: RefactorSettings) -> Path:
-    """Synthetic activations of a whole model, float16, made where they lack.
+    """Synthetic activations of a whole model, float16 [L, E, T, F], made where they
+    lack.
 
     Raises:
       CapacityError: the disk has no room for them.
     """
     shape = (sizes.layers, sizes.experts, sizes.tokens, sizes.neurons)
-    folder = Path(work_dir) / ("activations_" + "x".join(map(str, shape)))
-    if folder.is_dir():
-        return folder
+    path = Path(work_dir) / f"activations_{'x'.join(map(str, shape))}.npy"
+    if path.is_file():
+        return path
     needed, free = 2 * math.prod(shape), shutil.disk_usage(work_dir).free
     if needed * 1.1 > free:
         raise CapacityError(
             f"synthetic activations take {needed / 1e9:.1f} GB, {work_dir} has "
             f"{free / 1e9:.1f} GB free; name another --work_dir"
         )
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for layer in range(sizes.layers):
-        for expert in range(sizes.experts):
-            M_TF, _ = planted_activations(
-                sizes.tokens, sizes.neurons, seed=layer * sizes.experts + expert
-            )
-            path = partial / f"{layer:03}_{expert:03}.npy"
-            np.save(path, M_TF.astype(np.float16), allow_pickle=False)
-    partial.rename(folder)
-    return folder
+    partial = path.with_suffix(".partial")
+    M_LETF = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
+    for seed, at in enumerate(np.ndindex(*shape[:2])):
+        M_LETF[at], _ = planted_activations(sizes.tokens, sizes.neurons, seed=seed)
+    M_LETF.flush()
+    return partial.rename(path)
 
 
-@dataclasses.dataclass(frozen=True)
-class FolderSource:
-    """`LLL_EEE.npy` files, read as a profile's activations are."""
+class FileSource:
+    """Activations [L, E, T, F] of a file, read as a profile's are."""
 
-    folder: str
-    layers: Sequence[int]
-    num_experts: int
-    neurons: int
+    def __init__(self, path: Path):
+        self.path = path
+        L, self.num_experts, _, self.neurons = self._open().shape
+        self.layers = tuple(range(L))
+
+    def _open(self) -> np.ndarray:
+        return np.load(self.path, mmap_mode="r", allow_pickle=False)
 
     def activations(self, layer: int, expert: int) -> np.ndarray:
-        path = Path(self.folder) / f"{layer:03}_{expert:03}.npy"
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        # Opened each time: what has been read then counts no longer as our memory.
+        return self._open()[layer, expert]
 
     def gate_weights(self, layer: int, expert: int) -> np.ndarray:
         return np.ones(len(self.activations(layer, expert)), np.float32)
 
 
-def partition(folder: str, layers: str, experts: str, neurons: str, work: str) -> dict:
+def partition(path: Path, work_dir: Path) -> dict:
     """Partitions all experts on all of their tokens, with the default solver."""
-    source = FolderSource(folder, range(int(layers)), int(experts), int(neurons))
     options = PartitionOptions(heldout_ratio=0.0)
-    found = partition_model(source, work, options)
+    found = partition_model(FileSource(path), work_dir, options)
     return {
         "seconds": found.seconds,
         "peak_rss_bytes": peak_rss_bytes(),
@@ -277,6 +257,3 @@ STUDY = speed_study(
     settings=RefactorSettings,
     limit=SYNTHETIC,
 )
-
-if __name__ == "__main__":
-    print(json.dumps(partition(*sys.argv[1:])))

@@ -5,6 +5,7 @@ over a fresh emulated link: all runs, and their replay, start from the same stat
 """
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.studies.rounds import seconds_of
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.suite import SuiteSettings
 
@@ -66,33 +68,27 @@ def argmax(logits_BV):
     return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
-def load_offloaded(folder, *, batch: int = 1, capacity: int = 1024, **options):
-    """An offloaded engine without tokenizer; `options`: of `OffloadOptions`.
-
-    An absolute budget leaves room for the KV cache of `batch` times `capacity` tokens.
-    """
-    offload, sizes = OffloadOptions(**options), {"batch": batch, "capacity": capacity}
-    return load_engine(folder, with_tokenizer=False, offload=offload, **sizes).engine
+def load_offloaded(folder, capacity: int = 1024, **options):
+    """An offloaded engine without tokenizer; `options`: of `OffloadOptions`. An
+    absolute budget leaves room for a KV cache of `capacity` tokens."""
+    given = {"offload": OffloadOptions(**options), "capacity": capacity, "batch": 1}
+    return load_engine(folder, with_tokenizer=False, **given).engine
 
 
 class RunLog(PredictionLog):
-    """Also keeps what every decode lookup chose, and what was predicted after it."""
+    """Also keeps every decode lookup: [layer, ids_TK, ids_NM predicted after it]."""
 
-    def __init__(self, num_layers: int, num_experts: int, look_ahead: int):
-        super().__init__(num_layers, num_experts, look_ahead)
-        self.layers: list[int] = []
-        self.ids: list[np.ndarray] = []
-        self.predicted: list[np.ndarray | None] = []
+    def __init__(self, *shape: int):
+        super().__init__(*shape)
+        self.lookups: list[list] = []
 
     def lookup(self, layer, routing):
         """Takes in a layer's routing, as an engine's `on_routing`."""
-        self.layers.append(layer)
-        self.ids.append(np.array(routing.ids_TK))
-        self.predicted.append(None)
+        self.lookups.append([layer, np.array(routing.ids_TK), None])
 
     def expect(self, layer, ids_NM):
         super().expect(layer, ids_NM)
-        self.predicted[-1] = np.array(ids_NM)
+        self.lookups[-1][2] = np.array(ids_NM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Run:
     Attributes:
       step_s: float64 [N].
       tokens: int [N + 1, B], greedy.
-      log: of an offloaded run; None for a resident one.
+      log: of an offloaded run.
       used_blocks: transfers of decoding whose block was computed with.
       waited_s: sum over the steps.
     """
@@ -128,13 +124,11 @@ def decode_run(
     forced: bool = False,
     on_routing=None,
 ) -> Run:
-    """Greedy steps after the (untimed) prompts; the host reads every token, as a user
-    does.
+    """N greedy steps after prompts [B, S], of one chunk; only the steps are timed. The
+    host reads every token, as a user does.
 
     Args:
       engine: resident, layered or fused.
-      prompts: int array [B, S], one chunk long at most.
-      steps: N.
       link: of decoding, for a layered engine; it is copied, so that no run inherits
         another's backlog.
       cold: False keeps a layered engine's slots as they are, and no log.
@@ -143,13 +137,13 @@ def decode_run(
       on_routing: see `Engine.decode`; of a run that keeps no log.
     """
     B, S = np.shape(prompts)
-    manager = getattr(engine, "manager", None)
+    manager, log, waited_s = getattr(engine, "manager", None), None, 0.0
     session = engine.new_session(B, S + steps + 1)
     if manager is not None:
         manager.predictor_run.restart()
     next_B = argmax(engine.prefill(session, prompts))
     active_B = jax.device_put(np.ones(B, bool))
-    tokens, step_s, log = [np.asarray(next_B)], [], None
+    tokens, step_s = [np.asarray(next_B)], []
     if manager is not None and cold:
         manager.empty()
         manager.reset_counters()
@@ -167,7 +161,6 @@ def decode_run(
         next_B = argmax(engine.decode(session, fed_B, active_B, on_routing))
         tokens.append(np.asarray(next_B))
         step_s.append(time.perf_counter() - started)
-    waited_s = 0.0
     if manager is not None:
         waited_s = manager.counters[True].wait_s
         manager.queue.link = Link()
@@ -188,9 +181,8 @@ def _used_blocks(engine) -> int:
     if not hasattr(engine, "manager"):
         return 0
     queue = engine.manager.queue
-    stats = queue.stats()
-    moved = stats.demand.bytes + stats.prefetch.bytes
-    return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.store.block_bytes
+    stats, moved = queue.stats(), engine.movement()["bytes_moved"]
+    return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.block_bytes
 
 
 def check_same_tokens(name: str, run: Run, resident: Run) -> None:
@@ -223,22 +215,18 @@ def layer_share(engine, prompts, steps: int) -> float:
 
 
 def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
-    """Mean seconds of a resident engine's step that rests after every layer, less that.
-
-    What the same computation costs a processor that has been idle for so long: other
-    programs, and on a virtual machine other machines, have had its caches meanwhile.
-    """
-    rested_s = [0.0]
+    """Mean seconds of a resident engine's step that rests after every layer, less the
+    rest: what the same computation costs a processor that was idle. Other programs,
+    and on a virtual machine other machines, have had its caches meanwhile."""
+    rested_s: list[float] = []
 
     def rest(layer, routing):
         routing.ids_TK.block_until_ready()
         if wait_s > 0:
-            started = time.perf_counter()
-            time.sleep(wait_s)
-            rested_s[0] += time.perf_counter() - started
+            rested_s.append(seconds_of(functools.partial(time.sleep, wait_s)))
 
     run = decode_run(engine, prompts, steps, on_routing=rest)
-    return run.mean_s - rested_s[0] / steps
+    return run.mean_s - sum(rested_s) / steps
 
 
 def step_beside_transfers(

@@ -5,14 +5,14 @@ a bar or a limit is set, `limit_fraction` is the share of it that was used: up t
 bar holds.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import math
+import multiprocessing
 import re
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
-from moe_edge.metrics.machine import REPOSITORY
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
@@ -79,14 +78,14 @@ def make_row(
       **extra: more of the row, for `benchmark.json`; `emulated=True` says that the case
         ran over an emulated link.
     """
-    middle, ratio, fraction = statistics.median(ours), None, None
+    runs = {"ours": np.asarray(ours, float).tolist()}
+    middle, ratio, fraction = statistics.median(runs["ours"]), None, None
     row = {"case": case, "ours": middle, "peer": None, "unit": unit}
-    runs = {"ours": list(ours)}
     if peer is not None:
-        runs["peer"] = list(peer)
-        ratios = round_ratios(ours, peer)
+        runs["peer"] = np.asarray(peer, float).tolist()
+        ratios = round_ratios(**runs)
         ratio = statistics.median(ratios)
-        row |= {"peer": statistics.median(peer), "peer_name": peer_name}
+        row |= {"peer": statistics.median(runs["peer"]), "peer_name": peer_name}
         row["round_ratios"] = ratios
     if limit is not None:
         fraction = middle / limit
@@ -109,11 +108,9 @@ def speed_study(
     """The study `benchmark_NAME`.
 
     Args:
-      name: of the suite.
-      question: of the entry.
       rows_of: measures; takes the settings and the folder for random checkpoints.
       models_of: the models that it measured; takes the same.
-      settings, **further: as in `Study`.
+      question, settings, **further: as in `Study`.
       limit: what the suite's figures do not show.
     """
 
@@ -150,17 +147,11 @@ def speed_study(
     )
 
 
-def run_process(module: str, *arguments) -> dict[str, Any]:
-    """Runs `python -m MODULE ARGUMENTS`; returns the JSON of its last line.
-
-    Raises:
-      RuntimeError: it failed; with the end of what it wrote.
-    """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[2:])} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def alone(function: Callable[..., Any], *args) -> Any:
+    """What a call returns in a fresh process: its time and memory are its own."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *args).result()
 
 
 def peak_rss_bytes() -> int:

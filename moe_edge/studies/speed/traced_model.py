@@ -23,8 +23,8 @@ _OUTPUTS = ("attn.o", "shared.down", "mlp.down")  # what writes to the residual 
 def trace_choices(trace: Trace, config: ModelConfig) -> np.ndarray:
     """What a model of this shape chooses in the trace's decode steps: [steps, L, K].
 
-    Expert ids are taken modulo E, duplicates go to the next free id, a token keeps its
-    first k ranks; MoE layer number i takes the trace's layer i, modulo its layers.
+    A token keeps its first k ranks, their ids as `distinct` makes them; MoE layer
+    number i takes the trace's layer i, modulo its layers.
 
     Raises:
       ConfigError: the trace has fewer ranks than the model chooses, or no decode step.

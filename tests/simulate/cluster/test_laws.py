@@ -26,7 +26,9 @@ def case(**kwargs):
 @pytest.fixture(scope="module")
 def crowded():
     """A case whose queues are never empty, on unequal machines."""
-    return case(cluster="mixed", cluster_options={"expert_memory_share": 0.6})
+    tokens = {"input_tokens": 48, "output_tokens": 8}
+    options = {"expert_memory_share": 0.6}
+    return case(cluster="mixed", cluster_options=options, **tokens)
 
 
 @pytest.mark.parametrize("method", RUNS)

@@ -133,7 +133,7 @@ def test_use_is_a_share_of_the_time_until_the_last_job():
     requests = asked(*early(4), (0, 7.25, 1, 1, "a"))
     loop, result = serve(requests, period_s=8.0)
     assert loop.finish_R[-1] == 8.375 and result.end_s == 10.125
-    assert result.host_use_G.tolist() == [1 / 10.125, 1 / 10.125]
+    assert loop.links.host_busy == [1.0, 1.0]
 
 
 def test_memory_is_freed_first_where_another_server_holds_the_block():

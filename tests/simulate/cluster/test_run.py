@@ -11,6 +11,7 @@ from moe_edge.simulate.cluster.run import run_simulate
 
 INF = float("inf")
 FEW = {"requests_per_server": 3, "interval_s": 1.0, "correlated": False}
+SHORT = FEW | {"input_tokens": 16, "output_tokens": 4}
 
 
 def test_rows_files_and_table(tmp_path, capsys):
@@ -21,7 +22,7 @@ def test_rows_files_and_table(tmp_path, capsys):
         seeds=3,
         timeline_s=0.5,
         config_text=lambda: "cfg",
-        **FEW,
+        **SHORT,
     )
     rows = summary["methods"]
     assert set(rows["optimal"]) == {
@@ -139,7 +140,7 @@ def test_servers_may_load_what_they_lack_and_migrate(tmp_path):
         cache_share=0.2,
         period_s=2.0,
         methods="uniform,optimal,moe_infinity",
-        **FEW,
+        **SHORT,
     )
     stored = json.loads((tmp_path / "out" / "simulate.json").read_text())
     (row,) = stored["by_seed"]["optimal"]

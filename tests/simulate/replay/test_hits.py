@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 
-from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import get_policy
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import equal_slots, known_policies, policy_of
 from moe_edge.workload.trace_reader import read_trace
@@ -93,12 +91,10 @@ def test_replay_bounds_hold_on_a_random_trace():
     assert len({int(result.misses_L.sum()) for result in everything}) == 1
 
 
-def test_replay_rejects_a_policy_whose_needs_are_missing():
-    with pytest.raises(ConfigError, match="cache policy hybrimoe needs scores"):
-        replay(HAND, get_policy("hybrimoe"), equal_slots(HAND, 2))
-
-
-@pytest.mark.parametrize("model", PUBLIC)
+@pytest.mark.parametrize(
+    "model",
+    ["qwen3_30b_a3b", pytest.param("gemma4_26b_a4b", marks=pytest.mark.slow)],
+)
 def test_replay_public_traces_golden(model):
     path = ROUTING / f"trace_{model}.csv.gz"
     if not path.is_file():

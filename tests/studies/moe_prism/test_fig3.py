@@ -83,8 +83,8 @@ def test_check_fails_for_experts_that_learned_nothing():
         measure(rows_TF, np.ones(NEURONS))
         for rows_TF in (noise_TF, noise_TF**3, np.sign(noise_TF))
     )
-    assert checks_of({(0, 0): sparse, (1, 0): sparse}, noise) == {SPARSER: True}
+    assert checks_of({0: {0: sparse}, 1: {0: sparse}}, noise) == {SPARSER: True}
     for other in (noise, even):
         # Another layer does not make up for it, another expert of the layer may.
-        assert checks_of({(0, 0): sparse, (1, 0): other}, noise) == {SPARSER: False}
-    assert checks_of({(0, 0): sparse, (0, 1): noise}, noise) == {SPARSER: True}
+        assert checks_of({0: {0: sparse}, 1: {0: other}}, noise) == {SPARSER: False}
+    assert checks_of({0: {0: sparse, 1: noise}}, noise) == {SPARSER: True}

@@ -56,7 +56,7 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         CG: {4: (15, 6.0), 8: (20, 5.0)},
     }
     points = {
-        (name, k): Point(k, neurons, 100 * math.log(perplexity), 100)
+        (name, k): Point(neurons, 100 * math.log(perplexity), 100)
         for name, by_k in sizes.items()
         for k, (neurons, perplexity) in by_k.items()
     }

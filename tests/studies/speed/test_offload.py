@@ -9,20 +9,19 @@ import jax
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.simulate.replay.timed import replay_time
-from moe_edge.simulate.replay.timing import CostModel
+from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
     models,
     offload,
     offload_links,
     offload_memory,
-    offload_smoe,
     runs,
 )
-from moe_edge.studies.speed.suite import peak_rss_bytes
+from moe_edge.studies.speed.suite import alone, peak_rss_bytes
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -97,12 +96,12 @@ def test_foreseen_is_what_the_run_chose_after_the_prompt(engine, prompts):
     run = runs.decode_run(engine, prompts, 3)
     chosen_SLM = offload_links.foreseen(run, engine.config)
     assert chosen_SLM.shape == (4, 2, 2) and (chosen_SLM[0] == -1).all()
-    assert chosen_SLM[2, 1].tolist() == run.log.ids[2 + 1][0].tolist()
+    assert chosen_SLM[2, 1].tolist() == run.log.lookups[2 + 1][1][0].tolist()
 
 
 def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
     run, manager = runs.decode_run(engine, prompts, 4), engine.manager
-    follow = [ids_TK for ids_TK in run.log.ids[1:]]
+    follow = [ids_TK for _, ids_TK, _ in run.log.lookups[1:]]
     costs = CostModel(1.0, 1.0, manager.queue.store.block_bytes, SLOW)
     played = {
         name: replay_time(
@@ -114,9 +113,9 @@ def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
         )
         for name, predicted in (("none", [None] * 8), ("all", [*follow, None]))
     }
-    assert played["none"].prefetch_bytes == 0 < played["none"].misses
+    assert played["none"].moved.prefetch.bytes == 0 < played["none"].misses
     # Each lookup's predictions are for the next one: only the first can miss.
-    assert played["all"].misses <= 2 and played["all"].cancelled == 0
+    assert played["all"].misses <= 2 and played["all"].moved.cancelled == 0
 
 
 def test_check_same_tokens_names_the_first_difference():
@@ -206,11 +205,11 @@ def test_live_bytes_counts_shared_memory_once():
 
 
 def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatch):
-    def child(checkpoint, memory, budget):
+    def child(function, checkpoint, memory, budget):
         peak = 1000 if "tiny" in checkpoint.name else 5000
         return {"peak_rss_bytes": peak, "slot_bytes": 7, "memory": memory}
 
-    monkeypatch.setattr(offload_memory, "_child", child)
+    monkeypatch.setattr(offload_memory, "alone", child)
     rows = offload_memory.process_rows(tmp_path, SIZES)
     ours = tmp_path / "olmoe_large_ours"
     size = sum(path.stat().st_size for path in ours.rglob("*") if path.is_file())
@@ -219,14 +218,14 @@ def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatc
     assert rows[0]["ours"] * 1e6 == pytest.approx(5000)
 
 
-def test_child_measures_a_process_of_its_own(folder):
-    found = offload_memory._child(folder, "host", "50%")
+def test_measure_in_a_process_of_its_own(folder):
+    found = alone(offload_memory.measure, folder, "host", "50%")
     assert found["slot_bytes"] == 16 * 3 * 48 * 16 * 2
     # Bare runtime: far less than this process with all its compiled programs.
     assert 10**8 < found["peak_rss_bytes"] <= 4 * peak_rss_bytes()
     assert found["used_blocks"] > 0
-    with pytest.raises(RuntimeError, match="offload_memory .*missing.* failed"):
-        offload_memory._child(folder / "missing", "host", "50%")
+    with pytest.raises(CheckpointError, match="missing"):
+        alone(offload_memory.measure, folder / "missing", "host", "50%")
 
 
 def test_smoe_options_are_those_of_the_policy_file():
@@ -236,14 +235,14 @@ def test_smoe_options_are_those_of_the_policy_file():
         if line.startswith("offload."):
             name, value = line.removeprefix("offload.").split(" = ", 1)
             found[name] = ast.literal_eval(value)
-    assert OffloadOptions(**found) == offload_smoe.SMOE
+    assert OffloadOptions(**found) == offload.SMOE
 
 
 def test_smoe_rows_give_time_and_fidelity(tmp_path, monkeypatch):
     tiny = write_tiny_checkpoint(tmp_path / "tiny")
-    monkeypatch.setattr(offload_smoe, "DEFAULT_MODEL", tiny)
-    monkeypatch.setattr(offload_smoe, "LOSSLESS", {"lru": {}})
-    row, without = offload_smoe.smoe_rows(SIZES)
+    monkeypatch.setattr(offload, "DEFAULT_MODEL", tiny)
+    monkeypatch.setattr(offload, "LOSSLESS", {"lru": {}})
+    row, without = offload.smoe_rows(SIZES)
     assert row["peer_name"] == "best lossless: lru"
     assert row["ratio"] == without["ratio"] > 0
     assert row["fidelity"]["tokens"] == 3 * 4

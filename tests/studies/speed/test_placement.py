@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.place.optimal import best_cover
 from moe_edge.studies.speed import placement_simulate
 from moe_edge.studies.speed.placement import (
     PlacementSettings,
+    gap_rows,
     linear_program,
     memory,
     placement_rows,
@@ -45,6 +47,11 @@ def test_placement_rows_are_times_gaps_and_simulated_rows(monkeypatch):
     assert len(gaps) == 7 * 2 * 2
     assert all(gap >= -1e-9 for row in gaps for gap in row["runs"]["ours"])
     assert rows["gap/uniform 3 equal 1.5x"]["ours"] > 0
+
+
+def test_gaps_where_every_server_holds_all_are_refused():
+    with pytest.raises(ConfigError, match="3 servers with 3.0x memory hold everything"):
+        gap_rows(3, 3.0, False, SMALL)
 
 
 def test_memory_is_what_was_asked():

@@ -1,6 +1,8 @@
 """What speed suites share: rows, entries, models; and the suites of a few lines."""
 
 import json
+import math
+import os
 
 import numpy as np
 import pytest
@@ -10,10 +12,10 @@ from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.speed import convert, decode, models
 from moe_edge.studies.speed.suite import (
     SuiteSettings,
+    alone,
     answer_of,
     describe_models,
     make_row,
-    run_process,
     speed_study,
 )
 from moe_edge.studies.study import run_study
@@ -70,9 +72,11 @@ def test_suite_settings_refuse():
         SuiteSettings(repeats=0)
 
 
-def test_run_process_gives_the_last_line_or_says_what_failed():
-    with pytest.raises(RuntimeError, match="moe_edge.nothing 1 failed: .*No module"):
-        run_process("moe_edge.nothing", 1)
+def test_a_call_in_a_process_of_its_own_gives_its_result_or_its_error():
+    assert alone(math.prod, (2, 3)) == 6
+    assert alone(os.getpid) != os.getpid()
+    with pytest.raises(ZeroDivisionError):
+        alone(divmod, 1, 0)
 
 
 def test_memory_bandwidth_is_positive():

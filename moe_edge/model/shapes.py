@@ -1,0 +1,86 @@
+"""Names and shapes of a layer's dense weights: what modules hold and checkpoints store.
+
+Routed experts are apart: see `record.py`.
+"""
+
+from moe_edge.model.config import ModelConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """Everything of a layer but its routed experts, by canonical name."""
+    D, moe = config.d_model, config.moe
+    shapes: Shapes = {"attn_norm": (D,), "mlp_norm": (D,)}
+    parts = {"attn": attention_shapes(config)}
+    if layer in config.dense_layers:
+        parts["mlp"] = mlp_shapes(D, config.dense_dim)
+    else:
+        parts["router"] = router_shapes(config)
+        if moe.shared_dim:
+            parts["shared"] = mlp_shapes(D, moe.shared_dim)
+    for part, own in parts.items():
+        shapes |= {f"{part}.{name}": shape for name, shape in own.items()}
+    if "router" in parts and moe.shared_gate:
+        shapes["shared_gate"] = (1, D)
+    return shapes
+
+
+def mlp_shapes(d_model: int, dim: int) -> Shapes:
+    """A gated MLP."""
+    up = (dim, d_model)
+    return {"gate": up, "up": up, "down": (d_model, dim)}
+
+
+def router_shapes(config: ModelConfig) -> Shapes:
+    """The router; before a proxy gate it chooses parents, whose gate neurons follow."""
+    moe, D = config.moe, config.d_model
+    E = moe.num_parents if moe.has_proxy_gate else moe.num_experts
+    shapes: Shapes = {"weight": (E, D)}
+    if moe.router_bias:
+        shapes["bias"] = (E,)
+    if moe.correction_bias:
+        shapes["correction_bias"] = (E,)
+    if moe.has_proxy_gate:
+        neurons = moe.num_experts * moe.gate_neurons
+        shapes |= {"proxy_gate": (neurons, D), "proxy_up": (neurons, D)}
+        shapes |= {"proxy_scale": (neurons,), "proxy_prior": (moe.num_experts,)}
+        if moe.expert_bias:
+            shapes |= {"proxy_gate_bias": (neurons,), "proxy_up_bias": (neurons,)}
+    return shapes
+
+
+def attention_shapes(config: ModelConfig) -> Shapes:
+    """Attention of either kind."""
+    attention, D = config.attention, config.d_model
+    H, P = attention.num_heads, attention.head_dim
+    if attention.kind == "mla":
+        return _mla_shapes(config)
+    q, kv = H * P, attention.num_kv_heads * P
+    shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (kv, D), "o": (D, q)}
+    if attention.qkv_bias:
+        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
+    if attention.out_bias:
+        shapes["o_bias"] = (D,)
+    if attention.qk_norm == "head":
+        shapes |= {"q_norm": (P,), "k_norm": (P,)}
+    if attention.qk_norm == "full":
+        shapes |= {"q_norm": (q,), "k_norm": (kv,)}
+    if attention.sinks:
+        shapes["sinks"] = (H,)
+    return shapes
+
+
+def _mla_shapes(config: ModelConfig) -> Shapes:
+    attention, D, H = config.attention, config.d_model, config.attention.num_heads
+    rank, q_rank = attention.kv_lora_rank, attention.q_lora_rank
+    q, values = H * attention.head_dim, H * attention.v_head_dim
+    shapes: Shapes = {"q": (q, D)}
+    if q_rank is not None:
+        shapes = {"q_a": (q_rank, D), "q_a_norm": (q_rank,), "q_b": (q, q_rank)}
+    return shapes | {
+        "kv_a": (rank + attention.rope.dim, D),
+        "kv_a_norm": (rank,),
+        "kv_b": (H * attention.nope_dim + values, rank),
+        "o": (D, values),
+    }
