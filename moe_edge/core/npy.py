@@ -1,5 +1,6 @@
 """Reading .npy files, which may come from anywhere."""
 
+import threading
 import tokenize
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import numpy as np
 
 # What NumPy lets through of a damaged header; from Python 3.12 on TokenError too.
 HEADER_ERRORS = (SyntaxError, tokenize.TokenError)
+# A header is a Python literal, and Python 3.11 loses count when two threads parse one
+# at a time: "SystemError: AST constructor recursion depth mismatch" (cpython 106905).
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def load_npy(path: str | Path, mmap_mode: str | None = None) -> np.ndarray:
@@ -17,6 +21,7 @@ def load_npy(path: str | Path, mmap_mode: str | None = None) -> np.ndarray:
       EOFError, OverflowError, OSError: as `np.load`.
     """
     try:
-        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+        with _ONE_AT_A_TIME:
+            return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except HEADER_ERRORS as error:
         raise ValueError(f"its header is damaged: {error}") from error

@@ -1,6 +1,5 @@
 """Programs of the profiler: one layer over a batch of windows, neurons of an expert."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -22,6 +21,10 @@ MAX_FLOAT16 = 65504.0
 ROWS = 64  # sampled rows are padded to a power of two from here: few shapes
 
 
+def _not_finite(what: str) -> CheckpointError:
+    return CheckpointError(f"{what} are not finite; check the model's weights")
+
+
 class Seen(NamedTuple):
     """What the experts of a layer were given; T = windows x tokens, with padding."""
 
@@ -37,11 +40,6 @@ class LayerPrograms:
         self.config: ModelConfig = reader.config
         self._reader, self._layout = reader, RecordLayout.of(reader.config)
         self._graphs = {kind: block_graph(self.config, kind) for kind in (False, True)}
-        moe = self.config.moe
-        self._options = {
-            "activation": moe.activation,
-            "swiglu_limit": moe.swiglu_limit,
-        }
         self._dense = jit_step(self._dense_step, donate_argnames="x_BSD")
         self._moe = jit_step(self._moe_step, donate_argnames="x_BSD")
         self._neurons = jit_step(self._neurons_step)
@@ -54,9 +52,7 @@ class LayerPrograms:
         """
         x_NWD = np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
         if not np.isfinite(x_NWD).all():
-            raise CheckpointError(
-                "embeddings are not finite; check the model's weights"
-            )
+            raise _not_finite("embeddings")
         return x_NWD
 
     def load(self, layer: int) -> None:
@@ -93,10 +89,7 @@ class LayerPrograms:
         found = self._neurons(self._experts, jnp.int32(expert), jnp.array(x))
         out_TF, finite_T, clipped_T = (np.asarray(array)[:rows] for array in found)
         if not finite_T.all():
-            raise CheckpointError(
-                f"layer {self._number}, expert {expert}: activations are not finite; "
-                "check the model's weights"
-            )
+            raise _not_finite(f"layer {self._number}, expert {expert}: activations")
         return out_TF, int(clipped_T.sum())
 
     def check_states(self, x_TD: np.ndarray, seen: Seen | None) -> None:
@@ -118,9 +111,7 @@ class LayerPrograms:
             for expert in (chosen_K := seen.ids_TK[token]):
                 self.neurons(int(expert), seen.hidden_TD[token : token + 1])
             where += f", after its experts {', '.join(map(str, chosen_K))}"
-        raise CheckpointError(
-            f"{where}: hidden states are not finite; check the model's weights"
-        )
+        raise _not_finite(f"{where}: hidden states")
 
     def _attend(self, block, x_BSD, valid_BS, window):
         start_B = jnp.zeros(x_BSD.shape[0], jnp.int32)
@@ -144,23 +135,20 @@ class LayerPrograms:
             routing.weights_TK,
             experts_ER,
             self._layout,
-            **self._options,
+            activation=self.config.moe.activation,
+            swiglu_limit=self.config.moe.swiglu_limit,
         )
         x_BSD = add_experts(x_BSD, seam(y_TD), shared)
         return x_BSD, Seen(hidden, routing.ids_TK, routing.weights_TK)
 
     def _neurons_step(self, experts_ER, expert, x_TD):
-        F = self._layout.expert_dim
+        F, moe = self._layout.expert_dim, self.config.moe
         gate_up_GD, _, biases = load_expert(experts_ER, expert, self._layout)
         both_GT = jnp.matmul(gate_up_GD, x_TD.T, precision=PRECISION)
         if biases is not None:
             both_GT = both_GT + biases[: 2 * F, None]
-        act = functools.partial(
-            activate,
-            kind=self._options["activation"],
-            limit=self._options["swiglu_limit"],
-        )
-        out_TF = act(both_GT[:F], both_GT[F:]).T
+        kind, limit = moe.activation, moe.swiglu_limit
+        out_TF = activate(both_GT[:F], both_GT[F:], kind=kind, limit=limit).T
         # Before the clip, which would make infinity a number.
         finite_T = jnp.isfinite(out_TF).all(axis=1)
         clipped_T = (jnp.abs(out_TF) > MAX_FLOAT16).sum(axis=1)

@@ -38,10 +38,7 @@ def count_rows(
 
     Args:
       model: name of the checkpoint.
-      domains: names of the N domains.
       domain_T: domain of every token.
-      layer: id of the layer.
-      top_k: experts that a token chooses.
       counts_NE: from `domain_counts`.
     """
     tokens_N = np.bincount(domain_T, minlength=len(domains))
@@ -78,11 +75,8 @@ def sample_tokens(
     the layer and the expert. Their order is random too: a prefix is again a sample.
 
     Args:
-      ids_TK: int, chosen experts of every token, best first.
-      num_experts: E; ids outside 0..E-1 are nobody's.
-      max_tokens: of one expert.
-      seed: of the choice.
-      layer: id of the layer.
+      ids_TK: int, chosen experts of every token, best first; others than 0..E-1 are
+        nobody's.
     Yields:
       a sample of each expert, in order.
     """

@@ -111,12 +111,12 @@ def open_profile(path: str | Path) -> Profile:
             "launch/profile_model.py"
         )
     info = _read_info(path / PROFILE_NAME)
-    row_of = {layer: row for row, layer in enumerate(info["layers"])}
-    shape = (len(info["domains"]), len(row_of), info["E"])
+    layers, domains = info["layers"], info["domains"]
+    shape = (len(domains), len(layers), info["E"])
     counts_NLE = np.full(shape, UNSEEN, np.int64)
     try:
         for row in _read_counts(path / COUNTS_NAME):
-            at = info["domains"].index(row["domain"]), row_of[row["layer"]]
+            at = domains.index(row["domain"]), layers.index(row["layer"])
             if counts_NLE[at][0] != UNSEEN:
                 raise ValueError(f"domain and layer {at} stand twice")
             counts_NLE[at] = _check_row(row, info)
@@ -126,9 +126,8 @@ def open_profile(path: str | Path) -> Profile:
             f"{type(error).__name__}: {error}; {RERUN}"
         ) from error
     chosen_L = counts_NLE.sum(axis=(0, 2))
-    if (counts_NLE == UNSEEN).any() or (
-        chosen_L != info["tokens"] * info["top_k"]
-    ).any():
+    wanted = info["tokens"] * info["top_k"]
+    if (counts_NLE == UNSEEN).any() or (chosen_L != wanted).any():
         raise CheckpointError(
             f"{path / COUNTS_NAME} lacks a domain or layer: expected "
             f"{info['tokens']} tokens in each; {RERUN}"

@@ -42,7 +42,7 @@ def record_layers(
     if writer.next_layer == 0:
         writer.states(0, shape)[:] = programs.embed(calibration.tokens_NW)
     elif writer.next_layer < config.num_layers:
-        _say(f"going on at layer {writer.next_layer}")
+        print(f"profile: going on at layer {writer.next_layer}", file=sys.stderr)
     steps = -(-shape[0] // batch_size)
     with counter("profile batches", config.num_layers * steps) as count:
         count(writer.next_layer * steps)
@@ -116,14 +116,6 @@ def _record_layer(
     }
 
 
-def _say(line: str) -> None:
-    """Progress goes to stderr: stdout ends with the script's JSON line."""
-    print(f"profile: {line}", file=sys.stderr, flush=True)
-
-
 def _pad(array: np.ndarray, rows: int) -> np.ndarray:
     """Rows of zeros up to a full batch: one compiled shape."""
-    missing = rows - len(array)
-    if not missing:
-        return array
-    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+    return np.pad(array, [(0, rows - len(array))] + [(0, 0)] * (array.ndim - 1))

@@ -127,10 +127,9 @@ def _model_facts(config, reports: list[dict]) -> dict:
     """Sizes of the model, and how many tokens its experts got."""
     moe = config.moe
     counts_LE = np.zeros((len(config.moe_layers), moe.num_experts), np.int64)
-    row_of = {layer: row for row, layer in enumerate(config.moe_layers)}
     for report in reports:
         for row in report["counts"]:
-            counts_LE[row_of[row["layer"]]] += row["counts"]
+            counts_LE[config.moe_layers.index(row["layer"])] += row["counts"]
     return {
         "L": config.num_layers,
         "layers": list(config.moe_layers),

@@ -20,12 +20,9 @@ VALUE_BYTES, BESIDE_BYTES = 2, 5
 
 
 def needed_bytes(config, windows: int, window: int, max_rows: int) -> tuple[int, int]:
-    """(scratch, profile): bytes that a run writes at most.
+    """(scratch, profile): bytes that a run over N windows of W tokens writes at most.
 
     Args:
-      config: of the model.
-      windows: N.
-      window: W, tokens of each.
       max_rows: kept of each expert.
     """
     moe, tokens = config.moe, windows * window

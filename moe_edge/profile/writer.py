@@ -116,7 +116,6 @@ class ProfileWriter:
         """Notes that a layer's files and the states after it are complete.
 
         Args:
-          layer: the layer.
           report: kept for the end of the run; None for a dense layer.
         """
         self.reports[layer] = report

@@ -155,8 +155,8 @@ def run_refactor(
                 report["fine_tuning"] = finetune_router(
                     open_checkpoint(untrained), training, windows, model, max_minutes
                 )
-                shutil.rmtree(untrained)
                 if not report["fine_tuning"]["finished"]:
+                    shutil.rmtree(untrained)
                     print(
                         f"stopped; the same command goes on in {work_dir}",
                         file=sys.stderr,

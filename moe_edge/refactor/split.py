@@ -28,7 +28,6 @@ def down_factor(moe: MoeConfig, subs: int, gate: str) -> int:
 
     Args:
       moe: of the parent.
-      subs: U.
       gate: of the child, one of `model.config.GATES`.
     """
     if gate in PROXY_GATES:
@@ -41,11 +40,8 @@ def is_exact(factor: int, subs: int, has_bias: bool) -> bool:
 
     Args:
       factor: see `down_factor`; down biases are multiplied by `factor` / `subs`.
-      subs: U.
-      has_bias: whether experts have biases.
     """
-    scaled = factor != 1 or has_bias
-    return not scaled or subs & (subs - 1) == 0
+    return subs & (subs - 1) == 0 or (factor == 1 and not has_bias)
 
 
 def sub_layout(parent: RecordLayout, subs: int) -> RecordLayout:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from moe_edge.metrics.plots_panels import Panel
 from moe_edge.metrics.results import metric
 from moe_edge.studies.study import median_and_spread
@@ -141,3 +143,17 @@ def median_panel(
         series[label] = [scale * value for value, _ in found]
         spreads[label] = [scale * width for _, (_, width) in found]
     return Panel(title, y_label, x, series, spreads, **options)
+
+
+def interval_panel(
+    title: str,
+    y_label: str,
+    x: Sequence,
+    values: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    **options,
+) -> Panel:
+    """A panel of `measured` values with their intervals as error bars."""
+    low, high = np.asarray(intervals).T
+    spreads = {"measured": np.maximum([values - low, high - values], 0)}
+    return Panel(title, y_label, x, {"measured": values}, spreads, **options)

@@ -58,21 +58,12 @@ def config_from_json(fields: dict) -> ModelConfig:
     )
 
 
-def _manager(folder: Path) -> ocp.CheckpointManager:
+def open_checkpoints(folder: Path):
+    """A context that yields an Orbax manager for `folder` and closes it."""
     options = ocp.CheckpointManagerOptions(
         max_to_keep=KEEP, create=True, enable_async_checkpointing=False
     )
-    return ocp.CheckpointManager(folder.absolute(), options=options)
-
-
-@contextlib.contextmanager
-def open_checkpoints(folder: Path):
-    """Yields an Orbax manager for `folder` and closes it."""
-    manager = _manager(folder)
-    try:
-        yield manager
-    finally:
-        manager.close()
+    return contextlib.closing(ocp.CheckpointManager(folder.absolute(), options=options))
 
 
 def save(manager, state: TrainState, progress: Progress, config: ModelConfig) -> None:
@@ -93,17 +84,18 @@ def restore(manager, hyper: Hyper) -> tuple[TrainState, Progress, ModelConfig] |
     return state, Progress(**about["progress"]), config
 
 
+def _tree(state: TrainState) -> dict[str, dict[str, Any]]:
+    """Plain containers, as Orbax wants them: optax's tuples become numbered leaves."""
+    leaves = jax.tree.leaves(state.optimizer)
+    numbered = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+    return {"params": state.params, "optimizer": numbered}
+
+
 def save_state(manager, step: int, state: TrainState, about: dict[str, Any]) -> None:
     """Writes a state and what is said about it; an existing one of `step` stays."""
     if step in manager.all_steps():
         return
-    # Orbax sees plain containers only: optax's tuples become a list of leaves.
-    tree = {
-        "params": state.params,
-        "optimizer": {
-            f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(state.optimizer))
-        },
-    }
+    tree = _tree(state)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
     with orbax_writes(manager.directory, num_bytes):
         manager.save(
@@ -126,19 +118,13 @@ def read_about(manager) -> dict[str, Any] | None:
 
 def restore_state(manager, shapes: TrainState) -> TrainState:
     """The newest state; `shapes` has its structure, shapes and dtypes."""
-    leaves, treedef = jax.tree.flatten(shapes.optimizer)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-    def target(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    wanted = {
-        "params": {name: target(leaf) for name, leaf in shapes.params.items()},
-        "optimizer": {f"{i:04d}": target(leaf) for i, leaf in enumerate(leaves)},
-    }
-    tree = manager.restore(
-        manager.latest_step(),
-        args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)),
-    )["state"]
+    wanted = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        _tree(shapes),
+    )
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+    tree = manager.restore(manager.latest_step(), args=args)["state"]
     leaves = [tree["optimizer"][name] for name in wanted["optimizer"]]
+    treedef = jax.tree.structure(shapes.optimizer)
     return TrainState(tree["params"], jax.tree.unflatten(treedef, leaves))

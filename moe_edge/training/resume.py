@@ -21,17 +21,11 @@ def saved_config(run_dir: Path) -> ModelConfig | None:
     folder = run_dir / CHECKPOINTS_FOLDER
     if not folder.is_dir():
         return None
-    import orbax.checkpoint as ocp  # here: it loads JAX
-
-    from moe_edge.training import checkpoints
+    from moe_edge.training import checkpoints  # here: it loads JAX
 
     with checkpoints.open_checkpoints(folder) as manager:
-        step = manager.latest_step()
-        if step is None:
-            return None
-        about = ocp.args.Composite(about=ocp.args.JsonRestore())
-        stored = manager.restore(step, args=about)["about"]
-    return checkpoints.config_from_json(stored["config"])
+        about = checkpoints.read_about(manager)
+    return None if about is None else checkpoints.config_from_json(about["config"])
 
 
 def corpus_facts(
@@ -82,19 +76,6 @@ def check_corpus(run_dir: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def check_training(run_dir: Path, training: dict[str, Any]) -> None:
-    """Raises ConfigError if a run's loss, optimiser or start were set otherwise.
-
-    A model card reports them for the whole run.
-    """
-    stored = _stored(run_dir / SETTINGS_FILE) or {}
-    if differences := _differences(training, stored):
-        raise ConfigError(
-            f"the run in {run_dir} was trained with other settings: {differences}; "
-            "name them again or another --out_dir"
-        )
-
-
 def check_resume(
     run_dir: Path,
     config: ModelConfig,
@@ -104,7 +85,8 @@ def check_resume(
     """Checks that a run of `config` on the corpus of `facts` may use `run_dir`.
 
     Args:
-      training: settings that a run keeps from its start to its end.
+      training: settings that a run keeps from its start to its end: a model card
+        reports them for the whole run.
     Raises:
       ConfigError: a checkpoint of another architecture, another corpus, or other
         settings.
@@ -114,10 +96,16 @@ def check_resume(
         raise OutputError(f"output folder {run_dir} is a file; name another --out_dir")
     check_corpus(run_dir, facts)
     saved = saved_config(run_dir)
-    if saved is not None and saved != config:
+    if saved is None:
+        return
+    if saved != config:
         raise ConfigError(
             f"checkpoint in {run_dir} is of another architecture than asked for; name "
             "another --out_dir or the same model flags"
         )
-    if saved is not None:
-        check_training(run_dir, training)
+    stored = _stored(run_dir / SETTINGS_FILE) or {}
+    if differences := _differences(training, stored):
+        raise ConfigError(
+            f"the run in {run_dir} was trained with other settings: {differences}; "
+            "name them again or another --out_dir"
+        )

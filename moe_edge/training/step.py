@@ -14,7 +14,6 @@ import optax
 from flax import nnx
 
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
 from moe_edge.training.options import Hyper
@@ -28,12 +27,6 @@ class TrainState(NamedTuple):
     optimizer: Any
 
 
-def split_params(params: Params, num_layers: int) -> tuple[Params, list]:
-    """(dense weights by path, expert records by layer or None)."""
-    dense = {k: v for k, v in params.items() if not k.startswith("experts.")}
-    return dense, [params.get(f"experts.{layer}") for layer in range(num_layers)]
-
-
 def forward_fn(config: ModelConfig) -> Callable:
     """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
 
@@ -42,11 +35,11 @@ def forward_fn(config: ModelConfig) -> Callable:
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = expert_fn(RecordLayout.of(config))
+    run_experts = expert_fn(config)
 
     def forward(params: Params, tokens_BS):
-        dense, experts = split_params(params, config.num_layers)
-        leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
+        experts = [params.get(f"experts.{layer}") for layer in range(config.num_layers)]
+        leaves = [(p, nnx.Param(params[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
         return bound(tokens_BS, experts, run_experts)
 

@@ -1,4 +1,6 @@
+import time
 import tokenize
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -28,3 +30,19 @@ def test_load_npy_damaged_header_is_a_value_error(kind, monkeypatch):
     monkeypatch.setattr(np, "load", load)
     with pytest.raises(ValueError, match="its header is damaged: null bytes"):
         load_npy("a.npy")
+
+
+def test_headers_are_parsed_by_one_thread_at_a_time(monkeypatch):
+    """Two at once are a SystemError in Python 3.11, now and then."""
+    running, most = [], []
+
+    def load(path, **_):
+        running.append(path)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+
+    monkeypatch.setattr(np, "load", load)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(load_npy, "abcd"))
+    assert most == [1] * 4

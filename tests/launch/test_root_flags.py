@@ -13,7 +13,7 @@ from tests.launch.conftest import ROOT
 LIGHT = [
     *("convert_checkpoint", "evaluate", "generate", "lm_eval", "place_experts"),
     *("model_card", "pretrain", "profile_machine", "profile_model", "replay"),
-    "simulate",
+    *("refactor_model", "simulate"),
 ]
 
 

@@ -9,7 +9,7 @@ from moe_edge.profile.writer import ProfileWriter, open_writer, work_folder
 from tests.support.profiles import contents, profile
 
 
-def test_killed_run_goes_on_to_the_same_bytes(tiny, two, tmp_path, monkeypatch):
+def test_killed_run_goes_on_to_the_same_bytes(tiny, two, tmp_path, monkeypatch, capsys):
     whole = profile(tmp_path / "whole", tiny, two)
     loads, load = [], activations.LayerPrograms.load
     write = ProfileWriter.write_coactivation
@@ -28,6 +28,8 @@ def test_killed_run_goes_on_to_the_same_bytes(tiny, two, tmp_path, monkeypatch):
     monkeypatch.setattr(ProfileWriter, "write_coactivation", kill_once)
     with pytest.raises(KeyboardInterrupt):
         profile(tmp_path / "cut", tiny, two)
+    kept = f"unfinished work is kept in {work_folder(tmp_path / 'cut')}; the same"
+    assert kept in capsys.readouterr().err
     assert not (tmp_path / "cut").exists() and work_folder(tmp_path / "cut").is_dir()
     again = profile(tmp_path / "cut", tiny, two)
     assert loads == [0, 1, "killed", 1]  # layer 0 was not run again

@@ -111,12 +111,15 @@ def test_timing_checks_name_a_case_with_other_tokens():
 
 
 def test_fig12_findings_hold_smoe_against_the_best_baseline(tmp_path):
-    curves = np.linspace(0, 1, 5)[None].repeat(2, axis=0)
-    named = fig12.policies(0.2, curves, top_k=2)
+    config = types.SimpleNamespace(
+        moe=types.SimpleNamespace(top_k=2), moe_layers=(0, 1)
+    )
+    named = fig12.policies(0.2, PROFILE, config)
     ratio = dict.fromkeys(named, 0.4) | {"lfu": 0.5, fig12.FULL: 0.9}
     timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
-    found = fig12.findings({}, timing, SETTINGS, list(named))
-    assert fig12.best_baseline(timing, named, "25%", 1) == ("lfu", 0.5)
+    found = fig12.findings({}, timing, SETTINGS)
+    others = [name for name in named if name != fig12.FULL]
+    assert fig12.best_baseline(timing, others, "25%", 1) == ("lfu", 0.5)
     name = "cache ratio over the best baseline's, 25%, batch 1"
     assert value_of(found.metrics, "smoe", name) == pytest.approx(1.8)
     assert "25%, batch 1: 0.90 against 0.50 (lfu)." in found.details
@@ -138,7 +141,7 @@ def test_ttft_findings_compare_with_layerwise(tmp_path):
         for place, name in enumerate(names):
             seconds = (1.0, 4.0, 5.0, 3.0, 2.0)[place] * length
             found[name, length] = ttft.Waited([seconds] * 2, [1e6] * 2, [[[7]]] * 2)
-    found["lru", 16].tokens = [[[7]], [[8]]]
+    found["lru", 16] = found["lru", 16]._replace(tokens=[[[7]], [[8]]])
     result = ttft.findings({}, found, {}, settings)
     assert result.summary == {"ttft_change": {8: -0.5, 16: -0.5}}
     assert value_of(result.metrics, "lru", "TTFT, 8 prompt tokens") == 24

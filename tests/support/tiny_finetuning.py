@@ -1,5 +1,6 @@
 """A tiny refactored checkpoint with a text to fine-tune its router on, in seconds."""
 
+import shutil
 from pathlib import Path
 
 from moe_edge.convert.open import open_checkpoint
@@ -39,5 +40,7 @@ def finetune_tiny(source: Path, out: Path, max_minutes=None, text="train.txt", *
     """Six steps on the source's text, three with each K."""
     settings = FineTuning(**OPTIONS | given)
     windows = windows_of(source, settings, text)
-    reader = open_checkpoint(source / "model")
+    model = out.with_name(f"{out.name}.untrained")
+    shutil.rmtree(model, ignore_errors=True)
+    reader = open_checkpoint(shutil.copytree(source / "model", model))
     return train.finetune_router(reader, settings, windows, out, max_minutes)

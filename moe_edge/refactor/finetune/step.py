@@ -20,7 +20,7 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options, to_float32
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
-from moe_edge.training.frozen_experts import frozen_expert_fn
+from moe_edge.training.expert_grad import expert_fn
 from moe_edge.training.step import TrainState, token_losses
 
 TRAINED = ("router.weight", "router.bias")
@@ -73,7 +73,7 @@ def nats_fn(config: ModelConfig) -> Callable:
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = frozen_expert_fn(config)
+    run_experts = expert_fn(config, frozen=True)
 
     def nats(router: Router, frozen: Frozen, rows):
         arrays = frozen.dense | router

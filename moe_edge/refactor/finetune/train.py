@@ -15,13 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from moe_edge.checkpoint.dense import DenseFiles, item_path
+from moe_edge.checkpoint.manifest import MANIFEST_NAME
+from moe_edge.convert.content_hash import content_sha256
+from moe_edge.convert.hf_files import dump_json
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k
 from moe_edge.refactor.finetune import step as programs
-from moe_edge.refactor.finetune.write import stored_router, write_fine_tuned
 from moe_edge.refactor.settings import FineTuning
 from moe_edge.refactor.texts import Windows
 from moe_edge.training import checkpoints
@@ -39,15 +43,13 @@ def finetune_router(
     out_dir: Path,
     max_minutes: float | None = None,
 ) -> dict[str, Any]:
-    """Trains the router's rows of a refactored model and writes it.
+    """Trains the router's rows of a refactored model, stores them in it and moves it.
 
     While it runs, its state is in `<out_dir>.training`, from which a second call with
     the same arguments goes on exactly; the folder disappears with the last step.
 
     Args:
-      reader: of our format, with a linear gate.
-      out_dir: replaced; its experts are hard links to the reader's, see
-        `write_fine_tuned`.
+      reader: of our format, with a linear gate; its folder becomes `out_dir`.
       max_minutes: stop after so many minutes, to go on another time.
     Returns:
       finished, step, steps, tokens, seconds, trained_parameters, parameters,
@@ -94,9 +96,37 @@ def finetune_router(
         "k_end": stages[-1],
         "text_sha256": text.sha256,
     }
-    write_fine_tuned(reader, stored, out_dir, fine_tuned)
+    store_router(reader, stored, fine_tuned)
+    shutil.rmtree(out_dir, ignore_errors=True)  # of a run that was killed here
+    reader.path.rename(out_dir)
     shutil.rmtree(state_dir)
     return summary | {"held_out_after": after}
+
+
+def stored_router(reader, router: programs.Router) -> dict[str, np.ndarray]:
+    """The rows in the dtypes that the checkpoint stores them in."""
+    arrays = {}
+    for path, array in router.items():
+        _, layer, name = path.split(".", 2)
+        dtype = reader.dense_dtypes(int(layer))[name]
+        arrays[path] = np.asarray(array).astype(dtype)
+    return arrays
+
+
+def store_router(reader, stored: dict[str, np.ndarray], fine_tuned: dict) -> None:
+    """Replaces a checkpoint's rows, and in its manifest what follows from them."""
+    dense = DenseFiles(reader.path)
+    for layer in reader.config.moe_layers:
+        arrays = reader.dense(layer)
+        paths = {name: f"blocks.{layer}.{name}" for name in arrays}
+        new = {name: stored[path] for name, path in paths.items() if path in stored}
+        shutil.rmtree(item_path(reader.path, layer))
+        dense.save(layer, arrays | new)
+    manifest = reader.manifest | {
+        "refactor": reader.manifest["refactor"] | {"fine_tuned": fine_tuned},
+        "content_sha256": content_sha256(open_checkpoint(reader.path)),
+    }
+    dump_json(reader.path / MANIFEST_NAME, manifest)
 
 
 def keep_records(path: Path, steps: int) -> None:

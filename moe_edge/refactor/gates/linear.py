@@ -8,6 +8,8 @@ importance. Under a proxy gate the order only breaks ties.
 
 import numpy as np
 
+from moe_edge.refactor.partition.objective import renumbered
+
 # Dense tensors that have one row or entry an expert.
 ROUTER_TENSORS = ("router.weight", "router.bias", "router.correction_bias")
 
@@ -51,9 +53,7 @@ def order_subs(
     """Labels renamed so that 0 is the most important sub-expert.
 
     Args:
-      labels_F: sub-expert of every neuron.
       activations_TF: of tokens routed to the expert.
-      subs: U.
       down_norms_F: length of each neuron's down column.
       token_weights_T: router weight of the expert for each token.
       rule: "output": mean of router weight x L1 norm of activations times down norms;
@@ -69,6 +69,4 @@ def order_subs(
         value_U = norms_TU.mean(axis=0)
     else:
         value_U = token_weights_T.astype(np.float32) @ norms_TU
-    new_id_U = np.empty(subs, labels_F.dtype)
-    new_id_U[np.argsort(-value_U, kind="stable")] = np.arange(subs)
-    return new_id_U[labels_F]
+    return renumbered(labels_F, value_U)

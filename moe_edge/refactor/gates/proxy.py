@@ -83,7 +83,6 @@ def choose_judges(
     Args:
       activations_TF: of tokens routed to it, at least one.
       norms_TU: what they stand for, see `linear.sub_norms`.
-      labels_F: sub-expert of every neuron.
       count: r, at most the neurons of a sub-expert.
       choice: fitted or central.
     """
@@ -160,14 +159,11 @@ class RankShares:
         self._count_P = np.zeros(top_k)
 
     def add(self, ranks_T, weights_T, levels_TU, norms_TU, each: float = 1.0) -> None:
-        """Adds the tokens of one expert.
+        """Adds the tokens of one expert, of which a row stands for `each`.
 
         Args:
-          ranks_T: place of the expert in the token's choice.
-          weights_T: router weight.
-          levels_TU: from `Judges.levels`.
-          norms_TU: from `linear.sub_norms`.
-          each: how many tokens a row stands for.
+          ranks_T, weights_T: place and weight of the expert in the token's choice.
+          levels_TU, norms_TU: from `Judges.levels` and `linear.sub_norms`.
         """
         place_TU = np.argsort(-levels_TU, axis=1, kind="stable")
         placed_TU = np.take_along_axis(norms_TU, place_TU, axis=1)
@@ -189,7 +185,6 @@ def gate_tensors(
 
     Args:
       records_ER: the parents' records; rows keep their dtype and bits.
-      layout: of the records.
       judges: of these parents, stacked.
     """
     E = len(records_ER)

@@ -67,9 +67,8 @@ def alternate(
     return search(problem, seed, restarts)
 
 
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()  # looks through the loaded libraries: milliseconds
+# Looks through the loaded libraries once: milliseconds.
+_libraries = functools.cache(ThreadpoolController)
 
 
 def one_blas_thread() -> contextlib.AbstractContextManager:

@@ -96,7 +96,7 @@ def partition_model(
 
     Args:
       source: activations by layer and expert, float16 [T, F].
-      work_dir: keeps `labels_LLL.npy` and `experts_LLL.json` of finished layers.
+      work_dir: keeps `layer_LLL.json` of finished layers.
       options: how to cut.
       neuron_weights: layer -> float [E, F], such as norms of the down columns. Also
         decides for experts with too few tokens.

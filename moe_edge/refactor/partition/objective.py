@@ -56,11 +56,9 @@ def objective(M_TF, labels, subs: int, inactive: int) -> float:
 
     Args:
       M_TF: activations [T, F].
-      labels: int [F] in 0..subs-1.
-      subs: sub-experts U of the expert.
-      inactive: K of the objective, 1..U-1.
+      labels: int [F].
     Raises:
-      ConfigError: labels of another length or range.
+      ConfigError: see `check_labels`.
     Source: MoE-Prism, eq. 2.
     """
     labels = check_labels(labels, np.shape(M_TF)[1], subs)
@@ -106,14 +104,16 @@ def order_by_mass(mass_F, labels, subs: int) -> np.ndarray:
 
     Args:
       mass_F: total magnitude of each neuron, weighted as the caller likes.
-    Returns:
-      int64 [F].
     """
     labels = check_labels(labels, len(mass_F), subs)
     mass_U = np.bincount(labels, weights=mass_F, minlength=subs)
-    rank_U = np.empty(subs, np.int64)
-    rank_U[np.argsort(-mass_U, kind="stable")] = np.arange(subs)
-    return rank_U[labels]
+    return renumbered(labels, mass_U).astype(np.int64)
+
+
+def renumbered(labels: np.ndarray, value_U: np.ndarray) -> np.ndarray:
+    """The same partition, sub-experts numbered by falling value."""
+    rank_U = np.argsort(np.argsort(-value_U, kind="stable"))
+    return rank_U.astype(labels.dtype)[labels]
 
 
 def qualities(

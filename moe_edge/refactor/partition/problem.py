@@ -71,42 +71,41 @@ def check_matrix(M_TF) -> np.ndarray:
         so large that sums overflow.
     """
     M_TF = np.asarray(M_TF)
+    if fault := _fault_of(M_TF):
+        raise ConfigError(f"activations {fault}")
+    return M_TF
+
+
+def _fault_of(M_TF: np.ndarray) -> str | None:
     if M_TF.ndim != 2:
-        raise ConfigError(
-            f"activations have shape {M_TF.shape}, expected two axes: tokens, neurons"
-        )
+        return f"have shape {M_TF.shape}, expected two axes: tokens, neurons"
+    size = f"{M_TF.shape[0]} tokens, {M_TF.shape[1]} neurons"
     if not M_TF.size:
-        raise ConfigError(
-            f"activations are empty: {M_TF.shape[0]} tokens, {M_TF.shape[1]} neurons"
-        )
+        return f"are empty: {size}"
     if M_TF.dtype.kind not in "fiub":
-        raise ConfigError(
-            f"activations are {M_TF.dtype}, expected real numbers (float16 to float64)"
-        )
+        return f"are {M_TF.dtype}, expected real numbers (float16 to float64)"
     if not M_TF.any():
-        raise ConfigError(
-            f"activations are all zero ({M_TF.shape[0]} tokens, {M_TF.shape[1]} "
-            "neurons), so every partition is as good; profile on other text"
+        return (
+            f"are all zero ({size}), so every partition is as good; profile on other "
+            "text"
         )
     # One sum finds every NaN and infinity unless it overflows by itself.
     with np.errstate(over="ignore", invalid="ignore"):
         total = M_TF.sum(dtype=np.float64)
-    if not np.isfinite(total):
-        bad = int((~np.isfinite(M_TF)).sum())
-        if bad:
-            raise ConfigError(
-                f"activations hold {bad} of {M_TF.size} values that are NaN or "
-                "infinite; profile again in float32"
-            )
+    if not np.isfinite(total) and (bad := int((~np.isfinite(M_TF)).sum())):
+        return (
+            f"hold {bad} of {M_TF.size} values that are NaN or infinite; profile again "
+            "in float32"
+        )
     # Norms and their sums are in the input's own precision, from float32.
     limit = float(np.finfo(magnitude_dtype(M_TF.dtype)).max) / M_TF.size
     peak = max(float(M_TF.max()), -float(M_TF.min()))
     if peak > limit:
-        raise ConfigError(
-            f"activations reach {peak:.3g}; sums over {M_TF.size} of them need values "
-            f"up to {limit:.3g}; scale them down, which changes no partition"
+        return (
+            f"reach {peak:.3g}; sums over {M_TF.size} of them need values up to "
+            f"{limit:.3g}; scale them down, which changes no partition"
         )
-    return M_TF
+    return None
 
 
 def build_problem(
@@ -122,8 +121,6 @@ def build_problem(
 
     Args:
       M_TF: activations [T, F].
-      subs: U.
-      inactive: K of the objective.
       normalise: divide every neuron by its mean magnitude first, so that a few loud
         neurons do not decide alone; neurons that are always zero stay zero.
       neuron_weights_F: factor of each neuron, such as the norm of its down column.

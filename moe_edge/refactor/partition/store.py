@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import OutputError, check_shape
+from moe_edge.core.checks import OutputError
 from moe_edge.core.files import write_text
-from moe_edge.core.npy import load_npy
 from moe_edge.refactor.partition.objective import check_labels
 
 SETTINGS = "settings.json"
@@ -39,30 +38,24 @@ class LayerStore:
         self._dir.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(settings, indent=1) + "\n")
 
-    def _paths(self, layer: int) -> tuple[Path, Path]:
-        names = f"labels_{layer:03}.npy", f"experts_{layer:03}.json"
-        return self._dir / names[0], self._dir / names[1]
+    def _path(self, layer: int) -> Path:
+        return self._dir / f"layer_{layer:03}.json"
 
     def write(self, layer: int, labels_EF, rows: list[dict], seconds: float) -> None:
-        """Labels first: the rows' presence says that the layer is finished."""
-        labels_path, rows_path = self._paths(layer)
-        np.save(labels_path, labels_EF, allow_pickle=False)
-        stored = {"seconds": seconds, "experts": rows}
-        write_text(rows_path, json.dumps(stored) + "\n")
+        """Keeps a finished layer."""
+        stored = {"labels": labels_EF.tolist(), "experts": rows, "seconds": seconds}
+        write_text(self._path(layer), json.dumps(stored) + "\n")
 
     def read(self, layer: int) -> tuple[np.ndarray, list[dict], float] | None:
         """Labels int16 [E, F], rows and seconds; None if absent or damaged."""
-        labels_path, rows_path = self._paths(layer)
         E, F = self._shape
         try:
-            stored = json.loads(rows_path.read_text("utf-8"))
-            rows, seconds = stored["experts"], float(stored["seconds"])
-            labels_EF = load_npy(labels_path)
-            check_shape("labels", labels_EF, (E, F))
+            stored = json.loads(self._path(layer).read_text("utf-8"))
+            rows, labels_EF = stored["experts"], np.array(stored["labels"])
             for labels_F in labels_EF:
                 check_labels(labels_F, F, self._subs)
-            if [row["expert"] for row in rows] != list(range(E)):
+            if [row["expert"] for row in rows] != list(range(E)) or len(labels_EF) != E:
                 return None
-        except (OSError, ValueError, EOFError, TypeError, KeyError, AttributeError):
+            return labels_EF.astype(np.int16), rows, float(stored["seconds"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        return labels_EF, rows, seconds

@@ -18,12 +18,6 @@ from moe_edge.studies.study import Findings
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
 GAP_S = 1000.0  # between requests of figure 5: never two at a time
-WHY = (
-    "The figure has no numbers in its text. The paper's remote expert is loaded into "
-    "GPU memory on arrival; here it is resident there, so a call is its messages, a "
-    "queue and arithmetic. All of a layer's calls to a server share a message: the "
-    "first remote expert costs most, further ones little more than their bytes."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,5 +138,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, figure 5: time of a layer over the share of remote experts",
     paper={"trend": "rises sharply"},
-    why=WHY,
+    why="The figure has no numbers in its text. The paper's remote expert is loaded "
+    "into GPU memory on arrival; here it is resident there, so a call is its messages, "
+    "a queue and arithmetic. All of a layer's calls to a server share a message: the "
+    "first remote expert costs most, further ones little more than their bytes.",
 )

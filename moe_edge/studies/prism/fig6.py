@@ -23,12 +23,6 @@ from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS, PRISM, median_row
 from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2
 from moe_edge.studies.study import Findings
 
-WHY = (
-    "The figure has no numbers in its text. First placed for general text (c4), as the "
-    "paper's was for other data; the paper's rule of migration: every 5 minutes, all "
-    "statistics kept, no hysteresis. Uniform and Redundance never migrate (IV-B)."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure6(Migration, Runs):
@@ -176,5 +170,7 @@ STUDY = study_of(
     source="Prism, figure 6: highest local ratio after migrations at 5 minutes "
     "(BigBench) and 10 minutes (MultiData)",
     paper={"trend": "Prism highest in all four panels"},
-    why=WHY,
+    why="The figure has no numbers in its text. First placed for general text (c4), as "
+    "the paper's was for other data; the paper's rule of migration: every 5 minutes, "
+    "all statistics kept, no hysteresis. Uniform and Redundance never migrate (IV-B).",
 )

@@ -28,12 +28,6 @@ PAPER_RULE = (1.0, 0.0)  # keep, hysteresis
 PAPER = {"without migration, s": 7.48, "with, s": 6.73, "change": "-10.0 %"}
 # By (start, method, rule or None): the result of each seed.
 Found = dict[tuple[str, str, tuple[float, float] | None], list[ClusterResult]]
-WHY = (
-    "The paper moves from MultiData to BIG-bench on one machine; ours is generated, "
-    "and an arriving block costs its host link alone, so migrations are cheap. What "
-    "one gains depends on how wrong the first placement is: the paper does not say "
-    "what its was for, so both ends are given."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,5 +235,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, figure 7 and section IV-B",
     paper=PAPER,
-    why=WHY,
+    why="The paper moves from MultiData to BIG-bench on one machine; ours is "
+    "generated, and an arriving block costs its host link alone, so migrations are "
+    "cheap. What one gains depends on how wrong the first placement is: the paper does "
+    "not say what its was for, so both ends are given.",
 )

@@ -41,15 +41,6 @@ PAPER = {
     "100 to 1000 Mbps, 4 GPUs": "over -55 %",
     "100 to 1000 Mbps, 256 GPUs": "-35 %",
 }
-WHY = (
-    "The paper does not say whether a Poisson rate is of a server or of the whole "
-    "cluster, how GPUs are grouped, or which requests are asked: here of each server, "
-    "servers of 1 + 1 + 2 GPUs repeated, table II's MultiData. With a rate for each "
-    "server load and memory of a server stay the same at any size: more servers only "
-    "free each other from keeping the only copies of experts. Without the paper's "
-    "software overheads the network is nearly all of a latency, so the rate of the "
-    "lines counts for more here, at every size."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,5 +215,11 @@ STUDY = study_of(
     check=lambda settings: check_has_prism(settings.methods),
     source="Prism, figure 8 and section IV-C",
     paper=PAPER,
-    why=WHY,
+    why="The paper does not say whether a Poisson rate is of a server or of the whole "
+    "cluster, how GPUs are grouped, or which requests are asked: here of each server, "
+    "servers of 1 + 1 + 2 GPUs repeated, table II's MultiData. With a rate for each "
+    "server load and memory of a server stay the same at any size: more servers only "
+    "free each other from keeping the only copies of experts. Without the paper's "
+    "software overheads the network is nearly all of a latency, so the rate of the "
+    "lines counts for more here, at every size.",
 )

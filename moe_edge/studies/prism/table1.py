@@ -16,12 +16,6 @@ TABLE_1 = {
     "moe_infinity_lb": (8.60, 4.77, 3.10, 5.03),
     "uniform": (4.96, 4.34, 3.40, 4.11),
 }
-WHY = (
-    "Which task each server has is not said; here in the order of section IV-A. A "
-    "server that serves alone waits for the host link (25 GB/s here), the paper's for "
-    "MoE-Infinity's whole offloading path; naive collaboration waits for 500 Mbps and, "
-    "in the paper, for software too, so what is ahead depends on these two rates."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,5 +92,8 @@ STUDY = study_of(
     measure=measure,
     source="Prism, table I",
     paper=TABLE_1,
-    why=WHY,
+    why="Which task each server has is not said; here in the order of section IV-A. A "
+    "server that serves alone waits for the host link (25 GB/s here), the paper's for "
+    "MoE-Infinity's whole offloading path; naive collaboration waits for 500 Mbps and, "
+    "in the paper, for software too, so what is ahead depends on these two rates.",
 )

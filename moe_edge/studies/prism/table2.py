@@ -69,13 +69,6 @@ UNEQUAL = {
     "unequal, little memory": {"expert_memory_share": 0.4},
 }
 WIDE = 20  # largest over least bar from which an axis is logarithmic
-WHY = (
-    "Our routing of narrow tasks is generated and more local than the paper's seems to "
-    "be, and a remote call costs only its bytes and latency; the paper's seconds hold "
-    "software and queues that its machine of four GPUs shares between the servers. So "
-    "a smaller share of remote calls is worth more here, and ratios are larger where "
-    "the network is what one waits for."
-)
 METHODS = (*PAPERS, OPTIMUM, OURS)
 PAIRS = (
     *((PRISM, EPLB), (OPTIMUM, EPLB), (OURS, EPLB)),
@@ -218,5 +211,9 @@ STUDY = study_of(
     measure=measure,
     source="Prism, table II",
     paper=PAPER,
-    why=WHY,
+    why="Our routing of narrow tasks is generated and more local than the paper's "
+    "seems to be, and a remote call costs only its bytes and latency; the paper's "
+    "seconds hold software and queues that its machine of four GPUs shares between the "
+    "servers. So a smaller share of remote calls is worth more here, and ratios are "
+    "larger where the network is what one waits for.",
 )

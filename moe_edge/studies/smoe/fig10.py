@@ -5,32 +5,26 @@ chosen for a time budget, and the fidelity of every a stands next to its time.
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.polynomial import Polynomial
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
 from moe_edge.studies.cases import LIMITS, Case
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import prompt_files
-from moe_edge.studies.rounds import median_panel
+from moe_edge.studies.rounds import interval_panel, median_panel
+from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.studies.timed_cases import Timed, TimedSettings, run_cases
-
-WHY = (
-    "The paper's figure shows an almost straight fall on three models of 16 to 57 B "
-    "parameters whose expert loads take one to two orders of magnitude longer than "
-    "their compute. Here a load takes a stated number of layers of compute, and once "
-    "nearly all low-score experts are replaced a larger a changes nothing more: "
-    "the curve can flatten."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,37 +57,20 @@ class TpotSettings(TimedSettings):
         choose_a(values, [1.0] * len(values), 1.0, degree=self.degree)
 
 
-def options_at(a: float, assist: str | None) -> OffloadOptions:
-    """SMoE with one margin for routing and for prefetching."""
-    return OffloadOptions(
-        eviction="smoe_score",
-        route="substitute",
-        route_options={"a": a},
-        predictor="smoe_partial",
-        predictor_options={"top_a": a},
-        assist=assist,
-    )
-
-
 def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
-    """By batch size and a."""
-    return {
-        (batch, a): Case(
-            f"a={a:g}",
-            settings.device_memory,
-            batch,
-            options_at(a, settings.assist),
-        )
-        for batch in settings.batches
-        for a in settings.a_values
-    }
+    """By batch size and a: SMoE with one margin for routing and for prefetching."""
+    cases = {}
+    for batch, a in itertools.product(settings.batches, settings.a_values):
+        options = dataclasses.replace(smoe_steps(a)["+Pre"], assist=settings.assist)
+        cases[batch, a] = Case(f"a={a:g}", settings.device_memory, batch, options)
+    return cases
 
 
 def check(settings: TpotSettings) -> None:
     """Refuses inputs and a budget that the checkpoint cannot run with."""
     prompt_files(settings)
-    first = cases_of(settings)[settings.batches[0], settings.a_values[0]]
-    options = dataclasses.replace(first.options, device_memory=settings.device_memory)
+    options = next(iter(cases_of(settings).values())).options
+    options = dataclasses.replace(options, device_memory=settings.device_memory)
     check_checkpoint(settings.checkpoint, offload=options)
 
 
@@ -102,16 +79,14 @@ def run(settings: TpotSettings) -> Findings:
     cases = cases_of(settings)
     with Bench(settings.checkpoint) as bench:
         timing = run_cases(bench, list(cases.values()), settings)
-    timed = {key: timing[case.key] for key, case in cases.items()}
-    points = [point_of(batch, a, one) for (batch, a), one in timed.items()]
+    points = [point_of(a, timing[case.key]) for (_, a), case in cases.items()]
     fits = []
     for batch in settings.batches:
         mine = [point for point in points if point["batch"] == batch]
-        pairs = [(point["a"], seconds) for point in mine for seconds in point["tpot_s"]]
-        a_N, tpot_s_N = zip(*pairs, strict=True)
-        fits.append(
-            fit_of(batch, a_N, tpot_s_N, settings.tpot_budget_s, settings.degree)
-        )
+        a_N = np.repeat([point["a"] for point in mine], settings.rounds)
+        tpot_s_N = np.concatenate([point["tpot_s"] for point in mine])
+        fit = fit_of(a_N, tpot_s_N, settings.tpot_budget_s, settings.degree)
+        fits.append({"batch": batch, **fit})
     told = ", ".join(f"batch {fit['batch']} {change(fit):+.0f} %" for fit in fits)
     return Findings(
         answer=f"With {settings.device_memory} of the experts on the device, TPOT from "
@@ -132,40 +107,33 @@ def run(settings: TpotSettings) -> Findings:
     )
 
 
-def point_of(batch: int, a: float, timed: Timed) -> dict[str, Any]:
+def point_of(a: float, timed: Timed) -> dict[str, Any]:
     """Time and fidelity at one a; a lossless case agrees, as its tokens showed."""
     found = timed.fidelity
     return {
-        "batch": batch,
+        "batch": timed.case.batch,
         "a": a,
         "tpot_s": list(timed.tpot_s),
         "hit_ratio": timed.median("hit_ratio"),
-        "agreement": 1.0 if found is None else found.agreement,
-        "agreement_interval95": (1.0, 1.0)
-        if found is None
-        else found.agreement_interval95,
-        "perplexity_ratio": 1.0 if found is None else found.perplexity_ratio,
+        "agreement": found.agreement if found else 1.0,
+        "agreement_interval95": found.agreement_interval95 if found else (1.0, 1.0),
+        "perplexity_ratio": found.perplexity_ratio if found else 1.0,
     }
 
 
-def fit_of(batch: int, a_N, tpot_s_N, budget_tpot_s: float | None, degree: int):
-    """Eq. 5 on measured points: the choice as a dict; `a` None if none meets it.
+def fit_of(
+    a_N: np.ndarray, tpot_s_N: np.ndarray, budget_s: float | None, degree: int
+) -> dict[str, Any]:
+    """Eq. 5 on measured points, one a round: the choice; `a` None if none meets it.
 
-    Args:
-      batch: kept in the result.
-      a_N, tpot_s_N: one point a round.
-      budget_tpot_s: None: halfway between the slowest and the fastest a.
-      degree: of the polynomial.
+    Without a budget it is halfway between the slowest and the fastest a.
     """
-    a_N, tpot_s_N = np.asarray(a_N), np.asarray(tpot_s_N)
     median_s = {a: float(np.median(tpot_s_N[a_N == a])) for a in np.unique(a_N)}
-    slowest_s, fastest_s = max(median_s.values()), min(median_s.values())
-    budget_s = budget_tpot_s or (slowest_s + fastest_s) / 2
-    line = np.polynomial.Polynomial.fit(a_N, tpot_s_N, 1)
+    budget_s = budget_s or (max(median_s.values()) + min(median_s.values())) / 2
+    line = Polynomial.fit(a_N, tpot_s_N, 1)
     spread = float(np.var(tpot_s_N))
     left = float(np.mean((line(a_N) - tpot_s_N) ** 2))
     found = {
-        "batch": batch,
         "budget_tpot_s": budget_s,
         "tpot_s": median_s,
         "linear_r2": 1 - left / spread if spread else 1.0,
@@ -173,17 +141,11 @@ def fit_of(batch: int, a_N, tpot_s_N, budget_tpot_s: float | None, degree: int):
     try:
         choice = choose_a(a_N, tpot_s_N, budget_s, degree=degree)
     except CapacityError as error:
-        fit = np.polynomial.Polynomial.fit(a_N, tpot_s_N, degree)
+        fit = Polynomial.fit(a_N, tpot_s_N, degree).convert()
         none = {"a": None, "predicted_tpot_s": None, "is_certain": False}
-        rest = {"coefficients": fit.convert().coef.tolist(), "reason": str(error)}
-        return found | none | rest
-    return found | {
-        "a": choice.a,
-        "predicted_tpot_s": choice.predicted_tpot_s,
-        "coefficients": list(choice.coefficients),
-        "max_residual_s": choice.max_residual_s,
-        "is_certain": choice.is_certain,
-    }
+        return found | none | {"coefficients": fit.coef.tolist(), "reason": str(error)}
+    names = ("a", "predicted_tpot_s", "coefficients", "max_residual_s", "is_certain")
+    return found | {name: getattr(choice, name) for name in names}
 
 
 def change(fit: dict[str, Any]) -> float:
@@ -198,8 +160,7 @@ def sentence(fit: dict[str, Any]) -> str:
     (low, first_s), (high, last_s) = by_a[0], by_a[-1]
     text = (
         f"Batch {fit['batch']}: {1e3 * first_s:.1f} ms at a={low:g}, "
-        f"{1e3 * last_s:.1f} ms at a={high:g} "
-        f"({change(fit):+.0f} %); for "
+        f"{1e3 * last_s:.1f} ms at a={high:g} ({change(fit):+.0f} %); for "
         f"{1e3 * fit['budget_tpot_s']:.1f} ms "
     )
     if fit["a"] is None:
@@ -209,40 +170,46 @@ def sentence(fit: dict[str, Any]) -> str:
 
 
 def fit_rows(fit: dict[str, Any]) -> list[dict]:
-    """The metrics of a fit."""
-    what = f"choice of a, batch {fit['batch']}"
-    rows = [metric(what, "TPOT budget", 1e3 * fit["budget_tpot_s"], "ms")]
-    if fit["a"] is not None:
-        rows.append(metric(what, "chosen a", fit["a"], "1"))
-        rows.append(metric(what, "predicted TPOT", 1e3 * fit["predicted_tpot_s"], "ms"))
-        rows.append(metric(what, "largest residual", 1e3 * fit["max_residual_s"], "ms"))
-    return [*rows, metric(what, "r2 of a straight line", fit["linear_r2"], "1")]
+    """The metrics of a fit, as far as it has them."""
+    return [
+        metric(f"choice of a, batch {fit['batch']}", name, scale * fit[key], unit)
+        for key, name, scale, unit in (
+            ("budget_tpot_s", "TPOT budget", 1e3, "ms"),
+            ("a", "chosen a", 1, "1"),
+            ("predicted_tpot_s", "predicted TPOT", 1e3, "ms"),
+            ("max_residual_s", "largest residual", 1e3, "ms"),
+            ("linear_r2", "r2 of a straight line", 1, "1"),
+        )
+        if fit.get(key) is not None
+    ]
 
 
 def plot(path, points: list[dict], fits: list[dict]) -> None:
     """Time per step over a with its fit, and agreement; a column a batch size."""
-    panels = []
-    for key, label in (("tpot_s", "TPOT (ms)"), ("agreement", "agreement")):
-        for fit in fits:
-            mine = [point for point in points if point["batch"] == fit["batch"]]
-            a_N = [point["a"] for point in mine]
-            title, measured = f"batch {fit['batch']}", [point[key] for point in mine]
-            if key == "tpot_s":
-                chosen = "none" if fit["a"] is None else f"{fit['a']:.2f}"
-                fitted = np.polynomial.Polynomial(fit["coefficients"])(np.asarray(a_N))
-                panel = median_panel(
-                    f"{title}: least a within the budget: {chosen}",
-                    label,
-                    a_N,
-                    {"measured": measured, "fit": [[value] for value in fitted]},
-                    1e3,
-                    level=("budget", 1e3 * fit["budget_tpot_s"]),
-                )
-            else:
-                low, high = np.asarray([p["agreement_interval95"] for p in mine]).T
-                spreads = {"measured": np.maximum([measured - low, high - measured], 0)}
-                panel = Panel(title, label, a_N, {"measured": measured}, spreads)
-            panels.append(dataclasses.replace(panel, x_label="a"))
+    times, agreements = [], []
+    for fit in fits:
+        mine = [point for point in points if point["batch"] == fit["batch"]]
+        title, a_N = f"batch {fit['batch']}", [point["a"] for point in mine]
+        chosen = "none" if fit["a"] is None else f"{fit['a']:.2f}"
+        fitted = Polynomial(fit["coefficients"])(np.asarray(a_N))
+        measured = [point["tpot_s"] for point in mine]
+        times.append(
+            median_panel(
+                f"{title}: least a within the budget: {chosen}",
+                "TPOT (ms)",
+                a_N,
+                {"measured": measured, "fit": fitted[:, None]},
+                1e3,
+                x_label="a",
+                level=("budget", 1e3 * fit["budget_tpot_s"]),
+            )
+        )
+        agreed = [point["agreement"] for point in mine]
+        intervals = [point["agreement_interval95"] for point in mine]
+        agreements.append(
+            interval_panel(title, "agreement", a_N, agreed, intervals, x_label="a")
+        )
+    panels = [*times, *agreements]
     draw_panels(path, panels, title="Time per step over a", columns=len(fits))
 
 
@@ -256,6 +223,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, fig. 10, section V-C: TPOT falls generally linearly with alpha",
         paper={"shape": "linear fall"},
-        why=WHY,
+        why="The paper's figure shows an almost straight fall on three models of 16 to "
+        "57 B parameters whose expert loads take one to two orders of magnitude longer "
+        "than their compute. Here a load takes a stated number of layers of compute, "
+        "and once nearly all low-score experts are replaced a larger a changes nothing "
+        "more: the curve can flatten.",
     ),
 )

@@ -4,32 +4,31 @@ Policies without a layer plan share one pool of slots over all layers; `equal` a
 AdapMoE's plan give each layer slots of its own.
 """
 
+import itertools
+
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.results import metric
+from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.cases import LIMITS, count_history, past_sequences
-from moe_edge.studies.engines import Bench
+from moe_edge.studies.cases import LIMITS
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.fig14 import BudgetSettings
 from moe_edge.studies.study import Claim, Findings, Study
-from moe_edge.studies.timed_cases import Timing, run_cases
+from moe_edge.studies.timed_cases import Timing
 
 FULL = "smoe"
 PAPER_GAIN = 0.65  # at least, over the best existing approach; section VI-B
-WHY = (
-    "The paper's baselines are whole systems (llama.cpp, MoE-Infinity, HybriMoE); "
-    "here each policy runs in one engine, so LRU and LFU, which the paper does not "
-    "compare with, are baselines too, and the best of all is what SMoE is held "
-    "against. A ratio can only gain as much as the baseline leaves to gain."
-)
 
 
-def policies(a: float, hit_curves: np.ndarray, top_k: int) -> dict[str, OffloadOptions]:
+def policies(
+    a: float, counts_LE: np.ndarray, config: ModelConfig
+) -> dict[str, OffloadOptions]:
     """Every policy of the figure, the complete SMoE last."""
-    plan = {"hit_curves": hit_curves, "top_k": top_k}
+    hit_curves = static_hit_curves(counts_LE[list(config.moe_layers)])
+    plan = {"hit_curves": hit_curves, "top_k": config.moe.top_k}
     return {
         "lru": OffloadOptions(eviction="lru"),
         "lru, equal slots": OffloadOptions(eviction="lru", slot_plan="equal"),
@@ -48,42 +47,30 @@ def policies(a: float, hit_curves: np.ndarray, top_k: int) -> dict[str, OffloadO
 
 def run(settings: BudgetSettings) -> Findings:
     """Measures all policies."""
-    with Bench(settings.checkpoint) as bench:
-        history, config = past_sequences(bench, settings), bench.config
-        counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
-        curves = static_hit_curves(counts_LE[list(config.moe_layers)])
-        named = policies(settings.a, curves, config.moe.top_k)
-        cases = fig14.cases_of(settings, named)
-        timing = run_cases(bench, cases, settings, history)
-    return findings(bench.model, timing, settings, list(named))
+    return findings(*fig14.time_policies(settings, policies), settings)
 
 
 def best_baseline(timing: Timing, names, budget: str, batch: int) -> tuple[str, float]:
-    """The policy with the highest median cache ratio besides SMoE, and that ratio."""
-    ratio_of = {
-        name: timing[name, budget, batch].median("hit_ratio")
-        for name in names
-        if name != FULL
-    }
+    """The policy with the highest median cache ratio, and that ratio."""
+    ratio_of = {n: timing[n, budget, batch].median("hit_ratio") for n in names}
     best = max(ratio_of, key=ratio_of.get)
     return best, ratio_of[best]
 
 
-def findings(
-    model: dict, timing: Timing, settings: BudgetSettings, names: list[str]
-) -> Findings:
+def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
     """The entry from what was measured."""
+    names = list(dict.fromkeys(policy for policy, _, _ in timing.timed))
+    others = [name for name in names if name != FULL]
     rows, details, gains = timing.rows(), [], {}
-    for batch in settings.batches:
-        for budget in settings.budgets:
-            ratio = timing[FULL, budget, batch].median("hit_ratio")
-            best, best_ratio = best_baseline(timing, names, budget, batch)
-            at = f"{budget}, batch {batch}"
-            details.append(f"{at}: {ratio:.2f} against {best_ratio:.2f} ({best}).")
-            if best_ratio:
-                gains[at] = ratio / best_ratio - 1
-                name = f"cache ratio over the best baseline's, {at}"
-                rows.append(metric(FULL, name, 1 + gains[at], "1", settings.rounds))
+    for batch, budget in itertools.product(settings.batches, settings.budgets):
+        ratio = timing[FULL, budget, batch].median("hit_ratio")
+        best, best_ratio = best_baseline(timing, others, budget, batch)
+        at = f"{budget}, batch {batch}"
+        details.append(f"{at}: {ratio:.2f} against {best_ratio:.2f} ({best}).")
+        if best_ratio:
+            gains[at] = ratio / best_ratio - 1
+            name = f"cache ratio over the best baseline's, {at}"
+            rows.append(metric(FULL, name, 1 + gains[at], "1", settings.rounds))
     low, high = (100 * end(gains.values(), default=0.0) for end in (min, max))
     return Findings(
         answer=f"SMoE's cache ratio is {low:+.0f} to {high:+.0f} % of the best "
@@ -98,7 +85,7 @@ def findings(
             "does: part of its gain is paid in fidelity (rows of its own).",
         ],
         kind="emulated",
-        baselines=[*(name for name in names if name != FULL), "resident"],
+        baselines=[*others, "resident"],
         checks=timing.checks(),
         ours=gains,
         plot=lambda path: fig14.plot(path, timing, settings, names),
@@ -117,6 +104,10 @@ STUDY = Study(
         source="SMoE, section VI-B and fig. 12: gain in cache ratio over the best "
         "existing approach",
         paper={"at least": PAPER_GAIN},
-        why=WHY,
+        why="The paper's baselines are whole systems (llama.cpp, MoE-Infinity, "
+        "HybriMoE); here each policy runs in one engine, so LRU and LFU, which the "
+        "paper does not compare with, are baselines too, and the best of all is what "
+        "SMoE is held against. A ratio can only gain as much as the baseline leaves to "
+        "gain.",
     ),
 )

@@ -14,19 +14,16 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.studies.cases import (
-    LIMITS,
-    Case,
-    count_history,
-    past_sequences,
-)
+from moe_edge.model.config import ModelConfig
+from moe_edge.studies.cases import LIMITS, Case, count_history, past_sequences
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.rounds import median_panel
@@ -42,13 +39,6 @@ PAPER = {
     "+Pre": (-0.14, 0.12),
     "+BA": (-0.34, -0.03),
 }
-WHY = (
-    "The paper's changes are over three models of 16 to 57 B parameters on GPUs whose "
-    "PCIe is 10 to 100 times slower than an expert's compute; here a transfer is 2 "
-    "layers of compute. Our base keeps the experts that other prompts used most, and "
-    "the slots are one pool over all layers. Host-computed experts cost the same cores "
-    "as the model."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,30 +74,42 @@ def smoe_steps(a: float) -> dict[str, OffloadOptions]:
     return dict(zip(STEPS[1:], (evict, route, fetch, assist), strict=True))
 
 
-def cases_of(settings: BudgetSettings, policies: dict[str, OffloadOptions]):
-    """Every policy at every batch size and budget."""
-    return [
-        Case(policy, budget, batch, options)
-        for batch in settings.batches
-        for budget in settings.budgets
-        for policy, options in policies.items()
-    ]
+def policies(a: float, counts_LE: np.ndarray, _) -> dict[str, OffloadOptions]:
+    """The bases and all steps."""
+    return bases(counts_LE) | smoe_steps(a)
+
+
+def time_policies(
+    settings: BudgetSettings,
+    policies: Callable[[float, np.ndarray, ModelConfig], dict[str, OffloadOptions]],
+) -> tuple[dict, Timing]:
+    """`model` of the entry, and every policy at every batch size and budget.
+
+    Args:
+      settings: sizes.
+      policies: by name, of a, int [L, E] past choices of each expert, and the model.
+    """
+    with Bench(settings.checkpoint) as bench:
+        history, config = past_sequences(bench, settings), bench.config
+        counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
+        cases = [
+            Case(policy, budget, batch, options)
+            for batch in settings.batches
+            for budget in settings.budgets
+            for policy, options in policies(settings.a, counts_LE, config).items()
+        ]
+        return bench.model, run_cases(bench, cases, settings, history)
 
 
 def run(settings: BudgetSettings) -> Findings:
     """Measures the ablation."""
-    with Bench(settings.checkpoint) as bench:
-        history, config = past_sequences(bench, settings), bench.config
-        profile_LE = count_history(history, config.num_layers, config.moe.num_experts)
-        cases = cases_of(settings, bases(profile_LE) | smoe_steps(settings.a))
-        timing = run_cases(bench, cases, settings, history)
-    return findings(bench.model, timing, settings)
+    return findings(*time_policies(settings, policies), settings)
 
 
 def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float]]:
     """Per step: mean change of TPOT and of the cache ratio from the step before."""
     found = {}
-    for old, new in zip(STEPS, STEPS[1:], strict=False):
+    for old, new in itertools.pairwise(STEPS):
         pairs = [(timing[old, b, batch], timing[new, b, batch]) for b in budgets]
         found[new] = tuple(
             mean_change([(x.median(measure), y.median(measure)) for x, y in pairs])
@@ -119,14 +121,14 @@ def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float
 def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
     """The entry from what was measured."""
     by_batch = {b: changes(timing, settings.budgets, b) for b in settings.batches}
-    first = settings.batches[0]
+    first, rows = settings.batches[0], timing.rows()
     tpot = {step: change for step, (change, _) in by_batch[first].items()}
-    rows = timing.rows()
     for batch, found in by_batch.items():
+        at = f"change from the step before, batch {batch}"
         for step, pair in found.items():
             for what, change in zip(("TPOT", "cache ratio"), pair, strict=True):
-                name = f"{what} change from the step before, batch {batch}"
-                rows.append(metric(step, name, change, "1", len(settings.budgets)))
+                n = len(settings.budgets)
+                rows.append(metric(step, f"{what} {at}", change, "1", n))
     told = (f"{s} {100 * t:+.0f} % ({100 * PAPER[s][0]:+.0f})" for s, t in tpot.items())
     return Findings(
         answer=f"Mean change of TPOT at batch {first} (in brackets the paper's): "
@@ -148,30 +150,28 @@ def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
 def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CPU)):
     """TPOT and cache ratio of every policy, by budget; a column a batch size."""
     panels = []
-    for measure, label, scale in (
-        ("tpot_s", "TPOT (ms)", 1e3),
-        ("hit_ratio", "cache ratio", 1),
+    for (measure, label, scale), batch in itertools.product(
+        (("tpot_s", "TPOT (ms)", 1e3), ("hit_ratio", "cache ratio", 1)),
+        settings.batches,
     ):
-        for batch in settings.batches:
-            resident_ms = 1e3 * float(np.median(timing.resident_s[batch]))
-            rounds_of = {
-                policy: [
-                    getattr(timing[policy, budget, batch], measure)
-                    for budget in settings.budgets
-                ]
-                for policy in policies
-            }
-            panels.append(
-                median_panel(
-                    f"batch {batch}",
-                    label,
-                    list(settings.budgets),
-                    rounds_of,
-                    scale,
-                    x_label="experts on the device",
-                    level=("resident", resident_ms) if measure == "tpot_s" else None,
-                )
+        resident_ms = 1e3 * float(np.median(timing.resident_s[batch]))
+        rounds_of = {
+            policy: [
+                getattr(timing[policy, b, batch], measure) for b in settings.budgets
+            ]
+            for policy in policies
+        }
+        panels.append(
+            median_panel(
+                f"batch {batch}",
+                label,
+                list(settings.budgets),
+                rounds_of,
+                scale,
+                x_label="experts on the device",
+                level=("resident", resident_ms) if measure == "tpot_s" else None,
             )
+        )
     draw_panels(
         path,
         panels,
@@ -189,6 +189,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
         paper=PAPER,
-        why=WHY,
+        why="The paper's changes are over three models of 16 to 57 B parameters on "
+        "GPUs whose PCIe is 10 to 100 times slower than an expert's compute; here a "
+        "transfer is 2 layers of compute. Our base keeps the experts that other "
+        "prompts used most, and the slots are one pool over all layers. Host-computed "
+        "experts cost the same cores as the model.",
     ),
 )

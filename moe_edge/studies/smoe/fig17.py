@@ -14,25 +14,18 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
-from moe_edge.studies.cases import (
-    LIMITS,
-    Case,
-    CaseSettings,
-    Ready,
-    prepare,
-)
+from moe_edge.studies.cases import LIMITS, Case, CaseSettings, Ready, prepare
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.study import SPREAD, Claim, Findings, Study
 
-PAPER = {"predicted that are top-score": 0.82, "predicted that are chosen": 0.95}
+TOP, CHOSEN = "predicted that are top-score", "predicted that are chosen"
+FOUND = "top-score that were predicted"
+PAPER = {TOP: 0.82, CHOSEN: 0.95}
+MEASURES = {"recall": "chosen_LA", "precision": "predicted_LA"}  # share of hits in
 SMOE = "smoe_partial"
-WHY = (
-    "The paper's 82 % and 95 % are of three large models, under SMoE's own routing. "
-    "A partial state is the better the more of a layer is resident, and the default "
-    "model has only six layers, whose states differ more than those of deep models."
-)
+BASELINES = ("stale_gate", "previous", "frequency", "moe_infinity")
 _wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
 
 
@@ -56,44 +49,40 @@ class TopScoreLog(PredictionLog):
     """Also compares what is predicted one layer ahead with the true top-score set.
 
     Attributes:
-      top_hits_L, top_predicted_L, top_L: int, experts predicted and top-score,
-        predicted, top-score; where a prediction was made.
+      top: the log of that, whose chosen experts are the top-score ones.
     """
 
     def __init__(self, num_layers, num_experts, look_ahead, *, moe, top_a, batch):
         super().__init__(num_layers, num_experts, look_ahead)
-        self._top = functools.partial(_wanted, moe=moe, top_a=top_a)
-        self._batch, self._expected = batch, {}
-        shape = (3, num_layers)
-        self.top_hits_L, self.top_predicted_L, self.top_L = np.zeros(shape, np.int64)
+        self.top = PredictionLog(num_layers, num_experts)
+        self._scores = functools.partial(_wanted, moe=moe, top_a=top_a)
+        self._batch = batch
 
     def expect(self, layer, ids_NM):
         super().expect(layer, ids_NM)
-        self._expected[(layer + 1) % len(self.top_L)] = ids_NM[0][ids_NM[0] >= 0]
+        self.top.expect(layer, ids_NM)
 
     def note(self, layer: int, routing) -> None:
         """`on_routing` of a run; the router's own choice, before any route policy."""
-        expected = self._expected.pop(layer, None)
-        if routing.ids_TK.shape[0] != self._batch or expected is None:
-            return  # a prefill, or nothing was said about this layer
-        is_top_E = np.asarray(self._top(routing.ids_TK, routing.scores_TE)) >= 0
-        self.top_hits_L[layer] += is_top_E[expected].sum()
-        self.top_predicted_L[layer] += len(expected)
-        self.top_L[layer] += is_top_E.sum()
+        if routing.ids_TK.shape[0] == self._batch:  # no prefill
+            scores_E = np.asarray(self._scores(routing.ids_TK, routing.scores_TE))
+            self.top.chosen(layer, np.flatnonzero(scores_E >= 0))
 
 
 def policies(settings: PredictorSettings) -> dict[str, OffloadOptions]:
     """Every predictor, over LRU; and SMoE's in the complete SMoE."""
-    top, H = {"top_a": settings.a}, settings.horizon
-    simple = ("stale_gate", "previous", "frequency", "moe_infinity")
+
+    def over_lru(name: str, horizon: int = 1, **options) -> OffloadOptions:
+        return OffloadOptions(
+            predictor=name, predictor_options=options, horizon=horizon
+        )
+
     return {
-        SMOE: OffloadOptions(predictor=SMOE, predictor_options=top),
-        f"{SMOE}, all chosen": OffloadOptions(
-            predictor=SMOE, predictor_options={"top_a": None}
-        ),
-        **{name: OffloadOptions(predictor=name) for name in simple},
-        "n_layer_gate": OffloadOptions(
-            predictor="n_layer_gate", predictor_options={"look_ahead": H}, horizon=H
+        SMOE: over_lru(SMOE, top_a=settings.a),
+        f"{SMOE}, all chosen": over_lru(SMOE, top_a=None),
+        **{name: over_lru(name) for name in BASELINES},
+        "n_layer_gate": over_lru(
+            "n_layer_gate", settings.horizon, look_ahead=settings.horizon
         ),
         f"{SMOE} in smoe": fig14.smoe_steps(settings.a)["+Pre"],
     }
@@ -106,10 +95,17 @@ class Judged:
     case: Case
     logs: list[TopScoreLog] = dataclasses.field(default_factory=list)
 
-    def share(self, part: str, whole: str, pick=...) -> tuple[float, float] | None:
-        """(share over all rounds, half the range of rounds); None without cases."""
-        parts = [getattr(log, part)[pick].sum() for log in self.logs]
-        wholes = [getattr(log, whole)[pick].sum() for log in self.logs]
+    def share(self, whole: str, pick, top=False) -> tuple[float, float] | None:
+        """Hits in `whole`, all rounds, and half the range of rounds; None in nothing.
+
+        Args:
+          whole: `chosen_LA` or `predicted_LA`.
+          pick: of layers and look-ahead.
+          top: of top-score experts alone.
+        """
+        logs = [log.top if top else log for log in self.logs]
+        parts = [log.hits_LA[pick].sum() for log in logs]
+        wholes = [getattr(log, whole)[pick].sum() for log in logs]
         if not sum(wholes):
             return None
         rounds = [p / w for p, w in zip(parts, wholes, strict=True) if w]
@@ -166,14 +162,11 @@ def shares_of(one: Judged, first_layer: int) -> dict[str, tuple[float, float]]:
         # Layers that a gate can predict within a token, for all predictors.
         pick = (slice(first_layer + ahead + 1, None), ahead)
         at = f"{ahead + 1} layers ahead" if ahead else "one layer ahead"
-        shares[f"recall, {at}"] = one.share("hits_LA", "chosen_LA", pick)
-        shares[f"precision, {at}"] = one.share("hits_LA", "predicted_LA", pick)
+        shares[f"recall, {at}"] = one.share("chosen_LA", pick)
+        shares[f"precision, {at}"] = one.share("predicted_LA", pick)
     later = slice(first_layer + 1, None)
-    for name, whole in (
-        ("predicted that are top-score", "top_predicted_L"),
-        ("top-score that were predicted", "top_L"),
-    ):
-        shares[name] = one.share("top_hits_L", whole, later)
+    for name, whole in ((TOP, "predicted_LA"), (FOUND, "chosen_LA")):
+        shares[name] = one.share(whole, later, top=True)
     return {name: pair for name, pair in shares.items() if pair is not None}
 
 
@@ -189,37 +182,27 @@ def findings(
     for one in judged:
         policy, at = one.case.policy, f"batch {one.case.batch}"
         for name, (share, width) in shares_of(one, ready.first_layer).items():
-            spread = (SPREAD, width)
-            rows.append(
-                metric(policy, f"{name}, {at}", share, "1", len(one.logs), spread)
-            )
+            n, spread = len(one.logs), (SPREAD, width)
+            rows.append(metric(policy, f"{name}, {at}", share, "1", n, spread))
             found[policy, one.case.batch, name] = share
         stored[f"{policy}, {at}"] = {
-            "recall_by_layer": _plain(one.by_layer("chosen_LA")),
-            "precision_by_layer": _plain(one.by_layer("predicted_LA")),
+            f"{measure}_by_layer": _plain(one.by_layer(whole))
+            for measure, whole in MEASURES.items()
         }
     first = settings.batches[0]
-
-    def at_first(policy: str, name: str) -> float | None:
-        return found.get((policy, first, name))
-
     ours = {
-        "predicted that are top-score": at_first(SMOE, "predicted that are top-score"),
-        "predicted that are chosen": at_first(SMOE, "precision, one layer ahead"),
+        TOP: found.get((SMOE, first, TOP)),
+        CHOSEN: found.get((SMOE, first, "precision, one layer ahead")),
     }
     top, chosen = map(_say, ours.values())
-    recall = {
-        policy: _say(at_first(policy, "recall, one layer ahead"))
+    recall = [
+        f"{policy} {_say(found.get((policy, first, 'recall, one layer ahead')))}"
         for policy in (f"{SMOE}, all chosen", "stale_gate")
-    }
+    ]
     return Findings(
         answer=f"At batch {first}, {top} of what SMoE's partial state predicts is "
         f"top-score (paper: 82 %) and {chosen} is chosen (paper: 95 %).",
-        details=[
-            "Recall of all chosen, one layer ahead: "
-            + ", ".join(f"{policy} {share}" for policy, share in recall.items())
-            + "."
-        ],
+        details=[f"Recall of all chosen, one layer ahead: {', '.join(recall)}."],
         model=model,
         workload=ready.workload(settings),
         metrics=rows,
@@ -229,7 +212,7 @@ def findings(
             "predicts the next token's first layers.",
         ],
         kind="emulated",
-        baselines=["stale_gate", "previous", "frequency", "moe_infinity"],
+        baselines=BASELINES,
         checks={"every lossless case gave the resident engine's tokens": is_same},
         ours=ours,
         plot=lambda path: plot(path, judged, first),
@@ -248,17 +231,12 @@ def _plain(values: list[float]) -> list[float | None]:
 
 def plot(path, judged: list[Judged], batch: int) -> None:
     """Recall and precision by layer, one layer ahead."""
-    panels = []
-    for title, whole in (("recall", "chosen_LA"), ("precision", "predicted_LA")):
-        series = {
-            one.case.policy: one.by_layer(whole)
-            for one in judged
-            if one.case.batch == batch
-        }
-        layers = list(range(len(next(iter(series.values())))))
-        panels.append(
-            Panel(title, f"{title}, one layer ahead", layers, series, x_label="layer")
-        )
+    shown, panels = [one for one in judged if one.case.batch == batch], []
+    for measure, whole in MEASURES.items():
+        series = {one.case.policy: one.by_layer(whole) for one in shown}
+        layers = list(range(len(shown[0].logs[0].rounds_LA)))
+        label = f"{measure}, one layer ahead"
+        panels.append(Panel(measure, label, layers, series, x_label="layer"))
     draw_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")
 
 
@@ -272,6 +250,9 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-C and fig. 17: accuracy of prefetching",
         paper=PAPER,
-        why=WHY,
+        why="The paper's 82 % and 95 % are of three large models, under SMoE's own "
+        "routing. A partial state is the better the more of a layer is resident, and "
+        "the default model has only six layers, whose states differ more than those of "
+        "deep models.",
     ),
 )

@@ -13,21 +13,12 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.route.base import gate_scores
 from moe_edge.studies.cases import LIMITS, workload_of
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import (
-    PromptPool,
-    PromptSettings,
-    check_inputs,
-    make_pool,
-)
+from moe_edge.studies.prompts import PromptPool, PromptSettings, check_inputs, make_pool
 from moe_edge.studies.study import Claim, Findings, Study
 
 AHEAD = 3  # iterations
 KINDS = ("top-k", "top-k or alternative")
-WHY = (
-    "The paper shows a picture without numbers, of models with other routers; it says "
-    "that higher-scored experts, inactive ones too, are more likely used again as "
-    "top-k or alternative experts."
-)
+KEYS = ("chosen", "chosen_or_alternative")  # of reuse.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,14 +90,12 @@ def run(settings: ReuseSettings) -> Findings:
         pool = make_pool(
             settings, bench.tokenizer, settings.rounds, settings.prompt_tokens
         )
-        moe, kinds = bench.config.moe, ([], [])
+        found = []
         for prompt in pool.rows:
             scores_NLE = record_scores(bench, prompt, settings.new_tokens)
-            for kind, mask_NLE in zip(
-                kinds, needed(scores_NLE, moe.top_k, settings.a), strict=True
-            ):
-                kind.append(reuse_by_rank(scores_NLE, mask_NLE))
-    reuse = dict(zip(KINDS, map(np.stack, kinds), strict=True))
+            masks = needed(scores_NLE, bench.config.moe.top_k, settings.a)
+            found.append([reuse_by_rank(scores_NLE, mask_NLE) for mask_NLE in masks])
+    reuse = dict(zip(KINDS, np.stack(found, axis=1), strict=True))
     return findings(bench, reuse, pool, settings)
 
 
@@ -146,11 +135,12 @@ def findings(
         found[kind, "rank correlation"] = correlation
     top, beyond, low = (found[KINDS[1], label] for label in groups)
     curves = {
-        name: reuse_QLE.mean(axis=0).round(4).tolist()
-        for name, reuse_QLE in zip(
-            ("chosen", "chosen_or_alternative"), reuse.values(), strict=True
-        )
+        kind.replace("top-k", "chosen").replace(" ", "_"): by.mean(axis=0)
+        .round(4)
+        .tolist()
+        for kind, by in reuse.items()
     }
+    stored = curves | {"layers": list(bench.config.moe_layers)}
     return Findings(
         answer=f"Needed again as top-k or alternative: {100 * top:.0f} % of the "
         f"chosen, {100 * beyond:.0f} % of the next {K}, {100 * low:.0f} % of the "
@@ -165,32 +155,26 @@ def findings(
         ours={" / ".join(key): value for key, value in found.items()},
         plot=lambda path: plot(path, reuse, bench.config),
         summary={"reuse": {"chosen": top, "next_k": beyond, "lowest_quarter": low}},
-        files={
-            "reuse.json": json.dumps(curves | {"layers": list(bench.config.moe_layers)})
-            + "\n"
-        },
+        files={"reuse.json": json.dumps(stored) + "\n"},
     )
 
 
 def plot(path, reuse: dict[str, np.ndarray], config: ModelConfig) -> None:
     """Reuse by rank, a line a layer; a panel a kind."""
     E, K = config.moe.num_experts, config.moe.top_k
-    panels = [
-        Panel(
-            f"needed again as {kind}",
-            f"share, within {AHEAD} tokens",
-            list(range(1, E + 1)),
-            {
-                f"layer {n}": by_rank
-                for n, by_rank in zip(
-                    config.moe_layers, reuse_QLE.mean(axis=0), strict=True
-                )
-            },
-            x_label="rank of the score in the current token",
-            level=("uniform choice", 1 - (1 - K / E) ** AHEAD),
+    panels = []
+    for kind, reuse_QLE in reuse.items():
+        by_layer = zip(config.moe_layers, reuse_QLE.mean(axis=0), strict=True)
+        panels.append(
+            Panel(
+                f"needed again as {kind}",
+                f"share, within {AHEAD} tokens",
+                list(range(1, E + 1)),
+                {f"layer {n}": by_rank for n, by_rank in by_layer},
+                x_label="rank of the score in the current token",
+                level=("uniform choice", 1 - (1 - K / E) ** AHEAD),
+            )
         )
-        for kind, reuse_QLE in reuse.items()
-    ]
     draw_panels(path, panels, title="Reuse of experts by the rank of their score")
 
 
@@ -204,6 +188,8 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section IV-B and fig. 6",
         paper={"trend": "reuse falls with the rank of the score"},
-        why=WHY,
+        why="The paper shows a picture without numbers, of models with other routers; "
+        "it says that higher-scored experts, inactive ones too, are more likely used "
+        "again as top-k or alternative experts.",
     ),
 )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
-from moe_edge.evaluate.texts import find_path, sha256_of
+from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.replay.hits import replay
@@ -68,14 +67,8 @@ def stem(path: str | Path) -> str:
 
 
 def trace_paths(settings: TraceSettings) -> list[Path]:
-    """The traces' files. Raises ConfigError for one that does not exist."""
-    paths = [Path(find_path(name, settings.data_dir)) for name in settings.traces]
-    missing = [str(path) for path in paths if not path.is_file()]
-    if missing:
-        raise ConfigError(
-            f"no trace {', '.join(missing)}; give the folder of the data: --data_dir"
-        )
-    return paths
+    """The traces' files. Raises OSError for one that does not exist."""
+    return [Path(find_file(name, settings.data_dir)) for name in settings.traces]
 
 
 def replay_all(trace: Trace, sizes) -> Ratios:
@@ -102,14 +95,13 @@ def recall_all(trace: Trace) -> dict[str, tuple[float, float]]:
 
 def worst_difference(name: str, ratios: Ratios) -> float | None:
     """Largest distance from the known numbers; None where none are known."""
-    known = KNOWN.get(name, {})
     found = [
         abs(ratios[policy][size] - value)
-        for policy, values in known.items()
+        for policy, values in KNOWN.get(name, {}).items()
         for size, value in zip(KNOWN_SLOTS, values, strict=True)
         if size in ratios.get(policy, {})
     ]
-    return max(found) if found else None
+    return max(found, default=None)
 
 
 def run(settings: TraceSettings) -> Findings:
@@ -141,12 +133,10 @@ def findings(
                 if np.isfinite(value):
                     row = f"{measure} one layer ahead, {name}"
                     rows.append(metric(f"predictor {predictor}", row, value, "1"))
-        worst = worst_difference(name, by_policy)
-        if worst is not None:
+        if (worst := worst_difference(name, by_policy)) is not None:
             gaps.append(worst)
-            checks[f"{name}: LRU, LFU, Belady within {TOLERANCE} of interfaces.md"] = (
-                worst <= TOLERANCE
-            )
+            check = f"{name}: LRU, LFU, Belady within {TOLERANCE} of interfaces.md"
+            checks[check] = worst <= TOLERANCE
         for size in settings.slots_per_layer:
             real = {p: v[size] for p, v in by_policy.items() if p not in BOUNDS}
             best = max(real, key=real.get)
@@ -156,8 +146,9 @@ def findings(
                 f"{by_policy['belady'][size]:.3f}."
             )
     distance = f"within {max(gaps):.4f}" if gaps else "nowhere: none are known"
-    sources = {p: {"file": p.name, "sha256": sha256_of(p)} for p in paths}
+    sources = {stem(p): {"file": p.name, "sha256": sha256_of(p)} for p in paths}
     sizes = list(settings.slots_per_layer)
+    replayed = {"hit_ratio": ratios, "prediction": recalls}
     return Findings(
         answer=f"The known LRU, LFU and Belady ratios are met {distance}.",
         details=details,
@@ -166,8 +157,7 @@ def findings(
             "params": 0,
             "weights": "none: recorded routing",
         },
-        workload={stem(path): source for path, source in sources.items()}
-        | {"slots_per_layer": sizes},
+        workload=sources | {"slots_per_layer": sizes},
         metrics=rows,
         limits=[
             "One generation of one prompt a model: unit goldens, no ranking of "
@@ -182,12 +172,7 @@ def findings(
         checks=checks,
         plot=lambda path: plot(path, ratios, sorted(sizes)),
         summary={"hit_ratio": ratios},
-        files={
-            "replay.json": json.dumps(
-                {"hit_ratio": ratios, "prediction": recalls}, indent=1
-            )
-            + "\n"
-        },
+        files={"replay.json": json.dumps(replayed, indent=1) + "\n"},
     )
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import compare
@@ -33,6 +31,7 @@ from moe_edge.route.substitute import Substitute
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.card import INTERVALS, forced_rows
 from moe_edge.studies.fidelity.study import ForcedText
+from moe_edge.studies.rounds import interval_panel
 from moe_edge.studies.study import Claim, Findings, Study
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
@@ -49,11 +48,6 @@ PAPER = {
         "gsm8k": ((51.4, 50.2, 48.8), (62.9, 61.2, 58.6), (85.7, 85.3, 83.3)),
     }.items()
 }
-WHY = (
-    "The paper's models have 16 to 57 B parameters and answer well above chance; where "
-    "a model answers near chance, no fall can show. The paper's own differences below "
-    "a = 0.35 lie within the interval of its 1,000 questions (about 3 points)."
-)
 LIMITS = (
     "The default model is tiny (16 M parameters): its accuracy near chance is expected "
     "and says nothing about substitution; the share of answers equal to the unmodified "
@@ -63,6 +57,17 @@ LIMITS = (
     "Intervals: Wilson for shares, bootstrap over blocks of 32 tokens for the "
     "perplexity ratio.",
     "Only questions short enough were asked; the sets stand in for the paper's.",
+)
+# Of metrics: the value, its interval, how many stand behind it.
+MEASURES = {
+    "accuracy": ("accuracy", "interval95", "n"),
+    "same answer": ("same_answer", "same_interval95", "n"),
+    "agreement on text": ("agreement", "agreement_interval95", "tokens"),
+    "perplexity ratio on text": ("perplexity_ratio", "ratio_interval95", "tokens"),
+}
+SIZES = (
+    *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
+    *("device_memory", "batch_size"),
 )
 Rows = list[dict[str, Any]]
 
@@ -86,10 +91,6 @@ class AccuracySettings(ForcedText):
     device_memory: str = "25%"
     batch_size: int = 3
 
-    def routes(self) -> dict[float, Substitute]:
-        """By a, ascending from 0."""
-        return {a: Substitute(a) for a in sorted({0.0, *map(float, self.a_values)})}
-
     def options(self) -> OffloadOptions:
         """Of the offloaded engine."""
         return resolve_offload(self.device_memory, self.base)
@@ -112,19 +113,13 @@ def run(settings: AccuracySettings) -> Findings:
     loaded, batch = load_engine(settings.checkpoint), settings.batch_size
     tokenizer, resident = loaded.tokenizer, loaded.engine
     paths, text_path = settings.paths(), settings.path
-    tasks = {
-        Path(path).stem: short_questions(
-            tokenizer, path, settings.limit, settings.max_tokens
-        )
-        for path in paths
-    }
-    questions = [question for part in tasks.values() for question in part]
+    size = settings.limit, settings.max_tokens
+    tasks = {Path(p).stem: short_questions(tokenizer, p, *size) for p in paths}
     forced = forced_rows(settings, tokenizer)
 
     def answer(engine):
-        return answer_questions(
-            engine, tokenizer, questions, batch, step_continuations
-        )[1]
+        asked = tokenizer, sum(tasks.values(), []), batch
+        return answer_questions(engine, *asked, step_continuations)[1]
 
     expected, reference = answer(resident), score_batches(resident, forced, batch)
     capacity = max(settings.max_tokens, settings.prompt_tokens + settings.forced_tokens)
@@ -132,7 +127,8 @@ def run(settings: AccuracySettings) -> Findings:
         settings.checkpoint, settings.options(), batch=batch, capacity=capacity
     )
     accuracy, fidelity = [], []
-    for a, route in settings.routes().items():
+    for a in sorted({0.0, *map(float, settings.a_values)}):
+        route = Substitute(a)
         forced_run = switch.run(route, forced, batch)
         found = {"a": a, **vars(compare(forced_run, reference, settings.seed))}
         fidelity.append(found | {"changed_ratio": switch.route.changed_ratio})
@@ -148,6 +144,7 @@ def run(settings: AccuracySettings) -> Findings:
     switch.close()
     answer, details = answer_of(accuracy, fidelity)
     numbers = {"accuracy": accuracy, "fidelity": fidelity}
+    parts = zip(settings.sets, paths, tasks.values(), strict=True)
     return Findings(
         answer=answer,
         details=details,
@@ -155,18 +152,10 @@ def run(settings: AccuracySettings) -> Findings:
         workload={
             "sets": {
                 name: {"sha256": sha256_of(path), "questions": len(part)}
-                for name, path, part in zip(
-                    settings.sets, paths, tasks.values(), strict=True
-                )
+                for name, path, part in parts
             },
             "text": {"source": text_path.name, "sha256": sha256_of(text_path)},
-        }
-        | {
-            name: getattr(settings, name)
-            for name in (
-                *("max_tokens", "rows", "prompt_tokens", "forced_tokens"),
-                *("device_memory", "batch_size"),
-            )
+            **{name: getattr(settings, name) for name in SIZES},
         },
         metrics=metric_rows(accuracy, fidelity),
         limits=LIMITS,
@@ -192,48 +181,32 @@ def run(settings: AccuracySettings) -> Findings:
     )
 
 
-def summarise(task: str, a: float, questions, lines, reference) -> dict[str, Any]:
-    """Accuracy of some questions, and how many are answered as the reference does."""
-    same = sum(
-        line["chosen_index"] == other["chosen_index"]
-        for line, other in zip(lines, reference, strict=True)
-    )
-    return {"task": task, "a": a, **accuracy_of(questions, lines)} | {
-        "same_answer": same / len(lines),
-        "same_interval95": wilson_interval(same, len(lines)),
-    }
-
-
 def by_task(tasks: dict[str, list[Question]], a: float, lines, reference) -> Rows:
-    """`summarise` of every set and of all together; lines in the order of the sets."""
+    """Accuracy of every set and of all together, and how many answers are the
+    reference's; lines in the order of the sets."""
     rows, start = [], 0
-    for task, questions in tasks.items():
+    for task, questions in (tasks | {ALL: sum(tasks.values(), [])}).items():
+        start = 0 if task == ALL else start
         part = slice(start, start := start + len(questions))
-        rows.append(summarise(task, a, questions, lines[part], reference[part]))
-    questions = [question for part in tasks.values() for question in part]
-    return [*rows, summarise(ALL, a, questions, lines, reference)]
+        pairs = zip(lines[part], reference[part], strict=True)
+        same = sum(one["chosen_index"] == other["chosen_index"] for one, other in pairs)
+        found = {"task": task, "a": a, **accuracy_of(questions, lines[part])}
+        found["same_answer"] = same / len(questions)
+        found["same_interval95"] = wilson_interval(same, len(questions))
+        rows.append(found)
+    return rows
 
 
 def metric_rows(accuracy: Rows, fidelity: Rows) -> Rows:
     """All sets together at every a; each set is in table.md."""
-    rows = []
-    for row, found in zip(tasks_of(accuracy)[ALL], fidelity, strict=True):
-        n, tokens = row["n"], found["tokens"]
-        for name, one, key, interval, count in (
-            ("accuracy", row, "accuracy", "interval95", n),
-            ("same answer", row, "same_answer", "same_interval95", n),
-            ("agreement on text", found, "agreement", "agreement_interval95", tokens),
-            (
-                "perplexity ratio on text",
-                found,
-                "perplexity_ratio",
-                "ratio_interval95",
-                tokens,
-            ),
-        ):
-            what = f"substitute a={row['a']:g}"
-            rows.append(interval_metric(what, name, one[key], one[interval], count))
-    return rows
+    pairs = zip(tasks_of(accuracy)[ALL], fidelity, strict=True)
+    return [
+        interval_metric(
+            f"substitute a={row['a']:g}", name, row[key], row[width], row[n]
+        )
+        for row in (together | found for together, found in pairs)
+        for name, (key, width, n) in MEASURES.items()
+    ]
 
 
 def tasks_of(accuracy: Rows) -> dict[str, Rows]:
@@ -302,11 +275,9 @@ def plot(path, accuracy: Rows, fidelity: Rows) -> None:
     """Accuracy of each set with its interval and chance, then fidelity on the text."""
 
     def panel(title: str, rows: Rows, key: str, interval: str, level=None) -> Panel:
-        a_N, value_N = [row["a"] for row in rows], [row[key] for row in rows]
-        low, high = np.asarray([row[interval] for row in rows]).T
-        spreads = {"measured": np.maximum([value_N - low, high - value_N], 0)}
-        series, label = {"measured": value_N}, key.replace("_", " ")
-        return Panel(title, label, a_N, series, spreads, "a", level)
+        columns = ([row[name] for row in rows] for name in ("a", key, interval))
+        label = key.replace("_", " ")
+        return interval_panel(title, label, *columns, x_label="a", level=level)
 
     panels = [
         panel(task, rows, "accuracy", "interval95", ("chance", rows[0]["chance"]))
@@ -326,6 +297,9 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, table IV: accuracy (%) at alpha 0, 0.35 and 0.6",
         paper=PAPER,
-        why=WHY,
+        why="The paper's models have 16 to 57 B parameters and answer well above "
+        "chance; where a model answers near chance, no fall can show. The paper's own "
+        "differences below a = 0.35 lie within the interval of its 1,000 questions "
+        "(about 3 points).",
     ),
 )

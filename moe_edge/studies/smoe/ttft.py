@@ -1,10 +1,11 @@
 """Time to first token: experts on demand, layer-wise, and resident (SMoE fig. 13)."""
 
+import contextlib
 import dataclasses
 import functools
+import statistics
 from collections.abc import Sequence
-
-import numpy as np
+from typing import NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
@@ -12,15 +13,9 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import (
-    LIMITS,
-    LinkSettings,
-    describe_link,
-    linked,
-    workload_of,
-)
+from moe_edge.studies.cases import LIMITS, describe_link, linked, workload_of
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import PromptPool, check_inputs, make_pool
+from moe_edge.studies.prompts import LinkSettings, PromptPool, check_inputs, make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
@@ -28,12 +23,6 @@ from moe_edge.studies.study import Claim, Findings, Study
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B
-WHY = (
-    "The paper credits its pipelining of CPU, GPU and link. Ours overlaps transfers "
-    "with compute too, expert by expert, but the host computes nothing in prefill and "
-    "nothing is substituted there, so only what the cache kept saves transfers; "
-    "against layer-wise offload, prompts that do not need every expert save the rest."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +45,7 @@ class TtftSettings(LinkSettings):
     lengths: Sequence[int] = (32, 128, 512)
 
 
-@dataclasses.dataclass
-class Waited:
+class Waited(NamedTuple):
     """Of every round: seconds to the first token, bytes moved for it, the tokens."""
 
     ttft_s: Sequence[float]
@@ -95,20 +83,16 @@ def run(settings: TtftSettings) -> Findings:
         link = bench.standard_link(
             layer_s, settings.link_factor, settings.link_latency_s
         )
-        layerwise = LayerwiseEngine(
-            bench.weights, bench.store, EmulatedLink(link.bytes_per_s, link.latency_s)
-        )
+        own_link = EmulatedLink(link.bytes_per_s, link.latency_s)
+        layerwise = LayerwiseEngine(bench.weights, bench.store, own_link)
         engines = {RESIDENT: bench.resident, LAYERWISE: layerwise}
         for policy, options in policies(settings.a).items():
-            engines[policy] = bench.engine(
-                linked(options, settings.device_memory, link)
-            )
-        try:
+            options = linked(options, settings.device_memory, link)
+            engines[policy] = bench.engine(options)
+        with contextlib.closing(layerwise):
             found, pool = measure(bench, engines, settings)
-        finally:
-            layerwise.close()
-    described = describe_link(link, layer_s, settings)
-    workload = workload_of(settings, pool) | {"link": described}
+    workload = workload_of(settings, pool)
+    workload["link"] = describe_link(link, layer_s, settings)
     return findings(bench.model, found, workload, settings)
 
 
@@ -142,11 +126,11 @@ def findings(
     for (policy, length), one in found.items():
         at = f"{length} prompt tokens"
         rows.append(median_metric(policy, f"TTFT, {at}", one.ttft_s, "s"))
-        moved = 1e-6 * float(np.median(one.moved_bytes))
+        moved = 1e-6 * statistics.median(one.moved_bytes)
         rows.append(metric(policy, f"moved, {at}", moved, "MB", len(one.moved_bytes)))
     for length in settings.lengths:
         ours, layers, resident = (
-            float(np.median(found[policy, length].ttft_s))
+            statistics.median(found[policy, length].ttft_s)
             for policy in ("smoe", LAYERWISE, RESIDENT)
         )
         changes[length] = ours / layers - 1
@@ -207,6 +191,10 @@ STUDY = Study(
     claim=Claim(
         source="SMoE, section VI-B, fig. 13: TTFT against the best existing approach",
         paper={"change": PAPER_CHANGE},
-        why=WHY,
+        why="The paper credits its pipelining of CPU, GPU and link. Ours overlaps "
+        "transfers with compute too, expert by expert, but the host computes nothing "
+        "in prefill and nothing is substituted there, so only what the cache kept "
+        "saves transfers; against layer-wise offload, prompts that do not need every "
+        "expert save the rest.",
     ),
 )

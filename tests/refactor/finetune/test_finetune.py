@@ -70,8 +70,6 @@ def test_finetune_router_changes_router_rows_only(source, result):
         assert before.experts(layer).tobytes() == after.experts(layer).tobytes()
     weight_ED = after.dense(0)["router.weight"]
     assert np.abs(weight_ED[::2] - weight_ED[1::2]).max() > 0  # copies parted
-    records = "experts/layer_000.bin"
-    assert (result[1] / records).samefile(source / "model" / records)  # not copied
     manifest = json.loads((result[1] / "manifest.json").read_text())
     assert manifest["refactor"] == before.manifest["refactor"] | {
         "fine_tuned": {

@@ -19,7 +19,7 @@ def test_annealers_incremental_cost_equals_recomputed(planted, inactive):
     # Cold from the start, so that the best labels are the last ones.
     cold = {"t0": 1e-6, "seed": 2}
     costs = [problem.cost(baselines.greedy(problem))]
-    for steps in (1, 20, 400, 3000):
+    for steps in (20, 2000):
         jitted = anneal.anneal(problem, steps=steps, **cold)
         plain = anneal.anneal_numpy(problem, steps=steps, **cold)
         assert (jitted == plain).mean() > 0.9

@@ -87,14 +87,13 @@ def test_partition_model_resumes_and_does_not_depend_on_threads(tmp_path):
     first = partition_model(FakeSource(), tmp_path / "a", OPTIONS, threads=1)
     other = partition_model(FakeSource(), tmp_path / "b", OPTIONS, threads=3)
     np.testing.assert_array_equal(first.labels_LEF, other.labels_LEF)
-    # Killed after the labels of the second layer, before its report.
-    (tmp_path / "a" / "experts_005.json").unlink()
+    (tmp_path / "a" / "layer_005.json").unlink()  # killed in the second layer
     source = FakeSource()
     again = partition_model(source, tmp_path / "a", OPTIONS)
     assert {layer for layer, _ in source.reads} == {5}
     np.testing.assert_array_equal(first.labels_LEF, again.labels_LEF)
     assert [r["expert"] for r in again.experts] == [0, 1, 2] * 2
-    (tmp_path / "a" / "labels_001.npy").write_bytes(b"half")  # a damaged file too
+    (tmp_path / "a" / "layer_001.json").write_bytes(b"half")  # a damaged file too
     source = FakeSource()
     partition_model(source, tmp_path / "a", OPTIONS)
     assert {layer for layer, _ in source.reads} == {1}
@@ -103,15 +102,19 @@ def test_partition_model_resumes_and_does_not_depend_on_threads(tmp_path):
 @pytest.mark.parametrize(
     "labels",
     [
-        np.full((3, 5), 7, np.int16),  # of another shape
-        np.full((3, 16), 7, np.int16),  # no sub-expert 7
-        np.zeros((3, 16), np.int16),  # out of balance
-        np.tile(np.arange(16) % 4, (3, 1)).astype(np.float32),
+        [[0, 1, 2, 3, 0]] * 3,  # of another shape
+        [[0, 1, 2, 3] * 4] * 2,
+        [[0, 1, 2, 7] * 4] * 3,  # no sub-expert 7
+        [[0] * 16] * 3,  # out of balance
+        [[0.0, 1.0, 2.0, 3.0] * 4] * 3,
+        [[0, 1], [2]],
+        None,
     ],
 )
 def test_partition_model_makes_a_layer_of_bad_labels_again(tmp_path, labels):
     first = partition_model(FakeSource(), tmp_path, OPTIONS)
-    np.save(tmp_path / "labels_005.npy", labels)
+    path = tmp_path / "layer_005.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": labels}))
     source = FakeSource()
     again = partition_model(source, tmp_path, OPTIONS)
     assert {layer for layer, _ in source.reads} == {5}
@@ -121,7 +124,7 @@ def test_partition_model_makes_a_layer_of_bad_labels_again(tmp_path, labels):
 @pytest.mark.parametrize("rows", ["[]", "{}", "3", '{"seconds": 1, "experts": [{}]}'])
 def test_partition_model_makes_a_layer_of_bad_rows_again(tmp_path, rows):
     partition_model(FakeSource(), tmp_path, OPTIONS)
-    (tmp_path / "experts_001.json").write_text(rows)
+    (tmp_path / "layer_001.json").write_text(rows)
     source = FakeSource()
     again = partition_model(source, tmp_path, OPTIONS)
     assert {layer for layer, _ in source.reads} == {1}
@@ -137,7 +140,7 @@ def test_partition_model_rejects_settings_that_are_none(tmp_path, text):
 
 def test_partition_model_seconds_are_of_earlier_calls_too(tmp_path):
     partition_model(FakeSource(), tmp_path, OPTIONS)
-    path = tmp_path / "experts_001.json"
+    path = tmp_path / "layer_001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1000.0}))
     again = partition_model(FakeSource(), tmp_path, OPTIONS)
     assert again.seconds > 1000 and again.summary()["seconds"] == again.seconds

@@ -6,9 +6,9 @@ from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.smoe.fig10 import (
     STUDY,
     TpotSettings,
+    cases_of,
     change,
     fit_of,
-    options_at,
     plot,
     sentence,
 )
@@ -21,26 +21,32 @@ A = (0.0, 0.2, 0.4, 0.6)
 def test_fit_of_finds_the_least_a_of_a_known_curve():
     a_N = np.repeat(A, 3)
     tpot_s_N = 0.02 - 0.01 * a_N
-    found = fit_of(3, a_N, tpot_s_N, None, 2)
+    found = {"batch": 3, **fit_of(a_N, tpot_s_N, None, 2)}
     # Halfway between 20 and 14 ms.
     assert found["budget_tpot_s"] == pytest.approx(0.017)
     assert found["a"] == pytest.approx(0.3, abs=1e-6)
     assert found["linear_r2"] == pytest.approx(1.0)
     assert found["tpot_s"][0.6] == pytest.approx(0.014)
     assert change(found) == pytest.approx(-30) and "least a is 0.30" in sentence(found)
-    assert fit_of(3, a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
+    assert fit_of(a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
 
 
 def test_fit_of_says_when_no_a_is_enough():
-    found = fit_of(1, A, [0.02, 0.019, 0.018, 0.017], 0.001, 2)
+    a_N, tpot_s_N = np.array(A), np.array([0.02, 0.019, 0.018, 0.017])
+    found = {"batch": 1, **fit_of(a_N, tpot_s_N, 0.001, 2)}
     assert found["a"] is None and not found["is_certain"]
     assert "no a in [0, 0.6] meets 0.001" in found["reason"]
     assert "no measured a is enough" in sentence(found)
 
 
-def test_options_at_uses_one_margin():
-    options = options_at(0.3, None)
-    assert options.route_options["a"] == options.predictor_options["top_a"] == 0.3
+def test_cases_use_one_margin_and_only_a_of_zero_is_exact():
+    for assist in (None, "fiddler"):
+        cases = cases_of(TpotSettings(assist=assist))
+        options = cases[3, 0.3].options
+        assert options.route_options["a"] == options.predictor_options["top_a"] == 0.3
+        assert options.assist == assist
+        exact = [key for key, case in cases.items() if case.is_exact]
+        assert exact == ([(1, 0.0), (3, 0.0)] if assist is None else [])
 
 
 @pytest.mark.slow

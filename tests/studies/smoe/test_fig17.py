@@ -17,6 +17,14 @@ def new_log(batch=1):
     return TopScoreLog(2, 4, 1, moe=MOE, top_a=0.5, batch=batch)
 
 
+def counts(log, layer):
+    """Top-score experts: predicted, in all predicted, in all."""
+    top = log.top
+    return tuple(
+        int(x[layer, 0]) for x in (top.hits_LA, top.predicted_LA, top.chosen_LA)
+    )
+
+
 def routing(scores, ids):
     scores_TE, ids_TK = np.asarray(scores, np.float32), np.asarray(ids, np.int32)
     return Routing(jnp.asarray(ids_TK), jnp.ones(ids_TK.shape), jnp.asarray(scores_TE))
@@ -30,23 +38,23 @@ def test_log_compares_with_top_score_experts_only():
     log.note(1, routing([[0.5, 0.25, 0.2, 0.05]], [[0, 1]]))
     assert log.hits_LA[1, 0] == 1 and log.predicted_LA[1, 0] == 2
     assert log.chosen_LA[1, 0] == 2
-    assert (log.top_hits_L[1], log.top_predicted_L[1], log.top_L[1]) == (1, 2, 1)
+    assert counts(log, 1) == (1, 2, 1)
     log.note(1, routing([[0.5, 0.25, 0.2, 0.05]], [[0, 1]]))
-    assert log.top_L[1] == 1, "a prediction counts once"
+    assert counts(log, 1) == (1, 2, 1), "a prediction counts once"
 
 
 def test_log_last_layer_predicts_the_next_token():
     log = new_log()
     log.expect(1, np.array([[3, -1]], np.int32))
     log.note(0, routing([[0.1, 0.1, 0.2, 0.6]], [[3, 2]]))
-    assert (log.top_hits_L[0], log.top_predicted_L[0], log.top_L[0]) == (1, 1, 2)
+    assert counts(log, 0) == (1, 1, 2)
 
 
 def test_log_leaves_prefill_out():
     log = new_log(batch=1)
     log.expect(0, np.array([[0]], np.int32))
     log.note(1, routing([[0.5, 0.25, 0.2, 0.05]] * 3, [[0, 1]] * 3))
-    assert log.top_L.sum() == 0
+    assert log.top.rounds_LA.sum() == 0
 
 
 def test_judged_shares_add_rounds_up():
@@ -55,11 +63,11 @@ def test_judged_shares_add_rounds_up():
         log.expect(0, np.array([ids], np.int32))
         log.chosen(1, np.array([[0, 1]], np.int32))
     judged = Judged(Case("p", "25%", 1, OffloadOptions()), logs)
-    share, half_range = judged.share("hits_LA", "predicted_LA", (slice(None), 0))
+    share, half_range = judged.share("predicted_LA", (slice(None), 0))
     assert (share, half_range) == (0.5, 0.5)
     first, second = judged.by_layer("chosen_LA")
     assert np.isnan(first) and second == 0.5
-    assert judged.share("top_hits_L", "top_L") is None
+    assert judged.share("chosen_LA", ..., top=True) is None
 
 
 @pytest.mark.slow

@@ -60,5 +60,5 @@ def test_findings_check_fails_beyond_the_tolerance(tmp_path):
 def test_trace_paths_missing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"traces is \(\), expected a list"):
         TraceSettings(traces=())
-    with pytest.raises(ConfigError, match=r"no trace nowhere.csv; .*--data_dir"):
+    with pytest.raises(OSError, match=r"nowhere.csv is not here .*--data_dir"):
         trace_paths(TraceSettings(traces=("nowhere.csv",), data_dir=str(tmp_path)))
