@@ -15,7 +15,7 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.studies.cases import Case, CaseSettings, Ready, prepare
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import make_pool
@@ -71,14 +71,14 @@ class Timed:
             )
         ]
         if (found := self.fidelity) is not None:
+            tokens = found.tokens
             agreed = found.agreement, found.agreement_interval95
             kept = found.perplexity_ratio, found.ratio_interval95
-            for name, (value, (low, high)) in (
+            for name, (value, interval) in (
                 (f"teacher-forced agreement, {at}", agreed),
                 (f"perplexity ratio, {at}", kept),
             ):
-                spread = ("half 95% interval", (high - low) / 2)
-                rows.append(metric(policy, name, value, "1", found.tokens, spread))
+                rows.append(interval_metric(policy, name, value, interval, tokens))
         return rows
 
 
