@@ -211,9 +211,11 @@ def call_root(
 def hand_over(root: str, option: str, kind: Callable) -> None:
     """Binds `root.option = @option()` where a parameter `option.*` is bound.
 
-    So policy files need not name the roots that take them.
+    So policy files need not name the roots that take them. A recorded config of a run
+    without the option binds None, which a policy file given after it replaces.
     """
-    if out_dir.bound(f"{root}.{option}"):
+    name = f"{root}.{option}"
+    if out_dir.bound(name) and gin.query_parameter(name) is not None:
         return
     if any(
         out_dir.bound(f"{option}.{name}") for name in inspect.signature(kind).parameters

@@ -7,12 +7,15 @@ read-only views of the mapped file.
 Source: the format description of github.com/huggingface/safetensors.
 """
 
+import collections
+import functools
 import json
 import math
 import mmap
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -48,6 +51,15 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def _distinct(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a name that appears twice `json` would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = collections.Counter(name for name, _ in pairs).most_common(1)
+        raise CheckpointError(f"{path}: {name} appears twice; copy it again")
+    return found
+
+
 class SafetensorsFile:
     """One mapped safetensors file.
 
@@ -58,16 +70,18 @@ class SafetensorsFile:
 
     def __init__(self, path: Path):
         self.path = path
+        distinct = functools.partial(_distinct, path)
         try:
             with safe_open(path, framework="numpy"):
                 pass  # checks the header
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
+                header = json.loads(file.read(length), object_pairs_hook=distinct)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+            reason = error.strerror or error
+            raise CheckpointError(f"cannot read {path}: {reason}") from error
         except SafetensorError as error:
             reason = str(error).removeprefix("Error while deserializing header: ")
             raise CheckpointError(

@@ -73,7 +73,12 @@ def check_count(name: str, value: int) -> None:
 
 def one_or_each(name: str, value, servers: int) -> np.ndarray:
     """float64 [servers] of one number for all servers or one each, else ConfigError."""
-    given = np.asarray(value, np.float64)
+    try:
+        given = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        given = np.asarray(math.nan)
+    if np.isnan(given).any():
+        raise ConfigError(f"{name} is {value!r}, expected one number or one a server")
     if given.shape not in ((), (servers,)):
         raise ConfigError(
             f"{name} has {given.size} numbers for {servers} servers; give one or each"

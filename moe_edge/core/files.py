@@ -217,8 +217,7 @@ def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
             )
         yield folder
     except KeyboardInterrupt:
-        kept = f"unfinished work is kept in {folder}; the same command goes on there"
-        print(kept, file=sys.stderr, flush=True)
+        print(f"unfinished work is kept in {folder}", file=sys.stderr, flush=True)
         raise
     finally:
         os.close(lock)

@@ -10,6 +10,7 @@ import numpy as np
 HEADER_ERRORS = (SyntaxError, tokenize.TokenError)
 # A header is a Python literal, and Python 3.11 loses count when two threads parse one
 # at a time: "SystemError: AST constructor recursion depth mismatch" (cpython 106905).
+# Held for the whole read of an array that is not mapped: `np.load` cannot be cut.
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -199,14 +199,15 @@ class FusedEngine(Engine):
         return session
 
     def _begin_step(self, session: Session, is_decode: bool) -> None:
-        if self._cache_of.policy.per_sequence and self._running() is not session:
-            self._turn_to(session)
+        self._turn_to(session)
         if not is_decode:  # decoding counts its own steps
             step = self._count(self._state.step)
             self._state = self._state._replace(step=step)
 
     def _turn_to(self, session: Session) -> None:
         """A policy whose record is one sequence's goes on with that of a session."""
+        if not self._cache_of.policy.per_sequence or self._running() is session:
+            return
         state, before = self._state, self._running()
         if before is not None:
             self._records[before] = state.policy, state.step
@@ -215,10 +216,12 @@ class FusedEngine(Engine):
             policy = self._cache_of.policy.init(self._cache_of.spec, xp=jnp)
             step = jnp.int32(-1)
         policy = {**policy, "key_S": state.policy["key_S"]}
+        policy = self._cache_of.policy.resume(policy)
         self._state = self._commit(state._replace(policy=policy, step=step))
         self._running = weakref.ref(session)
 
     def _run_layers(self, session: Session, x, chunk, on_routing):
+        self._turn_to(session)  # prompts of several chunks may take turns too
         self._counting.begin_prefill(self._state.counts_L3)
         for layer, arguments in enumerate(self._layers):
             number, cache = self._layer_ids[layer], session.caches[layer]

@@ -126,6 +126,14 @@ class EvictionPolicy:
             name: xp.zeros(B, kind) for name, kind in self.per_block.items()
         }
 
+    def resume(self, state: State) -> State:
+        """A kept record goes on; `key_S` is what the slots hold by now.
+
+        What it says of blocks that have left the slots meanwhile is forgotten here. A
+        block that left and came back cannot be told from one that stayed.
+        """
+        return state
+
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         """Takes note of one layer's lookup.
 

@@ -40,6 +40,11 @@ class MoeInfinity(EvictionPolicy):
             "visits_B": count_at(state["visits_B"], keys),
         }
 
+    def resume(self, state: State) -> State:
+        xp, visits_B = module_of(state["key_S"]), state["visits_B"]
+        held_B = set_at(xp.zeros(visits_B.shape, bool), state["key_S"], True)
+        return {**state, "visits_B": xp.where(held_B, visits_B, 0)}
+
     def value(self, state: State):
         key_S, L = state["key_S"], state["key_LE"].shape[0]
         E = state["key_LE"].shape[1] - 1

@@ -50,7 +50,7 @@ class LayerVisit:
 
     @property
     def fits(self) -> bool:
-        """Whether the layer's slots can hold all that it chose at once (at lookup)."""
+        """Whether the layer's slots hold all it chose at once; ask before its waves."""
         chosen = len(self.hits) + len(self.late) + len(self.misses)
         return chosen <= self._manager.cache.room_L[self.layer]
 

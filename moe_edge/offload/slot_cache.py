@@ -171,7 +171,7 @@ class SlotCache:
             fresh = records.pop(NOBODY, None) or (None, self.policy.init(self.spec))
             records[sequence] = fresh
         self._sequence, (self._first_step, state) = sequence, records.pop(sequence)
-        self.state = {**state, "key_S": key_S}
+        self.state = self.policy.resume({**state, "key_S": key_S})
 
     def finish_sequences(self, running: Collection[int] = ()) -> None:
         """Ends the records of all but the running; the blocks stay where they are."""

@@ -249,7 +249,8 @@ def share_out(total: int, weight_X: np.ndarray, limit_X) -> np.ndarray:
     """int64 [X] that sum to `total`, in proportion to weights within the limits.
 
     What a full one cannot take is shared among the others, in proportion again; in
-    equal parts where only those without weight have room.
+    equal parts where only those without weight have room. The limits sum to `total` at
+    least.
     """
     share_X = np.zeros(len(weight_X), np.int64)
     while (left := total - int(share_X.sum())) > 0:

@@ -117,7 +117,7 @@ class GatePredictor(DevicePredictor):
         """As the base's, with a row for each of `targets(layer)`."""
         shape = self.look_ahead, self.config.moe.num_experts
         rows_NE = np.full(shape, NOT_WANTED, np.float32)
-        rows_NE[np.array(self.targets(layer)) - layer - 1] = np.asarray(wanted_NE)
+        rows_NE[np.array(self.targets(layer), int) - layer - 1] = np.asarray(wanted_NE)
         return super().store(state, layer, rows_NE)
 
 

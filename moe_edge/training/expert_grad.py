@@ -198,7 +198,8 @@ def _forward(x_TD, ids_TK, weights_TK, experts_ER, kernel):
     start = jnp.zeros((N, C, G), jnp.float32), jnp.zeros((N, C, D), jnp.float32)
     hidden_NCG, out_NCD = lax.fori_loop(0, where.waves, run_wave, start)
     y_TD = _sum_pairs(out_NCD, where.row_TK)
-    return y_TD, (x_TD, experts_ER, hidden_NCG, weight_NC, where)
+    kept_TD = None if kernel.frozen else x_TD  # only the records' gradient needs it
+    return y_TD, (kept_TD, experts_ER, hidden_NCG, weight_NC, where)
 
 
 def _backward(kernel, saved, dy_TD):

@@ -159,6 +159,9 @@ def test_bad_options_are_refused():
         gpu("a6000", 1.5)
     with pytest.raises(ConfigError, match="share has 2 numbers for 1 servers"):
         servers_of([["h100"]], [0.5, 0.5])
+    for wrong in ("x", ["a"], [[1], [1, 2]], {}, None):
+        with pytest.raises(ConfigError, match="memory_share is .* one number or one"):
+            servers_of([["h100"]], wrong)
 
 
 def test_model_larger_than_the_cluster_is_refused():

@@ -291,6 +291,9 @@ def test_options_of_offload_are_not_ignored_where_nothing_names_them(run_script,
     assert "eviction policy" in done.error and "'bogus'" in done.error
     done = run_script("generate", *common, "generate.offload = None")
     assert done.summary["dry_run"]
+    both = "generate.offload = None", "--gin_param", "offload.eviction = 'bogus'"
+    done = run_script("generate", *common, *both)  # a recorded config and a policy
+    assert "eviction policy" in done.error and "'bogus'" in done.error
 
 
 def test_keys_of_options_that_are_no_names_are_refused(run_script, tiny):

@@ -69,3 +69,19 @@ def test_moe_infinity_sequences_that_take_turns_keep_their_own_matrices():
     for sequence, used in ((7, 4), (9, 1)):  # 9 begins again
         turns.look_up(1, np.array(rows[sequence], np.int32), None, 3, sequence)
         assert turns.state["tokens_B"].max() == used
+
+
+def test_moe_infinity_visits_end_when_another_sequence_evicts_the_block():
+    cache = SlotCache(CacheSpec(1, 3, 1, (-1,) * 2), get_policy("moe_infinity"))
+
+    def use(expert, step, sequence):
+        cache.look_up(0, np.array([[expert]], np.int32), None, step, sequence)
+        cache.admit(0, expert)
+
+    for step in range(5):
+        use(0, step, 7)
+    for step, expert in enumerate((1, 2, 1, 2)):
+        use(expert, step, 9)
+    assert not cache.resident(0)[0]
+    use(0, 5, 7)
+    assert cache.state["visits_B"][0] == 1, "of this stay in the cache alone"

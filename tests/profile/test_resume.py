@@ -28,7 +28,7 @@ def test_killed_run_goes_on_to_the_same_bytes(tiny, two, tmp_path, monkeypatch, 
     monkeypatch.setattr(ProfileWriter, "write_coactivation", kill_once)
     with pytest.raises(KeyboardInterrupt):
         profile(tmp_path / "cut", tiny, two)
-    kept = f"unfinished work is kept in {work_folder(tmp_path / 'cut')}; the same"
+    kept = f"unfinished work is kept in {work_folder(tmp_path / 'cut')}"
     assert kept in capsys.readouterr().err
     assert not (tmp_path / "cut").exists() and work_folder(tmp_path / "cut").is_dir()
     again = profile(tmp_path / "cut", tiny, two)

@@ -204,7 +204,7 @@ def test_a_killed_lg_ft_leaves_nothing_that_the_next_does_not_take(
         patch.setattr(train, "finetune_router", killed)
         refactor(tiny, profile, tmp_path / "ft", **options)
     assert {path.name for path in tmp_path.iterdir()} == {"copy", "ft.partition"}
-    kept = f"unfinished work is kept in {tmp_path / 'ft.partition'}; the same command"
+    kept = f"unfinished work is kept in {tmp_path / 'ft.partition'}"
     assert kept in capsys.readouterr().err
     shutil.rmtree(tmp_path / "copy")
     paused = refactor(tiny, profile, tmp_path / "ft", max_minutes=1e-9, **options)

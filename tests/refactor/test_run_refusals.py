@@ -216,7 +216,7 @@ def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path, caps
     with mock.patch.object(measure, "measure_model", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             refactor(tiny, profile, out)
-    assert f"unfinished work is kept in {out}.partition; the" in capsys.readouterr().err
+    assert f"unfinished work is kept in {out}.partition" in capsys.readouterr().err
     assert not out.exists()
     with mock.patch.object(build, "build_refactoring", None):  # it is there
         summary = refactor(tiny, profile, out)

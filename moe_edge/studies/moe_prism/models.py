@@ -174,7 +174,7 @@ def _refactor(work: Path, gate: str, settings: ModelSettings) -> None:
 
 
 def training_text(data_dir: str | None) -> str:
-    """Prose for fine-tuning: what the default model's pretraining read of it.
+    """Prose for fine-tuning: what `launch/pretrain.py` reads of it.
 
     Its held-out parts stay out (`training.text.split_documents`). Documents are cut
     into pieces and shuffled, so that sources mix.

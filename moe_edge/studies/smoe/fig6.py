@@ -135,10 +135,8 @@ def findings(
         found[kind, "rank correlation"] = correlation
     top, beyond, low = (found[KINDS[1], label] for label in groups)
     curves = {
-        kind.replace("top-k", "chosen").replace(" ", "_"): by.mean(axis=0)
-        .round(4)
-        .tolist()
-        for kind, by in reuse.items()
+        key: reuse[kind].mean(axis=0).round(4).tolist()
+        for key, kind in zip(KEYS, KINDS, strict=True)
     }
     stored = curves | {"layers": list(bench.config.moe_layers)}
     return Findings(

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
+from moe_edge.core.npy import load_npy
 from moe_edge.refactor.partition.alternate import (
     FIRST,
     WIDE,
@@ -228,7 +229,7 @@ class FileSource:
         self.layers = tuple(range(L))
 
     def _open(self) -> np.ndarray:
-        return np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return load_npy(self.path, mmap_mode="r")
 
     def activations(self, layer: int, expert: int) -> np.ndarray:
         # Opened each time: what has been read then counts no longer as our memory.
