@@ -9,11 +9,11 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.build import CaseOptions, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
-from moe_edge.simulate.cluster.migration import MigrationRule
 from moe_edge.simulate.cluster.report import (
     ClusterResult,
     print_table,
