@@ -19,9 +19,9 @@ from moe_edge.simulate.cluster.report import (
     print_table,
     progress,
     report,
-    write_requests,
 )
 from moe_edge.simulate.cluster.timeline import write_timeline
+from moe_edge.workload.cluster_run import method_file, write_requests
 
 
 @root
@@ -85,7 +85,8 @@ def run_simulate(
                 runs[name].append(result)
                 print(progress(name, number, result, time.perf_counter() - started))
                 if number == seed:
-                    write_requests(folder / f"requests_{name}.csv", result)
+                    path = folder / method_file("requests", name)
+                    write_requests(path, result.served)
                     if options.timeline_s:
                         path = folder / f"timeline_{name}.json"
                         write_timeline(path, loop.spans, case.cost_model.cluster)
