@@ -45,7 +45,9 @@ def nearest_holders(
 
 
 def call_targets(
-    held_NLE: np.ndarray, seconds_NM: np.ndarray | None = None
+    held_NLE: np.ndarray,
+    seconds_NM: np.ndarray | None = None,
+    nobody: int | None = None,
 ) -> np.ndarray:
     """int16 [N, L, E]: the server that each server asks for each block.
 
@@ -53,6 +55,7 @@ def call_targets(
       held_NLE: bool, which server holds which block (`Placement.on_NLE`).
       seconds_NM: of an idle call of one token from N to M; None: all alike, so that
         only the ring decides.
+      nobody: stands for the target of a block that nobody holds; None: refused.
     Raises:
       CapacityError: a block that nobody holds.
       ConfigError: seconds of another number of servers.
@@ -62,9 +65,12 @@ def call_targets(
         seconds_NM = np.zeros((N, N))
     check_shape("seconds_NM", seconds_NM, (N, N))
     held_NX = held_NLE.reshape(N, -1)
-    check_covered(held_NX)
-    targets = [
-        nearest_holders(n, held_NX, np.broadcast_to(seconds_M[:, None], held_NX.shape))
-        for n, seconds_M in enumerate(seconds_NM)
-    ]
-    return np.array(targets, np.int16).reshape(held_NLE.shape)
+    if nobody is None:
+        check_covered(held_NX)
+    targets_NX = np.empty(held_NX.shape, np.int16)
+    for n, seconds_M in enumerate(seconds_NM):
+        seconds_MX = np.broadcast_to(seconds_M[:, None], held_NX.shape)
+        targets_NX[n] = nearest_holders(n, held_NX, seconds_MX)
+    if nobody is not None:
+        targets_NX[:, ~held_NX.any(axis=0)] = nobody
+    return targets_NX.reshape(held_NLE.shape)

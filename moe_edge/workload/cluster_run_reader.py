@@ -16,7 +16,6 @@ from moe_edge.hardware.cluster_calibration import ClusterCalibration
 from moe_edge.workload.cluster_run import (
     CLUSTER_FILE,
     FORMAT_VERSION,
-    FROM_CHECKPOINT,
     REQUESTS_HEAD,
     ClusterFacts,
     Served,
@@ -238,10 +237,9 @@ def read_migrations(path: Path, facts: ClusterFacts) -> list[TableChange]:
                     f"{list(sizes)}"
                 )
         for source in change.sources:
-            if not FROM_CHECKPOINT <= source < facts.num_servers:
+            if not 0 <= source < facts.num_servers:
                 raise ConfigError(
-                    f"{where}: source {source}, expected {FROM_CHECKPOINT} to "
-                    f"{facts.num_servers - 1}"
+                    f"{where}: source {source}, expected 0 to {facts.num_servers - 1}"
                 )
         changes.append(change)
     return changes

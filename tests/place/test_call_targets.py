@@ -53,3 +53,14 @@ def test_blocks_without_a_holder_and_other_sizes_are_refused():
         call_targets(lost)
     with pytest.raises(ConfigError, match=r"seconds_NM has shape \(3, 3\), expected"):
         call_targets(HELD, np.zeros((3, 3)))
+
+
+def test_a_block_that_nobody_holds_may_be_named():
+    lost = HELD.copy()
+    lost[2, 0, 1] = False
+    assert call_targets(lost, nobody=-1)[:, 0].tolist() == [
+        [0, -1, 0, 1],
+        [1, -1, 3, 1],
+        [2, -1, 3, 2],
+        [3, -1, 3, 1],
+    ]

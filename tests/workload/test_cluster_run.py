@@ -11,7 +11,6 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.place.call_targets import call_targets
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
-    FROM_CHECKPOINT,
     ClusterFacts,
     Served,
     TableChange,
@@ -37,7 +36,7 @@ CHANGES = [
         version=2,
         moves=[(1, 1, 0)],
         drops=[[0, 1, 0]],
-        sources=[FROM_CHECKPOINT],
+        sources=[1],
     ),
 ]
 
@@ -212,7 +211,7 @@ HEAD = "server,domain,arrival_s,first_token_s,latency_s\n"
         (
             "migrations",
             '{"t_s": 1, "version": 1, "moves": [[0, 1, 0]], "sources": [2]}',
-            "line 1: source 2, expected -1 to 1",
+            "line 1: source 2, expected 0 to 1",
         ),
         (
             "migrations",
