@@ -12,9 +12,11 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 class MoeEdgeError(ValueError):
@@ -144,6 +146,30 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
             known = ", ".join(kinds) or "none"
             raise ConfigError(f"{name} has no option {option!r}; known: {known}")
         _check_type(f"{name}: {option}", value, kinds[option])
+
+
+def built(name: str, kind: type[T], given: Any, ignore_more: bool = False) -> T:
+    """An object of a dataclass from a parsed file.
+
+    Args:
+      name: of the thing, for the message.
+      ignore_more: whether it may say more than the class has fields for.
+    Raises:
+      ConfigError: no mapping, a field that is missing, unknown or of another type; or
+        what the class refuses.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is {given!r:.60}, expected names and values")
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    if ignore_more:
+        given = {f.name: given[f.name] for f in fields if f.name in given}
+    empty = dataclasses.MISSING
+    for field in fields:
+        needed = field.default is empty and field.default_factory is empty
+        if needed and field.name not in given:
+            raise ConfigError(f"{name} lacks {field.name}")
+    check_options(name, kind, given)
+    return kind(**given)
 
 
 def checked(name: str, function: Callable) -> Callable:

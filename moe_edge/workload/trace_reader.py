@@ -1,9 +1,10 @@
 """Reads route traces: CSV, gzip or plain, one line a chosen expert.
 
 Ours start with `# num_experts=E top_k=k` and have the columns
-`request,phase,step,layer,rank,expert,weight,hit,bytes,wait_s`; public files have no
-header line, `turn` for `request` and none of the last three. `scores.npz` next to a
-file may hold the scores of all experts.
+`request,phase,step,layer,rank,expert,weight,hit,bytes,wait_s`, those of a cluster's
+run also `server,holder,version`; public files have no header line, `turn` for `request`
+and none of the last three. `scores.npz` next to a file may hold the scores of all
+experts.
 """
 
 import gzip
@@ -22,6 +23,7 @@ from moe_edge.workload.traces import Trace, ordered_trace
 KEYS = ("request", "phase", "step", "layer")
 NEEDED = (*KEYS, "rank", "expert", "weight")
 COSTS = {"hit": bool, "bytes": np.int64, "wait_s": np.float32}
+OF_CLUSTER = ("server", "holder", "version")  # int32
 SCORES_FILE = "scores.npz"
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -53,6 +55,9 @@ def _read(path: Path, num_experts: int | None) -> Trace:
     for name in NEEDED[:-1]:
         above = {"expert": num_experts, "phase": 2}.get(name, 2**31)
         _check_whole(name, columns[name], above)
+    for name in OF_CLUSTER:
+        if name in columns:
+            _check_whole(name, columns[name], 2**31)
     return _trace(path, columns, num_experts, header.get("top_k"))
 
 
@@ -169,8 +174,11 @@ def _trace(path: Path, columns: dict, num_experts: int, top_k: int | None) -> Tr
             f"row {starts[token]}: the token's experts {ids_TK[token].tolist()} hold "
             "one twice"
         )
-    keys = {name: columns[name][starts].astype(np.int32) for name in KEYS}
+    names = [*KEYS, *(n for n in ("server", "version") if n in columns)]
+    keys = {name: columns[name][starts].astype(np.int32) for name in names}
     costs = {f"{n}_TK": by_rank(n, kind) for n, kind in COSTS.items() if n in columns}
+    if "holder" in columns:
+        costs["holder_TK"] = by_rank("holder", np.int32, -1)
     # Scores are stored in the order of the rows of the file, as they are here.
     return ordered_trace(
         num_experts,

@@ -11,6 +11,7 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.workload.trace_reader import (
     COSTS,
     KEYS,
+    OF_CLUSTER,
     SCORES_FILE,
     ids_crc32,
 )
@@ -56,6 +57,10 @@ def _csv(trace: Trace) -> str:
     columns |= {
         n: all_TK[used_TK] for n, all_TK in ranked.items() if all_TK is not None
     }
+    of_cluster = (trace.server, trace.holder_TK, trace.version)
+    for name, array in zip(OF_CLUSTER, of_cluster, strict=True):
+        if array is not None:
+            columns[name] = array[used_TK] if array.ndim == 2 else array[rows]
     # %.9g gives back the same float32.
     line = ",".join("%.9g" if n in ("weight", "wait_s") else "%d" for n in columns)
     lists = [column.tolist() for column in columns.values()]

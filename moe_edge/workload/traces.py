@@ -13,6 +13,8 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count, check_shape
 
 PREFILL, DECODE = 0, 1
+IDS = ("ids_TK", "holder_TK")  # -1 where a token has fewer than K
+OPTIONAL = ("scores_TE", "server", "version", "holder_TK")  # of a recorder's lookups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Trace:
       bytes_TK: int64, bytes moved for it; None = not recorded.
       wait_s_TK: float32, seconds waited for it; None = not recorded.
       scores_TE: float16, scores of all experts; None = not recorded.
+      server: int32 [T], the server of a cluster that asked; None = no cluster's run.
+      version: int32 [T], number of its table of targets; likewise.
+      holder_TK: int32, the server that computed it, -1 where ids are; likewise.
     Raises:
       ConfigError: arrays whose sizes disagree, or no row at all.
     """
@@ -45,6 +50,9 @@ class Trace:
     bytes_TK: np.ndarray | None = None
     wait_s_TK: np.ndarray | None = None
     scores_TE: np.ndarray | None = None
+    server: np.ndarray | None = None
+    version: np.ndarray | None = None
+    holder_TK: np.ndarray | None = None
 
     def __post_init__(self):
         T = len(self.step)
@@ -121,6 +129,9 @@ class TraceRecorder:
         wait_s=0.0,
         scores_TE=None,
         request_T=None,
+        server=None,
+        version=None,
+        holder_TK=None,
     ) -> None:
         """Records one lookup; rows whose ids are all -1 or E (padding) are dropped.
 
@@ -128,7 +139,7 @@ class TraceRecorder:
           step: in prefill int [T], one a prompt token.
           ids_TK: -1 or E where there is no expert.
           bytes, wait_s: of the whole lookup, or [T, K].
-          scores_TE: in every lookup or in none.
+          scores_TE, server, version, holder_TK: in every lookup or in none.
           request_T: default: rows of a decode step are requests 0, 1, ..., a prefill is
             of request 0.
         """
@@ -140,6 +151,8 @@ class TraceRecorder:
             request_T = np.arange(T) if phase == DECODE else 0
         columns = {"request": request_T, "phase": phase, "step": step, "layer": layer}
         scores_TE = None if scores_TE is None else np.array(scores_TE, np.float16)
+        holder_TK = None if holder_TK is None else np.array(holder_TK, np.int32)
+        own = {"server": server, "version": version}
         self._chunks.append(
             {
                 name: np.broadcast_to(np.array(column, np.int32), (T,))
@@ -152,6 +165,11 @@ class TraceRecorder:
                 "bytes_TK": _at_first(bytes, chosen_TK, np.int64),
                 "wait_s_TK": _at_first(wait_s, chosen_TK, np.float32),
                 "scores_TE": scores_TE,
+                "holder_TK": holder_TK,
+            }
+            | {
+                n: None if v is None else np.full(T, v, np.int32)
+                for n, v in own.items()
             }
         )
 
@@ -163,28 +181,33 @@ class TraceRecorder:
         """
         if not self._chunks:
             raise ConfigError("the run recorded no lookup: a trace needs at least one")
-        with_scores = [chunk["scores_TE"] is not None for chunk in self._chunks]
-        if any(with_scores) and not all(with_scores):
-            raise ConfigError(
-                f"scores were recorded in {sum(with_scores)} of {len(with_scores)} "
-                "lookups, expected all or none"
-            )
+        left_out = [name for name in OPTIONAL if not self._recorded(name)]
         for name in ("ids_TK", "weights_TK", "hit_TK"):
             for chunk in self._chunks:
                 check_shape(name, chunk[name], (len(chunk["ids_TK"]), self.top_k))
         rows = {
             name: np.concatenate([chunk[name] for chunk in self._chunks])
             for name in self._chunks[0]
-            if name != "scores_TE" or with_scores[0]
+            if name not in left_out
         }
         return ordered_trace(self.num_experts, self.top_k, **self._clean(rows))
+
+    def _recorded(self, name: str) -> bool:
+        """Whether all lookups have what may be left out; ConfigError if only some."""
+        has = [chunk[name] is not None for chunk in self._chunks]
+        if any(has) and not all(has):
+            raise ConfigError(
+                f"{name.partition('_')[0]} were recorded in {sum(has)} of {len(has)} "
+                "lookups, expected all or none"
+            )
+        return has[0]
 
     def _clean(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Without padding; a token's experts come first, its empty places last."""
         chosen_TK = rows["ids_TK"] >= 0
         order_TK = np.argsort(~chosen_TK, axis=1, kind="stable")
-        for name in ("ids_TK", "weights_TK", "hit_TK", "bytes_TK", "wait_s_TK"):
-            empty = np.array(-1 if name == "ids_TK" else 0, rows[name].dtype)
+        for name in (n for n in rows if n.endswith("_TK")):
+            empty = np.array(-1 if name in IDS else 0, rows[name].dtype)
             kept_TK = np.where(chosen_TK, rows[name], empty)
             rows[name] = np.take_along_axis(kept_TK, order_TK, axis=1)
         return {name: array[chosen_TK.any(axis=1)] for name, array in rows.items()}

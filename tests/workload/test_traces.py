@@ -69,6 +69,20 @@ def test_recorder_keeps_scores_of_every_lookup():
         recorder.trace()
 
 
+def test_recorder_keeps_who_asked_and_who_computed():
+    recorder = TraceRecorder(num_experts=4, top_k=2)
+    ids_TK, holder_TK = [[4, 2], [1, 0]], np.array([[9, 1], [0, 2]])
+    of_cluster = {"server": 2, "version": 5, "holder_TK": holder_TK}
+    recorder.add(1, 0, 0, ids_TK, WEIGHTS, HITS, **of_cluster)
+    holder_TK[:] = 7  # its owner's buffer
+    trace = recorder.trace()
+    assert (trace.server.tolist(), trace.version.tolist()) == ([2, 2], [5, 5])
+    assert trace.holder_TK.tolist() == [[1, -1], [0, 2]]
+    recorder.add(1, 1, 0, ids_TK, WEIGHTS, HITS)
+    with pytest.raises(ConfigError, match="server were recorded in 1 of 2 lookups"):
+        recorder.trace()
+
+
 def test_recorder_rejects_empty_and_other_widths():
     with pytest.raises(ConfigError, match="recorded no lookup"):
         TraceRecorder(4, 2).trace()

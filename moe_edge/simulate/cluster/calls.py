@@ -2,9 +2,7 @@
 
 A step of a server is one pass of its batch through all layers. All that a step asks of
 one GPU in one layer is one call: one message out, its blocks one after another, one
-message back. A block on the server itself is always computed there; another one goes
-to the holder that answers an idle call of one token first, ties to the next holder
-after the caller in the ring of servers, so that callers spread over equal replicas.
+message back. Whom a server asks: `place/call_targets.py`.
 """
 
 import dataclasses
@@ -13,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError
 from moe_edge.hardware.cost_model import CostModel
+from moe_edge.place.call_targets import check_covered, nearest_holders
 from moe_edge.simulate.cluster.pools import RoutingPools
 
 AHEAD = 64  # tokens of a lone request planned at a time
@@ -72,11 +70,9 @@ class CallTable:
     """
 
     def __init__(self, gpu_NLE: np.ndarray, cost_model: CostModel, index: GpuIndex):
-        N = cost_model.cluster.num_servers
         self._first_N1 = index.first_N[:-1, None].astype(np.int32)
         send_NM = cost_model.sends_s()  # of an idle call of one token to each GPU
         self._idle_NG = (send_NM + send_NM.T)[:, index.server_G] + index.one_G
-        self._ring_NN = (np.arange(N)[:, None] + np.arange(N)) % N
         self.version = 0
         self.place(gpu_NLE)
 
@@ -98,19 +94,12 @@ class CallTable:
           CapacityError: a block that nobody holds.
         """
         self.version += 1
-        held_MX = self.gpu_NX[:, blocks]
-        lost = (held_MX < 0).all(axis=0)
-        if lost.any():
-            raise CapacityError(
-                f"{lost.sum()} blocks are on no server, the first is number "
-                f"{blocks[lost][0]}: calls need a placement that covers every block"
-            )
-        columns = np.arange(len(blocks))
-        for n, ring in enumerate(self._ring_NN):
-            gpu_MX = held_MX[ring]  # the server itself first
-            seconds_MX = np.where(gpu_MX >= 0, self._idle_NG[n][gpu_MX], np.inf)
-            seconds_MX[0, gpu_MX[0] >= 0] = -1.0
-            self.target_NX[n, blocks] = gpu_MX[seconds_MX.argmin(axis=0), columns]
+        gpu_MX = self.gpu_NX[:, blocks]
+        held_MX, columns = gpu_MX >= 0, np.arange(len(blocks))
+        check_covered(held_MX, blocks)
+        for n, idle_G in enumerate(self._idle_NG):
+            holders = nearest_holders(n, held_MX, idle_G[gpu_MX])
+            self.target_NX[n, blocks] = gpu_MX[holders, columns]
 
 
 @dataclasses.dataclass(slots=True)

@@ -10,11 +10,11 @@ import numpy as np
 from moe_edge.core.checks import check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
+from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import PLACERS, get_placer
 from moe_edge.schedule.fifo import FifoToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
-from moe_edge.simulate.cluster.migration import MigrationPolicy
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
 from moe_edge.workload.requests import Request

@@ -31,6 +31,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.clock import EventHeap
 from moe_edge.hardware.cost_model import CostModel
+from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.plan import Placement
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.loop import RequestLoop
@@ -38,7 +39,7 @@ from moe_edge.schedule.policy import Job, SchedulePolicy
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
 from moe_edge.simulate.cluster.drive import ADMIT, AGAIN, ARRIVE, END, LAYER, drive
 from moe_edge.simulate.cluster.links import PROMPT, Links
-from moe_edge.simulate.cluster.migration import Migration, MigrationPolicy
+from moe_edge.simulate.cluster.migration import Migration
 from moe_edge.simulate.cluster.offload import HostMemory, OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
 from moe_edge.simulate.cluster.timeline import Spans

@@ -17,78 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import (
-    ConfigError,
-    check_count,
-    check_from_zero,
-    check_known,
-    check_positive,
-)
-from moe_edge.place.migrate import (
-    SOURCES,
-    Decision,
-    Move,
-    decide,
-    ordered_moves,
-    remote_call_seconds,
-    remote_seconds,
-    settle,
-)
-from moe_edge.place.placer import Placer, Traffic
+from moe_edge.place.migrate import Decision, Move, ordered_moves
+from moe_edge.place.migration_policy import Ledger, MigrationPolicy, Proposal
 from moe_edge.place.plan import Placement
 from moe_edge.simulate.cluster.drive import LANDED, PERIOD, SENDING
 from moe_edge.simulate.cluster.links import MIGRATE
-
-
-@dataclasses.dataclass(frozen=True)
-class MigrationRule:
-    """When placements change.
-
-    Attributes:
-      period_s: between two decisions on migration; Prism's is 5 minutes; 0 for none.
-      keep: share of the statistics that stays after each period; 1 keeps all since
-        the start, as Prism does (section IV-B), which reacts late to new data.
-      source: where migrating blocks come from, host or network; Prism's eq. 3 counts
-        host links, so its servers have every block in host memory.
-      hysteresis: share of the cost that a migration must win on top.
-    Raises:
-      ConfigError: out of range or unknown.
-    """
-
-    period_s: float = 300.0
-    keep: float = 1.0
-    source: str = "host"
-    hysteresis: float = 0.05
-
-    def __post_init__(self):
-        check_from_zero("migration period_s", self.period_s)
-        check_known("source of blocks", self.source, SOURCES)
-        if not 0 <= self.keep <= 1:
-            raise ConfigError(f"keep must lie in [0, 1], got {self.keep}")
-        if not 0 <= self.hysteresis < 1:
-            raise ConfigError(
-                f"hysteresis is {self.hysteresis}, expected 0 or more, below 1"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MigrationPolicy(MigrationRule):
-    """When and how placements change; its period is above 0.
-
-    Attributes (more than those of `MigrationRule`):
-      placer: finds candidates.
-      chunk_bytes: of a block on the network, so that calls need not wait for all of it.
-      traffic: what placers are told of requests.
-    """
-
-    placer: Placer
-    chunk_bytes: int = 2**20
-    traffic: Traffic = Traffic()
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_positive("migration period_s", self.period_s)
-        check_count("chunk_bytes", self.chunk_bytes)
 
 
 @dataclasses.dataclass
@@ -105,6 +38,7 @@ class Migration:
 
     Attributes:
       placement: in force, or about to be once all has arrived.
+      ledger: what was counted.
       migrations: every decision.
       peak_memory: of the GPUs, the largest share of the placement's memory that was
         ever taken, blocks on their way over its host link included.
@@ -118,9 +52,7 @@ class Migration:
         self._slots = self.cost_model.cluster.slots(self._block_bytes)
         if loop.memory is not None:
             self._slots = loop.memory.placed_slots
-        self._pairs_NX = np.zeros(loop.counts_NX.shape)
-        self._calls_NX = np.zeros(loop.counts_NX.shape)
-        self._seen_s = 0.0
+        self.ledger = Ledger(placement.gpu_NLE.shape)
         self._slots_G = np.concatenate(self._slots)
         self._used_G = self._held()
         self.peak_memory = self._memory()
@@ -141,8 +73,7 @@ class Migration:
 
     def count(self, server: int, cells: np.ndarray, counts: np.ndarray) -> None:
         """Takes note of the blocks that a step asks for, and of their pairs."""
-        self._pairs_NX[server, cells] += counts
-        self._calls_NX[server, cells] += 1
+        self.ledger.count(server, cells, counts)
 
     def facts(self) -> dict[str, Any]:
         """What a report says of a run that migrated."""
@@ -163,51 +94,26 @@ class Migration:
         unfinished = self.loop.unfinished
         if unfinished:
             self.heap.push(time_s + self.policy.period_s, PERIOD)
-        self._seen_s += self.policy.period_s
-        if unfinished and not self._on_way and self._calls_NX.any():
+        self.ledger.seen_s += self.policy.period_s
+        if unfinished and not self._on_way and not self.ledger.empty:
             candidate, decision, calls_NLE = self.propose()
             self.migrations.append(Judged(time_s, decision))
             if decision.adopt:
                 before, self.placement = self.placement, candidate
                 rule = (self.cost_model, calls_NLE, self.policy.source)
                 self._begin(time_s, ordered_moves(before, candidate, *rule))
-        self._seen_s *= self.policy.keep
-        self._pairs_NX *= self.policy.keep
-        self._calls_NX *= self.policy.keep
+        self.ledger.fade(self.policy.keep)
 
-    def propose(self) -> tuple[Placement, Decision, np.ndarray]:
-        """The candidate, whether to take it, and the calls of a period to come.
-
-        One call of every block is added to what was counted, so that a server that
-        nobody asked yet has statistics too.
-        """
-        shape = self.placement.gpu_NLE.shape
-        pairs_NLE = (self._pairs_NX + 1).reshape(shape)
-        layers_pairs = pairs_NLE.sum(axis=(0, 2), keepdims=True)
-        candidate = self.policy.placer.place(
-            pairs_NLE / layers_pairs,
+    def propose(self) -> Proposal:
+        """What the policy makes of what was counted so far."""
+        memory = self.loop.memory
+        return self.policy.propose(
+            self.ledger,
+            self.placement,
             self._slots,
             self.cost_model,
-            current=self.placement,
-            traffic=self.policy.traffic,
+            None if memory is None else memory.lacking_seconds(),
         )
-        candidate = settle(self.placement, candidate, self._slots)
-        scale = self.policy.period_s / self._seen_s
-        calls_NLE = (self._calls_NX * scale).reshape(shape)
-        tokens = max(1.0, self._pairs_NX.sum() / max(self._calls_NX.sum(), 1.0))
-        if self.loop.memory is not None:
-            seconds_NM = self.loop.memory.lacking_seconds()
-        else:
-            seconds_NM = remote_call_seconds(self.cost_model, tokens)
-        decision = decide(
-            self.placement,
-            candidate,
-            lambda placement: remote_seconds(placement, calls_NLE, seconds_NM),
-            self.cost_model,
-            self.policy.hysteresis,
-            self.policy.source,
-        )
-        return candidate, decision, calls_NLE
 
     # --- blocks on their way
 
@@ -249,7 +155,7 @@ class Migration:
         leaves = np.flatnonzero((held_NX[server] == gpu) & ~stays_X)
         leaves = leaves[(held_NX[:, leaves] >= 0).sum(axis=0) > 1]
         excess = self._used_G[gpu] - self._slots_G[gpu] + 1
-        asked = self._calls_NX[server, leaves]
+        asked = self.ledger.calls_NX[server, leaves]
         gone = leaves[asked.argsort(kind="stable")[:excess]]
         if len(gone):
             held_NX[server, gone] = -1

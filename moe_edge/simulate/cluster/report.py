@@ -1,7 +1,6 @@
 """Results of a simulated run: latencies, local ratio, bytes, utilisation; as text."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.simulate.cluster.links import CAUSES
 from moe_edge.simulate.cluster.loop import ClusterLoop
+from moe_edge.workload.cluster_run import Served
 
 
 class ClusterResult:
@@ -84,6 +84,14 @@ class ClusterResult:
     def local_ratio(self) -> float:
         return self.local_pairs / self.pairs
 
+    @property
+    def served(self) -> list[Served]:
+        """A line a request, for pictures of latency over time."""
+        columns = (self.arrival_R, self.first_R, self.latency_R)
+        seconds = zip(*(column.tolist() for column in columns), strict=True)
+        who = zip(self.server_R.tolist(), self.domain_R, seconds, strict=True)
+        return [Served(server, domain, *times) for server, domain, times in who]
+
     def row(self) -> dict[str, Any]:
         """The keys of the last line of stdout, and a few more."""
         return {
@@ -106,17 +114,6 @@ class ClusterResult:
 def report(loop: ClusterLoop) -> ClusterResult:
     """Sums up a loop that has run."""
     return ClusterResult(loop)
-
-
-def write_requests(path: Path, result: ClusterResult) -> None:
-    """A line a request, for pictures of latency over time."""
-    lines = ["server,domain,arrival_s,first_token_s,latency_s"]
-    seconds = zip(result.arrival_R, result.first_R, result.latency_R, strict=True)
-    for server, domain, row in zip(
-        result.server_R, result.domain_R, seconds, strict=True
-    ):
-        lines.append(",".join([str(server), domain, *(f"{s:.6f}" for s in row)]))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def progress(name: str, seed: int, result: ClusterResult, took_s: float) -> str:

@@ -9,19 +9,19 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.build import CaseOptions, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
-from moe_edge.simulate.cluster.migration import MigrationRule
 from moe_edge.simulate.cluster.report import (
     ClusterResult,
     print_table,
     progress,
     report,
-    write_requests,
 )
 from moe_edge.simulate.cluster.timeline import write_timeline
+from moe_edge.workload.cluster_run import method_file, write_requests
 
 
 @root
@@ -85,7 +85,8 @@ def run_simulate(
                 runs[name].append(result)
                 print(progress(name, number, result, time.perf_counter() - started))
                 if number == seed:
-                    write_requests(folder / f"requests_{name}.csv", result)
+                    path = folder / method_file("requests", name)
+                    write_requests(path, result.served)
                     if options.timeline_s:
                         path = folder / f"timeline_{name}.json"
                         write_timeline(path, loop.spans, case.cost_model.cluster)

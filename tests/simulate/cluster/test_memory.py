@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from moe_edge.place.migrate import Decision
+from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
-from moe_edge.simulate.cluster.migration import Migration, MigrationPolicy
+from moe_edge.simulate.cluster.migration import Migration
 from moe_edge.simulate.cluster.pools import RoutingPools
 from tests.support.tiny_cluster import asked, run, tiny_costs
 
@@ -61,7 +62,7 @@ def most_G(monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_gpu_holds_more_than_one_block_too_many(seed, source, monkeypatch, most_G):
     monkeypatch.setattr(
-        "moe_edge.simulate.cluster.migration.decide",
+        "moe_edge.place.migration_policy.decide",
         lambda *args: Decision(True, 2.0, 1.0, 0.5, 1),
     )
     rng = np.random.default_rng(seed)

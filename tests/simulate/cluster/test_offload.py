@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError
+from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.schedule.fifo import FifoToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
-from moe_edge.simulate.cluster.migration import MigrationPolicy
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from tests.support.tiny_cluster import (
     Fixed,

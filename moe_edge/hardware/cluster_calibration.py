@@ -1,0 +1,198 @@
+"""What a real cluster was measured to need: the `calibration.json` of its run.
+
+A server runs few compiled programs, one a bucket of tokens (1 = decoding), so costs are
+stated a bucket; a step of another size costs what the next larger bucket costs. Every
+number is a median in seconds on one server with nothing else to do, software included.
+
+A layer of a step with `blocks` of its own and `calls` to others takes
+
+    dense_s                          attention, router, shared expert, planning
+    part_s + blocks, pairs           its own blocks
+    base_s + calls * each_s + bytes  messages there and back
+    call_s + blocks, pairs           at each server that was called
+
+where blocks, pairs = blocks * block_s + pairs * pair_s. A step ends with `head_s`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import (
+    ConfigError,
+    built,
+    check_count,
+    check_from_zero,
+    check_positive,
+)
+from moe_edge.core.files import write_json
+
+CALIBRATION_FILE = "calibration.json"
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BucketCosts:
+    """Steps of up to `tokens` tokens on one server; seconds.
+
+    Attributes:
+      tokens: size of the bucket; prompts beyond the largest come in chunks of it.
+      dense_s: a layer without its routed experts.
+      head_s: once a step: embedding, head, sampling, the host's work between steps.
+      part_s: a layer's own blocks where others compute some of it, whatever their
+        number.
+      call_s: a call of another server, whatever the number of its blocks; without
+        messages.
+      block_s, pair_s: more for each block, and for each of its (token, block) pairs.
+    """
+
+    tokens: int
+    dense_s: float
+    pair_s: float
+    head_s: float = 0.0
+    part_s: float = 0.0
+    call_s: float = 0.0
+    block_s: float = 0.0
+
+    def __post_init__(self):
+        check_count("bucket tokens", self.tokens)
+        for field in dataclasses.fields(self)[1:]:
+            name = f"{field.name} of bucket {self.tokens}"
+            check_from_zero(name, getattr(self, field.name))
+        check_positive(f"dense_s of bucket {self.tokens}", self.dense_s)
+        check_positive(
+            f"block_s + pair_s of bucket {self.tokens}", self.block_s + self.pair_s
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerCosts:
+    """One server.
+
+    Attributes:
+      buckets: in rising order, from 1 token on.
+      load_s: a block from its checkpoint or host memory into a slot.
+    """
+
+    buckets: Sequence[BucketCosts]
+    load_s: float
+
+    def __post_init__(self):
+        check_positive("load_s", self.load_s)
+        sizes = [bucket.tokens for bucket in self.buckets]
+        if sizes[:1] != [1] or sizes != sorted(set(sizes)):
+            raise ConfigError(
+                f"buckets are of {sizes} tokens, expected rising sizes from 1 on"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Messages:
+    """What a call costs on its way, there and back together.
+
+    Attributes:
+      base_s, each_s: a layer that calls m servers at once waits base_s + m * each_s
+        for empty messages: each_s keeps the caller busy, base_s passes meanwhile.
+      bytes_per_s: of what a server sends (its line), without the software above.
+      call_bytes: header of a call and of its answer together.
+      token_bytes: a hidden state that is sent, once for all of a call's blocks.
+      pair_bytes: sent for each (token, block) pair.
+      row_bytes: of a row that returns.
+      partial: whether a row a token returns, not one a pair.
+    """
+
+    base_s: float
+    each_s: float
+    bytes_per_s: float
+    call_bytes: int
+    token_bytes: int
+    pair_bytes: int
+    row_bytes: int
+    partial: bool = False
+
+    def __post_init__(self):
+        check_positive("bytes_per_s", self.bytes_per_s)
+        for name in ("base_s", "each_s", "call_bytes", "pair_bytes"):
+            check_from_zero(name, getattr(self, name))
+        for name in ("token_bytes", "row_bytes"):
+            check_count(name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterCalibration:
+    """A measured cluster.
+
+    Attributes:
+      servers: by number; all with the same sizes of buckets.
+      messages: between any two of them.
+      source: how it was measured, and on what.
+    """
+
+    servers: Sequence[ServerCosts]
+    messages: Messages
+    source: str
+
+    def __post_init__(self):
+        if not self.servers:
+            raise ConfigError("a calibration needs at least one server, got none")
+        for server, costs in enumerate(self.servers):
+            sizes = [bucket.tokens for bucket in costs.buckets]
+            if sizes != self.sizes:
+                raise ConfigError(
+                    f"server {server} has buckets of {sizes} tokens, server 0 of "
+                    f"{self.sizes}; measure the same ones everywhere"
+                )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each bucket."""
+        return [bucket.tokens for bucket in self.servers[0].buckets]
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `calibration.json`."""
+        stored = {"format_version": FORMAT_VERSION} | dataclasses.asdict(self)
+        write_json(Path(folder) / CALIBRATION_FILE, stored)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "ClusterCalibration":
+        """Reads what `save` wrote.
+
+        Raises:
+          ConfigError: other keys or values, or another version.
+          OSError: the file cannot be read.
+        """
+        path = Path(folder) / CALIBRATION_FILE
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return cls.from_json(stored)
+        except ValueError as error:  # also what JSON and our checks raise
+            raise ConfigError(f"{path}: {error}; run the cluster again") from error
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "ClusterCalibration":
+        """From the parsed file.
+
+        Raises:
+          ConfigError: other keys or values, or another version.
+        """
+        version = stored.get("format_version") if isinstance(stored, dict) else None
+        if version != FORMAT_VERSION:
+            raise ConfigError(f"format_version is {version}, expected {FORMAT_VERSION}")
+        given = {name: x for name, x in stored.items() if name != "format_version"}
+        if isinstance(servers := given.get("servers"), list):
+            given["servers"] = [
+                _server(number, server) for number, server in enumerate(servers)
+            ]
+        if "messages" in given:
+            given["messages"] = built("messages", Messages, given["messages"])
+        return built("calibration", cls, given)
+
+
+def _server(number: int, stored: Any) -> ServerCosts:
+    name = f"server {number}"
+    if isinstance(stored, dict) and isinstance(stored.get("buckets"), list):
+        each = [built(f"{name}: bucket", BucketCosts, b) for b in stored["buckets"]]
+        stored = stored | {"buckets": each}
+    return built(name, ServerCosts, stored)
