@@ -26,6 +26,7 @@ RESTRICTED = {
     ),
     "torch": ("moe_edge/studies/speed/peers.py",),
     "transformers": ("moe_edge/studies/speed/peers.py",),
+    "zmq": ("moe_edge/cluster/messages", "moe_edge/cluster/keys.py"),
     "pickle": (),
 }
 

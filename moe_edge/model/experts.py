@@ -125,26 +125,31 @@ def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
 
 def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
     """The form `pairs`; `start_TD` continues a sum (`expert_waves`)."""
-    T, K = ids_TK.shape
-    E, D = experts_ER.shape[0], layout.d_model
-    ids_P = ids_TK.reshape(-1)
 
     def compute(x_D, expert):
         if _suits_lanes(experts_ER, layout):
             return _ffn_lanes(x_D, experts_ER, expert, layout, act)
         return ffn(x_D[None], load_expert(experts_ER, expert, layout), act)[0]
 
+    E = experts_ER.shape[0]
+    return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
+
+
+def add_pairs(x_TD, ids_TK, weights_TK, experts: int, compute, start_TD=None):
+    """The sum of `compute(x_D, expert)`, pair by pair in their order."""
+    K, ids_P = ids_TK.shape[1], ids_TK.reshape(-1)
+
     def add(pair, y_TD):
         token = pair // K
         y_D = lax.cond(
-            ids_P[pair] < E,
+            ids_P[pair] < experts,
             lambda: compute(x_TD[token], ids_P[pair]),
-            lambda: jnp.zeros((D,), jnp.float32),
+            lambda: jnp.zeros_like(x_TD[0]),
         )
         return y_TD.at[token].add(weights_TK[token, pair % K] * y_D)
 
     start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
-    return lax.fori_loop(0, T * K, add, start_TD)
+    return lax.fori_loop(0, ids_P.size, add, start_TD)
 
 
 def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
