@@ -16,6 +16,7 @@ from moe_edge.hardware.cluster_calibration import ClusterCalibration
 from moe_edge.workload.cluster_run import (
     CLUSTER_FILE,
     FORMAT_VERSION,
+    FROM_CHECKPOINT,
     REQUESTS_HEAD,
     ClusterFacts,
     Served,
@@ -93,7 +94,7 @@ class ClusterRun:
         path = self._path("trace", name)
         trace = read_trace(path, self.facts.num_experts)
         try:
-            ids_TLK, holder_TLK, first_R, lengths = self._tokens(trace, len(served))
+            ids_TLK, holder_TLK, first_R, lengths = self._tokens(trace, served)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
         requests = [
@@ -109,9 +110,9 @@ class ClusterRun:
     def _path(self, kind: str, method: str) -> Path:
         return self.folder / method_file(kind, method)
 
-    def _tokens(self, trace: Trace, count: int):
+    def _tokens(self, trace: Trace, served: list[Served]):
         """Routing token by token, and lengths [prompt, answer] of every request."""
-        facts = self.facts
+        facts, count = self.facts, len(served)
         if trace.server is None or trace.holder_TK is None:
             raise ConfigError("it has no columns server and holder, as a cluster's has")
         layers, layer_T = np.unique(trace.layer, return_inverse=True)
@@ -130,6 +131,13 @@ class ClusterRun:
                 f"every token needs {facts.top_k} experts of holders 0 to "
                 f"{facts.num_servers - 1}"
             )
+        pairs = np.unique(np.stack([trace.request, trace.server]), axis=1)
+        for number, server in pairs.T.tolist():
+            if server != served[number].server:
+                raise ConfigError(
+                    f"request {number} came to server {served[number].server} and was "
+                    f"served by {server}: only runs without failures can be replayed"
+                )
         order = np.lexsort((layer_T, trace.step, trace.phase, trace.request))
         L, T = len(layers), len(order) // len(layers)
         whole = len(order) == T * L and (layer_T[order].reshape(T, L) == np.arange(L))
@@ -237,9 +245,10 @@ def read_migrations(path: Path, facts: ClusterFacts) -> list[TableChange]:
                     f"{list(sizes)}"
                 )
         for source in change.sources:
-            if not 0 <= source < facts.num_servers:
+            if not FROM_CHECKPOINT <= source < facts.num_servers:
                 raise ConfigError(
-                    f"{where}: source {source}, expected 0 to {facts.num_servers - 1}"
+                    f"{where}: source {source}, expected {FROM_CHECKPOINT} to "
+                    f"{facts.num_servers - 1}"
                 )
         changes.append(change)
     return changes

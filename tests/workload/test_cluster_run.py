@@ -11,6 +11,7 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.place.call_targets import call_targets
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
+    FROM_CHECKPOINT,
     ClusterFacts,
     Served,
     TableChange,
@@ -36,7 +37,7 @@ CHANGES = [
         version=2,
         moves=[(1, 1, 0)],
         drops=[[0, 1, 0]],
-        sources=[1],
+        sources=[FROM_CHECKPOINT],
     ),
 ]
 
@@ -192,7 +193,7 @@ HEAD = "server,domain,arrival_s,first_token_s,latency_s\n"
         ("requests", HEAD + "0,a,0,1,1\n", "trace_optimal.csv.gz: request 1, expected"),
         (
             "requests",
-            HEAD + "0,a,0,1,1\n" * 3,
+            HEAD + "0,a,0,1,1\n" + "1,a,0,1,1\n" * 2,
             "trace_optimal.csv.gz: request 2 has no row of its prompt",
         ),
         ("migrations", "{", "line 1 is not JSON"),
@@ -211,7 +212,7 @@ HEAD = "server,domain,arrival_s,first_token_s,latency_s\n"
         (
             "migrations",
             '{"t_s": 1, "version": 1, "moves": [[0, 1, 0]], "sources": [2]}',
-            "line 1: source 2, expected 0 to 1",
+            "line 1: source 2, expected -1 to 1",
         ),
         (
             "migrations",
@@ -243,6 +244,7 @@ def test_what_is_no_run_or_no_text_is_refused(tmp_path, folder):
     [
         ({"server": None}, "it has no columns server and holder"),
         ({"server": np.full(10, 2, np.int32)}, "server 2, expected 0 to 1"),
+        ({"server": np.zeros(10, np.int32)}, "request 1 came to server 1 and was serv"),
         ({"holder_TK": np.full((10, 2), 5, np.int32)}, "experts of holders 0 to 1"),
         ({"step": np.zeros(10, np.int32)}, "did not pass each of the 2 layers once"),
     ],
