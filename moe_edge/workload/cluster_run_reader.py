@@ -38,7 +38,6 @@ class MethodRun:
       ids_TLK: int32, chosen experts of every token, request after request: its prompt,
         then the tokens that were fed back.
       first_R: int64 [R], the row of `ids_TLK` at which each request begins.
-      holder_TLK: int32, the server that computed each.
       changes: of the table, in order.
       placement: stem of its placement at the start.
       trace: all of it.
@@ -48,7 +47,6 @@ class MethodRun:
     served: list[Served]
     ids_TLK: np.ndarray
     first_R: np.ndarray
-    holder_TLK: np.ndarray
     changes: list[TableChange]
     placement: Path
     trace: Trace
@@ -94,7 +92,7 @@ class ClusterRun:
         path = self._path("trace", name)
         trace = read_trace(path, self.facts.num_experts)
         try:
-            ids_TLK, holder_TLK, first_R, lengths = self._tokens(trace, served)
+            ids_TLK, first_R, lengths = self._tokens(trace, served)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
         requests = [
@@ -103,9 +101,7 @@ class ClusterRun:
         ]
         changes = read_migrations(self._path("migrations", name), self.facts)
         stem = self._path("placement", name)
-        return MethodRun(
-            *(requests, served, ids_TLK, first_R, holder_TLK, changes, stem, trace)
-        )
+        return MethodRun(*(requests, served, ids_TLK, first_R, changes, stem, trace))
 
     def _path(self, kind: str, method: str) -> Path:
         return self.folder / method_file(kind, method)
@@ -153,10 +149,8 @@ class ClusterRun:
         for number in np.flatnonzero(input_R == 0):
             raise ConfigError(f"request {number} has no row of its prompt")
         lengths = np.stack([input_R, rows_R - input_R + 1], axis=1).tolist()
-        shape = (T, L, trace.top_k)
-        first_R = np.cumsum(rows_R) - rows_R
-        ids_TLK = trace.ids_TK[order].reshape(shape)
-        return ids_TLK, trace.holder_TK[order].reshape(shape), first_R, lengths
+        ids_TLK = trace.ids_TK[order].reshape(T, L, trace.top_k)
+        return ids_TLK, np.cumsum(rows_R) - rows_R, lengths
 
 
 def read_facts(folder: Path) -> ClusterFacts:
