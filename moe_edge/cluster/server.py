@@ -80,7 +80,7 @@ class Server:
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
         self.tables, self.ledger = (
             Tables(me, self.holdings),
-            Ledger(others, self._shape),
+            Ledger(me, others, self._shape),
         )
         programs = PlacedPrograms(config, self.holdings.blocks.dtype)
         self.answers = Answers(programs, self.holdings)
@@ -155,6 +155,7 @@ class Server:
         return {}, {}
 
     def _notes(self):
+        self.ledger.counts()
         sent, received = self._transport.traffic.sent(), {}
         del received
         payload = {
