@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.remote import LostBlocks
+from moe_edge.cluster.warm_up import warm_up
 from tests.support.layered import (
+    CAPACITY,
     NINE,
     THREE,
     assert_same_bits,
@@ -140,13 +142,15 @@ def test_without_a_newer_table_the_request_ends_with_one_line():
         forced_logits(servers.engines[0], random_prompts(ALL["gqa"], NINE), 1)
 
 
-def test_nothing_is_compiled_again_for_another_placement():
-    first = Servers(*BITS, spread(ALL["gqa"], 3))
-    assert_same_bits(first.engines[0], *BITS, NINE, STEPS)
+def test_warm_up_compiles_all_that_any_placement_runs():
+    slots = [25, 25, 25]
+    first = Servers(*BITS, spread(ALL["gqa"], 3), slots=slots)
+    answers = first.transport.answers[0]
+    warm_up(first.engines[0], answers, [(9, CAPACITY - 9), (40, CAPACITY - 40)])
     before = first.engines[0].num_compiled()
-    second = Servers(*BITS, spread(ALL["gqa"], 3, seed=5), slots=[30, 30, 30])
-    third = Servers(*BITS, spread(ALL["gqa"], 3, seed=6), slots=[30, 30, 30])
-    assert_same_bits(second.engines[0], *BITS, NINE, STEPS)
-    between = second.engines[0].num_compiled()
-    assert_same_bits(third.engines[0], *BITS, NINE, STEPS)
-    assert third.engines[0].num_compiled() == between >= before
+    for seed in range(3):
+        held_NLE = spread(ALL["gqa"], 3, seed=seed, copies=0.2)
+        servers = Servers(*BITS, held_NLE, slots=slots)
+        for lengths in (NINE, (40,)):
+            assert_same_bits(servers.engines[0], *BITS, lengths, STEPS)
+    assert first.engines[0].num_compiled() == before
