@@ -88,6 +88,7 @@ class MessagesTransport(Transport):
         self._routers: list[zmq.Socket] = []  # until `serve`
         self._answering: list[Answering] = []
         self._delays: list[DelayLine] = []
+        self._closing = threading.Lock()
         self._closed = False
         self._sockets = Sockets(peer, secret)
         self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
@@ -198,22 +199,26 @@ class MessagesTransport(Transport):
             self._watch.post(link, frame)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
         for peer in list(self._links):
             self.disconnect(peer)
         ended = []
         for threads in (self._answering, self._delays):  # the last answers pass on
             for thread in threads:
                 thread.stop()
-            ended += [_ended(thread) for thread in threads]
-        if self._engine.acquire(timeout=END_S):  # `finish` gives up within a slice
-            self._bury()
-            self._engine.release()
+            ended += [_ended(thread, END_S) for thread in threads]
         self._watch.stop()
-        ended.append(_ended(self._watch))
-        if all(ended):
+        until_s = time.monotonic() + END_S
+        while not _ended(self._watch, 0.01) and time.monotonic() < until_s:
+            if self._engine.acquire(timeout=0.01):  # `finish` gives up within a slice
+                self._bury()
+                self._engine.release()
+        if all(ended) and self._watch.clean:
             self._sockets.context.destroy()
         else:
             _left_behind.append(self._sockets.context)
@@ -285,17 +290,21 @@ class MessagesTransport(Transport):
         """Closes the sockets of others, or leaves that to who is using them."""
         self._retired.append(link.calls)
         if self._engine.acquire(blocking=False):
-            self._bury()
-            self._engine.release()
+            try:
+                self._bury()
+            finally:
+                self._engine.release()
         if link.block_lock.acquire(blocking=False):
-            if link.blocks is not None:
-                link.blocks.close()
-            link.block_lock.release()
+            try:
+                if link.blocks is not None:
+                    link.blocks.close()
+            finally:
+                link.block_lock.release()
 
 
-def _ended(thread: threading.Thread) -> bool:
+def _ended(thread: threading.Thread, wait_s: float) -> bool:
     """Whether a thread has ended, after waiting a while."""
     if thread is threading.current_thread():
         return False
-    thread.join(END_S)
+    thread.join(wait_s)
     return not thread.is_alive()
