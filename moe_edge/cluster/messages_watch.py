@@ -179,9 +179,7 @@ class Watch(threading.Thread):
         if self.clean:
             self._close(self._zap)
         for link, future in self._waiting.values():
-            future.set_exception(
-                PeerLost(link.peer, "dead", "is asked no more: closed")
-            )
+            future.set_exception(PeerLost(link.peer, "dead", "was disconnected"))
         self._wake.close()
         self._woken.close()
 
@@ -213,12 +211,10 @@ class Watch(threading.Thread):
         self._zap.send_multipart([b"1.0", request, *status, b"", b""])
 
     def _add(self, link: Link) -> None:
-        self._watch(link.control, lambda: self._read_control(link))
-        self._watch(link.monitor, lambda: self._read_event(link))
-
-    def _watch(self, one: zmq.Socket, reader: Callable[[], None]) -> None:
-        self._readers[one] = reader
-        self._poller.register(one, zmq.POLLIN)
+        self._readers[link.control] = lambda: self._read_control(link)
+        self._readers[link.monitor] = lambda: self._read_event(link)
+        self._poller.register(link.control, zmq.POLLIN)
+        self._poller.register(link.monitor, zmq.POLLIN)
 
     def _close(self, one: zmq.Socket) -> None:
         if self._readers.pop(one, None) is not None:
