@@ -2,6 +2,9 @@
 
 python launch/simulate.py --gin_file configs/examples/prism_bigbench_deepseek.gin \\
     --out_dir DIR
+python launch/simulate.py --cluster_run RUN --out_dir DIR
+
+The second form does a run of launch/cluster.py again in computed time.
 """
 
 from launch import common

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from moe_edge.core.chrome_trace import Span, write_chrome_trace
 from moe_edge.core.clock import WallClock
 from moe_edge.core.files import write_text
 
-KINDS = ("route", "hit", "miss", "transfer", "compute", "wait")
+KINDS = ("route", "hit", "miss", "transfer", "compute", "wait", "call", "fail")
 CAUSES = ("demand", "prefetch", "migrate")
 
 
@@ -91,13 +92,7 @@ class Recorder:
           ConfigError: an event of an unknown kind or cause. It is looked for here
             because `add` is called on hot paths.
         """
-        events = sorted(self.events(), key=lambda event: event.t_s)
-        for event in events:
-            check_known("event kind", event.kind, KINDS)
-            if event.cause is not None:
-                check_known("event cause", event.cause, CAUSES)
-        lines = [json.dumps(event._asdict()) + "\n" for event in events]
-        write_text(path, "".join(lines))
+        write_events(path, self.events())
 
     def write_timeline(self, path: str | Path) -> None:
         """Writes a Chrome trace, a track each for compute, transfers and waits.
@@ -105,6 +100,17 @@ class Recorder:
         What takes no time (routes, hits, misses) is marked on a track of its own.
         """
         write_chrome_trace(path, map(_span, self.events()))
+
+
+def write_events(path: str | Path, events: Iterable[Event]) -> None:
+    """As `Recorder.write_jsonl`."""
+    events = sorted(events, key=lambda event: event.t_s)
+    for event in events:
+        check_known("event kind", event.kind, KINDS)
+        if event.cause is not None:
+            check_known("event cause", event.cause, CAUSES)
+    lines = [json.dumps(event._asdict()) + "\n" for event in events]
+    write_text(path, "".join(lines))
 
 
 def _span(event: Event) -> Span:

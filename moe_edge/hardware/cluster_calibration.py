@@ -4,14 +4,16 @@ A server runs few compiled programs, one a bucket of tokens (1 = decoding), so c
 stated a bucket; a step of another size costs what the next larger bucket costs. Every
 number is a median in seconds on one server with nothing else to do, software included.
 
-A layer of a step with `blocks` of its own and `calls` to others takes
+A layer of a step, of which m other servers compute a part, takes
 
-    dense_s                          attention, router, shared expert, planning
-    part_s + blocks, pairs           its own blocks
-    base_s + calls * each_s + bytes  messages there and back
-    call_s + blocks, pairs           at each server that was called
+    dense_s                            attention, router, shared expert, planning
+    + split_s                          if m > 0
+    + the longer of own blocks
+      and m * each_s + base_s + bytes  messages there and back
+          + call_s + blocks            at each server that was called
 
-where blocks, pairs = blocks * block_s + pairs * pair_s. A step ends with `head_s`.
+where blocks are (number of blocks) * block_s + (token, block) pairs * pair_s. All own
+blocks: dense_s + own blocks. A step ends with `head_s`.
 """
 
 import dataclasses
@@ -41,8 +43,8 @@ class BucketCosts:
       tokens: size of the bucket; prompts beyond the largest come in chunks of it.
       dense_s: a layer without its routed experts.
       head_s: once a step: embedding, head, sampling, the host's work between steps.
-      part_s: a layer's own blocks where others compute some of it, whatever their
-        number.
+      split_s: a layer more, if others compute a part of it: finding out who, joining
+        rows.
       call_s: a call of another server, whatever the number of its blocks; without
         messages.
       block_s, pair_s: more for each block, and for each of its (token, block) pairs.
@@ -52,7 +54,7 @@ class BucketCosts:
     dense_s: float
     pair_s: float
     head_s: float = 0.0
-    part_s: float = 0.0
+    split_s: float = 0.0
     call_s: float = 0.0
     block_s: float = 0.0
 

@@ -10,10 +10,12 @@ bounds say: the maximum is multiplied by `Device.slowdown(flops / bytes)`.
 
 Activations, their copies between host and GPU and the KV cache are not counted: at
 edge batch sizes they are small compared with the weights. Token counts may be numbers
-or arrays; no tokens cost nothing.
+or arrays; no tokens cost nothing. Software takes no time here; `measured_costs.py` is
+the cost model of a cluster on which that was measured.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +71,36 @@ class DenseLayer:
     num_bytes: int = 0
 
 
+class CallSizes(NamedTuple):
+    """Bytes of a call and of its answer.
+
+    Attributes:
+      call: of every call.
+      state: there, for each token, whatever the number of its blocks.
+      pair: there, for each (token, block) pair.
+      token_row, pair_row: back, likewise.
+    """
+
+    call: int = 0
+    state: int = 0
+    pair: int = 0
+    token_row: int = 0
+    pair_row: int = 0
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it matters that blocks of a call share tokens."""
+        return bool(self.state or self.token_row)
+
+    def there(self, tokens, pairs):
+        """Bytes of a call (numbers or arrays)."""
+        return self.call + self.state * tokens + self.pair * pairs
+
+    def back(self, tokens, pairs):
+        """Bytes of its answer."""
+        return self.token_row * tokens + self.pair_row * pairs
+
+
 @dataclasses.dataclass(frozen=True)
 class CostModel:
     """Seconds on a cluster, for one model's shapes.
@@ -85,7 +117,48 @@ class CostModel:
     block: BlockShape
     dense: DenseLayer = DenseLayer()
 
-    def compute_s(self, server: int, gpu: int, tokens):
+    @property
+    def num_stages(self) -> int:
+        """How many sizes of steps are told apart; see `stage`."""
+        return 1
+
+    def stage(self, tokens: int) -> int:
+        """The size of a step of so many tokens, where programs differ by size."""
+        return 0
+
+    @property
+    def call_sizes(self) -> CallSizes:
+        """Bytes of calls: a hidden state for each pair, there and back."""
+        return CallSizes(pair=self.block.token_bytes, pair_row=self.block.token_bytes)
+
+    @property
+    def has_software(self) -> bool:
+        """Whether anything below takes time."""
+        return False
+
+    @property
+    def send_busy_s(self) -> float:
+        """That a message keeps the processor of its sender busy."""
+        return 0.0
+
+    def call_s(self, server: int, stage: int = 0) -> float:
+        """That a server needs for each call of another one, besides the blocks."""
+        return 0.0
+
+    def split_s(self, server: int, stage: int = 0) -> float:
+        """A layer's dense part more, if other servers compute a part of the layer."""
+        return 0.0
+
+    def head_s(self, server: int, tokens: int) -> float:
+        """The end of a step: head and sampling."""
+        return 0.0
+
+    def software_s(self) -> np.ndarray:
+        """float64 [N]: of a call of each server, on top of carrying and computing."""
+        servers = range(self.cluster.num_servers)
+        return np.array([self.send_busy_s + self.call_s(n) for n in servers])
+
+    def compute_s(self, server: int, gpu: int, tokens, stage: int | None = None):
         """One block over `tokens` tokens on a GPU that holds it."""
         device = self.cluster.servers[server].gpus[gpu].device
         return roofline_s(device, self.block.flops(tokens), self.block.num_bytes)

@@ -90,11 +90,13 @@ def block_sizes(pairs: int, experts: int) -> list[int]:
     return [step * (i + 1) for i in range(count)]
 
 
-def run_blocks(x_TD, ids_TK, weights_TK, experts_ER, layout: RecordLayout, act):
+def run_blocks(
+    x_TD, ids_TK, weights_TK, experts_ER, layout: RecordLayout, act, load=load_expert
+):
     """The form `blocks` of `experts.run_experts`."""
     E = experts_ER.shape[0]
     out_PD = empty_pairs(ids_TK, layout, E)
-    out_PD = fill_pairs(out_PD, x_TD, ids_TK, experts_ER, None, E, layout, act)
+    out_PD = fill_pairs(out_PD, x_TD, ids_TK, experts_ER, None, E, layout, act, load)
     return sum_pairs(out_PD, ids_TK, weights_TK, E)
 
 
@@ -111,7 +113,15 @@ def sum_pairs(out_PD, ids_TK, weights_TK, experts: int) -> jax.Array:
 
 
 def fill_pairs(
-    out_PD, x_TD, ids_TK, records_SR, slot_E, experts: int, layout: RecordLayout, act
+    out_PD,
+    x_TD,
+    ids_TK,
+    records_SR,
+    slot_E,
+    experts: int,
+    layout: RecordLayout,
+    act,
+    load=load_expert,
 ) -> jax.Array:
     """Writes the outputs of the pairs of some experts, or of all.
 
@@ -128,6 +138,7 @@ def fill_pairs(
       experts: E.
       layout: where the parts stand in a record.
       act: activation of (gate, up).
+      load: reads a record.
     Returns:
       out_PD with these experts' rows.
     """
@@ -156,7 +167,7 @@ def fill_pairs(
         done = (block - (last_block_E[expert] - blocks_E[expert])) * largest
         row = first_row_E[expert] + done
         record = expert if slot_E is None else slot_E[expert]
-        parts = load_expert(records_SR, record, layout)
+        parts = load(records_SR, record, layout)
         # `switch` takes the last branch for all larger rests.
         smallest = (counts_E[expert] - done - 1) // step
         y_BD = lax.switch(smallest, [branch(size) for size in sizes], row, parts)

@@ -31,7 +31,12 @@ def compiler_options() -> dict[str, object] | None:
 
 
 def to_float32(weight: jax.Array) -> jax.Array:
-    """Stored weights as float32; uint16 holds the bits of bfloat16 values."""
+    """Stored weights as float32; uint16 holds the bits of bfloat16 values.
+
+    Weights at lower precision (`packed.py`) decode themselves.
+    """
+    if not isinstance(weight, jax.Array):
+        return weight.decode()
     if weight.dtype == jnp.uint16:
         # bfloat16 is the upper half of float32.
         bits = weight.astype(jnp.uint32) << 16
@@ -60,7 +65,10 @@ def num_lanes(width: int) -> int | None:
 
 
 def lane_product(
-    x_I: jax.Array, columns: Callable[[int, int], jax.Array], lanes: int
+    x_I: jax.Array,
+    columns: Callable[[int, int], jax.Array],
+    lanes: int,
+    scale_O1: jax.Array | None = None,
 ) -> jax.Array:
     """`weight @ x` for one vector, as a chain of adds over `lanes` columns each.
 
@@ -69,6 +77,8 @@ def lane_product(
       columns: (first, count) -> stored weights (out, count) of these columns. A
         slice of an argument of the program, so that it fuses.
       lanes: see `num_lanes`.
+      scale_O1: factors of the rows. Here they join the loop: a multiplication of its
+        own would cost as much as the product of a small expert.
     Returns:
       float32 (out,).
     """
@@ -79,6 +89,8 @@ def lane_product(
         x_1N = x_I[None, first : first + lanes]
         product_ON = to_float32(columns(first, lanes)) * x_1N
         sums_ON = product_ON if sums_ON is None else sums_ON + product_ON
+    if scale_O1 is not None:
+        sums_ON = sums_ON * scale_O1
     # A dot with ones and not a sum, which XLA would fuse with the chain, badly.
     return dot(jnp.ones((1, lanes), jnp.float32), sums_ON)[0]
 
@@ -88,14 +100,17 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
 
     Args:
       x: float32 (..., in).
-      weight_OI: (out, in); float32, bfloat16, or uint16 with bfloat16 bits.
+      weight_OI: (out, in); float32, bfloat16, uint16 with bfloat16 bits, or
+        `packed.Packed`.
     Returns:
       float32 (..., out).
     """
     num_out, width = weight_OI.shape
     x_TI = x.reshape(-1, width)
     lanes = num_lanes(width)
-    if (
+    if not isinstance(weight_OI, jax.Array):
+        y_TO = weight_OI.product(x_TI)
+    elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS
         and lanes

@@ -47,7 +47,7 @@ class CallCosts:
         local_NB = np.array([np.mean(seconds_GB, axis=0) for seconds_GB in each])
         further_N = (local_NB[:, 1] / local_NB[:, 0] - 1) / (tokens - 1)
         alone_NM = cost_model.sends_s()
-        fixed_NM = alone_NM + alone_NM.T + local_NB[:, 0]
+        fixed_NM = alone_NM + alone_NM.T + local_NB[:, 0] + cost_model.software_s()
         np.fill_diagonal(fixed_NM, 0.0)
         size, all_N = cost_model.block.token_bytes, range(N)
         send_NM = np.array(

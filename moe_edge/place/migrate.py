@@ -93,7 +93,7 @@ def remote_call_seconds(cost_model: CostModel, tokens: float = 1.0) -> np.ndarra
         for m, server in enumerate(cost_model.cluster.servers)
     ]
     send_NM = cost_model.sends_s(tokens)
-    seconds_NM = send_NM + np.array(compute_M) + send_NM.T
+    seconds_NM = send_NM + np.array(compute_M) + send_NM.T + cost_model.software_s()
     np.fill_diagonal(seconds_NM, 0.0)
     return seconds_NM
 

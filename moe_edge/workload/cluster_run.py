@@ -32,6 +32,7 @@ from moe_edge.workload.traces import PREFILL, Trace, ordered_trace
 FORMAT_VERSION = 1
 CLUSTER_FILE = "cluster.json"
 COMBINES = ("exact", "partial")
+FROM_CHECKPOINT = -1  # a block that nobody sent: its server read it
 REQUESTS_HEAD = "server,domain,arrival_s,first_token_s,latency_s"
 
 
@@ -131,8 +132,8 @@ class TableChange:
       version: rises by one a line; the placement at the start is version 0.
       moves: (server, layer, block) of copies that arrived.
       drops: likewise, of copies that were no longer asked and went.
-      sources: of every move the server that sent it; the server itself, if it came from
-        its own checkpoint. Empty if not recorded.
+      sources: of every move the server that sent it, or FROM_CHECKPOINT; empty if not
+        recorded.
       begun_s: when the first of these blocks was sent; None if not recorded.
     """
 

@@ -16,6 +16,7 @@ from moe_edge.hardware.cluster_calibration import ClusterCalibration
 from moe_edge.workload.cluster_run import (
     CLUSTER_FILE,
     FORMAT_VERSION,
+    FROM_CHECKPOINT,
     REQUESTS_HEAD,
     ClusterFacts,
     Served,
@@ -37,7 +38,6 @@ class MethodRun:
       ids_TLK: int32, chosen experts of every token, request after request: its prompt,
         then the tokens that were fed back.
       first_R: int64 [R], the row of `ids_TLK` at which each request begins.
-      holder_TLK: int32, the server that computed each.
       changes: of the table, in order.
       placement: stem of its placement at the start.
       trace: all of it.
@@ -47,7 +47,6 @@ class MethodRun:
     served: list[Served]
     ids_TLK: np.ndarray
     first_R: np.ndarray
-    holder_TLK: np.ndarray
     changes: list[TableChange]
     placement: Path
     trace: Trace
@@ -93,7 +92,7 @@ class ClusterRun:
         path = self._path("trace", name)
         trace = read_trace(path, self.facts.num_experts)
         try:
-            ids_TLK, holder_TLK, first_R, lengths = self._tokens(trace, len(served))
+            ids_TLK, first_R, lengths = self._tokens(trace, served)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
         requests = [
@@ -102,16 +101,14 @@ class ClusterRun:
         ]
         changes = read_migrations(self._path("migrations", name), self.facts)
         stem = self._path("placement", name)
-        return MethodRun(
-            *(requests, served, ids_TLK, first_R, holder_TLK, changes, stem, trace)
-        )
+        return MethodRun(*(requests, served, ids_TLK, first_R, changes, stem, trace))
 
     def _path(self, kind: str, method: str) -> Path:
         return self.folder / method_file(kind, method)
 
-    def _tokens(self, trace: Trace, count: int):
+    def _tokens(self, trace: Trace, served: list[Served]):
         """Routing token by token, and lengths [prompt, answer] of every request."""
-        facts = self.facts
+        facts, count = self.facts, len(served)
         if trace.server is None or trace.holder_TK is None:
             raise ConfigError("it has no columns server and holder, as a cluster's has")
         layers, layer_T = np.unique(trace.layer, return_inverse=True)
@@ -130,6 +127,13 @@ class ClusterRun:
                 f"every token needs {facts.top_k} experts of holders 0 to "
                 f"{facts.num_servers - 1}"
             )
+        pairs = np.unique(np.stack([trace.request, trace.server]), axis=1)
+        for number, server in pairs.T.tolist():
+            if server != served[number].server:
+                raise ConfigError(
+                    f"request {number} came to server {served[number].server} and was "
+                    f"served by {server}: only runs without failures can be replayed"
+                )
         order = np.lexsort((layer_T, trace.step, trace.phase, trace.request))
         L, T = len(layers), len(order) // len(layers)
         whole = len(order) == T * L and (layer_T[order].reshape(T, L) == np.arange(L))
@@ -145,10 +149,8 @@ class ClusterRun:
         for number in np.flatnonzero(input_R == 0):
             raise ConfigError(f"request {number} has no row of its prompt")
         lengths = np.stack([input_R, rows_R - input_R + 1], axis=1).tolist()
-        shape = (T, L, trace.top_k)
-        first_R = np.cumsum(rows_R) - rows_R
-        ids_TLK = trace.ids_TK[order].reshape(shape)
-        return ids_TLK, trace.holder_TK[order].reshape(shape), first_R, lengths
+        ids_TLK = trace.ids_TK[order].reshape(T, L, trace.top_k)
+        return ids_TLK, np.cumsum(rows_R) - rows_R, lengths
 
 
 def read_facts(folder: Path) -> ClusterFacts:
@@ -237,9 +239,10 @@ def read_migrations(path: Path, facts: ClusterFacts) -> list[TableChange]:
                     f"{list(sizes)}"
                 )
         for source in change.sources:
-            if not 0 <= source < facts.num_servers:
+            if not FROM_CHECKPOINT <= source < facts.num_servers:
                 raise ConfigError(
-                    f"{where}: source {source}, expected 0 to {facts.num_servers - 1}"
+                    f"{where}: source {source}, expected {FROM_CHECKPOINT} to "
+                    f"{facts.num_servers - 1}"
                 )
         changes.append(change)
     return changes

@@ -69,7 +69,7 @@ def test_write_jsonl_has_every_field_in_order_of_time(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "cause", "match"),
     [
-        ("teleport", None, "unknown event kind 'teleport'; known: compute, hit"),
+        ("teleport", None, "unknown event kind 'teleport'; known: call, compute"),
         ("hit", "magic", "unknown event cause 'magic'; known: demand, migrate"),
     ],
 )

@@ -26,6 +26,7 @@ class GpuIndex:
       first_N: int64 [N + 1], the first GPU of each server.
       server_G: int64 [G], the server of each GPU.
       one_G: float64 [G], seconds of a block over one token.
+      call_SG: float64, seconds of a call, besides its blocks, in a stage on a GPU.
     """
 
     def __init__(self, cost_model: CostModel):
@@ -36,26 +37,43 @@ class GpuIndex:
         self._cost_model = cost_model
         kinds: dict = {}
         self._kind_G = np.empty(len(self.server_G), np.int64)
-        rows = []
         for gpu, n in enumerate(self.server_G.tolist()):
             g = gpu - int(self.first_N[n])
             device = servers[n].gpus[g].device
-            if device not in kinds:
-                kinds[device] = (len(kinds), n, g)
-                rows.append(cost_model.compute_s(n, g, np.arange(_TABLE)))
+            kinds.setdefault(device, (len(kinds), n, g))
             self._kind_G[gpu] = kinds[device][0]
         self._places = [place for _, *place in kinds.values()]
-        self._seconds_KT = np.array(rows)
-        self.one_G = self._seconds_KT[self._kind_G, 1]
+        self._seconds_SKT = np.array(
+            [
+                [
+                    cost_model.compute_s(*place, np.arange(_TABLE), stage)
+                    for place in self._places
+                ]
+                for stage in range(cost_model.num_stages)
+            ]
+        )
+        self.one_G = self._seconds_SKT[0, self._kind_G, 1]
+        self.call_SG = np.array(
+            [
+                [cost_model.call_s(n, stage) for n in self.server_G.tolist()]
+                for stage in range(cost_model.num_stages)
+            ]
+        )
 
-    def block_s(self, gpus: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Seconds of one block over so many tokens, for pairs of GPU and count."""
+    def block_s(
+        self, gpus: np.ndarray, tokens: np.ndarray, stage: int = 0
+    ) -> np.ndarray:
+        """Seconds of one block over so many tokens, for pairs of GPU and count.
+
+        Args:
+          stage: of the step (`CostModel.stage`).
+        """
         kinds = self._kind_G[gpus]
-        seconds = self._seconds_KT[kinds, np.minimum(tokens, _TABLE - 1)]
+        seconds = self._seconds_SKT[stage, kinds, np.minimum(tokens, _TABLE - 1)]
         if (large := tokens >= _TABLE).any():
-            for kind, (n, g) in enumerate(self._places):
+            for kind, place in enumerate(self._places):
                 here = large & (kinds == kind)
-                seconds[here] = self._cost_model.compute_s(n, g, tokens[here])
+                seconds[here] = self._cost_model.compute_s(*place, tokens[here], stage)
         return seconds
 
 
@@ -71,8 +89,10 @@ class CallTable:
 
     def __init__(self, gpu_NLE: np.ndarray, cost_model: CostModel, index: GpuIndex):
         self._first_N1 = index.first_N[:-1, None].astype(np.int32)
-        send_NM = cost_model.sends_s()  # of an idle call of one token to each GPU
-        self._idle_NG = (send_NM + send_NM.T)[:, index.server_G] + index.one_G
+        # Of an idle call of one token to each GPU.
+        send_NM = cost_model.sends_s()
+        idle_NM = send_NM + send_NM.T + cost_model.software_s()
+        self._idle_NG = idle_NM[:, index.server_G] + index.one_G
         self.version = 0
         self.place(gpu_NLE)
 
@@ -108,15 +128,19 @@ class StepCalls:
 
     Attributes:
       gpu: of every call, layer after layer (steps planned together share these lists).
-      pairs: (token, block) pairs in it: hidden states that travel.
+      pairs: (token, block) pairs in it.
+      there, back: bytes of its message and of the answer.
       seconds: of computing its blocks.
       offset: [L + 1], calls of layer l are offset[l] to offset[l + 1].
       cells, counts: the blocks asked for (layer * E + block) and their pairs.
-      local_pairs, remote_pairs, remote_blocks: in all.
+      away: [L], how many calls of a layer go to other servers; empty where that costs
+        nothing.
     """
 
     gpu: list[int]
     pairs: list[int]
+    there: list[int]
+    back: list[int]
     seconds: list[float]
     offset: list[int]
     cells: np.ndarray
@@ -124,6 +148,7 @@ class StepCalls:
     local_pairs: int
     remote_pairs: int
     remote_blocks: int
+    away: list[int]
 
 
 class Ahead(NamedTuple):
@@ -137,9 +162,10 @@ class Ahead(NamedTuple):
 class StepPlanner:
     """Turns the routing of steps into calls."""
 
-    def __init__(self, index: GpuIndex, pools: RoutingPools):
-        self.index, self.pools = index, pools
+    def __init__(self, index: GpuIndex, pools: RoutingPools, cost_model: CostModel):
+        self.index, self.pools, self._cost_model = index, pools, cost_model
         self.num_layers, self.num_experts = pools.num_layers, pools.num_experts
+        self._sizes, self._counts_away = cost_model.call_sizes, cost_model.has_software
         self._num_gpus = len(index.server_G)
         self._ahead: dict[int, Ahead] = {}
 
@@ -167,13 +193,19 @@ class StepPlanner:
         self._ahead.pop(server, None)
         counts_X = np.bincount(cells.reshape(-1), minlength=self.pools.num_blocks)
         found = np.flatnonzero(counts_X)
-        counts = counts_X[found]
+        counts, stage = counts_X[found], self._cost_model.stage(len(cells))
         gpus = target_X[found]
-        seconds = self.index.block_s(gpus, counts)
+        seconds = self.index.block_s(gpus, counts, stage)
         keys = found // self.num_experts * self._num_gpus + gpus
         order = keys.argsort(kind="stable")
         parts = (keys[order], counts[order], seconds[order])
-        return self._grouped(server, *parts, [(found, counts)])[0]
+        tokens_Y = None
+        if self._sizes.needs_tokens:
+            keys_TX = cells // self.num_experts * self._num_gpus + target_X[cells]
+            keys_TX.sort(axis=1)
+            first_TX = np.diff(keys_TX, axis=1, prepend=-1) > 0
+            tokens_Y = np.bincount(keys_TX[first_TX], minlength=int(keys.max()) + 1)
+        return self._grouped(server, *parts, [(found, counts)], tokens_Y, stage)[0]
 
     def plan_tokens(
         self, server: int, target_X: np.ndarray, cells: np.ndarray
@@ -189,10 +221,13 @@ class StepPlanner:
         steps = [(row, counts) for row in cells]
         return self._grouped(server, keys, ones, seconds, steps)
 
-    def _grouped(self, server, keys, counts, seconds, steps) -> list[StepCalls]:
+    def _grouped(
+        self, server, keys, counts, seconds, steps, tokens_Y=None, stage=0
+    ) -> list[StepCalls]:
         """One StepCalls a step (of cells and counts), from blocks in order of `keys`.
 
-        A key is (step * L + layer) * GPUs + GPU of a block asked for.
+        A key is (step * L + layer) * GPUs + GPU of a block asked for. `tokens_Y`: by
+        key, different tokens of a call; None: one each.
         """
         L, first = self.num_layers, np.empty(len(keys), bool)
         first[0] = True
@@ -200,26 +235,35 @@ class StepPlanner:
         starts = np.flatnonzero(first)
         keys = keys[starts]
         pairs = np.add.reduceat(counts, starts)
+        seconds = np.add.reduceat(seconds, starts)
         gpu = keys % self._num_gpus
         away = self.index.server_G[gpu] != server
         blocks = np.diff(starts, append=len(counts))
         edges = np.arange(len(steps) * L + 1) * self._num_gpus
         offset = np.searchsorted(keys, edges)
         ends = offset[::L]
-        sums = np.zeros((len(keys) + 1, 3), np.int64)
-        np.cumsum(np.stack([pairs, pairs * away, blocks * away], 1), 0, out=sums[1:])
+        sums = np.zeros((len(keys) + 1, 4), np.int64)
+        each = np.stack([pairs, pairs * away, blocks * away, away], 1)
+        np.cumsum(each, 0, out=sums[1:])
+        away_SL = []
+        if self._counts_away:
+            seconds = np.where(away, seconds + self.index.call_SG[stage, gpu], seconds)
+            away_SL = np.diff(sums[offset, 3]).tolist()
         sums = np.diff(sums[ends], axis=0).tolist()
-        gpu, pairs = gpu.tolist(), pairs.tolist()
-        seconds = np.add.reduceat(seconds, starts).tolist()
+        tokens = 1 if tokens_Y is None else tokens_Y[keys]
+        there = self._sizes.there(tokens, pairs).tolist()
+        back = self._sizes.back(tokens, pairs).tolist()
+        lists = (gpu.tolist(), pairs.tolist(), there, back, seconds.tolist())
         offset = offset.tolist()
         return [
             StepCalls(
-                *(gpu, pairs, seconds, offset[s * L : (s + 1) * L + 1], cells, counts),
+                *(*lists, offset[s * L : (s + 1) * L + 1], cells, counts),
                 local_pairs=all_pairs - remote_pairs,
                 remote_pairs=remote_pairs,
                 remote_blocks=remote_blocks,
+                away=away_SL[s * L : (s + 1) * L],
             )
-            for s, ((cells, counts), (all_pairs, remote_pairs, remote_blocks)) in (
+            for s, ((cells, counts), (all_pairs, remote_pairs, remote_blocks, _)) in (
                 enumerate(zip(steps, sums, strict=True))
             )
         ]

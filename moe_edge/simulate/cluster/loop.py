@@ -9,8 +9,8 @@ each running one) through all layers. In each layer
   4. when everything is there, the next layer begins.
 Every GPU, network link and host link serves one job at a time, in the order of
 readiness. An event is the instant at which a job becomes ready, so a whole layer of a
-server is one event a stage and not one a token. The head, sampling and the KV cache
-take no time.
+server is one event a stage and not one a token. The KV cache takes no time; the head,
+sampling and all other software only in a measured cost model.
 
 The order of requests is `schedule.loop`'s. Two parts may be added, together or alone:
 `offload.HostMemory` (a server loads the blocks it lacks instead of asking others) and
@@ -19,7 +19,7 @@ The order of requests is `schedule.loop`'s. Two parts may be added, together or 
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,13 +35,22 @@ from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.plan import Placement
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.policy import Job, SchedulePolicy
+from moe_edge.schedule.policy import SchedulePolicy
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
-from moe_edge.simulate.cluster.drive import ADMIT, AGAIN, ARRIVE, END, LAYER, drive
+from moe_edge.simulate.cluster.drive import (
+    ADMIT,
+    AGAIN,
+    ARRIVE,
+    END,
+    HEAD,
+    LAYER,
+    drive,
+)
 from moe_edge.simulate.cluster.links import PROMPT, Links
 from moe_edge.simulate.cluster.migration import Migration
 from moe_edge.simulate.cluster.offload import HostMemory, OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
+from moe_edge.simulate.cluster.running import Running, ServerState
 from moe_edge.simulate.cluster.timeline import Spans
 from moe_edge.workload.requests import Request, check_requests
 
@@ -69,35 +78,6 @@ class LoopOptions:
         check_from_zero("timeline_s", self.timeline_s)
 
 
-class Running(Job):
-    """A request inside the cluster: where its routing is, how far it is."""
-
-    __slots__ = ("fresh", "left", "row")
-
-    def __init__(self, request: Request, row: int):
-        super().__init__(request.id, request.server, request.arrival_s)
-        self.row, self.left = row, request.output_tokens
-        self.fresh = True  # in its first step
-
-
-class ServerState:
-    """The step that a server is in.
-
-    Attributes:
-      calls: of the step.
-      dense_s: of the dense part of a layer.
-      layer: the one it is in; pending: parts of it that are not there yet; end_s: when
-        the last of the others was.
-    """
-
-    __slots__ = ("calls", "dense_s", "end_s", "layer", "pending")
-
-    def __init__(self):
-        self.calls: StepCalls | None = None
-        self.layer = self.pending = 0
-        self.end_s = self.dense_s = 0.0
-
-
 class ClusterLoop:
     """One run; `run` drives it to the end.
 
@@ -119,6 +99,7 @@ class ClusterLoop:
         were there; NaN before.
       counts_NX: int64 [N, L * E] pairs that each server asked for.
       windows: list of [N, 2] int64: local and all pairs of steps begun in a window.
+      on_call: told (server, call, end_s) of each call to another server; None: nobody.
       passed_on: requests that were served by another server than they came to.
       events, steps: how many there were.
     """
@@ -150,11 +131,11 @@ class ClusterLoop:
         self.counts_NX = np.zeros((N, pools.num_blocks), np.int64)
         self.windows: list[np.ndarray] = []
         self.remote_blocks = self.steps = self.events = self.passed_on = 0
-        self.token_bytes = cost_model.block.token_bytes
+        self.on_call: Callable[[int, int, float], None] | None = None
         self.block_bytes = cost_model.block.num_bytes
         self.server_of = self.index.server_G.tolist()
         self.first_gpu = self.index.first_N.tolist()
-        self._planner = StepPlanner(self.index, pools)
+        self._planner = StepPlanner(self.index, pools, cost_model)
         self.table = None
         if placement is not None:
             shape = (N, pools.num_layers, pools.num_experts)
@@ -169,7 +150,8 @@ class ClusterLoop:
             ARRIVE: self._arrive,
             ADMIT: self._admit,
             AGAIN: self._ask_again,
-            END: self._end_step,
+            END: self._run_head,
+            HEAD: self._end_step,
         }
         self.memory = self.migration = None
         if offload is not None:
@@ -234,16 +216,20 @@ class ClusterLoop:
 
     # --- steps
 
-    def _begin_step(self, time_s: float, server: int) -> None:
+    def _admitted(self, time_s: float, server: int) -> Sequence[Running]:
+        """The requests of a server's next step; if none, it may be asked again."""
         running = self.schedule.begin_step(server, time_s)
+        self.steps += bool(running)
+        again_s = self.schedule.lanes[server].again_s
+        if not running and again_s is not None:
+            self.heap.push(again_s, AGAIN, server)
+        return running
+
+    def _begin_step(self, time_s: float, server: int) -> None:
+        running = self._admitted(time_s, server)
         if not running:
-            again_s = self.schedule.lanes[server].again_s
-            if again_s is not None:
-                self.heap.push(again_s, AGAIN, server)
             return
-        self.steps += 1
-        state, one, tokens = self.servers[server], running[0], 1
-        state.layer = 0
+        one, tokens = running[0], 1
         if self.planned and len(running) == 1 and not one.fresh:
             domain = self.requests[one.id].domain
             calls = self._planner.next_token(
@@ -258,7 +244,17 @@ class ClusterLoop:
             else:
                 fresh = any(one.fresh for one in running)
                 calls = self.memory.begin(server, cells, fresh)
+        self._enter(time_s, server, calls, tokens)
+
+    def _enter(self, time_s: float, server: int, calls: StepCalls, tokens: int) -> None:
+        """A pass through all layers begins."""
+        state, costs = self.servers[server], self.cost_model
+        state.layer = 0
         state.calls, state.dense_s = calls, float(self._dense_s(server, tokens))
+        if costs.has_software:
+            if self.planned:
+                state.split_s = costs.split_s(server, costs.stage(tokens))
+            state.head_s = costs.head_s(server, tokens)
         self._count(time_s, server, calls)
         self.heap.push(time_s, LAYER, server)
 
@@ -284,18 +280,31 @@ class ClusterLoop:
         all_pairs = calls.local_pairs + calls.remote_pairs
         self.windows[window][server] += (calls.local_pairs, all_pairs)
 
+    def _run_head(self, time_s: float, server: int, _: int) -> None:
+        """All layers are done."""
+        head_s = self.servers[server].head_s
+        if head_s:
+            gpu = self.first_gpu[server]
+            end_s = self.links.compute(gpu, time_s, head_s, "head")
+            self.heap.push(end_s, HEAD, server)
+        else:
+            self._end_step(time_s, server, 0)
+
     def _end_step(self, time_s: float, server: int, _: int) -> None:
-        done = []
-        for one in self.schedule.lanes[server].running:
-            if one.fresh:
-                self.first_R[one.id] = time_s
-                one.fresh = False
-            one.left -= 1
-            if not one.left:
-                done.append(one)
-                self.finish_R[one.id] = self._answered(time_s, server, one)
+        running = self.schedule.lanes[server].running
+        done = [one for one in running if self._new_token(time_s, server, one)]
         self.schedule.end_step(server, time_s, done)
         self._begin_step(time_s, server)
+
+    def _new_token(self, time_s: float, server: int, one: Running) -> bool:
+        """A token of a request is there; whether it was the last."""
+        if one.fresh:
+            self.first_R[one.id] = time_s
+            one.fresh = False
+        one.left -= 1
+        if not one.left:
+            self.finish_R[one.id] = self._answered(time_s, server, one)
+        return not one.left
 
     def _answered(self, time_s: float, server: int, one: Running) -> float:
         """When the answer is there; of a request that was passed on, it goes back."""

@@ -163,7 +163,7 @@ class HostMemory:
         self._step[server] += 1
         self._cells[server] = cells
         asked, counts = np.unique(cells, return_counts=True)
-        return StepCalls([], [], [], [], asked, counts, cells.size, 0, 0)
+        return StepCalls(*([] for _ in range(6)), asked, counts, cells.size, 0, 0, [])
 
     def _route(self, time_s: float, server: int, _: int) -> None:
         """Routing of a layer is known."""

@@ -20,6 +20,7 @@ from moe_edge.simulate.cluster.report import (
     progress,
     report,
 )
+from moe_edge.simulate.cluster.run_recorded import check_alone, run_recorded
 from moe_edge.simulate.cluster.timeline import write_timeline
 from moe_edge.workload.cluster_run import method_file, write_requests
 
@@ -35,6 +36,7 @@ def run_simulate(
     rule: MigrationRule,
     cache_share: float = 0.0,
     seeds: int = 1,
+    cluster_run: str | None = None,
     data_dir: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -42,13 +44,16 @@ def run_simulate(
 
     Args:
       run: folder of `simulate.json`, `config.gin`, `requests_METHOD.csv` of the
-        first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto).
+        first seed and, with `timeline_s`, `timeline_METHOD.json` (Perfetto); of a
+        `cluster_run` also `events_METHOD.jsonl`.
       wanted, options, rule: what is served, how, and when placements change.
       methods: placers and servers that serve alone (`moe_infinity`, `moe_infinity_lb`)
         separated by commas, or `all`: every placer that fits the machines.
       cache_share: above 0 servers load the blocks that they lack from host memory, into
         this share of their GPUs' memory, instead of asking others.
       seeds: runs, from `seed` on; rows are medians over them.
+      cluster_run: folder of a run of launch/cluster.py, which is done again in computed
+        time: its requests, routing, placements and costs. Nothing else is needed.
       data_dir: holds traces.
       seed: of everything random.
     Raises:
@@ -57,6 +62,11 @@ def run_simulate(
     """
     check_count("seeds", seeds)
     names = chosen("method", methods, METHODS)
+    if cluster_run is not None:
+        others = {"cache_share": cache_share, "seeds": seeds - 1, "seed": seed}
+        check_alone([wanted, rule, options], others)
+        run.check_apart(cluster_run)
+        return run_recorded(run, cluster_run, names, options)
     if not 0 <= cache_share < 1:
         raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
     first = build_case(**vars(wanted), data_dir=data_dir, seed=seed)

@@ -87,13 +87,13 @@ def test_calls_of_a_step_are_grouped_by_layer_and_gpu():
     assert table.target_NX.tolist() == [[0, 1, 2] * 2, [0, 1, 2] * 2]
     pools = RoutingPools({"a": IDS}, 3)
     cells = pools.cells("a", 0, 3)
-    calls = StepPlanner(index, pools).plan(0, table.target_NX[0], cells)
+    calls = StepPlanner(index, pools, costs).plan(0, table.target_NX[0], cells)
     assert calls.offset == [0, 3, 6]
     assert calls.gpu == [0, 1, 2, 0, 1, 2]
     assert calls.pairs == [1, 2, 3, 3, 2, 1]
     assert calls.seconds == [0.25] * 6
     assert (calls.local_pairs, calls.remote_pairs, calls.remote_blocks) == (4, 8, 4)
-    one = StepPlanner(index, pools).plan(1, table.target_NX[1], cells[:1])
+    one = StepPlanner(index, pools, costs).plan(1, table.target_NX[1], cells[:1])
     assert (one.offset, one.gpu, one.pairs) == ([0, 2, 4], [0, 2, 0, 1], [1, 1, 1, 1])
     assert (one.local_pairs, one.remote_pairs) == (2, 2)
 
@@ -112,7 +112,7 @@ def test_tokens_planned_together_are_as_planned_one_by_one():
     target_X = CallTable(gpu_NLE, costs, index).target_NX[2]
     pools = RoutingPools({"a": IDS}, 3)
     cells = pools.cells("a", 0, 3)
-    planner = StepPlanner(index, pools)
+    planner = StepPlanner(index, pools, costs)
     together = planner.plan_tokens(2, target_X, cells)
     for row, many in zip(cells, together, strict=True):
         one = planner.plan(2, target_X, row[None])
