@@ -260,8 +260,7 @@ class Server:
     def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.offer(fields["version"], arrays["target_LE"])
-        self.tables.install()
+        self.tables.begin(fields["version"], arrays["target_LE"])
         self.ledger.clear()
         self._answered.clear()
         self._brought.clear()

@@ -69,6 +69,13 @@ class Tables:
                 self._next = view
                 self._changed.notify_all()
 
+    def begin(self, version: int, target_LE: np.ndarray) -> None:
+        """The first table of a run, whatever the number of the last one was."""
+        with self._changed:
+            self.view = self._next = None
+        self.offer(version, target_LE)
+        self.install()
+
     def install(self) -> int | None:
         """Takes over the newest table, between steps: its version if it is new."""
         with self._changed:
