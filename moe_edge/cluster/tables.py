@@ -60,6 +60,14 @@ class Tables:
         self._closed: Exception | None = None
         self.view: View | None = None
 
+    def begin(self, target_LE: np.ndarray) -> None:
+        """A new run, whose tables count from version 0; nobody steps now."""
+        with self._changed:
+            self.view, self._next = (
+                view_of(0, target_LE, self._me, self._holdings),
+                None,
+            )
+
     def offer(self, version: int, target_LE: np.ndarray) -> None:
         """A new table has come; it is in force from `install` on."""
         view = view_of(version, target_LE, self._me, self._holdings)
