@@ -219,7 +219,7 @@ class Scheduler:
                 "held_LE": self.full(held_NLE[server]).astype(np.uint8),
                 "target_LE": self.full(targets_NLE[server], server),
             }
-            self.tell(server, "prepare", {}, arrays)
+            self.tell(server, "prepare", {"version": 0}, arrays)
         self.wait_for_all("ready", ready_s)
         offsets_s, self.failures = self.clock_offsets(), []
         begun_s = time.perf_counter()

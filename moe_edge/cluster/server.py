@@ -238,7 +238,7 @@ class Server:
                 seconds = warm_up(self.engine, self.answers, sizes)
             self._tell("warm", {"seconds": seconds})
         elif name == "prepare":
-            self._prepare(arrays)
+            self._prepare(fields, arrays)
         elif name == "table":
             self.tables.offer(fields["version"], arrays["target_LE"])
             self._confirm()
@@ -257,10 +257,10 @@ class Server:
         if self.tables.install() is not None:
             self._tell("confirmed", {"version": self.tables.view.version})
 
-    def _prepare(self, arrays: dict) -> None:
+    def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.begin(arrays["target_LE"])
+        self.tables.begin(fields["version"], arrays["target_LE"])
         self.ledger.clear()
         self._answered.clear()
         self._brought.clear()
@@ -276,7 +276,7 @@ class Server:
             max_batch=self.options.max_batch,
         )
         self._compiled = self.engine.num_compiled()
-        self._tell("ready")
+        self._tell("ready", {"version": fields["version"]})
 
     def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
         self._tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})

@@ -60,14 +60,6 @@ class Tables:
         self._closed: Exception | None = None
         self.view: View | None = None
 
-    def begin(self, target_LE: np.ndarray) -> None:
-        """A new run, whose tables count from version 0; nobody steps now."""
-        with self._changed:
-            self.view, self._next = (
-                view_of(0, target_LE, self._me, self._holdings),
-                None,
-            )
-
     def offer(self, version: int, target_LE: np.ndarray) -> None:
         """A new table has come; it is in force from `install` on."""
         view = view_of(version, target_LE, self._me, self._holdings)
@@ -76,6 +68,13 @@ class Tables:
             if known is None or version > known.version:
                 self._next = view
                 self._changed.notify_all()
+
+    def begin(self, version: int, target_LE: np.ndarray) -> None:
+        """The first table of a run, whatever the number of the last one was."""
+        with self._changed:
+            self.view = self._next = None
+        self.offer(version, target_LE)
+        self.install()
 
     def install(self) -> int | None:
         """Takes over the newest table, between steps: its version if it is new."""

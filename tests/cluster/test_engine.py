@@ -163,6 +163,6 @@ def test_tables_of_a_new_run_count_from_zero_and_replace_those_of_the_last():
     for me in (0, 1):
         servers.holdings[me].fill(other_NLE[me])
         target_LE = np.where(other_NLE[me], me, 1 - me).astype(np.int16)
-        servers.tables[me].begin(target_LE)
+        servers.tables[me].begin(0, target_LE)
     assert_same_bits(servers.engines[0], *BITS, NINE, STEPS)
     assert servers.tables[0].view.version == 0
