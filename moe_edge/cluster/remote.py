@@ -92,7 +92,7 @@ class Remote:
       me: this server.
       first_peer: the transport's number of server 0; the others follow.
       partial: others add their pairs first, and return a row a token.
-      deadline_s: of a call; of waiting for a table after one failed.
+      deadline_s: of a call; table_s: of waiting for a table after one failed.
       on_lost: is told (server, kind) when a call found its server lost.
     """
 
@@ -107,12 +107,14 @@ class Remote:
         first_peer: int = 0,
         partial: bool = False,
         deadline_s: float = 5.0,
+        table_s: float = 30.0,
         on_lost: Callable[[int, str], None] | None = None,
     ):
         self.me, self.tables, self.partial = me, tables, partial
         self._first_peer = first_peer
         self._transport, self._answers, self._ledger = transport, answers, ledger
-        self._deadline_s, self._on_lost = deadline_s, on_lost
+        self._deadline_s, self._table_s = deadline_s, table_s
+        self._on_lost = on_lost
 
     def start(
         self,
@@ -195,12 +197,12 @@ class Remote:
     def _ask_again(self, part: Part, call: Call, out_PD: np.ndarray) -> None:
         version = call.version
         while True:
-            view = self.tables.newer(version, self._deadline_s)
+            view = self.tables.newer(version, self._table_s)
             if view is None:
                 raise LostBlocks(
                     f"server {part.server} did not compute blocks of layer "
                     f"{call.layer}, and no table above version {version} came within "
-                    f"{self._deadline_s} s; is the scheduler there?"
+                    f"{self._table_s} s; is the scheduler there?"
                 )
             version, left = view.version, []
             target_P = view.target_LE[call.layer][part.block_P]

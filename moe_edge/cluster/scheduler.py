@@ -260,7 +260,7 @@ class Scheduler:
         keeper.begin(begun_s)
         serving = Serving(self, keeper, asked, drill, begun_s)
         for who, kind in self._lost_between:
-            serving.take_off(who, kind)
+            serving.replace(who, kind)
         serving.run()
         notes = {}
         for server in self.alive:

@@ -41,7 +41,8 @@ class ServerOptions:
       slots: blocks that it may hold.
       max_batch: requests that take turns.
       partial: sums are returned instead of rows.
-      call_s: deadline of a call, and of waiting for a table after one failed.
+      call_s: deadline of a call.
+      table_s: of waiting for a table after one failed.
       fetch_s: deadline of a block.
     """
 
@@ -49,6 +50,7 @@ class ServerOptions:
     max_batch: int = 1
     partial: bool = False
     call_s: float = 5.0
+    table_s: float = 30.0
     fetch_s: float = 30.0
 
 
@@ -96,6 +98,7 @@ class Server:
             first_peer=FIRST,
             partial=options.partial,
             deadline_s=options.call_s,
+            table_s=options.table_s,
             on_lost=self._found_lost,
         )
         where = weights, self.holdings, remote, self.ledger, programs

@@ -130,9 +130,12 @@ class Serving:
             self.take_off(who, kind)
 
     def take_off(self, who: int, kind: str) -> None:
-        """A server is lost; others take over what it had."""
-        if not self.scheduler.lose(who):
-            return
+        """Takes a server off the list, unless it is lost already."""
+        if self.scheduler.lose(who):
+            self.replace(who, kind)
+
+    def replace(self, who: int, kind: str) -> None:
+        """Others take over what a lost server had."""
         failure = Failure(who, "dead" if kind == "dead" else "hung", self.now_s)
         failure.struck_s = self._struck_s
         self.failures.append(failure)

@@ -134,7 +134,8 @@ class LiveScheduler(Scheduler):
 
     def tell(self, server, name, fields=None, arrays=None):
         super().tell(server, name, fields, arrays)
-        self._note("to", server, name, fields or {})
+        more = {"known": arrays["known"].tolist()} if name == "request" else {}
+        self._note("to", server, name, (fields or {}) | more)
 
     def next_event(self, until_s):
         event = super().next_event(until_s)
@@ -281,6 +282,19 @@ def random_held(servers: int, seed: int = 0, copies: float = 0.0) -> np.ndarray:
     return held_NLE | (rng.random(held_NLE.shape) < copies)
 
 
+class OnNth:
+    """Does something once: when the n-th of something is said or heard."""
+
+    def __init__(self, way: str, name: str, count: int, act: Callable[[], None]):
+        self.what, self.left, self.act = (way, name), count, act
+
+    def __call__(self, way, server, name, fields):
+        if (way, name) == self.what:
+            self.left -= 1
+            if self.left == 0:
+                self.act()
+
+
 class Wandering:
     """A migration policy that goes from one given table to the next, and around."""
 
@@ -292,7 +306,10 @@ class Wandering:
 
     def propose(self, ledger, current, slots, cost_model, seconds_NM=None):
         self._turn += 1
-        on_NLE = self._tables[self._turn % len(self._tables)]
+        room_N = np.array([int(n.sum()) for n in slots])
+        on_NLE = self._tables[self._turn % len(self._tables)].copy()
+        on_NLE[room_N == 0] = False  # the lost
+        on_NLE[room_N.argmax()] |= ~on_NLE.any(axis=0)
         return Proposal(
             Placement(np.where(on_NLE, 0, -1)),
             Decision(True, 0.0, 0.0, 0.0, 0),
