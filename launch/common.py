@@ -268,7 +268,7 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error)
     else:
         print(f"error: {one_line(error)}", file=sys.stderr)
-    return BAD_INPUT
+    return getattr(error, "exit_code", BAD_INPUT)
 
 
 def one_line(error: BaseException) -> str:

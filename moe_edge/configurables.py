@@ -18,6 +18,7 @@ import gin
 from moe_edge.core.checks import checked
 
 ROOTS = {
+    "cluster": "cluster.run.run_cluster",
     "convert_checkpoint": "convert.convert.convert_checkpoint",
     "evaluate": "evaluate.run.run_evaluate",
     "fit_routing": "workload.routing_fit.fit_routing",

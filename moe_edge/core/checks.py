@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -20,7 +21,13 @@ T = TypeVar("T")
 
 
 class MoeEdgeError(ValueError):
-    """Base of every error this library raises on bad input."""
+    """Base of every error this library raises on bad input.
+
+    Attributes:
+      exit_code: of a script that ends by it.
+    """
+
+    exit_code = 2
 
 
 class ConfigError(MoeEdgeError):
@@ -272,3 +279,29 @@ def _kind_text(kind) -> str:
         name = "tuple" if origin is tuple else "list"
         return f"a {name} ({_kind_text(args[0])} each)" if args else f"a {name}"
     return getattr(origin or kind, "__name__", str(kind))
+
+
+def check_cores(text: str | None, processes: int) -> list[set[int]] | None:
+    """Cores of each process from `0,1,0-1`; None where nothing was said.
+
+    Raises:
+      ConfigError: another form or number, or a core that this machine lacks.
+    """
+    if text is None:
+        return None
+    groups, there = [], os.cpu_count() or 1
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        ends = first, last or first
+        if not all(end.isascii() and end.isdigit() for end in ends):
+            raise ConfigError(f"cores is {text!r}, expected such as 0,1,0-1")
+        group = set(range(int(ends[0]), int(ends[1]) + 1))
+        if not group or max(group) >= there:
+            raise ConfigError(f"cores {part!r}: this machine has 0 to {there - 1}")
+        groups.append(group)
+    if len(groups) != processes:
+        raise ConfigError(
+            f"cores names {len(groups)} processes, expected {processes}: the scheduler "
+            "first"
+        )
+    return groups

@@ -51,8 +51,11 @@ class Engine:
         ]
         self._points: dict[int, Engine] = {self.config.moe.top_k: self}
 
-    def _begin_step(self, session: Session, is_decode: bool) -> None:
-        """A prompt (one step, however many chunks) or a token is about to run."""
+    def _begin_prompts(self, session: Session, prompts) -> None:
+        """Prompts are about to run: one step, however many chunks."""
+
+    def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:
+        """A token of each row is about to run."""
 
     def _run_layers(self, session: Session, x_BSD, chunk, on_routing):
         """Runs all layers, writes the session's caches, returns x_BSD."""
@@ -163,7 +166,7 @@ class Engine:
         if any(session.lengths):
             raise CapacityError("prefill needs a fresh session; open a new one")
         session.grow(lengths)
-        self._begin_step(session, is_decode=False)
+        self._begin_prompts(session, prompts)
         chunks = plan_chunks(max(lengths), session.capacity)
         padded = sum(chunks[-1])
         tokens = np.zeros((len(prompts), padded), np.int32)
@@ -200,14 +203,17 @@ class Engine:
         Raises:
           CapacityError: the session is full.
         """
+        x_B1D = self.step(session, tokens_B, active_B, on_routing)
+        return self.programs.top.next_head(self.weights.top, x_B1D)
+
+    def step(self, session: Session, tokens_B, active_B, on_routing=None):
+        """As `decode`, up to the last hidden states `[B, 1, D]`."""
         session.grow([1] * len(session.lengths))
-        self._begin_step(session, is_decode=True)
-        top = self.weights.top
+        self._begin_tokens(session, tokens_B, active_B)
         x, chunk, session.positions_B = self.programs.top.next_embed(
-            top["embed"], tokens_B, session.positions_B, active_B
+            self.weights.top["embed"], tokens_B, session.positions_B, active_B
         )
-        x = self._run_layers(session, x, chunk, on_routing)
-        return self.programs.top.next_head(top, x)
+        return self._run_layers(session, x, chunk, on_routing)
 
     def score(self, prompts, on_routing=None):
         """Teacher-forced logits of every position, chunk by chunk.

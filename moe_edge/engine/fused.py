@@ -198,11 +198,10 @@ class FusedEngine(Engine):
         session.caches = self._commit(session.caches)
         return session
 
-    def _begin_step(self, session: Session, is_decode: bool) -> None:
+    def _begin_prompts(self, session: Session, prompts) -> None:
         self._turn_to(session)
-        if not is_decode:  # decoding counts its own steps
-            step = self._count(self._state.step)
-            self._state = self._state._replace(step=step)
+        step = self._count(self._state.step)  # decoding counts its own steps
+        self._state = self._state._replace(step=step)
 
     def _turn_to(self, session: Session) -> None:
         """A policy whose record is one sequence's goes on with that of a session."""
@@ -236,7 +235,7 @@ class FusedEngine(Engine):
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`, in one program."""
         session.grow([1] * len(session.lengths))
-        self._begin_step(session, is_decode=True)
+        self._turn_to(session)
         tokens_B, active_B, session.positions_B = self._commit(
             (tokens_B, active_B, session.positions_B)
         )

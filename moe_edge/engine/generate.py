@@ -34,7 +34,8 @@ class Generation:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _next_token(logits_BV, keys_B, step, sampling):
+def next_token(logits_BV, keys_B, step, sampling):
+    """int32 [B]: what each row draws at a step, by its own key."""
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)
     return sample(logits_BV, keys_B, sampling)
 
@@ -99,7 +100,7 @@ def generate(
     active = np.ones(len(prompts), bool)
     first = step = 0
     while True:
-        tokens_B = _next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
+        tokens_B = next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
         for row, token in enumerate(np.asarray(tokens_B).tolist()):
             if active[row]:
                 rows[row].append(token)

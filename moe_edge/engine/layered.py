@@ -18,6 +18,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
+from moe_edge.engine.follower import Choices, LocalShadow, read_choices
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
@@ -25,6 +26,7 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
+from moe_edge.predict.shadow import wanted_rows
 from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.workload.traces import TraceRecorder
 
@@ -49,6 +51,7 @@ class LayeredEngine(Engine):
       backends: compute absent experts elsewhere while others travel; asked in order.
       trace: collects every lookup, with all scores unless told otherwise.
       programs: of another engine of this model, instead of new ones.
+      shadow: runs beside this engine; for predictors that need one.
     """
 
     programs: LayerPrograms
@@ -63,6 +66,7 @@ class LayeredEngine(Engine):
         trace: TraceRecorder | None = None,
         trace_scores: bool = True,
         programs: LayerPrograms | None = None,
+        shadow: LocalShadow | None = None,
     ):
         config = weights.config
         self._slots = manager.queue.slots
@@ -80,6 +84,8 @@ class LayeredEngine(Engine):
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
         self._turn = _Turn()
+        self._shadow = shadow
+        self._foreseen: Choices | None = None  # what it chose for the running token
 
     @property
     def lossless(self) -> bool:
@@ -99,9 +105,14 @@ class LayeredEngine(Engine):
             route=self.route,
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
+            shadow=self._shadow and self._shadow.at_k(weights.config.moe.top_k),
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
+
+    def num_compiled(self) -> int:
+        own = super().num_compiled()
+        return own + (self._shadow.shadow.num_compiled() if self._shadow else 0)
 
     def close(self) -> None:
         self.manager.queue.close()
@@ -126,6 +137,8 @@ class LayeredEngine(Engine):
         if not self.lossless:
             counted = self.manager.statistics
             mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
+        if self._shadow is not None:
+            mode["shadow_bytes"] = self._shadow.shadow.weights.num_bytes
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:
@@ -151,8 +164,15 @@ class LayeredEngine(Engine):
         self.manager.finish_sequences({n for each in sessions for n in each.sequences})
         return session
 
-    def _begin_step(self, session: Session, is_decode: bool) -> None:
+    def _begin_prompts(self, session: Session, prompts) -> None:
         self._turn.step += 1
+        if self._shadow is not None:
+            self._shadow.note_prompts(session, prompts)
+
+    def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:
+        self._turn.step += 1
+        if self._shadow is not None:
+            self._foreseen = self._shadow.step(session, tokens_B, active_B)
 
     def _run_layers(self, session, x, chunk, on_routing):
         state = self._attend(session, 0, x, chunk)
@@ -160,6 +180,8 @@ class LayeredEngine(Engine):
             # Nothing above depends on the last step's experts where the caller knows
             # its tokens beforehand, and slots that a program reads must not change.
             self._turn.reader.block_until_ready()
+        if self._foreseen is not None:
+            self._look_ahead(len(session.lengths))
         for layer in range(self.config.num_layers):
             if self._is_moe[layer]:
                 state = self._moe_layer(session, layer, state, chunk, on_routing)
@@ -168,6 +190,14 @@ class LayeredEngine(Engine):
         self._turn.reader = state
         self._reader.end_tokens(chunk.valid_BS.shape[1])
         return state
+
+    def _look_ahead(self, batch: int) -> None:
+        """Asks for what the shadow expects of this token."""
+        moe = self.config.moe
+        choices_LBK = read_choices(self._foreseen, batch, moe.top_k)
+        self._foreseen = None
+        wanted_LE = wanted_rows(choices_LBK, moe.num_experts)
+        self.manager.look_ahead(wanted_LE, self._turn.step)
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
         is_decode = chunk.valid_BS.shape[1] == 1

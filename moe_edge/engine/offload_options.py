@@ -12,7 +12,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget, plan_of
-from moe_edge.predict.registry import PREDICTORS
+from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
@@ -58,6 +58,8 @@ class OffloadOptions:
         check_known("offload mode", self.mode, ("layered", "fused"))
         self._check_eviction()
         check_known("predictor", self.predictor, PREDICTORS)
+        if not PREDICTORS[self.predictor].from_context:  # the others need a model
+            get_predictor(self.predictor, **self.predictor_options)
         if self.memory != "host":
             from moe_edge.offload.store import MEMORIES  # loads JAX
 

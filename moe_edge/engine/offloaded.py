@@ -9,11 +9,13 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
 from moe_edge.engine.backends import HostBackend
+from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
+from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.manager import OffloadManager
@@ -168,6 +170,7 @@ def assemble(
     with_trace: bool = False,
     trace_scores: bool = True,
     programs: LayerPrograms | None = None,
+    shadow: ShadowEngine | None = None,
 ) -> LayeredEngine | FusedEngine:
     """An offloaded engine over weights and a store, which engines may share.
 
@@ -183,6 +186,7 @@ def assemble(
       with_trace: keep every lookup in `engine.trace`.
       trace_scores: with the scores of all experts, which costs a read a layer.
       programs: of another layered engine of this model.
+      shadow: of this model, for a predictor that needs one; None: made here.
     Raises: as `make_offloaded`.
     """
     config, kv_bytes = weights.config, cache_bytes(weights.config, batch, capacity)
@@ -190,6 +194,12 @@ def assemble(
     context = context.also(dense_layers=lambda: weights.layers)
     staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
     other_bytes = weights.num_bytes + kv_bytes + staged * store.block_bytes
+    predictor = make_predictor(options, context)
+    local = None
+    if "shadow" in predictor.needs:
+        shadow = shadow or make_shadow(weights, predictor.precision, store)
+        local = LocalShadow(shadow, predictor)
+        other_bytes += shadow.weights.num_bytes + kv_bytes
     spec = plan_cache(options, config, context, store.block_bytes, other_bytes)
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
@@ -207,7 +217,7 @@ def assemble(
         route = None if route.lossless else route
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:
-        predictor, cache = make_predictor(options, context), SlotCache(spec, policy)
+        cache = SlotCache(spec, policy)
         slots = make_slots(spec.num_slots, store.record_size, store.dtype)
         link, backends = options.link(), []
         if options.assist is not None:
@@ -231,6 +241,7 @@ def assemble(
                 trace=trace,
                 trace_scores=trace_scores,
                 programs=programs,
+                shadow=local,
             )
         except BaseException:
             queue.close()

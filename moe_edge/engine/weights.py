@@ -51,9 +51,9 @@ def to_device(array: np.ndarray) -> jax.Array:
     return jnp.array(array.view(kept) if same_bits else array.astype(kept))
 
 
-def block_graph(config: ModelConfig, is_moe: bool) -> nnx.GraphDef:
+def block_graph(config: ModelConfig, is_moe: bool, kind=Block) -> nnx.GraphDef:
     """Structure of a block, without memory for its weights."""
-    return nnx.split(nnx.eval_shape(lambda: Block(config, is_moe, nnx.Rngs(0))))[0]
+    return nnx.split(nnx.eval_shape(lambda: kind(config, is_moe, nnx.Rngs(0))))[0]
 
 
 def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:

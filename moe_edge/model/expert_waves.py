@@ -9,6 +9,9 @@ has the same bits whatever the waves:
   blocks  a wave is any set of experts; the carry holds the outputs of all pairs
           `[T * K + spare, D]`, summed at the end.
 
+Where some pairs are computed on another machine, the outputs of pairs are wanted
+without their sum (`rows`), and summed when all are there (`sum_rows`).
+
 `ragged` (GPUs) and `dense` have no waves of their own and run as `blocks`.
 """
 
@@ -18,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from moe_edge.model.expert_blocks import empty_pairs, fill_pairs, sum_pairs
-from moe_edge.model.experts import run_pairs
+from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 
@@ -84,3 +87,25 @@ class ExpertWaves:
         if self.method == "pairs":
             return carry
         return sum_pairs(carry, ids_TK, weights_TK, self._experts)
+
+    def rows(self, x_TD, ids_TK, slots_SR, slot_of) -> jax.Array:
+        """Outputs of the pairs whose blocks are here; arguments as of `run`.
+
+        A row has the bits that it has in any other call of as many tokens and choices:
+        the pairs of an expert may be computed anywhere, as long as they stay together.
+
+        Returns:
+          float32 (T * K, width). `pairs`: token by token in order of rank; `blocks`: in
+          order of expert, then of token. Rows of pairs that are not here are arbitrary.
+        """
+        if self.method == "pairs":
+            return pair_rows(x_TD, slot_of, slots_SR, self._layout, self._act)
+        out_PD = empty_pairs(ids_TK, self._layout, self._experts)
+        where = x_TD, ids_TK, slots_SR, slot_of, self._experts
+        return fill_pairs(out_PD, *where, self._layout, self._act)[: ids_TK.size]
+
+    def sum_rows(self, rows_PD, ids_TK, weights_TK) -> jax.Array:
+        """The layer's output `[T, D]` from the rows of all pairs."""
+        if self.method == "pairs":
+            return sum_pair_rows(rows_PD, weights_TK)
+        return sum_pairs(rows_PD, ids_TK, weights_TK, self._experts)

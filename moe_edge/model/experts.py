@@ -125,14 +125,26 @@ def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
 
 def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
     """The form `pairs`; `start_TD` continues a sum (`expert_waves`)."""
+    compute, E = _pair_ffn(experts_ER, layout, act), experts_ER.shape[0]
+    return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
+
+
+def _pair_ffn(experts_ER, layout, act):
+    """The function (x_D, expert) -> output of an expert on one token."""
 
     def compute(x_D, expert):
         if _suits_lanes(experts_ER, layout):
             return _ffn_lanes(x_D, experts_ER, expert, layout, act)
         return ffn(x_D[None], load_expert(experts_ER, expert, layout), act)[0]
 
-    E = experts_ER.shape[0]
-    return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
+    return compute
+
+
+def _or_zeros(compute, x_D, expert, experts: int):
+    """`compute(x_D, expert)`; zeros for "no expert" (E and above)."""
+    return lax.cond(
+        expert < experts, lambda: compute(x_D, expert), lambda: jnp.zeros_like(x_D)
+    )
 
 
 def add_pairs(x_TD, ids_TK, weights_TK, experts: int, compute, start_TD=None):
@@ -141,15 +153,43 @@ def add_pairs(x_TD, ids_TK, weights_TK, experts: int, compute, start_TD=None):
 
     def add(pair, y_TD):
         token = pair // K
-        y_D = lax.cond(
-            ids_P[pair] < experts,
-            lambda: compute(x_TD[token], ids_P[pair]),
-            lambda: jnp.zeros_like(x_TD[0]),
-        )
+        y_D = _or_zeros(compute, x_TD[token], ids_P[pair], experts)
         return y_TD.at[token].add(weights_TK[token, pair % K] * y_D)
 
     start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
     return lax.fori_loop(0, ids_P.size, add, start_TD)
+
+
+def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:
+    """Outputs of the (token, record) pairs, a row each, with the bits of `run_pairs`.
+
+    Args:
+      x_TD: float32 (tokens, width).
+      slot_TK: int32, records of each token; S or more leaves the pair out.
+      records_SR: expert records.
+    Returns:
+      float32 (T * K, width), token by token in order of rank; zeros for pairs left out.
+    """
+    compute, K = _pair_ffn(records_SR, layout, act), slot_TK.shape[1]
+    slot_P = slot_TK.reshape(-1)
+
+    def write(pair, rows_PD):
+        y_D = _or_zeros(compute, x_TD[pair // K], slot_P[pair], len(records_SR))
+        return rows_PD.at[pair].set(y_D)
+
+    rows_PD = jnp.zeros((slot_P.size, layout.d_model), jnp.float32)
+    return lax.fori_loop(0, slot_P.size, write, rows_PD)
+
+
+def sum_pair_rows(rows_PD, weights_TK) -> jax.Array:
+    """The weighted sum `[T, D]` of what `pair_rows` gives, in `run_pairs`' order."""
+    T, K = weights_TK.shape
+
+    def add(pair, y_TD):
+        token = pair // K
+        return y_TD.at[token].add(weights_TK[token, pair % K] * rows_PD[pair])
+
+    return lax.fori_loop(0, T * K, add, jnp.zeros((T, rows_PD.shape[1]), jnp.float32))
 
 
 def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):

@@ -67,6 +67,24 @@ def write(
     return cache, cache.reshape(R, -1, new_RSP.shape[2])
 
 
+def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
+    """`[R, count, P]`: what `write` put at positions start_B[b] and after.
+
+    Args:
+      count: positions of every row (static).
+    """
+    if cache.ndim == 2:
+        return jax.lax.dynamic_slice(cache, (start_B[0], 0), (count, cache.shape[1]))[
+            None
+        ]
+    R, _, P = cache.shape
+
+    def take(row_MP, start):
+        return jax.lax.dynamic_slice(row_MP, (start, 0), (count, P))
+
+    return jax.vmap(take)(cache, jnp.repeat(start_B, R // start_B.shape[0]))
+
+
 def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:
     """Which keys each query sees, bool `[B, S, M]`.
 

@@ -83,6 +83,15 @@ class OffloadManager:
         may_prefetch = is_decode and self.prefetcher.follows_routing
         return LayerVisit(*where, *found, self.statistics.now(), may_prefetch)
 
+    def look_ahead(self, wanted_LE, step: int) -> None:
+        """Takes what is expected of all layers of a token, and asks for the first.
+
+        Args:
+          wanted_LE: as the predictor's `store` takes it.
+        """
+        self.predictor_run.store(-1, wanted_LE)
+        self.prefetcher.prefetch(-1, step)
+
     def pass_layer(self, layer, ids_TK, scores_TE, step) -> LayerVisit:
         """A whole visit in computed time, where programs cost the caller nothing."""
         self.queue.poll()

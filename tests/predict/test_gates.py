@@ -117,7 +117,7 @@ def expected_row(routing, config, row=0):
 def test_registry_lists_every_predictor():
     assert set(PREDICTORS) == {
         *("none", "previous", "frequency", "stale_gate", "n_layer_gate"),
-        *("smoe_partial", "moe_infinity", "oracle"),
+        *("smoe_partial", "moe_infinity", "shadow", "oracle"),
     }
     nothing = get_predictor("none")
     assert nothing.predict(nothing.init(Shape(2, 4, 1)), 0, 3)[0].shape == (3, 0)

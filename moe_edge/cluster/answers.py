@@ -1,0 +1,152 @@
+"""What a server answers: the rows of the pairs that others ask for.
+
+It runs in the thread that serves calls, in their order, and calls nobody, so two
+servers never wait for each other. A block that is nobody's, since servers were lost and
+no slot is free, is read for the call and not kept (`on_demand`).
+"""
+
+import dataclasses
+import threading
+
+import numpy as np
+
+from moe_edge.cluster.holdings import Holdings
+from moe_edge.cluster.programs import PlacedPrograms
+from moe_edge.cluster.transport import Call
+from moe_edge.core.checks import RequestError
+
+
+class Answers:
+    """Computes calls on the blocks of a server.
+
+    Attributes:
+      computed: pairs since the start, all callers' together.
+    """
+
+    def __init__(self, programs: PlacedPrograms, holdings: Holdings):
+        self._programs, self._holdings = programs, holdings
+        moe = programs.config.moe
+        self._experts, self._top_k = moe.num_experts, moe.top_k
+        self._layers = set(programs.config.moe_layers)
+        self.computed = 0
+        self._reading = threading.Lock()  # one slot is enough for what is not kept
+
+    def compute(self, call: Call, on_demand: bool = False) -> np.ndarray | None:
+        """Rows of a call; None if a block is not here.
+
+        Args:
+          on_demand: read what is not here from the checkpoint instead.
+        Returns:
+          float32: a row a pair in the order of the call; with weights a row a token.
+        Raises:
+          RequestError: a layer, block or number of tokens that cannot be.
+        """
+        self._check(call)
+        slot_E = self._holdings.slot_LE[call.layer]
+        away = slot_E[call.block_P] == self._holdings.nowhere
+        if away.any():
+            return self._read_and_compute(call, away) if on_demand else None
+        return self._run(call, slot_E)
+
+    def rehearse(self, call: Call) -> np.ndarray:
+        """Rows without meaning, from slot 0: the programs of a call are compiled."""
+        return self._run(call, np.zeros(self._experts, np.int32))
+
+    def _check(self, call: Call) -> None:
+        tokens, bucket = len(call.x_TD), call.bucket
+        block_P = call.block_P
+        if call.layer not in self._layers or (
+            len(block_P) and int(block_P.max()) >= self._experts
+        ):
+            raise RequestError(
+                f"a call asks for layer {call.layer}, block {block_P.max(initial=0)}, "
+                f"expected one of layers {sorted(self._layers)}, below {self._experts}"
+            )
+        most = np.bincount(call.token_P, minlength=1).max()
+        if not 0 < tokens <= bucket or most > self._top_k:
+            raise RequestError(
+                f"a call has {tokens} tokens for {bucket} rows and {most} blocks of "
+                f"one token, expected at most {self._top_k}"
+            )
+
+    def _run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+        holdings, programs = self._holdings, self._programs
+        bucket, K = call.bucket, self._top_k
+        token_P, P = call.token_P, len(call.block_P)
+        x_TD = call.x_TD
+        if len(x_TD) < bucket:
+            x_TD = np.zeros((bucket, x_TD.shape[1]), np.float32)
+            x_TD[: len(call.x_TD)] = call.x_TD
+        # The r-th pair of a token takes its place r, whatever its rank was.
+        order_P = np.argsort(token_P, kind="stable")
+        starts_T = np.searchsorted(token_P[order_P], np.arange(bucket))
+        rank_P = np.empty(P, np.int64)
+        rank_P[order_P] = np.arange(P) - starts_T[token_P[order_P]]
+        ids_TK = np.full((bucket, K), self._experts, np.int32)
+        ids_TK[token_P, rank_P] = call.block_P
+        pairs = programs.is_pairs(bucket)
+        slot_of = np.append(slot_E, holdings.nowhere)[ids_TK] if pairs else slot_E
+        slot_of = slot_of.astype(np.int32)
+        if call.weight_P is not None:
+            weights_TK = np.zeros((bucket, K), np.float32)
+            weights_TK[token_P, rank_P] = call.weight_P
+            with holdings.lock:
+                y_TD = programs.part(x_TD, ids_TK, weights_TK, holdings.array, slot_of)
+            rows = np.asarray(y_TD)[: len(call.x_TD)]
+        else:
+            with holdings.lock:
+                rows = programs.rows(x_TD, ids_TK, holdings.array, slot_of)
+            rows = np.asarray(rows)
+            if pairs:
+                rows = rows[token_P.astype(np.int64) * K + rank_P]
+            else:
+                rows = self._as_asked(rows[:P], call)
+        self.computed += P
+        return rows
+
+    @staticmethod
+    def _as_asked(rows_PD: np.ndarray, call: Call) -> np.ndarray:
+        """Rows in order of block and token, which is how callers ask already."""
+        key_P = call.block_P.astype(np.int64) * call.bucket + call.token_P
+        if (np.diff(key_P) > 0).all():
+            return rows_PD
+        out_PD = np.empty_like(rows_PD)
+        out_PD[np.argsort(key_P, kind="stable")] = rows_PD
+        return out_PD
+
+    def _read_and_compute(self, call: Call, away: np.ndarray) -> np.ndarray:
+        """One absent block after another, in a free slot; the others together."""
+        holdings, rows = self._holdings, None
+        parts = [(None, ~away)] if not away.all() else []
+        parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
+        for block, mine in parts:
+            part = _part(call, mine)
+            with self._reading:
+                if block is not None:
+                    record_R = holdings.blocks.read(call.layer, block)
+                    holdings.put(call.layer, block, record_R)
+                try:
+                    slot_E = holdings.slot_LE[call.layer]
+                    result = self._run(part, slot_E)
+                finally:
+                    if block is not None:
+                        holdings.drop([(call.layer, block)])
+            if rows is None:
+                size = len(call.block_P if call.weight_P is None else call.x_TD)
+                rows = np.zeros((size, result.shape[1]), np.float32)
+            if call.weight_P is None:
+                rows[mine] = result
+            else:
+                rows += result
+        return rows
+
+
+def _part(call: Call, mine: np.ndarray) -> Call:
+    """Some pairs of a call; a block's pairs stay together."""
+    weight_P = None if call.weight_P is None else call.weight_P[mine]
+    return dataclasses.replace(
+        call,
+        token_P=call.token_P[mine],
+        block_P=call.block_P[mine],
+        weight_P=weight_P,
+    )

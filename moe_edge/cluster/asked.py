@@ -1,0 +1,108 @@
+"""What the scheduler keeps of requests, drills and failures."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from moe_edge.core.checks import ConfigError, check_known
+
+DRILLS = ("kill", "stop")
+
+
+@dataclasses.dataclass(eq=False)
+class Asked:
+    """A request from its arrival to its last token.
+
+    Attributes:
+      id: position in the order of arrival.
+      name: the user's id.
+      home: the server at which it arrives.
+      domain: of its text.
+      arrival_s: when it is due, from the start of the run.
+      prompt: token ids.
+      max_new_tokens: upper bound.
+      tokens, times_s: new tokens, and when the scheduler knew them (its clock).
+      at: the server that runs it; arrived_s: when it came, by the scheduler's clock.
+      error: in one line, if it ended by its own error.
+    """
+
+    id: int
+    name: str
+    home: int
+    domain: str
+    arrival_s: float
+    prompt: Sequence[int]
+    max_new_tokens: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    times_s: list[float] = dataclasses.field(default_factory=list)
+    at: int | None = None
+    arrived_s: float | None = None
+    done: bool = False
+    error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.done or self.error is not None
+
+    def fresh(self) -> "Asked":
+        """The same request, not served yet."""
+        return Asked(
+            self.id,
+            self.name,
+            self.home,
+            self.domain,
+            self.arrival_s,
+            self.prompt,
+            self.max_new_tokens,
+        )
+
+
+@dataclasses.dataclass
+class Failure:
+    """A lost server; seconds from the start of the run.
+
+    Attributes:
+      kind: dead (its connection closed) or hung (no heartbeats, or a call overdue).
+      detected_s: when the scheduler took it off the list.
+      resumed_s: when the next new token was known after that.
+      struck_s: when a drill struck it.
+    """
+
+    server: int
+    kind: str
+    detected_s: float
+    resumed_s: float | None = None
+    struck_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Drill:
+    """A failure made on purpose, after so many generated tokens.
+
+    Attributes:
+      kind: one of DRILLS.
+      who: a server's number, scheduler, or a role of OD-MoE.
+    """
+
+    kind: str
+    who: str
+    tokens: int
+
+
+def parse_drill(text: str, known: Sequence[str]) -> Drill:
+    """`kill:1@40` -> Drill; `known`: whom it may strike.
+
+    Raises:
+      ConfigError: another form, kind or person.
+    """
+    match = re.fullmatch(r"(\w+):(\w+)@(\d+)", text)
+    if match is None:
+        raise ConfigError(
+            f"--drill is {text!r}, expected KIND:WHO@TOKENS such as kill:1@40"
+        )
+    kind, who, tokens = match.groups()
+    check_known("drill", kind, DRILLS)
+    check_known("whom the drill strikes", who, known)
+    if kind == "stop" and who == "scheduler":
+        raise ConfigError("--drill stop:scheduler: only servers can be stopped")
+    return Drill(kind, who, int(tokens))

@@ -1,0 +1,250 @@
+"""What a user says of a cluster, checked without JAX."""
+
+import dataclasses
+from pathlib import Path
+
+from moe_edge.checkpoint.manifest import MANIFEST_NAME
+from moe_edge.cluster.asked import Drill, parse_drill
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+    check_positive,
+    chosen,
+)
+from moe_edge.core.files import check_there
+from moe_edge.place.migrate import SOURCES
+from moe_edge.place.policy import PLACERS
+from moe_edge.place.run_place import parse_slots
+from moe_edge.training.generators import FAMILIES
+from moe_edge.workload.cluster_run import COMBINES
+
+MODES = ("prism",)
+TRANSPORTS = ("messages",)
+MAX_SERVERS = 64
+COPIES = 1.3  # of the model that all servers hold together, unless slots are given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """A cluster and what it serves.
+
+    Attributes:
+      checkpoint: path or `default`; the same on all machines.
+      mode: prism (servers that hold blocks and ask each other).
+      servers: how many.
+      slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
+        model, shared equally. One slot of each stays free, for blocks on their way.
+      methods: placers, separated by commas; each serves all requests in turn.
+      placement: stem of a placement (`launch/place_experts.py`), instead of methods.
+      workload: a task family a server, by commas (arithmetic, words, stories, tables).
+      requests_per_server: with `workload`.
+      interval_s: mean seconds between requests of a server, with `workload`.
+      output_tokens: most new tokens of a request, with `workload`.
+      prompts: JSON-lines file `{"id", "prompt", "server"}`; without "server" line after
+        line on one server after the other. All come at once.
+      max_new_tokens: with `prompts`.
+      max_batch: requests that a server runs together, taking turns.
+      period_s: between decisions on migration; 0 for none.
+      keep: share of the statistics that stays after a period.
+      hysteresis: share of the cost that a migration must win on top.
+      source: where migrating blocks come from: host (the server's own checkpoint) or
+        network (a server that holds them).
+      transport: messages.
+      combine: exact (a row a pair returns: the same bits as on one machine) or partial
+        (servers add first: fewer bytes, other last bits).
+      link_mbps: of every server's network link, made by `tc` (needs root); None: as is.
+      delay_ms: emulated delay of a message, one way.
+      secret_file: shared secret of all machines; None: one made for this run.
+      coordinator: HOST:PORT of the scheduler, where processes are started one by one.
+      process_id: which one this is: 0 scheduler, i is server i - 1.
+      join_timeout_s: how long processes wait for each other.
+      drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
+        whom, after how many generated tokens.
+      cores: cores of each process, by commas (`0,1,0-1`); None: all.
+      seed: of requests and placements.
+    """
+
+    checkpoint: str = "default"
+    mode: str = "prism"
+    servers: int = 3
+    slots: str | None = None
+    methods: str = "optimal"
+    placement: str | None = None
+    workload: str | None = None
+    requests_per_server: int = 4
+    interval_s: float = 1.0
+    output_tokens: int = 32
+    prompts: str | None = None
+    max_new_tokens: int = 64
+    max_batch: int = 1
+    period_s: float = 0.0
+    keep: float = 1.0
+    hysteresis: float = 0.05
+    source: str = "host"
+    transport: str = "messages"
+    combine: str = "exact"
+    link_mbps: float | None = None
+    delay_ms: float = 0.0
+    secret_file: str | None = None
+    coordinator: str | None = None
+    process_id: int | None = None
+    join_timeout_s: float = 30.0
+    drill: str | None = None
+    cores: str | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        """Raises ConfigError for what no cluster can be."""
+        check_known("mode", self.mode, MODES)
+        check_known("transport", self.transport, TRANSPORTS)
+        check_known("combine", self.combine, COMBINES)
+        check_known("source of blocks", self.source, SOURCES)
+        counts = "servers", "requests_per_server", "output_tokens", "max_new_tokens"
+        for name in (*counts, "max_batch"):
+            check_count(name, getattr(self, name))
+        if self.servers > MAX_SERVERS:
+            raise ConfigError(f"servers is {self.servers}, expected 1 to {MAX_SERVERS}")
+        for name in ("interval_s", "join_timeout_s"):
+            check_positive(name, getattr(self, name))
+        for name in ("period_s", "delay_ms"):
+            check_from_zero(name, getattr(self, name))
+        if self.link_mbps is not None:
+            check_positive("link_mbps", self.link_mbps)
+        if (self.workload is None) == (self.prompts is None):
+            got = "neither" if self.workload is None else "both"
+            raise ConfigError(f"give either --workload or --prompts, got {got}")
+        if self.prompts is not None:
+            check_there(self.prompts, "--prompts")
+        self._check_names()
+        self._check_joining()
+
+    def _check_names(self) -> None:
+        if self.placement is None:
+            chosen("placer", self.methods, PLACERS)
+        else:
+            check_there(f"{self.placement}.npy", "--placement")
+        if self.workload is not None:
+            families = self.families
+            for family in families:
+                check_known("workload", family, FAMILIES)
+            if len(families) != self.servers:
+                raise ConfigError(
+                    f"--workload names {len(families)} task families, expected one for "
+                    f"each of the {self.servers} servers"
+                )
+        if self.drill is not None and len(self.method_names) > 1:
+            raise ConfigError(
+                "--drill needs one method, got "
+                f"{', '.join(self.method_names)}: later ones would lack the server"
+            )
+        self.drill_plan  # noqa: B018  refuses what cannot be
+
+    def _check_joining(self) -> None:
+        if self.process_id is not None and self.coordinator is None:
+            raise ConfigError("--process_id needs --coordinator HOST:PORT; give both")
+        if self.coordinator is None:
+            return
+        host, port = self.coordinator_address
+        if self.process_id is not None and not 0 <= self.process_id <= self.servers:
+            raise ConfigError(
+                f"--process_id is {self.process_id}, expected 0 (scheduler) to "
+                f"{self.servers}"
+            )
+        if host not in ("127.0.0.1", "localhost") and self.secret_file is None:
+            raise ConfigError(
+                f"--coordinator {host}:{port} is reached over a network; give all "
+                "processes the same --secret_file"
+            )
+
+    @property
+    def coordinator_address(self) -> tuple[str, int]:
+        """Host and port of `coordinator`."""
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ConfigError(
+                f"--coordinator is {self.coordinator!r}, expected HOST:PORT"
+            )
+        return host, int(port)
+
+    @property
+    def families(self) -> list[str]:
+        """Task family of each server."""
+        return self.workload.split(",")
+
+    @property
+    def method_names(self) -> list[str]:
+        """What is run, in order."""
+        if self.placement is not None:
+            return ["given"]
+        return list(chosen("placer", self.methods, PLACERS) or PLACERS)
+
+    @property
+    def drill_plan(self) -> Drill | None:
+        """The drill, or None."""
+        if self.drill is None:
+            return None
+        known = [*(str(n) for n in range(self.servers)), "scheduler"]
+        return parse_drill(self.drill, known)
+
+    def slots_of(self, num_blocks: int) -> list[int]:
+        """Blocks that each server may hold.
+
+        Raises:
+          ConfigError: slots of another number of servers, or of servers of many GPUs.
+          CapacityError: less than one copy of the model besides the free slots.
+        """
+        if self.slots is None:
+            each = -(-int(COPIES * num_blocks) // self.servers) + 1
+            return [min(each, num_blocks + 1)] * self.servers
+        groups = parse_slots(self.slots)
+        if len(groups) != self.servers or any(len(group) != 1 for group in groups):
+            raise ConfigError(
+                f"--slots is {self.slots!r}, expected one number for each of the "
+                f"{self.servers} servers"
+            )
+        slots = [int(group[0]) for group in groups]
+        used = sum(max(n - 1, 0) for n in slots)
+        if used < num_blocks:
+            raise CapacityError(
+                f"--slots {self.slots} leave room for {used} blocks (one slot of each "
+                f"server stays free), one copy of the model needs {num_blocks}; add "
+                "slots or servers"
+            )
+        return slots
+
+
+def check_model(options: ClusterOptions):
+    """The config of the checkpoint; nothing but its header is read.
+
+    Raises:
+      ConfigError: a dense model, too few slots. CheckpointError: no checkpoint.
+    """
+    reader = open_checkpoint(options.checkpoint)
+    config = reader.config
+    if not config.moe_layers:
+        raise ConfigError(
+            f"{reader.path} is a dense model: there are no experts to place"
+        )
+    options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+    return config
+
+
+def checkpoint_mark(path: str) -> str:
+    """What tells checkpoints apart: the stored hash, or one of sizes and beginnings."""
+    import hashlib
+
+    reader = open_checkpoint(path)
+    folder = Path(reader.path)
+    if (folder / MANIFEST_NAME).is_file():
+        return reader.content_sha256()
+    mark = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        if file.suffix in (".json", ".safetensors"):
+            with file.open("rb") as opened:
+                start = opened.read(1 << 20)
+            mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)
+    return mark.hexdigest()

@@ -1,0 +1,244 @@
+"""One process of a cluster: the scheduler or a server, as its number says.
+
+    python -m moe_edge.cluster.process SPEC.json NUMBER
+
+The supervisor (`run.py`) writes the spec and starts these. What goes wrong is one line
+on stderr and the exit code of its error. A process ends without Python's own shutdown:
+`jax.distributed` would wait there for processes that may be gone.
+"""
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import queue
+import signal
+import sys
+import time
+from pathlib import Path
+
+from moe_edge.cluster.keys import read_secret
+from moe_edge.cluster.membership import (
+    SCHEDULER,
+    free_port,
+    initialise_jax,
+    publish_roster,
+    read_roster,
+    say_hello,
+)
+from moe_edge.cluster.messages import MessagesTransport
+from moe_edge.cluster.options import ClusterOptions, checkpoint_mark
+from moe_edge.cluster.transport import Address
+from moe_edge.cluster.wire import WIRE_VERSION
+from moe_edge.core.checks import MoeEdgeError, RequestError
+
+START_S = 120.0  # to load and compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What the supervisor tells its processes.
+
+    Attributes:
+      options: of the cluster.
+      folder: where the scheduler writes results.
+      secret: path of the secret's file.
+      hosts: of the processes started here, by number: the address to bind.
+      coordinator: HOST:PORT of the scheduler.
+    """
+
+    options: ClusterOptions
+    folder: str
+    secret: str
+    hosts: dict[int, str]
+    coordinator: str
+
+    def save(self, path: str | Path) -> None:
+        stored = dataclasses.asdict(self)
+        Path(path).write_text(json.dumps(stored), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Spec":
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored["options"] = ClusterOptions(**stored["options"])
+        stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}
+        return cls(**stored)
+
+    @property
+    def address(self) -> Address:
+        """Of the scheduler."""
+        host, _, port = self.coordinator.rpartition(":")
+        return Address(host, int(port), int(port))
+
+
+def facts_of(options: ClusterOptions) -> dict:
+    """What a process says of itself."""
+    import jax
+
+    own = ("process_id", "coordinator", "secret_file", "checkpoint", "cores", "prompts")
+    shared = {k: v for k, v in dataclasses.asdict(options).items() if k not in own}
+    text = json.dumps(shared, sort_keys=True)
+    return {
+        "wire": WIRE_VERSION,
+        "checkpoint": checkpoint_mark(options.checkpoint),
+        "config": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "jax": jax.__version__,
+        "processor": processor(),
+        "instance": os.urandom(8).hex(),
+        "pid": os.getpid(),
+        "machine": platform.node(),
+    }
+
+
+def processor() -> str:
+    """Name of this machine's processor; unlike ones may round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = (line.split(":", 1)[1] for line in lines if line.startswith("model"))
+        return " ".join(part.strip() for part in dict.fromkeys(named))
+    except OSError:
+        return platform.processor()
+
+
+class Lobby:
+    """Answers of a server that has not joined yet; then those of the server.
+
+    Attributes:
+      inner: the server, once it is there.
+      welcome: what the scheduler says when all have come.
+    """
+
+    def __init__(self):
+        self.inner = None
+        self.welcome: queue.SimpleQueue[dict] = queue.SimpleQueue()
+
+    def _server(self):
+        if self.inner is None:
+            raise RequestError("this server has not joined yet; ask again later")
+        return self.inner
+
+    def call(self, peer, call):
+        return self._server().call(peer, call)
+
+    def block(self, layer, block):
+        return None if self.inner is None else self.inner.block(layer, block)
+
+    def control(self, peer, name, fields, arrays):
+        if name == "welcome" and peer == SCHEDULER:
+            self.welcome.put(fields)
+            return {}, {}
+        return self._server().control(peer, name, fields, arrays)
+
+
+def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
+    """The transport of a process started here."""
+    options, secret = spec.options, read_secret(spec.secret)
+    where = spec.hosts[number], port
+    return MessagesTransport(number, secret, *where, delay_ms=options.delay_ms)
+
+
+def run_server(spec: Spec, number: int) -> None:
+    """Process `number` of 1 .. N: server `number - 1`."""
+    options, lobby = spec.options, Lobby()
+    transport = transport_of(spec, number)
+    transport.serve(lobby)
+    transport.on_lost = lambda peer, kind: None  # before joining, hellos notice it
+    facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
+    say_hello(transport, spec.address, facts, options.join_timeout_s)
+    transport.on_lost = lambda peer, kind: os._exit(3)
+    # The scheduler ends by its own error if others do not come.
+    welcome = lobby.welcome.get()
+    initialise_jax(welcome["jax"], options.servers + 1, number, options.join_timeout_s)
+
+    from moe_edge.cluster.server import FIRST, Server, ServerOptions
+    from moe_edge.convert.hf_reader import HfReader
+    from moe_edge.convert.open import open_checkpoint
+    from moe_edge.core.heap import keep_heap
+    from moe_edge.engine.weights import load_weights
+
+    keep_heap()
+    roster = read_roster(options.join_timeout_s)
+    reader = open_checkpoint(options.checkpoint)
+    is_hf = isinstance(reader, HfReader)
+    weights = load_weights(reader, check_finite=is_hf, with_experts=False)
+    config = weights.config
+    slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+    for process, address in roster.items():
+        if process not in (SCHEDULER, number):
+            transport.connect(process, address)
+    server = Server(
+        number - FIRST,
+        options.servers,
+        reader,
+        weights,
+        transport,
+        ServerOptions(
+            slots[number - FIRST], options.max_batch, options.combine == "partial"
+        ),
+    )
+    transport.on_lost = server.on_lost
+    lobby.inner = server
+    transport.post(SCHEDULER, "there", {"server": number - FIRST})
+    server.run()
+
+
+def run_scheduler(spec: Spec) -> None:
+    """Process 0."""
+    from moe_edge.cluster.membership import Reception
+    from moe_edge.cluster.programme import Programme
+
+    options, address = spec.options, spec.address
+    started_s = time.perf_counter()
+    transport = transport_of(spec, SCHEDULER, address.calls)
+    reception = Reception(facts_of(options), options.servers + 1)
+    programme = Programme(options, transport, reception, Path(spec.folder))
+    transport.serve(programme.scheduler)
+    members = reception.wait(options.join_timeout_s)
+    jax_address = f"{address.host}:{free_port(spec.hosts[SCHEDULER])}"
+    addresses = {n: Address(*fields["address"]) for n, fields in members.items()}
+    for process, where in addresses.items():
+        transport.connect(process, where)
+        transport.post(process, "welcome", {"jax": jax_address})
+    timeout_s = options.join_timeout_s
+    initialise_jax(jax_address, options.servers + 1, SCHEDULER, timeout_s)
+    publish_roster(addresses)
+    import jax
+
+    jax.local_devices()  # the servers' backends wait for that of every process
+    programme.scheduler.wait_for_all("there", START_S)
+    print(
+        f"{options.servers} servers joined in {time.perf_counter() - started_s:.1f} s"
+    )
+    programme.run(members)
+    programme.scheduler.tell_all("stop")
+    transport.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a process to its end: its exit code."""
+    die_with_parent()
+    spec, number = Spec.load(arguments[0]), int(arguments[1])
+    try:
+        if number == SCHEDULER:
+            run_scheduler(spec)
+        else:
+            run_server(spec, number)
+    except (MoeEdgeError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    return 0
+
+
+def die_with_parent() -> None:
+    """Nothing stays running when the supervisor is gone, however it went (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,256 @@
+"""What the scheduler does in a run: warm up, learn what is asked, serve."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.cluster.membership import Reception
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.outcome import summary_row, write_method
+from moe_edge.cluster.scheduler import MethodRun, Scheduler
+from moe_edge.cluster.table_keeper import placeable
+from moe_edge.cluster.transport import Transport
+from moe_edge.cluster.wanted import Wanted, from_prompts, from_workload
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.prompts import decode_after
+from moe_edge.hardware.cost_model import BlockShape, CostModel
+from moe_edge.hardware.presets import lan
+from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
+from moe_edge.place.migration_policy import MigrationPolicy
+from moe_edge.place.placer import Traffic
+from moe_edge.place.plan import Placement
+from moe_edge.place.policy import get_placer
+from moe_edge.workload.cluster_run import ClusterFacts
+
+WARM_S = 600.0  # compiling on a slow machine
+LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
+HOST_BYTES_PER_S = 1e9  # of a block from the checkpoint, until it is measured
+
+
+class Programme:
+    """One run of the cluster.
+
+    Attributes:
+      scheduler: talks to servers.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        transport: Transport,
+        reception: Reception,
+        folder: Path,
+    ):
+        self._options, self._folder = options, folder
+        self._reader = open_checkpoint(options.checkpoint)
+        config = self._config = self._reader.config
+        blocks = len(config.moe_layers) * config.moe.num_experts
+        self._slots_N = np.array(options.slots_of(blocks))
+        self._tokenizer = load_tokenizer(self._reader)
+        self._wanted = self._requests()
+        self.scheduler = Scheduler(
+            transport,
+            reception,
+            options.servers,
+            config.moe_layers,
+            config.num_layers,
+            config.moe.num_experts,
+            self._slots_N,
+            {},
+        )
+
+    def _requests(self) -> Wanted:
+        options, limit = self._options, self._config.max_positions
+        if options.prompts is not None:
+            return from_prompts(options.prompts, options, self._tokenizer, limit)
+        return from_workload(options, self._tokenizer, limit)
+
+    def run(self, members: dict[int, dict]) -> None:
+        """Serves by every method and writes all files."""
+        options, config, scheduler = self._options, self._config, self.scheduler
+        scheduler.pids = {n - 1: fields["pid"] for n, fields in members.items()}
+        warm_s = self._warm_up()
+        print(f"compiled in {warm_s:.1f} s")
+        frequency_NLE = self._frequencies()
+        traffic, costs = self._traffic(), self._cost_model()
+        rows, failures, tokens, lost, degraded, compiled = {}, [], None, 0, 0, 0
+        for name in options.method_names:
+            policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
+            run = scheduler.run_method(
+                held_NLE,
+                [one.fresh() for one in self._wanted.asked],
+                policy=policy,
+                cost_model=costs,
+                drill=options.drill_plan,
+            )
+            rows[name] = summary_row(run, config.d_model)
+            write_method(
+                self._folder, name, run, config.moe.num_experts, config.moe.top_k
+            )
+            failures += [dataclasses.asdict(failure) for failure in run.failures]
+            lost += sum(not one.done for one in run.asked)
+            degraded += len(run.keeper.degraded)
+            compiled += sum(facts["compiled"] for facts, _ in run.notes.values())
+            self._check_same(name, run, tokens)
+            tokens = tokens or run
+            latency_s = rows[name]["mean_latency_s"]
+            print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
+        self._write_texts(tokens)
+        more = {
+            "mode": options.mode,
+            "options": dataclasses.asdict(options),
+            "rows": rows,
+            "failures": failures,
+            "lost_requests": lost,
+            "degraded": degraded,
+            "compiled_after_warmup": compiled,
+            "warm_up_s": warm_s,
+            "processors": sorted({fields["processor"] for fields in members.values()}),
+            "server_slots": self._slots_N.tolist(),
+        }
+        self._facts().save(self._folder, more)
+
+    def _facts(self) -> ClusterFacts:
+        options, config = self._options, self._config
+        reader = self._reader
+        return ClusterFacts(
+            methods=options.method_names,
+            slots=placeable(self._slots_N).tolist(),
+            num_layers=len(config.moe_layers),
+            num_experts=config.moe.num_experts,
+            top_k=config.moe.top_k,
+            block_bytes=reader.layout.size * reader.dtype.itemsize,
+            max_batch=options.max_batch,
+            combine=options.combine,
+        )
+
+    def _warm_up(self) -> float:
+        options = self._options
+        sizes = {(len(one.prompt), one.max_new_tokens) for one in self._wanted.asked}
+        if options.prompts is None:
+            sizes |= {(len(one.prompt), 2) for one in self._sample().asked}
+        arrays = {"sizes": np.array(sorted(sizes), np.int32)}
+        self.scheduler.tell_all("warm", {}, arrays)
+        return max(
+            fields["seconds"]
+            for fields in self.scheduler.wait_for_all("warm", WARM_S).values()
+        )
+
+    def _sample(self) -> Wanted:
+        """Other texts of the same families, for what placers are told first."""
+        where = self._options, self._tokenizer, self._config.max_positions
+        return from_workload(*where, purpose="sample", interval_s=0.0)
+
+    def _frequencies(self) -> np.ndarray:
+        """float64 [N, L, E]: uniform, or counted on other texts of each server."""
+        config, options = self._config, self._options
+        layers, E = len(config.moe_layers), config.moe.num_experts
+        uniform_NLE = np.full((options.servers, layers, E), 1 / E)
+        if options.prompts is not None:
+            return uniform_NLE
+        held_NLE = self._place("optimal", uniform_NLE).on_NLE
+        self.scheduler.run_method(held_NLE, self._sample().asked)
+        counts_NLE = np.ones(uniform_NLE.shape)  # so that nothing is impossible
+        for server in self.scheduler.alive:
+            answer = self.scheduler.ask(server, "counts")
+            if answer is not None:
+                counts_NLE[server] += answer[1]["pairs_LE"][list(config.moe_layers)]
+        return counts_NLE / counts_NLE.sum(axis=-1, keepdims=True)
+
+    def _place(self, name: str, frequency_NLE, costs=None, traffic=None) -> Placement:
+        room = [np.array([n]) for n in placeable(self._slots_N).tolist()]
+        context = {} if traffic is None else {"traffic": traffic}
+        placer = get_placer(name)
+        costs = costs or self._cost_model()
+        return placer.place(
+            frequency_NLE, room, costs, seed=self._options.seed, **context
+        )
+
+    def _placement(self, name: str, frequency_NLE, costs, traffic):
+        """(what changes the placement, bool [N, L, E] what servers hold at first)."""
+        options = self._options
+        if options.placement is not None:
+            placement = Placement.load(options.placement)
+            if placement.gpu_NLE.shape != frequency_NLE.shape:
+                raise ConfigError(
+                    f"--placement has shape {placement.gpu_NLE.shape}, the cluster and "
+                    f"the model ask for {frequency_NLE.shape}"
+                )
+            placement.check([np.array([n]) for n in placeable(self._slots_N)])
+            placer = get_placer("optimal")
+        else:
+            placement = self._place(name, frequency_NLE, costs, traffic)
+            placer = get_placer(name)
+        policy = None
+        if options.period_s:
+            policy = MigrationPolicy(
+                period_s=options.period_s,
+                keep=options.keep,
+                source=options.source,
+                hysteresis=options.hysteresis,
+                placer=placer,
+                traffic=traffic,
+            )
+        return policy, placement.on_NLE
+
+    def _traffic(self) -> Traffic:
+        asked = self._wanted.asked
+        return Traffic(
+            self._config.moe.top_k,
+            float(np.mean([len(one.prompt) for one in asked])),
+            float(np.mean([one.max_new_tokens for one in asked])),
+        )
+
+    def _cost_model(self) -> CostModel:
+        """What placers and migration think that things cost here."""
+        config, options, reader = self._config, self._options, self._reader
+        itemsize = reader.dtype.itemsize
+        shape = BlockShape(config.d_model, config.moe.expert_dim, itemsize)
+        memory = int(self._slots_N.max() + 1) * shape.num_bytes
+        device = Device(
+            name="server",
+            memory_bytes=memory,
+            flops_per_s=2e10,
+            memory_bytes_per_s=5e9,
+            source="assumed: a core or two of a server",
+        )
+        link = Link(bytes_per_s=HOST_BYTES_PER_S, source="assumed")
+        servers = tuple(
+            Server(
+                name=f"server{n + 1}",
+                gpus=(Gpu(device=device, host_link=link),),
+            )
+            for n in range(options.servers)
+        )
+        network = lan(options.link_mbps or LOOPBACK_MBPS)
+        return CostModel(Cluster(servers=servers, network=network), shape)
+
+    def _check_same(self, name: str, run: MethodRun, first: MethodRun | None) -> None:
+        """Every method gives the same tokens: placements change where, not what."""
+        if first is None or self._options.combine != "exact":
+            return
+        for ours, theirs in zip(run.asked, first.asked, strict=True):
+            if ours.done and theirs.done and ours.tokens != theirs.tokens:
+                print(
+                    f"warning: {name} gave other tokens for {ours.name} than "
+                    f"{self._options.method_names[0]}"
+                )
+
+    def _write_texts(self, run: MethodRun) -> None:
+        lines = []
+        for one, text in zip(run.asked, self._wanted.texts, strict=True):
+            line = {
+                "id": text.id,
+                "text": decode_after(self._tokenizer, list(one.prompt), one.tokens),
+                "tokens": one.tokens,
+                "server": one.home,
+            }
+            if one.error is not None:
+                line["error"] = one.error
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        path = self._folder / "generations.jsonl"
+        path.write_text("".join(lines), encoding="utf-8")

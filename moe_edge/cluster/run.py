@@ -1,0 +1,258 @@
+"""The root of launch/cluster.py: starts the processes of a cluster and watches them.
+
+It needs no JAX and computes nothing. On one machine it starts all processes; with
+`--coordinator` and `--process_id` it starts one, which joins those elsewhere. Whatever
+happens, nothing stays running.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from moe_edge.cluster.keys import new_secret, read_secret
+from moe_edge.cluster.options import ClusterOptions, check_model
+from moe_edge.cluster.process import Spec
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
+from moe_edge.core.run_folder import RunFolder, root, unpacked
+
+LOCAL = "127.0.0.1"
+POLL_S = 0.05
+END_S = 5.0  # for processes to end by themselves
+SHOWN = 2000  # characters of a log that an error shows
+
+
+class ClusterLost(MoeEdgeError):
+    """The scheduler or all servers are gone."""
+
+    exit_code = 3
+
+
+@root
+@unpacked(options=ClusterOptions)
+def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
+    """Serves requests on several processes that hold the experts of a model together.
+
+    Args:
+      run: folder of `cluster.json`, `generations.jsonl`, files of each method and
+        `logs/`.
+      options: of the cluster.
+    Raises:
+      MoeEdgeError: bad input, or a cluster that is lost (exit code 3).
+    """
+    check_model(options)
+    load_tokenizer(open_checkpoint(options.checkpoint))
+    if options.secret_file is not None:
+        read_secret(options.secret_file)
+    address = _coordinator(options)
+    if run.dry_run:
+        return {"methods": options.method_names, "processes": _numbers(options)}
+    with run.writing() as folder:
+        logs = folder / "logs"
+        logs.mkdir()
+        with _secret(options) as secret, tempfile.TemporaryDirectory() as work:
+            spec = Spec(
+                options=_absolute(options),
+                folder=str(folder),
+                secret=str(secret),
+                hosts=_hosts(options),
+                coordinator=address,
+            )
+            spec.save(Path(work) / "spec.json")
+            processes = Processes(Path(work) / "spec.json", options, logs)
+            with processes:
+                processes.start(_numbers(options))
+                processes.watch()
+        stored = folder / "cluster.json"
+        if not stored.is_file():  # one server, whose scheduler is elsewhere
+            return {"process_id": options.process_id}
+        facts = json.loads(stored.read_text(encoding="utf-8"))
+    keys = ("failures", "lost_requests", "degraded", "compiled_after_warmup")
+    return {"methods": facts["rows"]} | {key: facts[key] for key in keys}
+
+
+def _numbers(options: ClusterOptions) -> list[int]:
+    """The processes that are started here."""
+    if options.process_id is not None:
+        return [options.process_id]
+    return list(range(options.servers + 1))
+
+
+def _coordinator(options: ClusterOptions) -> str:
+    """HOST:PORT of the scheduler.
+
+    Raises:
+      ConfigError: the port is in use, and the scheduler is to be started here.
+    """
+    if options.coordinator is None:
+        with socket.socket() as probe:
+            probe.bind((LOCAL, 0))
+            return f"{LOCAL}:{probe.getsockname()[1]}"
+    host, port = options.coordinator_address
+    if options.process_id in (None, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"--coordinator {host}:{port} cannot be listened on: "
+                    f"{error.strerror}; name another port"
+                ) from error
+    return f"{host}:{port}"
+
+
+def _hosts(options: ClusterOptions) -> dict[int, str]:
+    """Address that each process started here binds."""
+    host = LOCAL
+    if options.coordinator is not None:
+        host, port = options.coordinator_address
+        if options.process_id not in (None, 0):
+            host = _own_address(host, port)
+    return dict.fromkeys(_numbers(options), host)
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address on the way to the scheduler; sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--coordinator {host}:{port} cannot be reached: {error}"
+            ) from error
+        return probe.getsockname()[0]
+
+
+def _absolute(options: ClusterOptions) -> ClusterOptions:
+    """The same with paths that hold wherever a process runs."""
+    changed = {}
+    for name in ("checkpoint", "prompts", "placement"):
+        value = getattr(options, name)
+        if value is not None and value != "default":
+            changed[name] = str(Path(value).resolve())
+    return dataclasses.replace(options, **changed)
+
+
+@contextlib.contextmanager
+def _secret(options: ClusterOptions) -> Iterator[Path]:
+    """The file of the shared secret; one of this run's own is removed again."""
+    if options.secret_file is not None:
+        yield Path(options.secret_file).resolve()
+        return
+    handle, name = tempfile.mkstemp(prefix="moe_edge_secret_")
+    try:
+        os.write(handle, new_secret())  # mkstemp: mode 600
+        os.close(handle)
+        yield Path(name)
+    finally:
+        os.unlink(name)
+
+
+class Processes:
+    """Processes started here; leaving the context ends them all."""
+
+    def __init__(self, spec: Path, options: ClusterOptions, logs: Path):
+        self._spec, self._options, self._logs = spec, options, logs
+        self._running: dict[int, subprocess.Popen] = {}
+        self._shown = 0  # bytes of the scheduler's log
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)  # also a stopped one
+        for process in self._running.values():
+            process.wait()
+
+    def start(self, numbers: list[int]) -> None:
+        """Starts them; each writes a log of its own."""
+        cores = check_cores(self._options.cores, len(numbers))
+        for number in numbers:
+            command = [sys.executable, "-m", "moe_edge.cluster.process"]
+            with self._log(number).open("wb") as log:
+                process = subprocess.Popen(
+                    [*command, str(self._spec), str(number)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                )
+            self._running[number] = process
+            if cores is not None:
+                os.sched_setaffinity(process.pid, cores[numbers.index(number)])
+
+    def _log(self, number: int) -> Path:
+        name = "scheduler" if number == 0 else f"server{number - 1}"
+        return self._logs / f"{name}.log"
+
+    def watch(self) -> None:
+        """Until the run is over.
+
+        Raises:
+          ConfigError: a process refuses what it was given.
+          ClusterLost: the scheduler is gone, or nobody is left.
+        """
+        deciding = 0 if 0 in self._running else min(self._running)
+        while True:
+            self._show()
+            for number, process in self._running.items():
+                code = process.poll()
+                if code is None:
+                    continue
+                if code == 2:
+                    raise ConfigError(self._last_words(number))
+                if number == deciding and code == 0:
+                    self._wait_for_others()
+                    return
+                if number == deciding:
+                    raise ClusterLost(self._lost(number, code))
+            time.sleep(POLL_S)
+
+    def _lost(self, number: int, code: int) -> str:
+        name = "the scheduler" if number == 0 else f"server {number - 1}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        words = self._last_words(number)
+        return f"{name} {how}: {words}; all its processes are ended"
+
+    def _last_words(self, number: int) -> str:
+        """The error in a process's log; the end of the log goes to stderr."""
+        text = self._log(number).read_text(encoding="utf-8", errors="replace")
+        errors = [line for line in text.splitlines() if line.startswith("error: ")]
+        if errors:
+            return errors[-1].removeprefix("error: ")
+        print(text[-SHOWN:], file=sys.stderr)
+        return "its log ends as shown above"
+
+    def _wait_for_others(self) -> None:
+        until_s = time.monotonic() + END_S
+        while time.monotonic() < until_s:
+            if all(p.poll() is not None for p in self._running.values()):
+                return
+            time.sleep(POLL_S)
+
+    def _show(self) -> None:
+        """What the scheduler has printed meanwhile."""
+        if 0 not in self._running:
+            return
+        with self._log(0).open("rb") as log:
+            log.seek(self._shown)
+            new = log.read()
+        end = new.rfind(b"\n") + 1
+        self._shown += end
+        for line in new[:end].decode("utf-8", "replace").splitlines():
+            if not line.startswith("error: "):
+                print(line, file=sys.stderr, flush=True)

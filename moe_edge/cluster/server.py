@@ -1,0 +1,314 @@
+"""A server: runs its own requests, answers others, and does what the scheduler says.
+
+The main thread steps the engine and, between two steps, takes over tables and orders.
+The transport's threads answer calls; they never wait for anybody. A third thread brings
+blocks. What others need to know goes to the scheduler as posts, in order.
+"""
+
+import dataclasses
+import queue
+import threading
+import time
+
+import numpy as np
+
+from moe_edge.cluster.answers import Answers
+from moe_edge.cluster.engine import PlacedEngine
+from moe_edge.cluster.holdings import BlockReader, Holdings
+from moe_edge.cluster.ledger import Ledger
+from moe_edge.cluster.membership import compiled_is_kept
+from moe_edge.cluster.programs import PlacedPrograms
+from moe_edge.cluster.remote import Remote
+from moe_edge.cluster.requests import Requests, ServedRequest
+from moe_edge.cluster.tables import Tables
+from moe_edge.cluster.transport import Call, PeerLost, Refused, Transport
+from moe_edge.cluster.warm_up import warm_up
+from moe_edge.core.checks import MoeEdgeError, RequestError
+from moe_edge.engine.weights import Weights
+
+SCHEDULER = 0  # its number as a process
+FIRST = 1  # the process of server 0
+IDLE_S = 0.5  # how often a server without work looks around
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """How a server runs.
+
+    Attributes:
+      slots: blocks that it may hold.
+      max_batch: requests that take turns.
+      partial: sums are returned instead of rows.
+      call_s: deadline of a call, and of waiting for a table after one failed.
+      fetch_s: deadline of a block.
+    """
+
+    slots: int
+    max_batch: int = 1
+    partial: bool = False
+    call_s: float = 5.0
+    fetch_s: float = 30.0
+
+
+class SchedulerLost(MoeEdgeError):
+    """The scheduler is gone: nothing can go on."""
+
+    exit_code = 3
+
+
+class Server:
+    """One server of a cluster; also what the transport answers with (`Handlers`).
+
+    Args:
+      me: its number, from 0; others: how many there are in all.
+      reader: an open checkpoint.
+      weights: its dense part, on the device.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        others: int,
+        reader,
+        weights: Weights,
+        transport: Transport,
+        options: ServerOptions,
+    ):
+        config = weights.config
+        self.me, self.options, self._transport = me, options, transport
+        self._shape = config.num_layers, config.moe.num_experts
+        self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
+        self.tables, self.ledger = (
+            Tables(me, self.holdings),
+            Ledger(others, self._shape),
+        )
+        programs = PlacedPrograms(config, self.holdings.blocks.dtype)
+        self.answers = Answers(programs, self.holdings)
+        remote = Remote(
+            me,
+            transport,
+            self.answers,
+            self.tables,
+            self.ledger,
+            first_peer=FIRST,
+            partial=options.partial,
+            deadline_s=options.call_s,
+            on_lost=self._found_lost,
+        )
+        where = weights, self.holdings, remote, self.ledger, programs
+        self.engine = PlacedEngine(*where)
+        self._orders: queue.SimpleQueue = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue = queue.SimpleQueue()
+        self._requests: Requests | None = None
+        self._stopped = threading.Event()
+        self._error: BaseException | None = None
+        self._answered: list[tuple] = []
+        self._brought: list[tuple] = []
+        self._compiled = 0
+
+    # What the transport answers with, in its threads.
+
+    def call(self, peer: int, call: Call) -> np.ndarray | None:
+        """Rows of another server's call; None if a block is not here."""
+        started_s = time.perf_counter()
+        view = self.tables.view
+        # A block that nobody has is read for each call, by the server that the table
+        # names. A caller may know of that before this server does.
+        block_P = call.block_P
+        mine = view is not None and (
+            (view.target_LE[call.layer][block_P] == self.me).all()
+            if call.layer < self._shape[0] and block_P.max(initial=0) < self._shape[1]
+            else False
+        )
+        rows = self.answers.compute(call, on_demand=mine)
+        ended_s = time.perf_counter()
+        self._answered.append((started_s, ended_s - started_s, peer - FIRST))
+        return rows
+
+    def block(self, layer: int, block: int) -> np.ndarray | None:
+        """A block for another server."""
+        if not (0 <= layer < self._shape[0] and 0 <= block < self._shape[1]):
+            return None
+        return self.holdings.record(layer, block)
+
+    def control(self, peer: int, name: str, fields: dict, arrays: dict):
+        """Orders of the scheduler, and its questions."""
+        if peer != SCHEDULER:
+            raise RequestError(f"process {peer} gives no orders; the scheduler does")
+        if name == "time":
+            return {"now_s": time.perf_counter()}, {}
+        if name == "counts":
+            return {}, self.ledger.counts()
+        if name == "notes":
+            return self._notes()
+        if name == "table" and fields["now"]:
+            self.tables.offer(fields["version"], arrays["target_LE"])
+        if name == "drop":  # nobody asks for them: before what comes into their slots
+            self.holdings.drop(arrays["cells"].tolist())
+        elif name == "bring":
+            self._errands.put((fields, arrays))
+        elif name == "lost":
+            self._transport.disconnect(FIRST + fields["server"])
+        elif name == "stop":
+            self._stopped.set()
+        self._orders.put((name, fields, arrays))
+        return {}, {}
+
+    def _notes(self):
+        sent, received = self._transport.traffic.sent(), {}
+        del received
+        payload = {
+            f"{peer}:{int(kind)}": [count.messages, count.bytes]
+            for (peer, kind), count in sent.items()
+        }
+        facts = {
+            "states": self.ledger.states,
+            "rows": self.ledger.rows,
+            "pairs": self.ledger.pairs,
+            "local_pairs": self.ledger.local_pairs,
+            "remote_blocks": self.ledger.remote_blocks,
+            "most_used": self.holdings.most_used,
+            "sent": payload,
+            "compiled": self.engine.num_compiled() - self._compiled,
+        }
+        arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
+        arrays["calls"] = self.ledger.calls()
+        arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
+        arrays["brought"] = np.array(self._brought, np.float64).reshape(-1, 5)
+        return facts, arrays
+
+    # What this server tells the scheduler.
+
+    def _tell(self, name: str, fields: dict | None = None, arrays=None) -> None:
+        self._transport.post(
+            SCHEDULER, name, {"server": self.me} | (fields or {}), arrays
+        )
+
+    def on_lost(self, peer: int, kind: str) -> None:
+        """The transport lost a process."""
+        if peer == SCHEDULER:
+            self._fail(SchedulerLost(f"the scheduler is {kind}; this server ends"))
+        else:
+            self._found_lost(peer - FIRST, kind)
+
+    def _found_lost(self, server: int, kind: str) -> None:
+        self._tell("lost", {"who": server, "kind": kind})
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.tables.close(error)
+        self._stopped.set()
+        self._orders.put(("wake", {}, {}))
+
+    # The main thread.
+
+    def run(self) -> None:
+        """Serves until the scheduler says stop.
+
+        Raises:
+          SchedulerLost: it is gone. Whatever a thread of this server died of.
+        """
+        bringing = threading.Thread(target=self._bring, name="moe_edge-bring")
+        bringing.daemon = True
+        bringing.start()
+        while not self._stopped.is_set():
+            self._attend()
+            if self._requests is not None and not self._requests.idle:
+                self._requests.step()
+        self._errands.put(None)
+        if self._error is not None:
+            raise self._error
+
+    def _attend(self) -> None:
+        """Orders that have come; waits for one if there is nothing else to do."""
+        idle = self._requests is None or self._requests.idle
+        while True:
+            try:
+                name, fields, arrays = self._orders.get(idle, IDLE_S if idle else None)
+            except queue.Empty:
+                return
+            idle = False
+            self._do(name, fields, arrays)
+
+    def _do(self, name: str, fields: dict, arrays: dict) -> None:
+        if name == "warm":
+            sizes = arrays["sizes"].tolist()
+            with compiled_is_kept():
+                seconds = warm_up(self.engine, self.answers, sizes)
+            self._tell("warm", {"seconds": seconds})
+        elif name == "prepare":
+            self._prepare(fields, arrays)
+        elif name == "table":
+            self.tables.offer(fields["version"], arrays["target_LE"])
+            self._confirm()
+        elif name == "request":
+            self._requests.add(
+                ServedRequest(
+                    fields["id"],
+                    arrays["prompt"].tolist(),
+                    fields["max_new_tokens"],
+                    arrays["known"].tolist(),
+                )
+            )
+
+    def _confirm(self) -> None:
+        """Between steps: the newest table is in force."""
+        if self.tables.install() is not None:
+            self._tell("confirmed", {"version": self.tables.view.version})
+
+    def _prepare(self, fields: dict, arrays: dict) -> None:
+        """A new run: its blocks are read, what was noted is forgotten."""
+        self.holdings.fill(arrays["held_LE"].astype(bool))
+        self.tables.offer(fields["version"], arrays["target_LE"])
+        self.tables.install()
+        self.ledger.clear()
+        self._answered.clear()
+        self._brought.clear()
+        self.holdings.most_used = self.options.slots - self.holdings.free
+        self._transport.traffic.reset()
+        self._requests = Requests(
+            self.engine,
+            begin=self.ledger.token,
+            on_token=self._new_token,
+            on_error=lambda number, line: self._tell(
+                "failed", {"id": number, "error": line}
+            ),
+            max_batch=self.options.max_batch,
+        )
+        self._compiled = self.engine.num_compiled()
+        self._tell("ready", {"version": fields["version"]})
+
+    def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
+        self._tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})
+
+    # The thread that brings blocks.
+
+    def _bring(self) -> None:
+        try:
+            while (errand := self._errands.get()) is not None:
+                fields, arrays = errand
+                lacking = []
+                for layer, block, source in arrays["cells"].tolist():
+                    if not self._bring_one(layer, block, source):
+                        lacking.append((layer, block))
+                self._tell("arrived", {"round": fields["round"], "lacking": lacking})
+        except BaseException as error:  # raised again by the main thread
+            self._fail(error)
+
+    def _bring_one(self, layer: int, block: int, source: int) -> bool:
+        """A block from a server, or from the checkpoint (-1), into a free slot."""
+        started_s, blocks = time.perf_counter(), self.holdings.blocks
+        if source < 0:
+            record_R = blocks.read(layer, block)
+        else:
+            record_R = np.empty(blocks.record_size, blocks.dtype)
+            where = FIRST + source, layer, block
+            try:
+                if not self._transport.fetch(*where, record_R, self.options.fetch_s):
+                    return False
+            except (PeerLost, Refused):
+                return False
+        self.holdings.put(layer, block, record_R)
+        ended_s = time.perf_counter()
+        self._brought.append((started_s, ended_s - started_s, layer, block, source))
+        return True

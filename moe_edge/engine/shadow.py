@@ -1,0 +1,183 @@
+"""A shadow: the model at lower precision, as an engine whose weights all stay packed.
+
+OD-MoE (arXiv 2512.03927, section 3.2): it runs a token ahead of the model, and what its
+routers choose predicts what the model's will. Routers, norms and biases are as stored;
+the other matrices have the format of `model/packed.py`, dense ones of an nf4 shadow
+int8.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import check_known
+from moe_edge.engine.programs import TopPrograms, jit_step
+from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
+from moe_edge.engine.session import Session
+from moe_edge.engine.weights import Flat, Weights, block_graph
+from moe_edge.model import kv_cache
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.matvec import to_float32
+from moe_edge.model.packed import FORMATS, pack, round_to
+from moe_edge.model.packed_experts import pack_experts, run_packed_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import Block
+from moe_edge.predict.shadow import PRECISIONS
+
+
+class RoundedBlock(Block):
+    """A block whose residual stream holds values of `fp16` or `bf16`."""
+
+    def __init__(self, config: ModelConfig, is_moe: bool, rngs, rounding: str):
+        super().__init__(config, is_moe, rngs)
+        self.rounding = rounding
+
+    def attend(self, x_BSD, chunk, window, cache=None):
+        x_BSD, cache = super().attend(x_BSD, chunk, window, cache)
+        return round_to(x_BSD, self.rounding), cache
+
+    def __call__(self, *args):
+        x_BSD, *rest = super().__call__(*args)
+        return round_to(x_BSD, self.rounding), *rest
+
+
+class ShadowPrograms(ResidentPrograms):
+    """The resident engine's programs for weights of one precision."""
+
+    def __init__(
+        self, config: ModelConfig, precision: str, top: TopPrograms | None = None
+    ):
+        super().__init__(config, top)
+        self.precision = precision
+        if precision in FORMATS:
+            self.run_experts = functools.partial(
+                run_packed_experts, **self.run_experts.keywords
+            )
+            rounding = FORMATS[precision].rounding
+            if rounding is not None:
+                kind = functools.partial(RoundedBlock, rounding=rounding)
+                self._graphs = {
+                    is_moe: block_graph(config, is_moe, kind)
+                    for is_moe in (False, True)
+                }
+        self.next_tokens = jit_step(self._next_tokens)
+        self.read_kv = jit_step(_read_kv, static_argnames="count")
+        self.write_kv = jit_step(_write_kv, donate_argnames="caches")
+        self.copy_kv = jit_step(
+            _copy_kv, static_argnames="count", donate_argnames="caches"
+        )
+
+    def _next_tokens(self, top, x_B1D):
+        logits_BV = self.top.head_step(top, x_B1D[:, 0])
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+
+class ShadowEngine(ResidentEngine):
+    """Runs a model's shadow; also a model of its own, with prompts and logits.
+
+    Args:
+      weights: of `pack_weights`.
+      precision: one of `PRECISIONS`.
+      programs: of another shadow of this model and precision.
+    """
+
+    programs: ShadowPrograms
+
+    def __init__(
+        self,
+        weights: Weights,
+        precision: str,
+        *,
+        programs: ShadowPrograms | None = None,
+    ):
+        check_known("shadow precision", precision, PRECISIONS)
+        self.precision = precision
+        programs = programs or ShadowPrograms(weights.config, precision)
+        super().__init__(weights, programs=programs)
+
+    def _sibling(self, weights):
+        programs = ShadowPrograms(weights.config, self.precision, self.programs.top)
+        return ShadowEngine(weights, self.precision, programs=programs)
+
+    def choose(self, session: Session, tokens_B, active_B):
+        """A decode step without logits.
+
+        Returns:
+          (last hidden states `[B, 1, D]`, the experts of every layer int32 `[B, K]`,
+          None in dense layers); arrays may still be on their way.
+        """
+        chosen: list[jax.Array | None] = [None] * self.config.num_layers
+
+        def note(layer, routing):
+            chosen[layer] = routing.ids_TK
+
+        return self.step(session, tokens_B, active_B, note), chosen
+
+
+def make_shadow(weights: Weights, precision: str, store=None) -> ShadowEngine:
+    """The shadow of a model.
+
+    Args:
+      weights: the model on the device.
+      precision: one of `PRECISIONS`.
+      store: of the experts (`HostStore`), where the weights lack them.
+    Raises:
+      ConfigError: unknown precision.
+    """
+    check_known("shadow precision", precision, PRECISIONS)
+    return ShadowEngine(pack_weights(weights, precision, store), precision)
+
+
+def pack_weights(weights: Weights, precision: str, store=None) -> Weights:
+    """A model's weights at a shadow's precision, layer by layer; see `make_shadow`."""
+    layout, experts = RecordLayout.of(weights.config), list(weights.experts)
+    for layer in weights.config.moe_layers:
+        if experts[layer] is None:
+            records = [store.record(layer, i) for i in range(store.num_experts)]
+            experts[layer] = jnp.array(np.stack(records))
+        if precision in FORMATS:
+            experts[layer] = pack_experts(experts[layer], layout, precision)
+    if precision not in FORMATS:
+        return dataclasses.replace(weights, experts=tuple(experts))
+    dense = "int8" if precision == "nf4" else precision
+    top, *layers = (_pack_flat(flat, dense) for flat in (weights.top, *weights.layers))
+    return Weights(weights.config, top, tuple(layers), tuple(experts))
+
+
+def _pack_flat(flat: Flat, name: str) -> Flat:
+    chosen = {key: array for key, array in flat.items() if _is_packed(key, array)}
+    return {**flat, **_pack_all(chosen, name)}
+
+
+def _is_packed(key: str, array: jax.Array) -> bool:
+    """Matrices but for routers and the shared expert's gate: what they decide stays."""
+    return array.ndim == 2 and array.shape[0] > 1 and not key.startswith("router.")
+
+
+@functools.partial(jax.jit, static_argnames="name")
+def _pack_all(flat: Flat, name: str):
+    return {key: pack(to_float32(array), name) for key, array in flat.items()}
+
+
+# Keys and values of some positions, layer by layer: also what a message carries.
+
+
+def _read_kv(caches, start_B, count: int):
+    return [
+        {name: kv_cache.read(array, start_B, count) for name, array in cache.items()}
+        for cache in caches
+    ]
+
+
+def _write_kv(caches, new, start_B):
+    return [
+        {name: kv_cache.write(cache[name], new[name], start_B)[0] for name in cache}
+        for cache, new in zip(caches, new, strict=True)
+    ]
+
+
+def _copy_kv(caches, source, start_B, count: int):
+    return _write_kv(caches, _read_kv(source, start_B, count), start_B)
