@@ -1,9 +1,10 @@
 """A shadow: the model at lower precision, as an engine whose weights all stay packed.
 
 OD-MoE (arXiv 2512.03927, section 3.2): it runs a token ahead of the model, and what its
-routers choose predicts what the model's will. Routers, norms and biases are as stored;
-the other matrices have the format of `model/packed.py`, dense ones of an nf4 shadow
-int8.
+routers choose predicts what the model's will. Matrices have a format of
+`model/packed.py`; dense ones of an nf4 shadow int8. Routers, norms and biases are as
+stored, and in int8 and nf4 shadows also the embedding and the shared expert: 5 % of the
+bytes that caused 60 % of the mispredictions (default model, int8 0.9932 -> 0.9972).
 """
 
 import dataclasses
@@ -148,13 +149,15 @@ def pack_weights(weights: Weights, precision: str, store=None) -> Weights:
 
 
 def _pack_flat(flat: Flat, name: str) -> Flat:
-    chosen = {key: array for key, array in flat.items() if _is_packed(key, array)}
+    kept = ["router.", "shared_gate"]
+    if FORMATS[name].rounding is None:
+        kept += ["shared.", "embed"]
+    chosen = {
+        key: array
+        for key, array in flat.items()
+        if array.ndim == 2 and not key.startswith(tuple(kept))
+    }
     return {**flat, **_pack_all(chosen, name)}
-
-
-def _is_packed(key: str, array: jax.Array) -> bool:
-    """Matrices but for routers and the shared expert's gate: what they decide stays."""
-    return array.ndim == 2 and array.shape[0] > 1 and not key.startswith("router.")
 
 
 @functools.partial(jax.jit, static_argnames="name")

@@ -163,17 +163,18 @@ def test_lower_precisions_name_most_of_the_experts(name, precision):
 
 
 @pytest.mark.parametrize("precision, dense", [("int8", "Int8"), ("nf4", "Int8")])
-def test_routers_norms_and_gates_stay_as_stored(precision, dense):
+def test_what_decides_most_stays_as_stored(precision, dense):
     model, shadow = resident_of("gqa", np.float32), shadow_of("gqa", precision)
     flat, packed = model.weights.layers[1], shadow.weights.layers[1]
     kept = {name for name, value in packed.items() if not isinstance(value, Packed)}
     assert kept == {
         *("attn_norm", "mlp_norm", "attn.q_bias", "attn.k_bias", "attn.v_bias"),
-        *("router.weight", "shared_gate"),
+        *("router.weight", "shared_gate", "shared.gate", "shared.up", "shared.down"),
     }
     assert all(packed[name] is flat[name] for name in kept)
     assert {type(packed[n]).__name__ for n in packed if n not in kept} == {dense}
     assert type(shadow.weights.top["head"]).__name__ == dense
+    assert shadow.weights.top["embed"] is model.weights.top["embed"]
 
 
 def test_shadow_of_the_model_itself_shares_its_weights():
