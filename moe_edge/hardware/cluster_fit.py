@@ -1,7 +1,7 @@
 """A cluster's calibration from what its servers noted while they served a few requests.
 
 Nothing else should run meanwhile: a request at a time, none waiting. What cannot be
-told apart is not: the head of a step counts as dense part of its layers, and in decoding,
+told apart is not: the head of a step counts as dense part of its layers; in decoding,
 where every block has one pair, a block's own time is part of its pair's.
 """
 
@@ -20,7 +20,8 @@ from moe_edge.hardware.cluster_calibration import (
 )
 
 LEAST_S = 1e-9  # a cost that came out as nothing
-_OUTLIER = 4.0  # median deviations, beyond which an observation is left out
+_OUTLIER = 5.0  # median deviations, beyond which an observation is left out
+_REFITS = 4
 
 
 class AnswerSeen(NamedTuple):
@@ -93,7 +94,8 @@ def fit_calibration(
 
     Args:
       load_s: of every server, seconds of a block into a slot.
-      sizes: of messages, with the rate of the line; its seconds are replaced.
+      sizes: of messages, with the rate of the line; its seconds are replaced, and what
+        software needs for each byte is added to the line's.
       source: how and on what it was measured.
     Raises:
       ConfigError: too little was seen: no token was decoded.
@@ -112,13 +114,18 @@ def fit_calibration(
         ServerCosts(buckets=costs, load_s=max(seconds, LEAST_S))
         for costs, seconds in zip(fitted, load_s, strict=True)
     ]
-    seen_WC = np.array([(1.0, seen.calls) for seen in waits]).reshape(-1, 2)
-    over_W = [
+    terms_WC = [(1.0, seen.calls, seen.num_bytes) for seen in waits]
+    rest_W = [
         seen.seconds - seen.answered_s - seen.num_bytes / sizes.bytes_per_s
         for seen in waits
     ]
-    base_s, each_s = least_squares(seen_WC, np.array(over_W))
-    given = vars(sizes) | {"base_s": base_s, "each_s": each_s}
+    terms_WC = np.array(terms_WC, np.float64).reshape(-1, 3)
+    base_s, each_s, byte_s = least_squares(terms_WC, np.array(rest_W))
+    given = vars(sizes) | {
+        "base_s": base_s,
+        "each_s": each_s,
+        "bytes_per_s": 1 / (1 / sizes.bytes_per_s + byte_s),
+    }
     return ClusterCalibration(
         servers=servers, messages=Messages(**given), source=source
     )
@@ -166,18 +173,18 @@ def _of(seen: Sequence, server: int, bucket: int) -> list:
 
 
 def least_squares(terms_XC: np.ndarray, seconds_X: np.ndarray) -> list[float]:
-    """Costs from 0 of every term; once more without what lies far off.
+    """Costs from 0 of every term; some times more without what lies far off.
 
     Terms that always stand in the same proportion share their cost arbitrarily.
     """
     count = terms_XC.shape[1]
     if not len(seconds_X):
         return [0.0] * count
-    costs_C = _solve(terms_XC, seconds_X)
-    off_X = np.abs(terms_XC @ costs_C - seconds_X)
-    near_X = off_X <= _OUTLIER * max(float(np.median(off_X)), LEAST_S)
-    if not near_X.all() and near_X.sum() > count:
+    near_X = np.ones(len(seconds_X), bool)
+    for _ in range(_REFITS):
         costs_C = _solve(terms_XC[near_X], seconds_X[near_X])
+        off_X = np.abs(terms_XC @ costs_C - seconds_X)
+        near_X = off_X <= _OUTLIER * max(float(np.median(off_X)), LEAST_S)
     return costs_C.tolist()
 
 
