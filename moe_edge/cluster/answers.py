@@ -62,7 +62,7 @@ class Answers:
                 f"a call asks for layer {call.layer}, block {block_P.max(initial=0)}, "
                 f"expected one of layers {sorted(self._layers)}, below {self._experts}"
             )
-        most = np.bincount(call.token_P, minlength=1).max()
+        most = len(block_P) if bucket == 1 else np.bincount(call.token_P).max(initial=0)
         if not 0 < tokens <= bucket or most > self._top_k:
             raise RequestError(
                 f"a call has {tokens} tokens for {bucket} rows and {most} blocks of "
@@ -70,26 +70,20 @@ class Answers:
             )
 
     def _run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
-        holdings, programs = self._holdings, self._programs
-        bucket, K = call.bucket, self._top_k
-        token_P, P = call.token_P, len(call.block_P)
-        x_TD = call.x_TD
-        if len(x_TD) < bucket:
-            x_TD = np.zeros((bucket, x_TD.shape[1]), np.float32)
+        holdings, programs, P = self._holdings, self._programs, len(call.block_P)
+        x_TD, rank_P = call.x_TD, _ranks(call)
+        if len(x_TD) < call.bucket:
+            x_TD = np.zeros((call.bucket, x_TD.shape[1]), np.float32)
             x_TD[: len(call.x_TD)] = call.x_TD
-        # The r-th pair of a token takes its place r, whatever its rank was.
-        order_P = np.argsort(token_P, kind="stable")
-        starts_T = np.searchsorted(token_P[order_P], np.arange(bucket))
-        rank_P = np.empty(P, np.int64)
-        rank_P[order_P] = np.arange(P) - starts_T[token_P[order_P]]
-        ids_TK = np.full((bucket, K), self._experts, np.int32)
-        ids_TK[token_P, rank_P] = call.block_P
-        pairs = programs.is_pairs(bucket)
-        slot_of = np.append(slot_E, holdings.nowhere)[ids_TK] if pairs else slot_E
-        slot_of = slot_of.astype(np.int32)
+        ids_TK = np.full((call.bucket, self._top_k), self._experts, np.int32)
+        ids_TK[call.token_P, rank_P] = call.block_P
+        slot_of, pairs = slot_E, programs.is_pairs(call.bucket)
+        if pairs:
+            slot_of = np.full(ids_TK.shape, holdings.nowhere, np.int32)
+            slot_of[call.token_P, rank_P] = slot_E[call.block_P]
         if call.weight_P is not None:
-            weights_TK = np.zeros((bucket, K), np.float32)
-            weights_TK[token_P, rank_P] = call.weight_P
+            weights_TK = np.zeros(ids_TK.shape, np.float32)
+            weights_TK[call.token_P, rank_P] = call.weight_P
             with holdings.lock:
                 y_TD = programs.part(x_TD, ids_TK, weights_TK, holdings.array, slot_of)
             rows = np.asarray(y_TD)[: len(call.x_TD)]
@@ -97,8 +91,10 @@ class Answers:
             with holdings.lock:
                 rows = programs.rows(x_TD, ids_TK, holdings.array, slot_of)
             rows = np.asarray(rows)
-            if pairs:
-                rows = rows[token_P.astype(np.int64) * K + rank_P]
+            if call.bucket == 1:
+                rows = rows[:P]
+            elif pairs:
+                rows = rows[call.token_P.astype(np.int64) * self._top_k + rank_P]
             else:
                 rows = self._as_asked(rows[:P], call)
         self.computed += P
@@ -139,6 +135,20 @@ class Answers:
             else:
                 rows += result
         return rows
+
+
+def _ranks(call: Call) -> np.ndarray:
+    """The r-th pair of a token takes its place r, whatever its rank was."""
+    places_P = np.arange(len(call.block_P))
+    if call.bucket == 1:
+        return places_P
+    order_P = np.argsort(call.token_P, kind="stable")
+    token_P = call.token_P[order_P]
+    rank_P = np.empty(len(token_P), np.int64)
+    rank_P[order_P] = (
+        places_P - np.searchsorted(token_P, np.arange(call.bucket))[token_P]
+    )
+    return rank_P
 
 
 def _part(call: Call, mine: np.ndarray) -> Call:

@@ -80,7 +80,7 @@ class Server:
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
         self.tables, self.ledger = (
             Tables(me, self.holdings),
-            Ledger(others, self._shape),
+            Ledger(me, others, self._shape),
         )
         programs = PlacedPrograms(config, self.holdings.blocks.dtype)
         self.answers = Answers(programs, self.holdings)
@@ -155,6 +155,7 @@ class Server:
         return {}, {}
 
     def _notes(self):
+        self.ledger.counts()
         sent, received = self._transport.traffic.sent(), {}
         del received
         payload = {
@@ -259,8 +260,7 @@ class Server:
     def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.offer(fields["version"], arrays["target_LE"])
-        self.tables.install()
+        self.tables.begin(fields["version"], arrays["target_LE"])
         self.ledger.clear()
         self._answered.clear()
         self._brought.clear()
