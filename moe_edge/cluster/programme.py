@@ -76,9 +76,9 @@ class Programme:
         warm_s = self._warm_up()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()
-        self._calibrate()
         traffic, costs = self._traffic(), self._cost_model()
         rows, failures, tokens, lost, degraded, compiled = {}, [], None, 0, 0, 0
+        same = True
         for name in options.method_names:
             policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
             run = scheduler.run_method(
@@ -96,7 +96,7 @@ class Programme:
             lost += sum(not one.done for one in run.asked)
             degraded += len(run.keeper.degraded)
             compiled += sum(facts["compiled"] for facts, _ in run.notes.values())
-            self._check_same(name, run, tokens)
+            same &= self._same_tokens(name, run, tokens)
             tokens = tokens or run
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
@@ -109,6 +109,7 @@ class Programme:
             "lost_requests": lost,
             "degraded": degraded,
             "compiled_after_warmup": compiled,
+            "same_tokens": same,
             "warm_up_s": warm_s,
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
@@ -161,56 +162,6 @@ class Programme:
             if answer is not None:
                 counts_NLE[server] += answer[1]["pairs_LE"][list(config.moe_layers)]
         return counts_NLE / counts_NLE.sum(axis=-1, keepdims=True)
-
-    def _calibrate(self):
-        from moe_edge.cluster.observe import observe, Observations
-        from moe_edge.hardware.cluster_fit import fit_calibration
-        from moe_edge.hardware.cluster_calibration import Messages
-        from moe_edge.engine.session import bucket
-        import pickle
-
-        config, options = self._config, self._options
-        layers, E = len(config.moe_layers), config.moe.num_experts
-        uniform_NLE = np.full((options.servers, layers, E), 1 / E)
-        held_NLE = self._place("optimal", uniform_NLE).on_NLE
-        seen = Observations([], [], [])
-        runs = []
-        for server in self.scheduler.alive:
-            asked = [one.fresh() for one in self._sample().asked if one.home == server]
-            for one in asked:
-                one.max_new_tokens = min(24, one.max_new_tokens)
-            run = self.scheduler.run_method(held_NLE, asked)
-            got = observe(run, 512, bucket)
-            runs.append(got)
-            for all_of, more in zip(seen, got, strict=True):
-                all_of.extend(more)
-        D = config.d_model
-        sizes = Messages(
-            base_s=0.0,
-            each_s=0.0,
-            bytes_per_s=(options.link_mbps or 8000.0) * 1e6 / 8 * (1448 / 1514),
-            call_bytes=50,
-            token_bytes=4 * D,
-            pair_bytes=4,
-            row_bytes=4 * D,
-        )
-        cal = fit_calibration(
-            *seen, load_s=[1e-3] * options.servers, sizes=sizes, source="servers' notes"
-        )
-        cal.save(self._folder)
-        import json
-
-        (self._folder / "seen.json").write_text(
-            json.dumps([[list(x) for x in part] for part in seen])
-        )
-        print(
-            "passes",
-            len(seen.passes),
-            "answers",
-            len(seen.answers),
-            "waits",
-            len(seen.waits),
-        )
 
     def _place(self, name: str, frequency_NLE, costs=None, traffic=None) -> Placement:
         room = [np.array([n]) for n in placeable(self._slots_N).tolist()]
@@ -280,16 +231,18 @@ class Programme:
         network = lan(options.link_mbps or LOOPBACK_MBPS)
         return CostModel(Cluster(servers=servers, network=network), shape)
 
-    def _check_same(self, name: str, run: MethodRun, first: MethodRun | None) -> None:
-        """Every method gives the same tokens: placements change where, not what."""
-        if first is None or self._options.combine != "exact":
-            return
-        for ours, theirs in zip(run.asked, first.asked, strict=True):
-            if ours.done and theirs.done and ours.tokens != theirs.tokens:
-                print(
-                    f"warning: {name} gave other tokens for {ours.name} than "
-                    f"{self._options.method_names[0]}"
-                )
+    def _same_tokens(self, name: str, run: MethodRun, first: MethodRun | None) -> bool:
+        """Whether a method gives the first one's tokens: it changes where, not what."""
+        if first is None:
+            return True
+        both = zip(run.asked, first.asked, strict=True)
+        other = [a.name for a, b in both if a.done and b.done and a.tokens != b.tokens]
+        if other:
+            print(
+                f"warning: {name} gave other tokens than "
+                f"{self._options.method_names[0]} for {', '.join(other)}"
+            )
+        return not other
 
     def _write_texts(self, run: MethodRun) -> None:
         lines = []

@@ -1,8 +1,7 @@
-"""A cluster's calibration from what its servers noted while they served a few requests.
+"""A cluster's calibration from what its servers noted while they served.
 
-Nothing else should run meanwhile: a request at a time, none waiting. What cannot be
-told apart is not: the head of a step counts as dense part of its layers; in decoding,
-where every block has one pair, a block's own time is part of its pair's.
+What cannot be told apart is not: the head of a step counts as dense part of its layers;
+in decoding, where every block has one pair, a block's own time is part of its pair's.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from moe_edge.hardware.cluster_calibration import (
 )
 
 LEAST_S = 1e-9  # a cost that came out as nothing
-_OUTLIER = 5.0  # median deviations, beyond which an observation is left out
+_OUTLIER = 20.0  # median deviations, beyond which an observation is left out
 _REFITS = 4
 
 
