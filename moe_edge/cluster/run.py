@@ -90,7 +90,13 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
         facts = json.loads(stored.read_text(encoding="utf-8"))
-    keys = ("failures", "lost_requests", "degraded", "compiled_after_warmup")
+    keys = (
+        "failures",
+        "lost_requests",
+        "degraded",
+        "compiled_after_warmup",
+        "same_tokens",
+    )
     return {"methods": facts["rows"]} | {key: facts[key] for key in keys}
 
 

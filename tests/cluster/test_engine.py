@@ -154,3 +154,15 @@ def test_warm_up_compiles_all_that_any_placement_runs():
         for lengths in (NINE, (40,)):
             assert_same_bits(servers.engines[0], *BITS, lengths, STEPS)
     assert first.engines[0].num_compiled() == before
+
+
+def test_tables_of_a_new_run_count_from_zero_and_replace_those_of_the_last():
+    held_NLE = spread(ALL["gqa"], 2)
+    servers = Servers(*BITS, held_NLE, slots=[25, 25])
+    other_NLE = held_NLE[::-1].copy()
+    for me in (0, 1):
+        servers.holdings[me].fill(other_NLE[me])
+        target_LE = np.where(other_NLE[me], me, 1 - me).astype(np.int16)
+        servers.tables[me].begin(0, target_LE)
+    assert_same_bits(servers.engines[0], *BITS, NINE, STEPS)
+    assert servers.tables[0].view.version == 0
