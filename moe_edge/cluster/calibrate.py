@@ -6,6 +6,7 @@ they are put together, pass by pass, in the order in which a server made its cal
 `hardware/cluster_fit.py` finds the costs that explain them.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -58,8 +59,9 @@ def calibration_of(
 ) -> ClusterCalibration:
     """The costs of all that was served in some runs over the same servers.
 
-    What servers do at the same time on the same cores is in the times that they note,
-    so the calibration says nothing of cores.
+    What processes lose to each other on cores that they share is in the times that
+    servers note. So it must not be simulated once more: the calibration says that each
+    server has two cores of its own, one a thread.
 
     Args:
       chunk_tokens: of a prompt that pass together.
@@ -86,7 +88,8 @@ def calibration_of(
     )
     servers = len(runs[0].keeper.held_NLE)
     load_s = [_load_s(runs)] * servers
-    return fit_calibration(*seen, load_s=load_s, sizes=sizes, source=source)
+    found = fit_calibration(*seen, load_s=load_s, sizes=sizes, source=source)
+    return dataclasses.replace(found, cores=[2] * servers)
 
 
 def _notes(runs: Iterable[MethodRun]) -> list[tuple[dict, dict]]:
