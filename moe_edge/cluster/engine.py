@@ -89,9 +89,7 @@ class PlacedEngine(Engine):
         else:
             rows = self._gather(layer, routed, ids_TK, weights_TK, slot_of, parts)
             state = self._then(session, layer, programs.join, (routed, *rows), chunk)
-        target_E = np.append(view.target_LE[layer], self.remote.me)
-        where = target_E[ids_TK], self.remote.me, view.version
-        self.ledger.looked_up(layer, ids_TK, weights_TK, *where)
+        self.ledger.looked_up(layer, ids_TK, weights_TK, view)
         return state
 
     def _then(self, session, layer: int, experts, chosen, chunk):

@@ -144,6 +144,11 @@ class ClusterOptions:
         self.drill_plan  # noqa: B018  refuses what cannot be
 
     def _check_joining(self) -> None:
+        if self.link_mbps is not None and self.coordinator is not None:
+            raise ConfigError(
+                "--link_mbps slows links that the launcher makes itself; give no "
+                "--coordinator with it"
+            )
         if self.process_id is not None and self.coordinator is None:
             raise ConfigError("--process_id needs --coordinator HOST:PORT; give both")
         if self.coordinator is None:

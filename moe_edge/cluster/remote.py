@@ -48,6 +48,8 @@ def cut(ids_TK: np.ndarray, asked_E: np.ndarray, in_order: bool) -> list[Part]:
       in_order: rows are token by token, else in order of block and token
         (`ExpertWaves.rows`).
     """
+    if len(ids_TK) == 1:
+        return _cut_one(ids_TK[0], asked_E)
     K, block_P = ids_TK.shape[1], ids_TK.reshape(-1)
     order_P = np.arange(block_P.size)
     if not in_order:
@@ -58,6 +60,19 @@ def cut(ids_TK: np.ndarray, asked_E: np.ndarray, in_order: bool) -> list[Part]:
         place_P = np.flatnonzero(asked_P == server)
         token_T, token_P = np.unique(order_P[place_P] // K, return_inverse=True)
         parts.append(Part(server, place_P, token_T, token_P, block_P[place_P]))
+    return parts
+
+
+def _cut_one(ids_K: np.ndarray, asked_E: np.ndarray) -> list[Part]:
+    """The same for one token, whose rows are in order of rank: every decode step's."""
+    places: dict[int, list[int]] = {}
+    for rank, server in enumerate(asked_E[ids_K].tolist()):
+        if server != HERE:
+            places.setdefault(server, []).append(rank)
+    one_T, parts = np.zeros(1, np.int64), []
+    for server, ranks in places.items():
+        token_P = np.zeros(len(ranks), np.uint16)
+        parts.append(Part(server, np.array(ranks), one_T, token_P, ids_K[ranks]))
     return parts
 
 
@@ -123,7 +138,7 @@ class Remote:
                 bucket=bucket,
                 version=view.version,
                 x_TD=hidden_TD[part.token_T],
-                token_P=part.token_P.astype(np.uint16),
+                token_P=part.token_P.astype(np.uint16, copy=False),
                 block_P=part.block_P.astype(np.uint16),
                 weight_P=weight_P,
             )
