@@ -41,18 +41,19 @@ class Answers:
         Raises:
           RequestError: a layer, block or number of tokens that cannot be.
         """
-        self._check(call)
+        self.check(call)
         slot_E = self._holdings.slot_LE[call.layer]
         away = slot_E[call.block_P] == self._holdings.nowhere
         if away.any():
             return self._read_and_compute(call, away) if on_demand else None
-        return self._run(call, slot_E)
+        return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
         """Rows without meaning, from slot 0: the programs of a call are compiled."""
-        return self._run(call, np.zeros(self._experts, np.int32))
+        return self.run(call, np.zeros(self._experts, np.int32))
 
-    def _check(self, call: Call) -> None:
+    def check(self, call: Call) -> None:
+        """Raises RequestError for what cannot be computed."""
         tokens, bucket = len(call.x_TD), call.bucket
         block_P = call.block_P
         if call.layer not in self._layers or (
@@ -69,7 +70,8 @@ class Answers:
                 f"one token, expected at most {self._top_k}"
             )
 
-    def _run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+    def run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+        """Rows of a call whose blocks are in these slots."""
         holdings, programs, P = self._holdings, self._programs, len(call.block_P)
         x_TD, rank_P = call.x_TD, _ranks(call)
         if len(x_TD) < call.bucket:
@@ -116,14 +118,14 @@ class Answers:
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:
-            part = _part(call, mine)
+            part = part_of(call, mine)
             with self._reading:
                 if block is not None:
                     record_R = holdings.blocks.read(call.layer, block)
                     holdings.put(call.layer, block, record_R)
                 try:
                     slot_E = holdings.slot_LE[call.layer]
-                    result = self._run(part, slot_E)
+                    result = self.run(part, slot_E)
                 finally:
                     if block is not None:
                         holdings.drop([(call.layer, block)])
@@ -151,7 +153,7 @@ def _ranks(call: Call) -> np.ndarray:
     return rank_P
 
 
-def _part(call: Call, mine: np.ndarray) -> Call:
+def part_of(call: Call, mine: np.ndarray) -> Call:
     """Some pairs of a call; a block's pairs stay together."""
     weight_P = None if call.weight_P is None else call.weight_P[mine]
     return dataclasses.replace(
