@@ -12,7 +12,7 @@ import numpy as np
 from moe_edge.cluster.holdings import Holdings
 from moe_edge.cluster.ledger import Ledger
 from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.remote import Part, Remote, cut
+from moe_edge.cluster.remote import Remote, cut
 from moe_edge.cluster.tables import View
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_programs import Routed

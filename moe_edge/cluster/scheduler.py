@@ -149,7 +149,7 @@ class Scheduler:
         """Collects one post of that name from every living server."""
         until_s, got = time.monotonic() + timeout_s, {}
         while set(self.alive) - set(got):
-            event = self._next(until_s)
+            event = self.next_event(until_s)
             if event is None:
                 missing = sorted(set(self.alive) - set(got))
                 raise MoeEdgeError(
@@ -163,7 +163,8 @@ class Scheduler:
                 self.lose(fields["who"], fields["kind"])
         return got
 
-    def _next(self, until_s: float):
+    def next_event(self, until_s: float):
+        """(server, name, fields, arrays) of what happens next; None: nothing did."""
         try:
             return self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
         except queue.Empty:
@@ -269,7 +270,7 @@ class _Serving:
         while not all(one.ended for one in self.asked):
             self._send_due()
             wait_s = min(self._until_next(), TICK_S)
-            event = self.scheduler._next(time.monotonic() + wait_s)
+            event = self.scheduler.next_event(time.monotonic() + wait_s)
             if event is not None:
                 server, name, fields, _ = event
                 action = self._actions.get(name)

@@ -1,8 +1,8 @@
 """The main node: all of the model but its experts, which workers compute by call.
 
-It is a server without blocks (`engine.PlacedEngine`). Whom it asks for a layer's experts
-follows from the layer's count and from what the shadow predicted; results are those of
-the model, whatever was predicted.
+It is a server without blocks (`engine.PlacedEngine`). Whom it asks for a layer's
+experts follows from the layer's count and from what the shadow predicted; results are
+those of the model, whatever was predicted.
 """
 
 import threading
@@ -64,7 +64,9 @@ class Asked:
         if version % ATTEMPTS == ATTEMPTS - 1:
             return None
         spread_E = self.groups.spread(self._shape[1])
-        asked_LE = np.tile(np.append(spread_E, HERE).astype(np.int16), (self._shape[0], 1))
+        asked_LE = np.tile(
+            np.append(spread_E, HERE).astype(np.int16), (self._shape[0], 1)
+        )
         return View(version + 1, asked_LE, asked_LE, self._none_LE, self._none_L)
 
 
@@ -318,7 +320,9 @@ class MainNode(Node):
             "weight_bytes": engine.weights.num_bytes,
             "compiled": engine.num_compiled() - self._compiled,
         }
-        rows = [(n, i, layer, *_padded(ids, K)) for n, i, layer, ids in self._predictions]
+        rows = [
+            (n, i, layer, *_padded(ids, K)) for n, i, layer, ids in self._predictions
+        ]
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["predictions"] = np.array(rows, np.int32).reshape(-1, 3 + K)
         arrays["calls"] = self.ledger.calls()

@@ -1,10 +1,10 @@
 """Numbers of OD-MoE's processes, and what they say to each other.
 
-    main -> shadow    begin   a prompt is about to run
-                      token   a decode step begins; tokens, keys and values to align
-    shadow -> main    predicted  what a layer of a step will choose
-    shadow -> workers load       their share of it
-    main -> workers   passed     a layer is over that did not ask this worker
+main -> shadow    begin   a prompt is about to run
+                  token   a decode step begins; tokens, keys and values to align
+shadow -> main    predicted  what a layer of a step will choose
+shadow -> workers load       their share of it
+main -> workers   passed     a layer is over that did not ask this worker
 """
 
 SCHEDULER, MAIN, SHADOW, FIRST_WORKER = 0, 1, 2, 3

@@ -19,8 +19,6 @@ from moe_edge.engine.follower import Follower
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.predict.shadow import Shadow
 
-DEPARTURES = ("late", "speculative")
-
 
 class ShadowNode(Node):
     """The process of the shadow.
@@ -189,16 +187,14 @@ class ShadowNode(Node):
         facts = {
             "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,
             "restarts": self.restarts,
-            "weight_bytes": 0 if self._shadow is None else self._shadow.weights.num_bytes,
-            "expert_bytes": 0
-            if self._shadow is None
-            else sum(
-                a.nbytes
-                for e in self._shadow.weights.experts
-                if e is not None
-                for a in jax.tree.leaves(e)
-            ),
+            "weight_bytes": 0,
+            "expert_bytes": 0,
         }
+        if self._shadow is not None:
+            weights = self._shadow.weights
+            experts = jax.tree.leaves([e for e in weights.experts if e is not None])
+            facts["expert_bytes"] = sum(array.nbytes for array in experts)
+            facts["weight_bytes"] = weights.num_bytes
         return facts, {}
 
 

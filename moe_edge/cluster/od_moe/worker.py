@@ -298,7 +298,9 @@ class WorkerNode(Node):
         count = sum(total.count for total in moved)
         facts = {
             "reloads": worker.reloads,
-            "t_worker_s": float(np.mean(worker.compute_s)) if worker.compute_s else None,
+            "t_worker_s": float(np.mean(worker.compute_s))
+            if worker.compute_s
+            else None,
             "stall_s": float(np.sum(worker.wait_s)),
             "block_load_s": sum(t.seconds for t in moved) / count if count else None,
             "loaded_bytes": sum(total.bytes for total in moved),
