@@ -35,7 +35,8 @@ class Answers:
         """Rows of a call; None if a block is not here.
 
         Args:
-          on_demand: read what is not here from the checkpoint instead.
+          on_demand: read what is not here from the checkpoint instead, if a slot is
+            free.
         Returns:
           float32: a row a pair in the order of the call; with weights a row a token.
         Raises:
@@ -45,7 +46,7 @@ class Answers:
         slot_E = self._holdings.slot_LE[call.layer]
         away = slot_E[call.block_P] == self._holdings.nowhere
         if away.any():
-            return self._read_and_compute(call, away) if on_demand else None
+            return self._read_and_compute(call, slot_E, away) if on_demand else None
         return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
@@ -112,23 +113,21 @@ class Answers:
         out_PD[np.argsort(key_P, kind="stable")] = rows_PD
         return out_PD
 
-    def _read_and_compute(self, call: Call, away: np.ndarray) -> np.ndarray:
-        """One absent block after another, in a free slot; the others together."""
-        holdings, rows = self._holdings, None
+    def _read_and_compute(
+        self, call: Call, slot_E: np.ndarray, away: np.ndarray
+    ) -> np.ndarray | None:
+        """One absent block after another, in a lent slot; the others together."""
+        rows = None
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:
             part = part_of(call, mine)
-            with self._reading:
-                if block is not None:
-                    record_R = holdings.blocks.read(call.layer, block)
-                    holdings.put(call.layer, block, record_R)
-                try:
-                    slot_E = holdings.slot_LE[call.layer]
-                    result = self.run(part, slot_E)
-                finally:
-                    if block is not None:
-                        holdings.drop([(call.layer, block)])
+            if block is None:
+                result = self.run(part, slot_E)
+            else:
+                result = self._read_one(part, block)
+            if result is None:
+                return None
             if rows is None:
                 size = len(call.block_P if call.weight_P is None else call.x_TD)
                 rows = np.zeros((size, result.shape[1]), np.float32)
@@ -137,6 +136,20 @@ class Answers:
             else:
                 rows += result
         return rows
+
+    def _read_one(self, call: Call, block: int) -> np.ndarray | None:
+        """Rows of a block that is read for them; None if no slot is free."""
+        holdings = self._holdings
+        with self._reading:
+            slot = holdings.lend(holdings.blocks.read(call.layer, block))
+            if slot is None:
+                return None
+            try:
+                slot_E = np.full(self._experts, holdings.nowhere, np.int32)
+                slot_E[block] = slot
+                return self.run(call, slot_E)
+            finally:
+                holdings.give_back(slot)
 
 
 def _ranks(call: Call) -> np.ndarray:

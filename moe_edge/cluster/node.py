@@ -4,9 +4,11 @@ The transport's threads put what comes into a queue; the main thread does it in 
 and goes on with its own work in between. What goes wrong in any thread ends the node.
 """
 
+import os
 import queue
 import threading
 
+from moe_edge.cluster.asked import SIGNALS
 from moe_edge.cluster.server import SCHEDULER, SchedulerLost
 from moe_edge.cluster.transport import Transport
 from moe_edge.core.checks import RequestError
@@ -38,7 +40,13 @@ class Node:
         return None
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
-        if name == "stop":
+        if name == "strike":  # a drill
+            os.kill(os.getpid(), SIGNALS[fields["kind"]])
+        elif name == "lost":  # the scheduler has taken a process off the list
+            self.transport.disconnect(1 + fields["server"])
+            self.peer_lost(1 + fields["server"], "dead")
+            return {}, {}
+        elif name == "stop":
             self._stopped.set()
         elif name in self.answered:
             return getattr(self, f"do_{name}")(fields, arrays)
@@ -53,7 +61,10 @@ class Node:
             self.peer_lost(peer, kind)
 
     def peer_lost(self, peer: int, kind: str) -> None:
-        """Another process than the scheduler is lost; in a thread of the transport."""
+        """Another process than the scheduler is lost; in a thread of the transport.
+
+        May be told twice of one.
+        """
 
     def fail(self, error: BaseException) -> None:
         self._error = self._error or error

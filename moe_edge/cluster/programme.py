@@ -60,7 +60,6 @@ class Programme:
             config.num_layers,
             config.moe.num_experts,
             self._slots_N,
-            {},
         )
 
     def _requests(self) -> Wanted:
@@ -72,7 +71,6 @@ class Programme:
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
         options, config, scheduler = self._options, self._config, self.scheduler
-        scheduler.pids = {n - 1: fields["pid"] for n, fields in members.items()}
         warm_s = self._warm_up()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()

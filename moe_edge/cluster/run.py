@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
 PORT = 7077  # of the scheduler, in a namespace of its own
+BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 POLL_S = 0.05
 END_S = 5.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
@@ -119,9 +121,7 @@ def _coordinator(options: ClusterOptions) -> str:
       ConfigError: the port is in use, and the scheduler is to be started here.
     """
     if options.coordinator is None:
-        with socket.socket() as probe:
-            probe.bind((LOCAL, 0))
-            return f"{LOCAL}:{probe.getsockname()[1]}"
+        return f"{LOCAL}:{_free_port()}"
     host, port = options.coordinator_address
     if options.process_id in (None, 0):
         with socket.socket() as probe:
@@ -134,6 +134,18 @@ def _coordinator(options: ClusterOptions) -> str:
                     f"{error.strerror}; name another port"
                 ) from error
     return f"{host}:{port}"
+
+
+def _free_port() -> int:
+    """A port that is free, and that no connection of anybody gets by chance."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(*BELOW_EPHEMERAL)
+            try:
+                probe.bind((LOCAL, port))
+            except OSError:
+                continue
+            return port
 
 
 def _hosts(options: ClusterOptions) -> dict[int, str]:

@@ -7,8 +7,6 @@ says how long a load may last without a stall (`groups.longest_load_s`).
 
 import dataclasses
 import json
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -102,7 +100,6 @@ class OdProgramme:
             config.num_layers,
             config.moe.num_experts,
             [0] * processes,
-            {},
         )
 
     @property
@@ -112,8 +109,6 @@ class OdProgramme:
 
     def run(self, members: dict[int, dict]) -> None:
         """Both passes, and all files."""
-        scheduler = self.scheduler
-        scheduler.pids = {n - 1: fields["pid"] for n, fields in members.items()}
         self._warm_up()
         resident = self._serve(resident=True)
         print(f"resident: {resident.decode_tokens_per_s:.1f} tokens/s")
@@ -317,13 +312,12 @@ class _Serving:
             event = self._scheduler.next_event(time.monotonic() + 1.0)
             if event is None:
                 continue
-            _, name, fields, _ = event
-            if name == "token":
-                self._token(fields)
-            elif name == "failed":
-                self._by_id[fields["id"]].error = fields["error"]
-            elif name in ("gone", "lost"):
-                self._lost(fields["who"], fields["kind"])
+            if event.name == "token":
+                self._token(event.fields)
+            elif event.name == "failed":
+                self._by_id[event.fields["id"]].error = event.fields["error"]
+            elif event.name == "lost":
+                self._lost(event.fields["who"], event.fields["kind"])
 
     def _token(self, fields: dict) -> None:
         one, now_s = self._by_id[fields["id"]], time.perf_counter()
@@ -337,12 +331,12 @@ class _Serving:
         drill = self._drill
         if drill is not None and self._generated >= drill.tokens:
             self._drill, self._struck_s = None, now_s - self._begun_s
-            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[drill.kind]
-            names = {name_of(n + 1): pid for n, pid in self._scheduler.pids.items()}
-            os.kill(names.get(drill.who, os.getpid()), number)
+            names = {name_of(n + 1): str(n) for n in self._scheduler.alive}
+            who = names.get(drill.who, drill.who)
+            self._scheduler.strike(dataclasses.replace(drill, who=who))
 
     def _lost(self, who: int, kind: str) -> None:
-        if not self._scheduler.lose(who, kind):
+        if not self._scheduler.lose(who):
             return
         if who == MAIN - 1:
             raise NobodyLeft("the main node is lost; nothing can go on")
