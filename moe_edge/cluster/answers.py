@@ -42,18 +42,19 @@ class Answers:
         Raises:
           RequestError: a layer, block or number of tokens that cannot be.
         """
-        self._check(call)
+        self.check(call)
         slot_E = self._holdings.slot_LE[call.layer]
         away = slot_E[call.block_P] == self._holdings.nowhere
         if away.any():
             return self._read_and_compute(call, slot_E, away) if on_demand else None
-        return self._run(call, slot_E)
+        return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
         """Rows without meaning, from slot 0: the programs of a call are compiled."""
-        return self._run(call, np.zeros(self._experts, np.int32))
+        return self.run(call, np.zeros(self._experts, np.int32))
 
-    def _check(self, call: Call) -> None:
+    def check(self, call: Call) -> None:
+        """Raises RequestError for what cannot be computed."""
         tokens, bucket = len(call.x_TD), call.bucket
         block_P = call.block_P
         if call.layer not in self._layers or (
@@ -70,7 +71,8 @@ class Answers:
                 f"one token, expected at most {self._top_k}"
             )
 
-    def _run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+    def run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+        """Rows of a call whose blocks are in these slots."""
         holdings, programs, P = self._holdings, self._programs, len(call.block_P)
         x_TD, rank_P = call.x_TD, _ranks(call)
         if len(x_TD) < call.bucket:
@@ -119,9 +121,9 @@ class Answers:
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:
-            part = _part(call, mine)
+            part = part_of(call, mine)
             if block is None:
-                result = self._run(part, slot_E)
+                result = self.run(part, slot_E)
             else:
                 result = self._read_one(part, block)
             if result is None:
@@ -145,7 +147,7 @@ class Answers:
             try:
                 slot_E = np.full(self._experts, holdings.nowhere, np.int32)
                 slot_E[block] = slot
-                return self._run(call, slot_E)
+                return self.run(call, slot_E)
             finally:
                 holdings.give_back(slot)
 
@@ -164,7 +166,7 @@ def _ranks(call: Call) -> np.ndarray:
     return rank_P
 
 
-def _part(call: Call, mine: np.ndarray) -> Call:
+def part_of(call: Call, mine: np.ndarray) -> Call:
     """Some pairs of a call; a block's pairs stay together."""
     weight_P = None if call.weight_P is None else call.weight_P[mine]
     return dataclasses.replace(

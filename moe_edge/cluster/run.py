@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
 PORT = 7077  # of the scheduler, in a namespace of its own
+BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 POLL_S = 0.05
 END_S = 5.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
@@ -59,7 +61,8 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         read_secret(options.secret_file)
     address = _coordinator(options)
     if run.dry_run:
-        return {"methods": options.method_names, "processes": _numbers(options)}
+        methods = options.method_names if options.mode == "prism" else [options.mode]
+        return {"methods": methods, "processes": _numbers(options)}
     with run.writing() as folder:
         logs = folder / "logs"
         logs.mkdir()
@@ -70,7 +73,9 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         ):
             hosts, prefixes = _hosts(options), {}
             if network is not None:
-                names = {number: name_of(number) for number in _numbers(options)}
+                names = {
+                    number: options.name_of(number) for number in _numbers(options)
+                }
                 hosts = {n: network.address(name) for n, name in names.items()}
                 prefixes = {n: network.command(name) for n, name in names.items()}
                 address = f"{hosts[0]}:{PORT}"
@@ -90,6 +95,8 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
         facts = json.loads(stored.read_text(encoding="utf-8"))
+    if options.mode == "od_moe":
+        return facts["row"]
     keys = (
         "failures",
         "lost_requests",
@@ -104,7 +111,7 @@ def _numbers(options: ClusterOptions) -> list[int]:
     """The processes that are started here."""
     if options.process_id is not None:
         return [options.process_id]
-    return list(range(options.servers + 1))
+    return list(range(options.processes))
 
 
 def _coordinator(options: ClusterOptions) -> str:
@@ -114,9 +121,7 @@ def _coordinator(options: ClusterOptions) -> str:
       ConfigError: the port is in use, and the scheduler is to be started here.
     """
     if options.coordinator is None:
-        with socket.socket() as probe:
-            probe.bind((LOCAL, 0))
-            return f"{LOCAL}:{probe.getsockname()[1]}"
+        return f"{LOCAL}:{_free_port()}"
     host, port = options.coordinator_address
     if options.process_id in (None, 0):
         with socket.socket() as probe:
@@ -129,6 +134,18 @@ def _coordinator(options: ClusterOptions) -> str:
                     f"{error.strerror}; name another port"
                 ) from error
     return f"{host}:{port}"
+
+
+def _free_port() -> int:
+    """A port that is free, and that no connection of anybody gets by chance."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(*BELOW_EPHEMERAL)
+            try:
+                probe.bind((LOCAL, port))
+            except OSError:
+                continue
+            return port
 
 
 def _hosts(options: ClusterOptions) -> dict[int, str]:
@@ -169,14 +186,9 @@ def _network(options: ClusterOptions) -> Iterator[EmulatedNetwork | None]:
     if options.link_mbps is None:
         yield None
         return
-    names = [name_of(number) for number in _numbers(options)]
+    names = [options.name_of(number) for number in _numbers(options)]
     with emulated_network(names, options.link_mbps) as network:
         yield network
-
-
-def name_of(process: int) -> str:
-    """Of its log and its namespace."""
-    return "scheduler" if process == 0 else f"server{process - 1}"
 
 
 @contextlib.contextmanager
@@ -238,7 +250,7 @@ class Processes:
                 os.sched_setaffinity(process.pid, cores[numbers.index(number)])
 
     def _log(self, number: int) -> Path:
-        return self._logs / f"{name_of(number)}.log"
+        return self._logs / f"{self._options.name_of(number)}.log"
 
     def watch(self) -> None:
         """Until the run is over.
@@ -264,7 +276,7 @@ class Processes:
             time.sleep(POLL_S)
 
     def _lost(self, number: int, code: int) -> str:
-        name = name_of(number)
+        name = self._options.name_of(number)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         words = self._last_words(number)
         return f"{name} {how}: {words}; all its processes are ended"

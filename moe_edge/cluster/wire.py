@@ -44,7 +44,7 @@ _BLOCK = struct.Struct("<IIQII")
 _CHUNK = struct.Struct("<QQ")
 
 _CALL_START = _CALL_HEAD.size
-_ROWS_START = _ROWS_HEAD.size
+ROWS_START = _ROWS_HEAD.size
 _CHUNK_START = PREFIX.size + _CHUNK.size
 
 _FLOAT, _SHORT = np.dtype("<f4"), np.dtype("<u2")
@@ -216,14 +216,14 @@ def decode_rows(frame: bytes) -> np.ndarray:
     Raises:
       WireError: its size is another.
     """
-    _check_length(Kind.ROWS, frame, _ROWS_START)
+    _check_length(Kind.ROWS, frame, ROWS_START)
     count, width = _ROWS.unpack_from(frame, PREFIX.size)
-    if len(frame) - _ROWS_START != 4 * count * width:
+    if len(frame) - ROWS_START != 4 * count * width:
         raise WireError(
-            f"ROWS of {len(frame)} bytes, expected {_ROWS_START} and {count} x {width} "
+            f"ROWS of {len(frame)} bytes, expected {ROWS_START} and {count} x {width} "
             "float32"
         )
-    return np.ndarray((count, width), _FLOAT, frame, _ROWS_START)
+    return np.ndarray((count, width), _FLOAT, frame, ROWS_START)
 
 
 def encode_block(number: int, request: BlockRequest) -> bytes:

@@ -607,6 +607,7 @@ def test_stopped_peer_hangs_but_a_busy_one_does_not():
         # Compiling may hold Python's lock; ZeroMQ's thread answers heartbeats.
         long = caller.start(2, make_call(layer=2, version=4000))
         os.kill(stopped.process.pid, signal.SIGSTOP)
+        os.waitpid(stopped.process.pid, os.WUNTRACED)  # until it has
         start_s = time.monotonic()
         ticket = caller.start(1, make_call())
         with pytest.raises(PeerLost, match=r"not answered heartbeats \(hung\)"):
