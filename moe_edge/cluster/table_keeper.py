@@ -114,6 +114,18 @@ class TableKeeper:
             held_NLE[readers_N, layer, block] = True
         return call_targets(held_NLE)
 
+    def tables(self) -> dict[int, dict[str, np.ndarray]]:
+        """Living server -> the arrays of its table."""
+        scheduler, targets_NLE = self._scheduler, self.targets()
+        read_LE = scheduler.full(~self.held_NLE.any(axis=0))
+        return {
+            server: {
+                "target_LE": scheduler.full(targets_NLE[server], server),
+                "read_LE": read_LE,
+            }
+            for server in scheduler.alive
+        }
+
     # Steps of a change.
 
     def tick(self, busy: bool) -> None:
@@ -215,10 +227,9 @@ class TableKeeper:
             )
         )
         self._moves, self._gone = [], []
-        targets_NLE, self._told_roomy_N = self.targets(), self._roomy_N()
+        self._told_roomy_N = self._roomy_N()
         self._unconfirmed = set(self._scheduler.alive)
-        for server in self._scheduler.alive:
-            arrays = {"target_LE": self._scheduler.full(targets_NLE[server], server)}
+        for server, arrays in self.tables().items():
             self._scheduler.tell(server, "table", {"version": self.version}, arrays)
 
     def confirmed(self, server: int, fields: dict) -> None:
