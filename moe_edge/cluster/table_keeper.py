@@ -82,12 +82,9 @@ class TableKeeper:
     # Room.
 
     def _room_N(self) -> np.ndarray:
-        """Slots that blocks may take for good: one of each stays free."""
+        """Blocks that may stay on a server: one slot of each is kept free."""
         scheduler = self._scheduler
-        room_N = placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
-        for (server, _), arrivals in self._coming.items():
-            room_N[server] -= len(arrivals)
-        return np.maximum(room_N, 0)
+        return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
 
     def _free_N(self) -> np.ndarray:
         """Slots that nothing is in, and nothing on its way to."""
