@@ -21,6 +21,8 @@ class Answers:
 
     Attributes:
       computed: pairs since the start, all callers' together.
+      reading: held while blocks are read for a call; slots that it may use must not be
+        emptied meanwhile.
     """
 
     def __init__(self, programs: PlacedPrograms, holdings: Holdings):
@@ -29,7 +31,7 @@ class Answers:
         self._experts, self._top_k = moe.num_experts, moe.top_k
         self._layers = set(programs.config.moe_layers)
         self.computed = 0
-        self._reading = threading.Lock()  # one slot is enough for what is not kept
+        self.reading = threading.RLock()  # one slot is enough for what is not kept
 
     def compute(self, call: Call, on_demand: bool = False) -> np.ndarray | None:
         """Rows of a call; None if a block is not here.
@@ -113,11 +115,10 @@ class Answers:
         out_PD[np.argsort(key_P, kind="stable")] = rows_PD
         return out_PD
 
-    def _read_and_compute(
-        self, call: Call, slot_E: np.ndarray, away: np.ndarray
-    ) -> np.ndarray | None:
+    def _read_and_compute(self, call: Call) -> np.ndarray | None:
         """One absent block after another, in a lent slot; the others together."""
-        rows = None
+        rows, slot_E = None, self._holdings.slot_LE[call.layer]
+        away = slot_E[call.block_P] == self._holdings.nowhere
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:

@@ -159,9 +159,10 @@ class Server:
         if name == "strike":
             os.kill(os.getpid(), SIGNALS[fields["kind"]])
         elif name == "table":  # who waits in the midst of a step sees it at once
-            self.tables.offer(fields["version"], arrays["target_LE"])
+            self.tables.offer(fields["version"], *_table(arrays))
         elif name == "drop":  # nobody asks for them: before what comes into their slots
-            self.holdings.drop(arrays["cells"].tolist())
+            with self.answers.reading:
+                self.holdings.drop(arrays["cells"].tolist())
         elif name == "bring":
             self._bringer.bring(fields["order"], arrays["cells"])
         elif name == "lost":
@@ -275,7 +276,7 @@ class Server:
     def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.begin(fields["version"], arrays["target_LE"])
+        self.tables.begin(fields["version"], *_table(arrays))
         self.ledger.clear()
         self._answered.clear()
         self._bringer.clear()
@@ -309,3 +310,7 @@ class Server:
 
     def _arrived(self, order: int, lacking: list[tuple[int, int]]) -> None:
         self._tell("arrived", {"order": order, "lacking": lacking})
+
+
+def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return arrays["target_LE"], arrays["read_LE"].astype(bool)
