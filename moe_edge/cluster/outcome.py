@@ -63,6 +63,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "tokens_per_s": tokens / (ended_s - run.begun_s) if tokens else 0.0,
         "payload_bytes": payload_bytes(facts),
         "activation_bytes": 4 * d_model * (total["states"] + total["rows"]),
+        "interface_bytes": interface_bytes(facts),
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
@@ -80,6 +81,12 @@ def payload_bytes(facts: Sequence[dict]) -> int:
         for key, (_, size) in note["sent"].items()
         if int(key.split(":")[1]) in kinds
     )
+
+
+def interface_bytes(facts: Sequence[dict]) -> int | None:
+    """All that servers sent, headers of packets included; None if nobody counts it."""
+    counts = [note["interface"] for note in facts]
+    return None if not counts or None in counts else sum(counts)
 
 
 def call_overhead_s(run: MethodRun) -> float | None:

@@ -30,6 +30,7 @@ from moe_edge.cluster.membership import (
     say_hello,
 )
 from moe_edge.cluster.messages import MessagesTransport
+from moe_edge.cluster.namespaces import DEVICE
 from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.options import PRECISIONS, ClusterOptions, checkpoint_mark
 from moe_edge.cluster.transport import Address, Transport
@@ -194,7 +195,10 @@ def run_server(spec: Spec, number: int) -> None:
     options, config = spec.options, joined.reader.config
     slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
     own = ServerOptions(
-        slots[number - FIRST], options.max_batch, options.combine == "partial"
+        slots=slots[number - FIRST],
+        max_batch=options.max_batch,
+        partial=options.combine == "partial",
+        device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(joined.reader)
     where = number - FIRST, options.servers, joined.reader, weights
