@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from moe_edge.core.checks import check_known
+from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.studies.prompts import LinkSettings, PromptSettings, check_inputs
 from moe_edge.studies.registry import later
@@ -95,6 +95,38 @@ class Table1Settings(LinkSettings):
     history: int = 8
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneMachineSettings(LinkSettings):
+    """`LinkSettings` names the rest; its link factor is each of `link_factors` in turn.
+
+    Attributes:
+      precisions: of the shadows, aligned at every step.
+      budgets: device memory of slots and shadow together, of the experts' bytes.
+      link_factors: the standard links.
+      horizon: layers ahead that are prefetched with a shadow.
+      history: sequences run before, to time a layer.
+      fidelity_rows: unused, as every case is lossless.
+    """
+
+    rules: ClassVar[Rules] = {**SHADOW_RULES, "link_factors": check_positive}
+    rounds: int = 4
+    precisions: Sequence[str] = ("int8", "nf4")
+    budgets: Sequence[str] = ("50%", "75%")
+    link_factors: Sequence[float] = (0.5, 2.0, 8.0)
+    horizon: int = 3
+    history: int = 4
+    fidelity_rows: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for budget in self.budgets:
+            if not budget.endswith("%"):
+                raise ConfigError(
+                    f"budgets holds {budget!r}, expected shares of the experts' "
+                    "bytes, as 50%"
+                )
+
+
 STUDIES = {
     "od_moe_fig3": Study(
         name="od_moe_fig3",
@@ -121,6 +153,22 @@ STUDIES = {
             source="OD-MoE, fig. 6",
             paper={"T1_KV1": 0.9734, "trend": "recall falls with either period"},
             why="The paper shows the other pairs as a picture without numbers. " + WHY,
+        ),
+    ),
+    "od_moe_one_machine": Study(
+        name="od_moe_one_machine",
+        question="On one machine, does a shadow's foresight pay for its bytes and its "
+        "time, beside LRU with the same memory?",
+        settings=OneMachineSettings,
+        measure=later("od_moe.one_machine.run"),
+        check=check_inputs,
+        claim=Claim(
+            source="OD-MoE, section 4.4 and table 2",
+            paper={"decode speed over fully cached, ten nodes": 0.755},
+            why="The paper gives the shadow two GPUs of its own and each worker its "
+            "own link. Here one machine does all, so only the foresight is left, and "
+            "LRU may keep more experts instead.",
+            not_comparable="one machine instead of ten nodes",
         ),
     ),
     "od_moe_table1": Study(

@@ -7,11 +7,19 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.shadow import Shadow
+from moe_edge.studies.od_moe.one_machine import (
+    GATE,
+    LRU,
+    cases_of,
+    sentence,
+    shadow_name,
+)
 from moe_edge.studies.od_moe.recorded import Recall, Runs, bar_checks
 from moe_edge.studies.od_moe.studies import (
     STUDIES,
     Fig3Settings,
     Fig6Settings,
+    OneMachineSettings,
     RecallSettings,
     Table1Settings,
 )
@@ -51,6 +59,39 @@ def test_judged_counts_what_was_not_predicted():
     assert shares[PRECISION] == (1 / 3, 0)
 
 
+def test_shadow_gives_its_bytes_for_slots_and_the_control_does_not():
+    cases = cases_of(OneMachineSettings(), {"int8": 0.6, "nf4": 0.35}, 1 / 384)
+    assert {key: case.budget for key, case in cases.items()} == {
+        (LRU, "50%"): "50.00%",
+        (GATE, "50%"): "50.00%",
+        (shadow_name("int8", True), "50%"): "50.00%",
+        (shadow_name("nf4", True), "50%"): "50.00%",
+        (shadow_name("nf4"), "50%"): "15.00%",
+        (LRU, "75%"): "75.00%",
+        (GATE, "75%"): "75.00%",
+        (shadow_name("int8", True), "75%"): "75.00%",
+        (shadow_name("int8"), "75%"): "15.00%",
+        (shadow_name("nf4", True), "75%"): "75.00%",
+        (shadow_name("nf4"), "75%"): "40.00%",
+    }
+    assert all(case.is_exact for case in cases.values())
+
+
+def test_answer_names_the_best_and_the_worst():
+    ratios = {
+        (LRU, "50%", 2.0): 1.0,
+        (GATE, "50%", 2.0): 0.9,
+        (shadow_name("nf4"), "50%", 2.0): 1.5,
+        (shadow_name("nf4"), "50%", 8.0): 2.5,
+        (shadow_name("nf4", True), "50%", 2.0): 0.95,
+    }
+    words = sentence(ratios)
+    assert "1.50 times LRU's time per token at best (nf4, 50%, link 2x)" in words
+    assert "2.50 at worst; with its bytes free 0.95 at best" in words
+    ratios = {key: value for key, value in ratios.items() if value not in (1.5, 2.5)}
+    assert sentence(ratios).startswith("No shadow leaves room for slots")
+
+
 @pytest.mark.parametrize(
     "kind, change, message",
     [
@@ -58,6 +99,16 @@ def test_judged_counts_what_was_not_predicted():
         (Fig6Settings, {"periods": ()}, "periods is .*, expected a list"),
         (Fig6Settings, {"periods": (1, 0)}, "periods must be a positive whole .* 0"),
         (Table1Settings, {"device_memory": "lots"}, "lots"),
+        (
+            OneMachineSettings,
+            {"link_factors": (2, -1)},
+            "link_factors .* positive.* -1",
+        ),
+        (
+            OneMachineSettings,
+            {"budgets": ("1MiB",)},
+            "budgets holds '1MiB', expected sh",
+        ),
     ],
 )
 def test_settings_that_cannot_run_are_refused(kind, change, message):
@@ -95,6 +146,11 @@ def test_model_is_its_own_shadow(sources):
             {"precisions": ("int8",), "device_memory": "60%", "history": 2},
             7 * 3 + 1,
         ),
+        (
+            "od_moe_one_machine",
+            {"precisions": ("nf4",), "budgets": ("100%",), "link_factors": (2.0,)},
+            1 + 3 * 3 - 1,
+        ),
     ],
 )
 def test_study_writes_an_entry(sources, tmp_path, name, change, rows):
@@ -107,4 +163,4 @@ def test_study_writes_an_entry(sources, tmp_path, name, change, rows):
         k: v for k, v in summary["checks"].items() if "exactly" in k or "gave" in k
     }
     assert all(exact.values()) and (exact or name == "od_moe_fig6")
-    assert all(0 <= value <= 1 for value in summary["recall"].values())
+    assert all(0 <= value <= 1 for value in summary.get("recall", {}).values())
