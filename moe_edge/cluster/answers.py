@@ -35,24 +35,26 @@ class Answers:
         """Rows of a call; None if a block is not here.
 
         Args:
-          on_demand: read what is not here from the checkpoint instead.
+          on_demand: read what is not here from the checkpoint instead, if a slot is
+            free.
         Returns:
           float32: a row a pair in the order of the call; with weights a row a token.
         Raises:
           RequestError: a layer, block or number of tokens that cannot be.
         """
-        self._check(call)
+        self.check(call)
         slot_E = self._holdings.slot_LE[call.layer]
         away = slot_E[call.block_P] == self._holdings.nowhere
         if away.any():
-            return self._read_and_compute(call, away) if on_demand else None
-        return self._run(call, slot_E)
+            return self._read_and_compute(call, slot_E, away) if on_demand else None
+        return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
         """Rows without meaning, from slot 0: the programs of a call are compiled."""
-        return self._run(call, np.zeros(self._experts, np.int32))
+        return self.run(call, np.zeros(self._experts, np.int32))
 
-    def _check(self, call: Call) -> None:
+    def check(self, call: Call) -> None:
+        """Raises RequestError for what cannot be computed."""
         tokens, bucket = len(call.x_TD), call.bucket
         block_P = call.block_P
         if call.layer not in self._layers or (
@@ -62,34 +64,29 @@ class Answers:
                 f"a call asks for layer {call.layer}, block {block_P.max(initial=0)}, "
                 f"expected one of layers {sorted(self._layers)}, below {self._experts}"
             )
-        most = np.bincount(call.token_P, minlength=1).max()
+        most = len(block_P) if bucket == 1 else np.bincount(call.token_P).max(initial=0)
         if not 0 < tokens <= bucket or most > self._top_k:
             raise RequestError(
                 f"a call has {tokens} tokens for {bucket} rows and {most} blocks of "
                 f"one token, expected at most {self._top_k}"
             )
 
-    def _run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
-        holdings, programs = self._holdings, self._programs
-        bucket, K = call.bucket, self._top_k
-        token_P, P = call.token_P, len(call.block_P)
-        x_TD = call.x_TD
-        if len(x_TD) < bucket:
-            x_TD = np.zeros((bucket, x_TD.shape[1]), np.float32)
+    def run(self, call: Call, slot_E: np.ndarray) -> np.ndarray:
+        """Rows of a call whose blocks are in these slots."""
+        holdings, programs, P = self._holdings, self._programs, len(call.block_P)
+        x_TD, rank_P = call.x_TD, _ranks(call)
+        if len(x_TD) < call.bucket:
+            x_TD = np.zeros((call.bucket, x_TD.shape[1]), np.float32)
             x_TD[: len(call.x_TD)] = call.x_TD
-        # The r-th pair of a token takes its place r, whatever its rank was.
-        order_P = np.argsort(token_P, kind="stable")
-        starts_T = np.searchsorted(token_P[order_P], np.arange(bucket))
-        rank_P = np.empty(P, np.int64)
-        rank_P[order_P] = np.arange(P) - starts_T[token_P[order_P]]
-        ids_TK = np.full((bucket, K), self._experts, np.int32)
-        ids_TK[token_P, rank_P] = call.block_P
-        pairs = programs.is_pairs(bucket)
-        slot_of = np.append(slot_E, holdings.nowhere)[ids_TK] if pairs else slot_E
-        slot_of = slot_of.astype(np.int32)
+        ids_TK = np.full((call.bucket, self._top_k), self._experts, np.int32)
+        ids_TK[call.token_P, rank_P] = call.block_P
+        slot_of, pairs = slot_E, programs.is_pairs(call.bucket)
+        if pairs:
+            slot_of = np.full(ids_TK.shape, holdings.nowhere, np.int32)
+            slot_of[call.token_P, rank_P] = slot_E[call.block_P]
         if call.weight_P is not None:
-            weights_TK = np.zeros((bucket, K), np.float32)
-            weights_TK[token_P, rank_P] = call.weight_P
+            weights_TK = np.zeros(ids_TK.shape, np.float32)
+            weights_TK[call.token_P, rank_P] = call.weight_P
             with holdings.lock:
                 y_TD = programs.part(x_TD, ids_TK, weights_TK, holdings.array, slot_of)
             rows = np.asarray(y_TD)[: len(call.x_TD)]
@@ -97,8 +94,10 @@ class Answers:
             with holdings.lock:
                 rows = programs.rows(x_TD, ids_TK, holdings.array, slot_of)
             rows = np.asarray(rows)
-            if pairs:
-                rows = rows[token_P.astype(np.int64) * K + rank_P]
+            if call.bucket == 1:
+                rows = rows[:P]
+            elif pairs:
+                rows = rows[call.token_P.astype(np.int64) * self._top_k + rank_P]
             else:
                 rows = self._as_asked(rows[:P], call)
         self.computed += P
@@ -114,23 +113,21 @@ class Answers:
         out_PD[np.argsort(key_P, kind="stable")] = rows_PD
         return out_PD
 
-    def _read_and_compute(self, call: Call, away: np.ndarray) -> np.ndarray:
-        """One absent block after another, in a free slot; the others together."""
-        holdings, rows = self._holdings, None
+    def _read_and_compute(
+        self, call: Call, slot_E: np.ndarray, away: np.ndarray
+    ) -> np.ndarray | None:
+        """One absent block after another, in a lent slot; the others together."""
+        rows = None
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:
-            part = _part(call, mine)
-            with self._reading:
-                if block is not None:
-                    record_R = holdings.blocks.read(call.layer, block)
-                    holdings.put(call.layer, block, record_R)
-                try:
-                    slot_E = holdings.slot_LE[call.layer]
-                    result = self._run(part, slot_E)
-                finally:
-                    if block is not None:
-                        holdings.drop([(call.layer, block)])
+            part = part_of(call, mine)
+            if block is None:
+                result = self.run(part, slot_E)
+            else:
+                result = self._read_one(part, block)
+            if result is None:
+                return None
             if rows is None:
                 size = len(call.block_P if call.weight_P is None else call.x_TD)
                 rows = np.zeros((size, result.shape[1]), np.float32)
@@ -140,8 +137,36 @@ class Answers:
                 rows += result
         return rows
 
+    def _read_one(self, call: Call, block: int) -> np.ndarray | None:
+        """Rows of a block that is read for them; None if no slot is free."""
+        holdings = self._holdings
+        with self._reading:
+            slot = holdings.lend(holdings.blocks.read(call.layer, block))
+            if slot is None:
+                return None
+            try:
+                slot_E = np.full(self._experts, holdings.nowhere, np.int32)
+                slot_E[block] = slot
+                return self.run(call, slot_E)
+            finally:
+                holdings.give_back(slot)
 
-def _part(call: Call, mine: np.ndarray) -> Call:
+
+def _ranks(call: Call) -> np.ndarray:
+    """The r-th pair of a token takes its place r, whatever its rank was."""
+    places_P = np.arange(len(call.block_P))
+    if call.bucket == 1:
+        return places_P
+    order_P = np.argsort(call.token_P, kind="stable")
+    token_P = call.token_P[order_P]
+    rank_P = np.empty(len(token_P), np.int64)
+    rank_P[order_P] = (
+        places_P - np.searchsorted(token_P, np.arange(call.bucket))[token_P]
+    )
+    return rank_P
+
+
+def part_of(call: Call, mine: np.ndarray) -> Call:
     """Some pairs of a call; a block's pairs stay together."""
     weight_P = None if call.weight_P is None else call.weight_P[mine]
     return dataclasses.replace(

@@ -2,11 +2,18 @@
 
 import dataclasses
 import re
+import signal
 from collections.abc import Sequence
 
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known
 
-DRILLS = ("kill", "stop")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # of drills
+
+
+class NobodyLeft(MoeEdgeError):
+    """All servers are lost, or all that could compute."""
+
+    exit_code = 3
 
 
 @dataclasses.dataclass(eq=False)
@@ -80,7 +87,7 @@ class Drill:
     """A failure made on purpose, after so many generated tokens.
 
     Attributes:
-      kind: one of DRILLS.
+      kind: one of SIGNALS.
       who: a server's number, scheduler, or a role of OD-MoE.
     """
 
@@ -101,7 +108,7 @@ def parse_drill(text: str, known: Sequence[str]) -> Drill:
             f"--drill is {text!r}, expected KIND:WHO@TOKENS such as kill:1@40"
         )
     kind, who, tokens = match.groups()
-    check_known("drill", kind, DRILLS)
+    check_known("drill", kind, SIGNALS)
     check_known("whom the drill strikes", who, known)
     if kind == "stop" and who == "scheduler":
         raise ConfigError("--drill stop:scheduler: only servers can be stopped")

@@ -12,7 +12,7 @@ import numpy as np
 from moe_edge.cluster.holdings import Holdings
 from moe_edge.cluster.ledger import Ledger
 from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.remote import Part, Remote, cut
+from moe_edge.cluster.remote import Remote, cut
 from moe_edge.cluster.tables import View
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_programs import Routed
@@ -74,8 +74,9 @@ class PlacedEngine(Engine):
 
     def _moe_layer(self, session, layer: int, routed: Routed, chunk):
         """Experts of a layer, wherever they are, and the next layer's attention."""
-        view, programs, routing = self._view, self.programs, routed.routing
+        programs, routing = self.programs, routed.routing
         ids_TK = np.asarray(routing.ids_TK)
+        view = self._layer_view(layer, ids_TK)
         weights_TK = np.asarray(routing.weights_TK)
         pairs = programs.is_pairs(len(ids_TK))
         slot_of = view.slot_LE[layer][ids_TK] if pairs else view.slot_LE[layer][:-1]
@@ -87,12 +88,14 @@ class PlacedEngine(Engine):
                 chosen = (routed, slot_of, routing.weights_TK, self.holdings.array)
                 state = self._then(session, layer, programs.experts, chosen, chunk)
         else:
-            rows = self._gather(layer, routed, ids_TK, weights_TK, slot_of, parts)
+            rows = self._gather(view, layer, routed, ids_TK, weights_TK, slot_of, parts)
             state = self._then(session, layer, programs.join, (routed, *rows), chunk)
-        target_E = np.append(view.target_LE[layer], self.remote.me)
-        where = target_E[ids_TK], self.remote.me, view.version
-        self.ledger.looked_up(layer, ids_TK, weights_TK, *where)
+        self.ledger.looked_up(layer, ids_TK, weights_TK, view)
         return state
+
+    def _layer_view(self, layer: int, ids_TK: np.ndarray) -> View:
+        """Who computes what a layer has chosen."""
+        return self._view
 
     def _then(self, session, layer: int, experts, chosen, chunk):
         """Dispatches a layer's experts, with the next layer's attention if any."""
@@ -107,7 +110,7 @@ class PlacedEngine(Engine):
         state, session.caches[following] = both(is_moe, chosen, *arguments)
         return state
 
-    def _gather(self, layer, routed, ids_TK, weights_TK, slot_of, parts: list[Part]):
+    def _gather(self, view, layer, routed, ids_TK, weights_TK, slot_of, parts):
         """What `PlacedPrograms.join` needs of a layer, from here and elsewhere."""
         partial, size = self.remote.partial, ids_TK.size
         weights_P = None
@@ -119,7 +122,7 @@ class PlacedEngine(Engine):
             size = len(ids_TK)
         hidden_TD = np.asarray(routed.hidden_TD)
         outgoing = self.remote.start(
-            layer, self._view, parts, len(ids_TK), hidden_TD, weights_P
+            layer, view, parts, len(ids_TK), hidden_TD, weights_P
         )
         here = self._here(layer, routed, ids_TK, slot_of, parts, size)
         away_PD = np.zeros((size, self.config.d_model), np.float32)

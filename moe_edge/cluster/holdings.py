@@ -123,6 +123,21 @@ class Holdings:
             with self.lock:
                 self._slots.write(slot, record_R)
 
+    def lend(self, record_R: np.ndarray) -> int | None:
+        """Writes a record into a free slot that no table shows; None: none is free."""
+        with self.lock:
+            if not self._free:
+                return None
+            slot = self._free.pop()
+            self.most_used = max(self.most_used, self.num_slots - len(self._free))
+        self._write(slot, record_R)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """A lent slot is free again."""
+        with self.lock:
+            self._free.append(slot)
+
     def drop(self, cells: Iterable[tuple[int, int]]) -> None:
         """Frees the slots of blocks (layer, block) that nobody asks for any more."""
         with self.lock:

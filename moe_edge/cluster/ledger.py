@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from moe_edge.cluster.tables import View
 from moe_edge.cluster.transport import Call
 from moe_edge.workload.traces import DECODE, PREFILL
 
@@ -14,14 +15,17 @@ from moe_edge.workload.traces import DECODE, PREFILL
 class Ledger:
     """Notes of one server.
 
+    The engine's thread appends; one other thread at a time asks and adds up.
+
     Attributes:
+      me: this server.
       states, rows: hidden states sent and rows returned, of its own calls.
-      local_pairs, pairs: computed here, and all.
+      local_pairs, pairs: computed here, and all; as of the last `counts`, as are
       remote_blocks: blocks a step and layer that others computed.
     """
 
-    def __init__(self, num_servers: int, shape_LE: tuple[int, int]):
-        self._shape, self._servers = shape_LE, num_servers
+    def __init__(self, me: int, num_servers: int, shape_LE: tuple[int, int]):
+        self.me, self._shape, self._servers = me, shape_LE, num_servers
         self.clear()
 
     def clear(self) -> None:
@@ -33,6 +37,7 @@ class Ledger:
         self.states = self.rows = 0
         self.pairs = self.local_pairs = self.remote_blocks = 0
         self._lookups: list[tuple] = []
+        self._added = 0  # of the lookups
         self._calls: list[tuple] = []
         self._token = (-1, True)
         self._step = self._width = 0  # of the trace: where a chunk begins, its tokens
@@ -46,21 +51,28 @@ class Ledger:
         self._step += self._width
         self._width = 0
 
-    def looked_up(self, layer, ids_TK, weights_TK, target_TK, me: int, version) -> None:
-        """A layer chose blocks; target_TK: int, the server that computes each."""
-        E = self._shape[1]
-        ids_P = ids_TK.reshape(-1)
-        real_P = ids_P < E
-        counts_E = np.bincount(ids_P, minlength=E + 1)[:E]
-        self.pairs_LE[layer] += counts_E
-        self.calls_LE[layer] += counts_E > 0
-        local_P = target_TK.reshape(-1) == me
-        self.pairs += int(real_P.sum())
-        self.local_pairs += int((local_P & real_P).sum())
-        self.remote_blocks += len(np.unique(ids_P[real_P & ~local_P]))
-        self._width = len(ids_TK) - int(np.count_nonzero(ids_TK[:, 0] == E))
+    def looked_up(self, layer: int, ids_TK, weights_TK, view: View) -> None:
+        """A layer chose blocks; the view says who computes them."""
+        if not self._width:
+            real_T = ids_TK[:, 0] < self._shape[1]
+            self._width = 1 if len(ids_TK) == 1 else int(np.count_nonzero(real_T))
         where = *self._token, self._step, layer
-        self._lookups.append((*where, ids_TK, weights_TK, target_TK, version))
+        self._lookups.append((*where, ids_TK, weights_TK, view))
+
+    def _add_up(self) -> None:
+        """Counts the lookups that have come since the last time."""
+        E, lookups = self._shape[1], self._lookups
+        for place in range(self._added, len(lookups)):
+            layer, ids_TK, _, view = lookups[place][3:]
+            counts_E = np.bincount(ids_TK.reshape(-1), minlength=E + 1)[:E]
+            away_E = (view.target_LE[layer, :E] != self.me) & (counts_E > 0)
+            self.pairs_LE[layer] += counts_E
+            self.calls_LE[layer] += counts_E > 0
+            pairs, away = int(counts_E.sum()), int(counts_E[away_E].sum())
+            self.pairs += pairs
+            self.local_pairs += pairs - away
+            self.remote_blocks += int(np.count_nonzero(away_E))
+            self._added = place + 1
 
     def called(self, server: int, call: Call, rows: np.ndarray, sent_s: float) -> None:
         """A call has come back whole."""
@@ -78,6 +90,7 @@ class Ledger:
 
     def counts(self) -> dict[str, np.ndarray]:
         """What the scheduler's placer wants: since `clear`, never reset here."""
+        self._add_up()
         return {
             "pairs_LE": self.pairs_LE,
             "calls_LE": self.calls_LE,
@@ -89,8 +102,9 @@ class Ledger:
         """Rows of a route trace: request, phase, step, layer, ids, weights, holder,
         version; a row a token and layer, padding left out."""
         parts = []
-        for *where, ids_TK, weights_TK, target_TK, version in self._lookups:
+        for *where, ids_TK, weights_TK, view in self._lookups:
             request, is_decode, first_step, layer = where
+            target_TK, version = view.target_LE[layer][ids_TK], view.version
             real_T = np.flatnonzero(ids_TK[:, 0] < self._shape[1])
             T = len(real_T)
             phase = DECODE if is_decode else PREFILL

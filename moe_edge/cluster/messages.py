@@ -1,9 +1,10 @@
 """The default transport: ZeroMQ over TCP, encrypted with keys from the shared secret.
 
 A process binds two ports, one for calls and control, one for blocks, so that calls
-never queue behind blocks. To each peer it has three connections: the engine's thread
-itself sends calls and reads their rows, `messages_watch.py` carries control and notices
-lost peers, `messages_fetch.py` pulls blocks. `messages_answer.py` answers.
+never queue behind blocks. To each peer it has three connections: for the calls of
+the engine's thread (`messages_calls.py`), for control (`messages_watch.py`, which also
+notices lost peers) and for fetching blocks (`messages_fetch.py`). `messages_answer.py`
+answers.
 """
 
 import itertools
@@ -15,15 +16,11 @@ import numpy as np
 import zmq
 
 from moe_edge.cluster import wire
-from moe_edge.cluster.messages_answer import (
-    ZERO_COPY_BYTES,
-    Answering,
-    answer_blocks,
-    answer_calls,
-)
+from moe_edge.cluster.messages_answer import Answering, answer_blocks, answer_calls
+from moe_edge.cluster.messages_calls import Calls
 from moe_edge.cluster.messages_delay import DelayLine
 from moe_edge.cluster.messages_fetch import Fetcher
-from moe_edge.cluster.messages_link import Link, malformed, monitored, unexpected
+from moe_edge.cluster.messages_link import Link, monitored
 from moe_edge.cluster.messages_sockets import LINGER_MS, Sockets, numeric_host
 from moe_edge.cluster.messages_watch import Watch
 from moe_edge.cluster.transport import (
@@ -31,7 +28,6 @@ from moe_edge.cluster.transport import (
     Call,
     Handlers,
     PeerLost,
-    Refused,
     Traffic,
     Transport,
 )
@@ -39,7 +35,6 @@ from moe_edge.cluster.wire import Kind
 from moe_edge.cluster.wire_control import encode_control
 from moe_edge.core.checks import ConfigError, check_count, check_from_zero
 
-MAX_OPEN = 4096  # tickets not yet collected
 END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behind
 
 _left_behind: list[zmq.Context] = []  # kept, as their end would wait for such threads
@@ -81,17 +76,15 @@ class MessagesTransport(Transport):
         self._delay_s = delay_ms / 1000
         self._links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
-        self._engine = threading.Lock()  # held by who uses the call sockets
-        self._retired: list[zmq.Socket] = []  # call sockets for its holder to close
-        self._open: dict[int, Link] = {}  # ticket -> who is to answer
-        self._answers: dict[int, np.ndarray | Refused | None] = {}
         self._routers: list[zmq.Socket] = []  # until `serve`
         self._answering: list[Answering] = []
         self._delays: list[DelayLine] = []
+        self._closing = threading.Lock()
         self._closed = False
         self._sockets = Sockets(peer, secret)
         self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
         lose = self._watch.lose
+        self._calls = Calls(self._link, lose, self.traffic)
         self._fetcher = Fetcher(self._sockets, lose, self.traffic, chunk_bytes, window)
         try:
             ports = [self._bind(address, port) for port in (calls_port, blocks_port)]
@@ -131,37 +124,12 @@ class MessagesTransport(Transport):
             self._watch.forget(link)
 
     def start(self, peer: int, call: Call) -> int:
-        number = next(self._numbers)
-        frame = wire.encode_call(number, call)
-        with self._engine:
-            self._bury()
-            link = self._link(peer)
-            link.calls.send(frame, zmq.NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
-            self._open[number] = link
-            for tickets in (self._open, self._answers):
-                if len(tickets) > MAX_OPEN:
-                    del tickets[next(iter(tickets))]
-        self.traffic.add_sent(peer, Kind.CALL, len(frame))
-        return number
+        return self._calls.start(peer, call)
 
     def finish(
         self, tickets: Sequence[int], deadline_s: float
     ) -> list[np.ndarray | None]:
-        until_s = time.monotonic() + deadline_s
-        with self._engine:
-            self._bury()
-            for ticket in tickets:
-                while ticket not in self._answers:
-                    link = self._open[ticket]
-                    if link.lost is None and self._receive(link):
-                        continue
-                    self._check(tickets)
-                    if time.monotonic() > until_s:
-                        del self._open[ticket]
-                        raise PeerLost(link.peer, "overdue")
-                if isinstance(self._answers[ticket], Refused):
-                    raise self._answers.pop(ticket)
-            return [self._answers.pop(ticket) for ticket in tickets]
+        return self._calls.finish(tickets, deadline_s)
 
     def fetch(
         self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
@@ -198,22 +166,24 @@ class MessagesTransport(Transport):
             self._watch.post(link, frame)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
         for peer in list(self._links):
             self.disconnect(peer)
         ended = []
         for threads in (self._answering, self._delays):  # the last answers pass on
             for thread in threads:
                 thread.stop()
-            ended += [_ended(thread) for thread in threads]
-        if self._engine.acquire(timeout=END_S):  # `finish` gives up within a slice
-            self._bury()
-            self._engine.release()
+            ended += [_ended(thread, END_S) for thread in threads]
         self._watch.stop()
-        ended.append(_ended(self._watch))
-        if all(ended):
+        until_s = time.monotonic() + END_S
+        while not _ended(self._watch, 0.01) and time.monotonic() < until_s:
+            self._calls.bury(0.01)  # `finish` gives up within a slice
+        if all(ended) and self._watch.clean:
             self._sockets.context.destroy()
         else:
             _left_behind.append(self._sockets.context)
@@ -235,46 +205,6 @@ class MessagesTransport(Transport):
         link.check()
         return link
 
-    # The engine's thread, holding the lock.
-
-    def _receive(self, link: Link) -> bool:
-        """Takes in one answer; False: none has come for a while."""
-        try:
-            frame = link.calls.recv()
-        except zmq.Again:
-            return False
-        try:
-            kind, _, number = wire.read_prefix(frame)
-            if kind == Kind.ROWS:
-                answer = wire.decode_rows(frame)
-            elif kind == Kind.NOT_HERE:
-                answer = None
-            elif kind == Kind.ON_ERROR:
-                answer = Refused(link.peer, wire.decode_text(frame))
-            else:
-                raise wire.WireError(unexpected(kind, frame))
-        except wire.WireError as error:
-            self._watch.lose(link, malformed(link.peer, error))
-            return False
-        self.traffic.add_received(link.peer, kind, len(frame))
-        if self._open.get(number) is link:  # else it was overdue
-            del self._open[number]
-            self._answers[number] = answer
-        return True
-
-    def _check(self, tickets: Sequence[int]) -> None:
-        """Raises PeerLost for the first ticket of a lost peer; drops that peer's."""
-        for ticket in tickets:
-            link = self._open.get(ticket)
-            if link is not None and link.lost is not None:
-                self._open = {t: k for t, k in self._open.items() if k is not link}
-                link.check()
-
-    def _bury(self) -> None:
-        """Closes call sockets of lost peers."""
-        while self._retired:
-            self._retired.pop().close()
-
     # The watch's thread.
 
     def _report(self, link: Link) -> None:
@@ -283,19 +213,18 @@ class MessagesTransport(Transport):
 
     def _retire(self, link: Link) -> None:
         """Closes the sockets of others, or leaves that to who is using them."""
-        self._retired.append(link.calls)
-        if self._engine.acquire(blocking=False):
-            self._bury()
-            self._engine.release()
+        self._calls.retire(link.calls)
         if link.block_lock.acquire(blocking=False):
-            if link.blocks is not None:
-                link.blocks.close()
-            link.block_lock.release()
+            try:
+                if link.blocks is not None:
+                    link.blocks.close()
+            finally:
+                link.block_lock.release()
 
 
-def _ended(thread: threading.Thread) -> bool:
+def _ended(thread: threading.Thread, wait_s: float) -> bool:
     """Whether a thread has ended, after waiting a while."""
     if thread is threading.current_thread():
         return False
-    thread.join(END_S)
+    thread.join(wait_s)
     return not thread.is_alive()

@@ -44,6 +44,7 @@ class Answering(threading.Thread):
         self._socket = socket
         self._answer = answer
         self._traffic = traffic
+        self._peers: dict[bytes, int] = {}  # identity -> number
         self._banned: set[bytes] = set()
         self._stopping = False
 
@@ -58,27 +59,35 @@ class Answering(threading.Thread):
                 identity, *frames = self._socket.recv_multipart()
             except zmq.Again:
                 continue
-            if identity not in self._banned:
+            if identity in self._banned:
+                continue
+            try:
                 self._one(identity, frames)
+            except wire.WireError as error:
+                self._banned.add(identity)
+                self._send(identity, wire.encode_text(Kind.REFUSED, 0, str(error)))
         self._socket.close()
 
     def _one(self, identity: bytes, frames: list[bytes]) -> None:
-        try:
-            if len(identity) != IDENTITY.size or len(frames) != 1:
-                raise wire.WireError(f"{len(frames)} frames, expected 1")
+        peer = self._peers.get(identity)
+        if peer is None:
+            if len(identity) != IDENTITY.size:
+                raise wire.WireError(f"a name of {len(identity)} bytes")
             _, peer, _ = IDENTITY.unpack(identity)
-            answer = self._answer(identity, peer, frames[0])
-        except wire.WireError as error:
-            self._banned.add(identity)
-            peer, answer = None, wire.encode_text(Kind.REFUSED, 0, str(error))
-        if peer is not None:  # counted before the asker can see the answer
-            kind = frames[0][wire.KIND_AT]
-            self._traffic.add_received(peer, kind, len(frames[0]))
-            if answer is not None:
-                self._traffic.add_sent(peer, answer[wire.KIND_AT], len(answer))
+            self._peers[identity] = peer
+        if len(frames) != 1:
+            raise wire.WireError(f"{len(frames)} frames, expected 1")
+        frame = frames[0]
+        answer = self._answer(identity, peer, frame)
+        # Counted before the asker can see the answer.
+        self._traffic.add_received(peer, frame[wire.KIND_AT], len(frame))
         if answer is not None:
-            self._socket.send(identity, zmq.SNDMORE)
-            self._socket.send(answer, copy=len(answer) < ZERO_COPY_BYTES)
+            self._traffic.add_sent(peer, answer[wire.KIND_AT], len(answer))
+            self._send(identity, answer)
+
+    def _send(self, identity: bytes, answer: bytes) -> None:
+        self._socket.send(identity, zmq.SNDMORE)
+        self._socket.send(answer, 0, len(answer) < ZERO_COPY_BYTES)
 
 
 def answer_calls(handlers: Handlers):

@@ -37,11 +37,15 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # ZeroMQ's name for it
 
 # A peer that was killed in its handshake fails it, too, but not again and again.
 MAX_HANDSHAKES = 3
+END_S = 0.5  # for monitors to end
 BROKEN_S = 0.3  # for an attempt to connect again to tell dead from hung
 
 
 class Watch(threading.Thread):
     """Runs until `stop`; other threads give it work by `submit`.
+
+    Attributes:
+      clean: it has ended and closed all its sockets.
 
     Args:
       on_lost: told a lost link, whose `lost` is set.
@@ -65,6 +69,7 @@ class Watch(threading.Thread):
         self._numbers = itertools.count(1)
         self._broken: set[Link] = set()
         self._stopping = False
+        self.clean = False
         self._lock = threading.Lock()  # of `Link.lost`
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -147,6 +152,7 @@ class Watch(threading.Thread):
 
     def abandon(self) -> None:
         """Closes what a watch holds that was never started."""
+        self.clean = True
         self._end()
 
     # Called by this thread only.
@@ -162,23 +168,18 @@ class Watch(threading.Thread):
             for link in [k for k in self._broken if now_s - k.broken_s > BROKEN_S]:
                 self._lose_as(link, "hung")
             if self._stopping:
-                until_s = until_s or now_s + 0.5
-                monitors = [k for k in self._readers if k not in self._permanent()]
-                if not monitors or now_s > until_s:
+                until_s = until_s or now_s + END_S
+                # A monitor is read to its end: ZeroMQ's thread might wait for it.
+                self.clean = len(self._readers) == 2
+                if self.clean or now_s > until_s:
                     break
         self._end()
 
-    def _permanent(self) -> tuple:
-        return self._zap, self._woken.fileno()
-
     def _end(self) -> None:
-        for one in list(self._readers):
-            if isinstance(one, zmq.Socket):
-                self._close(one)
+        if self.clean:
+            self._close(self._zap)
         for link, future in self._waiting.values():
-            future.set_exception(
-                PeerLost(link.peer, "dead", "is asked no more: closed")
-            )
+            future.set_exception(PeerLost(link.peer, "dead", "was disconnected"))
         self._wake.close()
         self._woken.close()
 
@@ -210,12 +211,10 @@ class Watch(threading.Thread):
         self._zap.send_multipart([b"1.0", request, *status, b"", b""])
 
     def _add(self, link: Link) -> None:
-        self._watch(link.control, lambda: self._read_control(link))
-        self._watch(link.monitor, lambda: self._read_event(link))
-
-    def _watch(self, one: zmq.Socket, reader: Callable[[], None]) -> None:
-        self._readers[one] = reader
-        self._poller.register(one, zmq.POLLIN)
+        self._readers[link.control] = lambda: self._read_control(link)
+        self._readers[link.monitor] = lambda: self._read_event(link)
+        self._poller.register(link.control, zmq.POLLIN)
+        self._poller.register(link.monitor, zmq.POLLIN)
 
     def _close(self, one: zmq.Socket) -> None:
         if self._readers.pop(one, None) is not None:

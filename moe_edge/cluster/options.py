@@ -5,6 +5,7 @@ from pathlib import Path
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.asked import Drill, parse_drill
+from moe_edge.cluster.od_moe.roles import name_of as role_name
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import (
     CapacityError,
@@ -19,11 +20,14 @@ from moe_edge.core.files import check_there
 from moe_edge.place.migrate import SOURCES
 from moe_edge.place.policy import PLACERS
 from moe_edge.place.run_place import parse_slots
+from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
 from moe_edge.workload.cluster_run import COMBINES
 
-MODES = ("prism",)
+MODES = ("prism", "od_moe")
 TRANSPORTS = ("messages",)
+DEPARTURES = ("late", "speculative")
+BALANCED = "balanced"
 MAX_SERVERS = 64
 COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 
@@ -34,7 +38,8 @@ class ClusterOptions:
 
     Attributes:
       checkpoint: path or `default`; the same on all machines.
-      mode: prism (servers that hold blocks and ask each other).
+      mode: prism (servers that hold blocks and ask each other) or od_moe (a main node,
+        a shadow, and workers that load blocks on demand).
       servers: how many.
       slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
         model, shared equally. One slot of each stays free, for blocks on their way.
@@ -65,6 +70,16 @@ class ClusterOptions:
       drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
         whom, after how many generated tokens.
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
+      workers: of od_moe.
+      groups: of workers, of equal size; one computes while the others load.
+      shadow: precision of the model that predicts: full, fp16, bf16, int8, nf4; random
+        (experts by chance) or none.
+      token_period: steps between alignments of the shadow's token; 0 for never.
+      kv_period: likewise of its keys and values.
+      departure: late (the shadow waits for what is to be aligned) or speculative (it
+        goes on, and starts over if its token was another one).
+      load_bytes_per_s: of each worker's link, or `balanced`: a load lasts as long as it
+        may without a stall, by what the processes need without loads.
       seed: of requests and placements.
     """
 
@@ -95,6 +110,13 @@ class ClusterOptions:
     join_timeout_s: float = 30.0
     drill: str | None = None
     cores: str | None = None
+    workers: int = 4
+    groups: int = 2
+    shadow: str = "int8"
+    token_period: int = 1
+    kv_period: int = 1
+    departure: str = "speculative"
+    load_bytes_per_s: str = "balanced"
     seed: int = 0
 
     def __post_init__(self):
@@ -121,6 +143,7 @@ class ClusterOptions:
             check_there(self.prompts, "--prompts")
         self._check_names()
         self._check_joining()
+        self._check_od_moe()
 
     def _check_names(self) -> None:
         if self.placement is None:
@@ -131,7 +154,7 @@ class ClusterOptions:
             families = self.families
             for family in families:
                 check_known("workload", family, FAMILIES)
-            if len(families) != self.servers:
+            if self.mode == "prism" and len(families) != self.servers:
                 raise ConfigError(
                     f"--workload names {len(families)} task families, expected one for "
                     f"each of the {self.servers} servers"
@@ -144,21 +167,60 @@ class ClusterOptions:
         self.drill_plan  # noqa: B018  refuses what cannot be
 
     def _check_joining(self) -> None:
+        if self.link_mbps is not None and self.coordinator is not None:
+            raise ConfigError(
+                "--link_mbps slows links that the launcher makes itself; give no "
+                "--coordinator with it"
+            )
         if self.process_id is not None and self.coordinator is None:
             raise ConfigError("--process_id needs --coordinator HOST:PORT; give both")
         if self.coordinator is None:
             return
         host, port = self.coordinator_address
-        if self.process_id is not None and not 0 <= self.process_id <= self.servers:
+        if self.process_id is not None and not 0 <= self.process_id < self.processes:
             raise ConfigError(
                 f"--process_id is {self.process_id}, expected 0 (scheduler) to "
-                f"{self.servers}"
+                f"{self.processes - 1}"
             )
         if host not in ("127.0.0.1", "localhost") and self.secret_file is None:
             raise ConfigError(
                 f"--coordinator {host}:{port} is reached over a network; give all "
                 "processes the same --secret_file"
             )
+
+    def _check_od_moe(self) -> None:
+        check_known("shadow", self.shadow, (*PRECISIONS, "random", "none"))
+        check_known("departure", self.departure, DEPARTURES)
+        for name in ("workers", "groups"):
+            check_count(name, getattr(self, name))
+        for name in ("token_period", "kv_period"):
+            check_from_zero(name, getattr(self, name))
+        if self.workers % self.groups:
+            raise ConfigError(
+                f"--groups {self.groups} does not divide --workers {self.workers}; "
+                "groups are of equal size"
+            )
+        if self.load_bytes_per_s != BALANCED:
+            try:
+                check_positive("load_bytes_per_s", float(self.load_bytes_per_s))
+            except ValueError as error:
+                raise ConfigError(
+                    f"--load_bytes_per_s is {self.load_bytes_per_s!r}, expected a "
+                    f"positive number or {BALANCED}"
+                ) from error
+
+    @property
+    def processes(self) -> int:
+        """How many there are, the scheduler among them."""
+        return 1 + (self.servers if self.mode == "prism" else 2 + self.workers)
+
+    def name_of(self, process: int) -> str:
+        """Of a process: in logs, namespaces and drills."""
+        if process == 0:
+            return "scheduler"
+        if self.mode == "prism":
+            return f"server{process - 1}"
+        return role_name(process)
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
@@ -187,8 +249,10 @@ class ClusterOptions:
         """The drill, or None."""
         if self.drill is None:
             return None
-        known = [*(str(n) for n in range(self.servers)), "scheduler"]
-        return parse_drill(self.drill, known)
+        known = [str(n) for n in range(self.servers)]
+        if self.mode == "od_moe":
+            known = [role_name(n) for n in range(1, self.processes)]
+        return parse_drill(self.drill, [*known, "scheduler"])
 
     def slots_of(self, num_blocks: int) -> list[int]:
         """Blocks that each server may hold.
@@ -229,7 +293,8 @@ def check_model(options: ClusterOptions):
         raise ConfigError(
             f"{reader.path} is a dense model: there are no experts to place"
         )
-    options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+    if options.mode == "prism":
+        options.slots_of(len(config.moe_layers) * config.moe.num_experts)
     return config
 
 

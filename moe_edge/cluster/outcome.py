@@ -64,7 +64,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "payload_bytes": payload_bytes(facts),
         "activation_bytes": 4 * d_model * (total["states"] + total["rows"]),
         "call_overhead_s": call_overhead_s(run),
-        "migrations": sum(decision["adopt"] for decision in run.keeper.decisions),
+        "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
     }
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from moe_edge.cluster.keys import read_secret
 from moe_edge.cluster.membership import (
@@ -29,10 +30,14 @@ from moe_edge.cluster.membership import (
     say_hello,
 )
 from moe_edge.cluster.messages import MessagesTransport
-from moe_edge.cluster.options import ClusterOptions, checkpoint_mark
+from moe_edge.cluster.od_moe import roles
+from moe_edge.cluster.options import PRECISIONS, ClusterOptions, checkpoint_mark
 from moe_edge.cluster.transport import Address
 from moe_edge.cluster.wire import WIRE_VERSION
+from moe_edge.convert.hf_reader import HfReader
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError, RequestError
+from moe_edge.core.heap import keep_heap
 
 START_S = 120.0  # to load and compile
 
@@ -139,8 +144,24 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
     return MessagesTransport(number, secret, *where, delay_ms=options.delay_ms)
 
 
-def run_server(spec: Spec, number: int) -> None:
-    """Process `number` of 1 .. N: server `number - 1`."""
+@dataclasses.dataclass
+class Joined:
+    """A process that has joined: its transport, and the checkpoint's reader."""
+
+    transport: MessagesTransport
+    lobby: Lobby
+    reader: Any
+
+    def become(self, node) -> None:
+        """From now on the node answers; the scheduler is told."""
+        self.transport.on_lost = node.on_lost
+        self.lobby.inner = node
+        self.transport.post(SCHEDULER, "there")
+        node.run()
+
+
+def join(spec: Spec, number: int) -> Joined:
+    """Says hello, waits for all others, and connects to them."""
     options, lobby = spec.options, Lobby()
     transport = transport_of(spec, number)
     transport.serve(lobby)
@@ -150,49 +171,91 @@ def run_server(spec: Spec, number: int) -> None:
     transport.on_lost = lambda peer, kind: os._exit(3)
     # The scheduler ends by its own error if others do not come.
     welcome = lobby.welcome.get()
-    initialise_jax(welcome["jax"], options.servers + 1, number, options.join_timeout_s)
-
-    from moe_edge.cluster.server import FIRST, Server, ServerOptions
-    from moe_edge.convert.hf_reader import HfReader
-    from moe_edge.convert.open import open_checkpoint
-    from moe_edge.core.heap import keep_heap
-    from moe_edge.engine.weights import load_weights
-
+    timeout_s = options.join_timeout_s
+    initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
-    roster = read_roster(options.join_timeout_s)
-    reader = open_checkpoint(options.checkpoint)
-    is_hf = isinstance(reader, HfReader)
-    weights = load_weights(reader, check_finite=is_hf, with_experts=False)
-    config = weights.config
-    slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
-    for process, address in roster.items():
+    for process, address in read_roster(timeout_s).items():
         if process not in (SCHEDULER, number):
             transport.connect(process, address)
-    server = Server(
-        number - FIRST,
-        options.servers,
-        reader,
-        weights,
-        transport,
-        ServerOptions(
-            slots[number - FIRST], options.max_batch, options.combine == "partial"
-        ),
+    return Joined(transport, lobby, open_checkpoint(options.checkpoint))
+
+
+def run_server(spec: Spec, number: int) -> None:
+    """A server of Prism's: process `number` of 1 .. N."""
+    joined = join(spec, number)
+    from moe_edge.cluster.server import FIRST, Server, ServerOptions
+
+    options, config = spec.options, joined.reader.config
+    slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+    own = ServerOptions(
+        slots[number - FIRST], options.max_batch, options.combine == "partial"
     )
-    transport.on_lost = server.on_lost
-    lobby.inner = server
-    transport.post(SCHEDULER, "there", {"server": number - FIRST})
-    server.run()
+    weights = dense_weights(joined.reader)
+    where = number - FIRST, options.servers, joined.reader, weights
+    joined.become(Server(*where, joined.transport, own))
+
+
+def dense_weights(reader):
+    """All of the model but its experts."""
+    from moe_edge.engine.weights import load_weights
+
+    is_hf = isinstance(reader, HfReader)
+    return load_weights(reader, check_finite=is_hf, with_experts=False)
+
+
+def run_role(spec: Spec, number: int) -> None:
+    """A process of OD-MoE's: main, shadow or a worker."""
+    joined = join(spec, number)
+    options, reader, transport = spec.options, joined.reader, joined.transport
+    from moe_edge.cluster.od_moe.groups import Groups, slots_of
+    from moe_edge.predict.shadow import Shadow
+
+    config, K = reader.config, reader.config.moe.top_k
+    groups = Groups(options.workers, options.groups, K)
+    precision = options.shadow if options.shadow in PRECISIONS else "full"
+    periods = Shadow(precision, options.token_period, options.kv_period)
+    if number == roles.MAIN:
+        from moe_edge.cluster.od_moe.main import MainNode
+
+        weights = dense_weights(reader)
+        node = MainNode(number, reader, weights, transport, groups, periods)
+    elif number == roles.SHADOW:
+        from moe_edge.cluster.od_moe.shadow_node import ShadowNode
+        from moe_edge.engine.shadow import make_shadow
+        from moe_edge.offload.store import HostStore
+
+        shadow = None
+        if options.shadow in PRECISIONS:
+            shadow = make_shadow(dense_weights(reader), precision, HostStore(reader))
+        shape = config.moe_layers, config.moe.num_experts, K
+        node = ShadowNode(
+            *(number, transport, groups, *shape, shadow, periods),
+            speculative=options.departure == "speculative",
+            seed=options.seed,
+        )
+    else:
+        from moe_edge.cluster.od_moe.worker import Worker, WorkerNode
+        from moe_edge.cluster.programs import PlacedPrograms
+        from moe_edge.offload.store import device_dtype
+
+        programs = PlacedPrograms(config, device_dtype(reader.dtype))
+        slots = slots_of(K, options.workers, options.groups)
+        node = WorkerNode(number, transport, Worker(reader, programs, slots))
+    joined.become(node)
 
 
 def run_scheduler(spec: Spec) -> None:
     """Process 0."""
     from moe_edge.cluster.membership import Reception
-    from moe_edge.cluster.programme import Programme
 
     options, address = spec.options, spec.address
+    if options.mode == "prism":
+        from moe_edge.cluster.programme import Programme
+    else:
+        from moe_edge.cluster.od_moe.programme import OdProgramme as Programme
     started_s = time.perf_counter()
     transport = transport_of(spec, SCHEDULER, address.calls)
-    reception = Reception(facts_of(options), options.servers + 1)
+    reception = Reception(facts_of(options), options.processes)
     programme = Programme(options, transport, reception, Path(spec.folder))
     transport.serve(programme.scheduler)
     members = reception.wait(options.join_timeout_s)
@@ -202,15 +265,14 @@ def run_scheduler(spec: Spec) -> None:
         transport.connect(process, where)
         transport.post(process, "welcome", {"jax": jax_address})
     timeout_s = options.join_timeout_s
-    initialise_jax(jax_address, options.servers + 1, SCHEDULER, timeout_s)
+    initialise_jax(jax_address, options.processes, SCHEDULER, timeout_s)
     publish_roster(addresses)
     import jax
 
     jax.local_devices()  # the servers' backends wait for that of every process
     programme.scheduler.wait_for_all("there", START_S)
-    print(
-        f"{options.servers} servers joined in {time.perf_counter() - started_s:.1f} s"
-    )
+    took_s = time.perf_counter() - started_s
+    print(f"{options.processes - 1} processes joined in {took_s:.1f} s")
     programme.run(members)
     programme.scheduler.tell_all("stop")
     transport.close()
@@ -223,8 +285,10 @@ def main(arguments: list[str]) -> int:
     try:
         if number == SCHEDULER:
             run_scheduler(spec)
-        else:
+        elif spec.options.mode == "prism":
             run_server(spec, number)
+        else:
+            run_role(spec, number)
     except (MoeEdgeError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return getattr(error, "exit_code", 2)

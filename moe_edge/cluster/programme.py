@@ -60,7 +60,6 @@ class Programme:
             config.num_layers,
             config.moe.num_experts,
             self._slots_N,
-            {},
         )
 
     def _requests(self) -> Wanted:
@@ -72,12 +71,12 @@ class Programme:
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
         options, config, scheduler = self._options, self._config, self.scheduler
-        scheduler.pids = {n - 1: fields["pid"] for n, fields in members.items()}
         warm_s = self._warm_up()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()
         traffic, costs = self._traffic(), self._cost_model()
         rows, failures, tokens, lost, degraded, compiled = {}, [], None, 0, 0, 0
+        same = True
         for name in options.method_names:
             policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
             run = scheduler.run_method(
@@ -95,7 +94,7 @@ class Programme:
             lost += sum(not one.done for one in run.asked)
             degraded += len(run.keeper.degraded)
             compiled += sum(facts["compiled"] for facts, _ in run.notes.values())
-            self._check_same(name, run, tokens)
+            same &= self._same_tokens(name, run, tokens)
             tokens = tokens or run
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
@@ -108,6 +107,7 @@ class Programme:
             "lost_requests": lost,
             "degraded": degraded,
             "compiled_after_warmup": compiled,
+            "same_tokens": same,
             "warm_up_s": warm_s,
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
@@ -229,16 +229,18 @@ class Programme:
         network = lan(options.link_mbps or LOOPBACK_MBPS)
         return CostModel(Cluster(servers=servers, network=network), shape)
 
-    def _check_same(self, name: str, run: MethodRun, first: MethodRun | None) -> None:
-        """Every method gives the same tokens: placements change where, not what."""
-        if first is None or self._options.combine != "exact":
-            return
-        for ours, theirs in zip(run.asked, first.asked, strict=True):
-            if ours.done and theirs.done and ours.tokens != theirs.tokens:
-                print(
-                    f"warning: {name} gave other tokens for {ours.name} than "
-                    f"{self._options.method_names[0]}"
-                )
+    def _same_tokens(self, name: str, run: MethodRun, first: MethodRun | None) -> bool:
+        """Whether a method gives the first one's tokens: it changes where, not what."""
+        if first is None:
+            return True
+        both = zip(run.asked, first.asked, strict=True)
+        other = [a.name for a, b in both if a.done and b.done and a.tokens != b.tokens]
+        if other:
+            print(
+                f"warning: {name} gave other tokens than "
+                f"{self._options.method_names[0]} for {', '.join(other)}"
+            )
+        return not other
 
     def _write_texts(self, run: MethodRun) -> None:
         lines = []

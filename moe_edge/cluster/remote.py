@@ -48,6 +48,8 @@ def cut(ids_TK: np.ndarray, asked_E: np.ndarray, in_order: bool) -> list[Part]:
       in_order: rows are token by token, else in order of block and token
         (`ExpertWaves.rows`).
     """
+    if len(ids_TK) == 1:
+        return _cut_one(ids_TK[0], asked_E)
     K, block_P = ids_TK.shape[1], ids_TK.reshape(-1)
     order_P = np.arange(block_P.size)
     if not in_order:
@@ -58,6 +60,19 @@ def cut(ids_TK: np.ndarray, asked_E: np.ndarray, in_order: bool) -> list[Part]:
         place_P = np.flatnonzero(asked_P == server)
         token_T, token_P = np.unique(order_P[place_P] // K, return_inverse=True)
         parts.append(Part(server, place_P, token_T, token_P, block_P[place_P]))
+    return parts
+
+
+def _cut_one(ids_K: np.ndarray, asked_E: np.ndarray) -> list[Part]:
+    """The same for one token, whose rows are in order of rank: every decode step's."""
+    places: dict[int, list[int]] = {}
+    for rank, server in enumerate(asked_E[ids_K].tolist()):
+        if server != HERE:
+            places.setdefault(server, []).append(rank)
+    one_T, parts = np.zeros(1, np.int64), []
+    for server, ranks in places.items():
+        token_P = np.zeros(len(ranks), np.uint16)
+        parts.append(Part(server, np.array(ranks), one_T, token_P, ids_K[ranks]))
     return parts
 
 
@@ -77,7 +92,7 @@ class Remote:
       me: this server.
       first_peer: the transport's number of server 0; the others follow.
       partial: others add their pairs first, and return a row a token.
-      deadline_s: of a call; of waiting for a table after one failed.
+      deadline_s: of a call; table_s: of waiting for a table after one failed.
       on_lost: is told (server, kind) when a call found its server lost.
     """
 
@@ -92,12 +107,14 @@ class Remote:
         first_peer: int = 0,
         partial: bool = False,
         deadline_s: float = 5.0,
+        table_s: float = 30.0,
         on_lost: Callable[[int, str], None] | None = None,
     ):
         self.me, self.tables, self.partial = me, tables, partial
         self._first_peer = first_peer
         self._transport, self._answers, self._ledger = transport, answers, ledger
-        self._deadline_s, self._on_lost = deadline_s, on_lost
+        self._deadline_s, self._table_s = deadline_s, table_s
+        self._on_lost = on_lost
 
     def start(
         self,
@@ -123,7 +140,7 @@ class Remote:
                 bucket=bucket,
                 version=view.version,
                 x_TD=hidden_TD[part.token_T],
-                token_P=part.token_P.astype(np.uint16),
+                token_P=part.token_P.astype(np.uint16, copy=False),
                 block_P=part.block_P.astype(np.uint16),
                 weight_P=weight_P,
             )
@@ -180,12 +197,12 @@ class Remote:
     def _ask_again(self, part: Part, call: Call, out_PD: np.ndarray) -> None:
         version = call.version
         while True:
-            view = self.tables.newer(version, self._deadline_s)
+            view = self.tables.newer(version, self._table_s)
             if view is None:
                 raise LostBlocks(
                     f"server {part.server} did not compute blocks of layer "
                     f"{call.layer}, and no table above version {version} came within "
-                    f"{self._deadline_s} s; is the scheduler there?"
+                    f"{self._table_s} s; is the scheduler there?"
                 )
             version, left = view.version, []
             target_P = view.target_LE[call.layer][part.block_P]

@@ -6,6 +6,7 @@ they are fed one by one, and the next one has the bits it would have had there.
 """
 
 import time
+import traceback
 from collections.abc import Callable
 
 import jax
@@ -86,7 +87,11 @@ class Requests:
             try:
                 done = self._token(request)
             except MoeEdgeError as error:
-                self._on_error(request.id, " ".join(str(error).split()))
+                self._on_error(request.id, _line(error))
+                done = True
+            except Exception as error:
+                traceback.print_exc()  # a fault of ours: this process's log keeps it
+                self._on_error(request.id, f"{type(error).__name__}: {_line(error)}")
                 done = True
             if done:
                 ended.append(request)
@@ -119,3 +124,7 @@ class Requests:
         if done:
             request.session = None
         return done
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

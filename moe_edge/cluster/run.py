@@ -9,17 +9,19 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_edge.cluster.keys import new_secret, read_secret
+from moe_edge.cluster.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.options import ClusterOptions, check_model
 from moe_edge.cluster.process import Spec
 from moe_edge.convert.open import open_checkpoint
@@ -28,6 +30,8 @@ from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
+PORT = 7077  # of the scheduler, in a namespace of its own
+BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 POLL_S = 0.05
 END_S = 5.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
@@ -57,20 +61,33 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         read_secret(options.secret_file)
     address = _coordinator(options)
     if run.dry_run:
-        return {"methods": options.method_names, "processes": _numbers(options)}
+        methods = options.method_names if options.mode == "prism" else [options.mode]
+        return {"methods": methods, "processes": _numbers(options)}
     with run.writing() as folder:
         logs = folder / "logs"
         logs.mkdir()
-        with _secret(options) as secret, tempfile.TemporaryDirectory() as work:
+        with (
+            _secret(options) as secret,
+            tempfile.TemporaryDirectory() as work,
+            _network(options) as network,
+        ):
+            hosts, prefixes = _hosts(options), {}
+            if network is not None:
+                names = {
+                    number: options.name_of(number) for number in _numbers(options)
+                }
+                hosts = {n: network.address(name) for n, name in names.items()}
+                prefixes = {n: network.command(name) for n, name in names.items()}
+                address = f"{hosts[0]}:{PORT}"
             spec = Spec(
                 options=_absolute(options),
                 folder=str(folder),
                 secret=str(secret),
-                hosts=_hosts(options),
+                hosts=hosts,
                 coordinator=address,
             )
             spec.save(Path(work) / "spec.json")
-            processes = Processes(Path(work) / "spec.json", options, logs)
+            processes = Processes(Path(work) / "spec.json", options, logs, prefixes)
             with processes:
                 processes.start(_numbers(options))
                 processes.watch()
@@ -78,7 +95,15 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
         facts = json.loads(stored.read_text(encoding="utf-8"))
-    keys = ("failures", "lost_requests", "degraded", "compiled_after_warmup")
+    if options.mode == "od_moe":
+        return facts["row"]
+    keys = (
+        "failures",
+        "lost_requests",
+        "degraded",
+        "compiled_after_warmup",
+        "same_tokens",
+    )
     return {"methods": facts["rows"]} | {key: facts[key] for key in keys}
 
 
@@ -86,7 +111,7 @@ def _numbers(options: ClusterOptions) -> list[int]:
     """The processes that are started here."""
     if options.process_id is not None:
         return [options.process_id]
-    return list(range(options.servers + 1))
+    return list(range(options.processes))
 
 
 def _coordinator(options: ClusterOptions) -> str:
@@ -96,9 +121,7 @@ def _coordinator(options: ClusterOptions) -> str:
       ConfigError: the port is in use, and the scheduler is to be started here.
     """
     if options.coordinator is None:
-        with socket.socket() as probe:
-            probe.bind((LOCAL, 0))
-            return f"{LOCAL}:{probe.getsockname()[1]}"
+        return f"{LOCAL}:{_free_port()}"
     host, port = options.coordinator_address
     if options.process_id in (None, 0):
         with socket.socket() as probe:
@@ -111,6 +134,18 @@ def _coordinator(options: ClusterOptions) -> str:
                     f"{error.strerror}; name another port"
                 ) from error
     return f"{host}:{port}"
+
+
+def _free_port() -> int:
+    """A port that is free, and that no connection of anybody gets by chance."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(*BELOW_EPHEMERAL)
+            try:
+                probe.bind((LOCAL, port))
+            except OSError:
+                continue
+            return port
 
 
 def _hosts(options: ClusterOptions) -> dict[int, str]:
@@ -146,6 +181,17 @@ def _absolute(options: ClusterOptions) -> ClusterOptions:
 
 
 @contextlib.contextmanager
+def _network(options: ClusterOptions) -> Iterator[EmulatedNetwork | None]:
+    """Namespaces with slow links, removed at the end; None: the machine's own."""
+    if options.link_mbps is None:
+        yield None
+        return
+    names = [options.name_of(number) for number in _numbers(options)]
+    with emulated_network(names, options.link_mbps) as network:
+        yield network
+
+
+@contextlib.contextmanager
 def _secret(options: ClusterOptions) -> Iterator[Path]:
     """The file of the shared secret; one of this run's own is removed again."""
     if options.secret_file is not None:
@@ -163,8 +209,15 @@ def _secret(options: ClusterOptions) -> Iterator[Path]:
 class Processes:
     """Processes started here; leaving the context ends them all."""
 
-    def __init__(self, spec: Path, options: ClusterOptions, logs: Path):
+    def __init__(
+        self,
+        spec: Path,
+        options: ClusterOptions,
+        logs: Path,
+        prefixes: Mapping[int, Sequence[str]],
+    ):
         self._spec, self._options, self._logs = spec, options, logs
+        self._prefixes = prefixes  # words before the command of each
         self._running: dict[int, subprocess.Popen] = {}
         self._shown = 0  # bytes of the scheduler's log
 
@@ -182,7 +235,8 @@ class Processes:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
         for number in numbers:
-            command = [sys.executable, "-m", "moe_edge.cluster.process"]
+            command = [*self._prefixes.get(number, ()), sys.executable]
+            command += ["-m", "moe_edge.cluster.process"]
             with self._log(number).open("wb") as log:
                 process = subprocess.Popen(
                     [*command, str(self._spec), str(number)],
@@ -196,8 +250,7 @@ class Processes:
                 os.sched_setaffinity(process.pid, cores[numbers.index(number)])
 
     def _log(self, number: int) -> Path:
-        name = "scheduler" if number == 0 else f"server{number - 1}"
-        return self._logs / f"{name}.log"
+        return self._logs / f"{self._options.name_of(number)}.log"
 
     def watch(self) -> None:
         """Until the run is over.
@@ -223,7 +276,7 @@ class Processes:
             time.sleep(POLL_S)
 
     def _lost(self, number: int, code: int) -> str:
-        name = "the scheduler" if number == 0 else f"server {number - 1}"
+        name = self._options.name_of(number)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         words = self._last_words(number)
         return f"{name} {how}: {words}; all its processes are ended"

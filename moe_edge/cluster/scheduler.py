@@ -1,21 +1,23 @@
-"""Process 0: requests, statistics, placement, failures. It serves nothing itself.
+"""Process 0: who is there, what servers are told and asked. It serves nothing itself.
 
-One thread takes events (posts of servers, losses, time) and acts on them; nothing here
-waits for a server but questions with a deadline. A method's run begins with every
-server holding its blocks and ends when every request has its last token or is lost.
+Posts of servers, and losses that the transport reports, queue up as events for one
+thread. Nothing here waits for a server but questions with a deadline. `serving.py` acts
+on the events of a method's run.
 """
 
 import dataclasses
 import os
 import queue
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.asked import Asked, Drill, Failure
+from moe_edge.cluster.asked import SIGNALS, Asked, Drill, Failure, NobodyLeft
+from moe_edge.cluster.judge import Judge
 from moe_edge.cluster.membership import Reception
+from moe_edge.cluster.serving import Serving
 from moe_edge.cluster.table_keeper import TableKeeper
 from moe_edge.cluster.transport import PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
@@ -23,15 +25,20 @@ from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.migration_policy import MigrationPolicy
 
 FIRST = 1  # the process of server 0
-QUESTION_S = 20.0  # deadline of what a server is asked
-ALIVE_S = 2.0  # for a server that a caller found overdue
-TICK_S = 0.05
+QUESTION_S = 20.0  # deadline of what a server is asked when a run is over
+SOON_S = 2.0  # of what it is asked meanwhile
 
 
-class NobodyLeft(MoeEdgeError):
-    """All servers are lost."""
+class Event(NamedTuple):
+    """Something that a server has said, or that became of it.
 
-    exit_code = 3
+    Attributes:
+      server: who; name: what.
+    """
+
+    server: int
+    name: str
+    fields: dict
 
 
 @dataclasses.dataclass
@@ -41,6 +48,7 @@ class MethodRun:
     Attributes:
       asked: all requests, with tokens and times.
       keeper: the table's history.
+      decisions: on migration, of all periods.
       failures: servers that were lost.
       notes: server -> (facts, arrays) of its ledger; the lost have none.
       offsets_s: server -> its clock minus the scheduler's.
@@ -49,6 +57,7 @@ class MethodRun:
 
     asked: list[Asked]
     keeper: TableKeeper
+    decisions: list[dict]
     failures: list[Failure]
     notes: dict[int, tuple[dict, dict]]
     offsets_s: dict[int, float]
@@ -59,31 +68,32 @@ class Scheduler:
     """Runs methods one after another over the same servers.
 
     Args:
+      reception: takes hellos; None where all are known.
       servers: how many there are.
       moe_layers: of the model; tables and placements count these only.
       num_layers, num_experts: of the model.
       slots_N: blocks that each server may hold, its spare one among them.
-      pids: of the servers' processes, for drills; None for those elsewhere.
+
+    Attributes:
+      alive_N: bool, who is on the list.
     """
 
     def __init__(
         self,
         transport: Transport,
-        reception: Reception,
+        reception: Reception | None,
         servers: int,
         moe_layers: Sequence[int],
         num_layers: int,
         num_experts: int,
         slots_N: Sequence[int],
-        pids: Mapping[int, int | None],
     ):
         self.transport, self._reception = transport, reception
         self.moe_layers, self.num_layers = list(moe_layers), num_layers
         self.num_experts, self.slots_N = num_experts, np.array(slots_N, np.int64)
         self.alive_N = np.ones(servers, bool)
-        self.pids = dict(pids)
-        self._events: queue.SimpleQueue = queue.SimpleQueue()
-        self.failures: list[Failure] = []
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lost_between: list[tuple[int, str]] = []  # runs
         transport.on_lost = self.on_lost
 
     # What the transport answers with, in its threads.
@@ -96,21 +106,25 @@ class Scheduler:
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
         """Hellos are answered; all else is an event."""
-        if name == "hello":
+        if name == "hello" and self._reception is not None:
             return self._reception.hello(peer, fields), {}
-        self._events.put((peer - FIRST, name, fields, arrays))
+        self._events.put(Event(peer - FIRST, name, fields))
         return {}, {}
 
     def on_lost(self, peer: int, kind: str) -> None:
-        self._events.put(
-            (peer - FIRST, "gone", {"who": peer - FIRST, "kind": kind}, {})
-        )
+        """The transport lost a server."""
+        server = peer - FIRST
+        self._events.put(Event(server, "lost", {"who": server, "kind": kind}))
 
     # Talking to servers.
 
     @property
     def alive(self) -> list[int]:
         return np.flatnonzero(self.alive_N).tolist()
+
+    def is_alive(self, server: int) -> bool:
+        """Whether a server is on the list."""
+        return 0 <= server < len(self.alive_N) and bool(self.alive_N[server])
 
     def tell(self, server: int, name: str, fields=None, arrays=None) -> None:
         self.transport.post(FIRST + server, name, fields or {}, arrays or {})
@@ -119,24 +133,16 @@ class Scheduler:
         for server in self.alive:
             self.tell(server, name, fields, arrays)
 
-    def ask(self, server: int, name: str) -> tuple[dict, dict] | None:
-        """A server's answer; None if it is lost meanwhile."""
+    def ask(self, server: int, name: str, deadline_s=QUESTION_S):
+        """A server's answer (fields, arrays); None if it gives none."""
         try:
-            return self.transport.control(
-                FIRST + server, name, {}, {}, deadline_s=QUESTION_S
-            )
+            return self.transport.control(FIRST + server, name, deadline_s=deadline_s)
         except (PeerLost, Refused):
             return None
 
-    def answers(self, server: int) -> bool:
-        """Whether a server on the list answers a question soon."""
-        if not (0 <= server < len(self.alive_N) and self.alive_N[server]):
-            return False
-        try:
-            self.transport.control(FIRST + server, "time", deadline_s=ALIVE_S)
-        except (PeerLost, Refused):
-            return False
-        return True
+    def ask_soon(self, server: int, name: str):
+        """The same while others wait: None also if it is busy for long."""
+        return self.ask(server, name, SOON_S)
 
     def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
         """[..., L of MoE layers, E] -> [..., all layers, E]."""
@@ -145,29 +151,40 @@ class Scheduler:
         full[..., self.moe_layers, :] = array_NLE
         return full
 
+    def next_event(self, until_s: float) -> Event | None:
+        """What has come; None: nothing, by this time of `time.monotonic`.
+
+        What a server says that is on the list no more is dropped.
+        """
+        while True:
+            try:
+                event = self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
+            except queue.Empty:
+                return None
+            if self.is_alive(event.server):
+                return event
+
     def wait_for_all(self, name: str, timeout_s: float) -> dict[int, dict]:
-        """Collects one post of that name from every living server."""
+        """One post of that name from every server on the list.
+
+        Raises:
+          MoeEdgeError: some have not said it in time. NobodyLeft: all were lost.
+        """
         until_s, got = time.monotonic() + timeout_s, {}
-        while set(self.alive) - set(got):
-            event = self._next(until_s)
+        while missing := sorted(set(self.alive) - set(got)):
+            event = self.next_event(until_s)
             if event is None:
-                missing = sorted(set(self.alive) - set(got))
                 raise MoeEdgeError(
                     f"servers {missing} have not said {name!r} within {timeout_s:g} s; "
                     "see their logs"
                 )
-            server, kind, fields, _ = event
-            if kind == name:
-                got[server] = fields
-            elif kind in ("gone", "lost"):
-                self.lose(fields["who"], fields["kind"])
+            if event.name == name:
+                got[event.server] = event.fields
+            elif event.name == "lost":
+                who, kind = event.fields["who"], event.fields["kind"]
+                if kind != "overdue" and self.lose(who):
+                    self._lost_between.append((who, kind))
         return got
-
-    def _next(self, until_s: float):
-        try:
-            return self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
-        except queue.Empty:
-            return None
 
     def clock_offsets(self) -> dict[int, float]:
         """Server -> its clock minus ours, by the quickest of some questions."""
@@ -187,16 +204,28 @@ class Scheduler:
                 found[server] = best[1]
         return found
 
-    def lose(self, server: int, kind: str) -> bool:
-        """Takes a server off the list; whether it was on it."""
-        if not (0 <= server < len(self.alive_N) and self.alive_N[server]):
+    def lose(self, server: int) -> bool:
+        """Takes a server off the list; whether it was on it.
+
+        Raises:
+          NobodyLeft: it was the last one.
+        """
+        if not self.is_alive(server):
             return False
         self.alive_N[server] = False
+        self.tell(server, "stop")  # should it be there after all
         self.transport.disconnect(FIRST + server)
         self.tell_all("lost", {"server": server})
         if not self.alive_N.any():
             raise NobodyLeft("all servers are lost; nothing can go on")
         return True
+
+    def strike(self, drill: Drill) -> None:
+        """Kills or stops a process, as a drill says."""
+        if drill.who == "scheduler":
+            os.kill(os.getpid(), SIGNALS[drill.kind])
+        else:
+            self.tell(int(drill.who), "strike", {"kind": drill.kind})
 
     # One method.
 
@@ -210,132 +239,33 @@ class Scheduler:
         drill: Drill | None = None,
         ready_s: float = 120.0,
     ) -> MethodRun:
-        """Serves requests from a placement on, which may follow what is asked."""
-        asked = list(asked)
-        keeper = TableKeeper(self, held_NLE, policy, cost_model)
+        """Serves requests from a placement on, which may follow what is asked.
+
+        It begins with every server holding its blocks, and ends when every request has
+        its last token or is lost, and nothing is on its way.
+        """
+        asked, judge = list(asked), Judge(self, held_NLE.shape, policy, cost_model)
+        self._lost_between.clear()  # the keeper looks who is there
+        keeper = TableKeeper(self, held_NLE, judge)
         targets_NLE = keeper.targets()
         for server in self.alive:
             arrays = {
-                "held_LE": self.full(held_NLE[server]).astype(np.uint8),
+                "held_LE": self.full(keeper.held_NLE[server]).astype(np.uint8),
                 "target_LE": self.full(targets_NLE[server], server),
             }
             self.tell(server, "prepare", {"version": 0}, arrays)
         self.wait_for_all("ready", ready_s)
-        offsets_s, self.failures = self.clock_offsets(), []
+        offsets_s = self.clock_offsets()
         begun_s = time.perf_counter()
         keeper.begin(begun_s)
-        _Serving(self, keeper, asked, drill, begun_s).run()
+        serving = Serving(self, keeper, asked, drill, begun_s)
+        for who, kind in self._lost_between:
+            serving.replace(who, kind)
+        serving.run()
         notes = {}
         for server in self.alive:
             answer = self.ask(server, "notes")
             if answer is not None:
                 notes[server] = answer
-        return MethodRun(asked, keeper, self.failures, notes, offsets_s, begun_s)
-
-    def strike(self, drill: Drill) -> None:
-        """Kills or stops a process, as a drill says."""
-        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[drill.kind]
-        pid = os.getpid() if drill.who == "scheduler" else self.pids[int(drill.who)]
-        os.kill(pid, number)
-
-
-class _Serving:
-    """The events of one method's run."""
-
-    def __init__(self, scheduler: Scheduler, keeper, asked, drill, begun_s: float):
-        self.scheduler, self.keeper, self.asked = scheduler, keeper, asked
-        self._drill, self._begun_s = drill, begun_s
-        self._coming = sorted(asked, key=lambda one: one.arrival_s)[::-1]
-        self._by_id = {one.id: one for one in asked}
-        self._generated = 0
-        self._struck_s: float | None = None
-        self._resuming: list[Failure] = []
-        self._actions = {
-            "token": self._token,
-            "failed": self._failed,
-            "gone": self._gone,
-            "lost": self._gone,
-            "arrived": keeper.arrived,
-            "confirmed": keeper.confirmed,
-        }
-
-    @property
-    def now_s(self) -> float:
-        """Seconds from the beginning of the run."""
-        return time.perf_counter() - self._begun_s
-
-    def run(self) -> None:
-        """To the last token of the last request."""
-        while not all(one.ended for one in self.asked):
-            self._send_due()
-            wait_s = min(self._until_next(), TICK_S)
-            event = self.scheduler._next(time.monotonic() + wait_s)
-            if event is not None:
-                server, name, fields, _ = event
-                action = self._actions.get(name)
-                if action is not None:
-                    action(server, fields)
-            self.keeper.tick(busy=not all(one.ended for one in self.asked))
-        self.keeper.settle()
-
-    def _until_next(self) -> float:
-        if not self._coming:
-            return TICK_S
-        return max(self._coming[-1].arrival_s - self.now_s, 0.0)
-
-    def _send_due(self) -> None:
-        while self._coming and self._coming[-1].arrival_s <= self.now_s:
-            one = self._coming.pop()
-            one.arrived_s = time.perf_counter()
-            self._send(one)
-
-    def _send(self, one: Asked) -> None:
-        """To its server, or to the next one after it that lives."""
-        alive_N = self.scheduler.alive_N
-        ring = (one.home + np.arange(len(alive_N))) % len(alive_N)
-        one.at = int(ring[alive_N[ring]][0])
-        fields = {"id": one.id, "max_new_tokens": one.max_new_tokens}
-        arrays = {
-            "prompt": np.array(one.prompt, np.int32),
-            "known": np.array(one.tokens, np.int32),
-        }
-        self.scheduler.tell(one.at, "request", fields, arrays)
-
-    def _token(self, server: int, fields: dict) -> None:
-        one = self._by_id.get(fields["id"])
-        if one is None or one.at != server or one.ended:
-            return  # of a server that was taken off the list
-        now_s = time.perf_counter()
-        one.tokens.append(fields["token"])
-        one.times_s.append(now_s)
-        one.done = fields["done"]
-        self._generated += 1
-        for failure in self._resuming:
-            failure.resumed_s = self.now_s
-        self._resuming.clear()
-        drill = self._drill
-        if drill is not None and self._generated >= drill.tokens:
-            self._drill, self._struck_s = None, self.now_s
-            self.scheduler.strike(drill)
-
-    def _failed(self, server: int, fields: dict) -> None:
-        one = self._by_id.get(fields["id"])
-        if one is not None and one.at == server and not one.ended:
-            one.error = fields["error"]
-
-    def _gone(self, server: int, fields: dict) -> None:
-        """A server is lost, whoever noticed: the scheduler alone decides."""
-        who, kind = fields["who"], fields["kind"]
-        if kind == "overdue" and self.scheduler.answers(who):
-            self.keeper.repeat()  # only slow: whoever waits asks again
-            return
-        if not self.scheduler.lose(who, "dead" if kind == "dead" else "hung"):
-            return
-        failure = Failure(who, "dead" if kind == "dead" else "hung", self.now_s)
-        failure.struck_s = self._struck_s
-        self.scheduler.failures.append(failure)
-        self._resuming.append(failure)
-        self.keeper.lost(who)
-        for one in self.asked:
-            if one.at == who and not one.ended and one.arrived_s is not None:
-                self._send(one)
+        where = asked, keeper, judge.decisions, serving.failures
+        return MethodRun(*where, notes, offsets_s, begun_s)

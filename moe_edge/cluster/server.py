@@ -6,6 +6,7 @@ blocks. What others need to know goes to the scheduler as posts, in order.
 """
 
 import dataclasses
+import os
 import queue
 import threading
 import time
@@ -13,10 +14,12 @@ import time
 import numpy as np
 
 from moe_edge.cluster.answers import Answers
+from moe_edge.cluster.asked import SIGNALS
+from moe_edge.cluster.bringer import Bringer
 from moe_edge.cluster.engine import PlacedEngine
 from moe_edge.cluster.holdings import BlockReader, Holdings
 from moe_edge.cluster.ledger import Ledger
-from moe_edge.cluster.membership import compiled_is_kept
+from moe_edge.cluster.membership import SCHEDULER, compiled_is_kept
 from moe_edge.cluster.programs import PlacedPrograms
 from moe_edge.cluster.remote import Remote
 from moe_edge.cluster.requests import Requests, ServedRequest
@@ -26,7 +29,6 @@ from moe_edge.cluster.warm_up import warm_up
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.weights import Weights
 
-SCHEDULER = 0  # its number as a process
 FIRST = 1  # the process of server 0
 IDLE_S = 0.5  # how often a server without work looks around
 
@@ -39,7 +41,8 @@ class ServerOptions:
       slots: blocks that it may hold.
       max_batch: requests that take turns.
       partial: sums are returned instead of rows.
-      call_s: deadline of a call, and of waiting for a table after one failed.
+      call_s: deadline of a call.
+      table_s: of waiting for a table after one failed.
       fetch_s: deadline of a block.
     """
 
@@ -47,6 +50,7 @@ class ServerOptions:
     max_batch: int = 1
     partial: bool = False
     call_s: float = 5.0
+    table_s: float = 30.0
     fetch_s: float = 30.0
 
 
@@ -63,6 +67,7 @@ class Server:
       me: its number, from 0; others: how many there are in all.
       reader: an open checkpoint.
       weights: its dense part, on the device.
+      programs: of the model, shared with other servers of this process; None: its own.
     """
 
     def __init__(
@@ -73,16 +78,16 @@ class Server:
         weights: Weights,
         transport: Transport,
         options: ServerOptions,
+        programs: PlacedPrograms | None = None,
     ):
         config = weights.config
         self.me, self.options, self._transport = me, options, transport
         self._shape = config.num_layers, config.moe.num_experts
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
-        self.tables, self.ledger = (
-            Tables(me, self.holdings),
-            Ledger(others, self._shape),
-        )
-        programs = PlacedPrograms(config, self.holdings.blocks.dtype)
+        self.tables = Tables(me, self.holdings)
+        self.ledger = Ledger(me, others, self._shape)
+        if programs is None:
+            programs = PlacedPrograms(config, self.holdings.blocks.dtype)
         self.answers = Answers(programs, self.holdings)
         remote = Remote(
             me,
@@ -93,17 +98,19 @@ class Server:
             first_peer=FIRST,
             partial=options.partial,
             deadline_s=options.call_s,
+            table_s=options.table_s,
             on_lost=self._found_lost,
         )
         where = weights, self.holdings, remote, self.ledger, programs
         self.engine = PlacedEngine(*where)
         self._orders: queue.SimpleQueue = queue.SimpleQueue()
-        self._errands: queue.SimpleQueue = queue.SimpleQueue()
         self._requests: Requests | None = None
         self._stopped = threading.Event()
         self._error: BaseException | None = None
         self._answered: list[tuple] = []
-        self._brought: list[tuple] = []
+        self._bringer = Bringer(
+            self.holdings, self._bring_from, self._arrived, self.fail
+        )
         self._compiled = 0
 
     # What the transport answers with, in its threads.
@@ -111,19 +118,23 @@ class Server:
     def call(self, peer: int, call: Call) -> np.ndarray | None:
         """Rows of another server's call; None if a block is not here."""
         started_s = time.perf_counter()
-        view = self.tables.view
-        # A block that nobody has is read for each call, by the server that the table
-        # names. A caller may know of that before this server does.
-        block_P = call.block_P
-        mine = view is not None and (
-            (view.target_LE[call.layer][block_P] == self.me).all()
-            if call.layer < self._shape[0] and block_P.max(initial=0) < self._shape[1]
-            else False
-        )
-        rows = self.answers.compute(call, on_demand=mine)
+        rows = self.answers.compute(call)
+        if rows is None and self._is_mine(call):
+            rows = self.answers.compute(call, on_demand=True)
         ended_s = time.perf_counter()
         self._answered.append((started_s, ended_s - started_s, peer - FIRST))
         return rows
+
+    def _is_mine(self, call: Call) -> bool:
+        """Whether blocks that are not here are to be read for a call.
+
+        So it is for blocks that nobody has, if the newest table names this server. A
+        caller may have a newer one.
+        """
+        view = self.tables.newer(-1, 0.0)
+        if view is None or call.version > view.version:
+            return True
+        return bool((view.target_LE[call.layer][call.block_P] == self.me).all())
 
     def block(self, layer: int, block: int) -> np.ndarray | None:
         """A block for another server."""
@@ -141,25 +152,27 @@ class Server:
             return {}, self.ledger.counts()
         if name == "notes":
             return self._notes()
-        if name == "table" and fields["now"]:
+        if name == "strike":
+            os.kill(os.getpid(), SIGNALS[fields["kind"]])
+        elif name == "table":  # who waits in the midst of a step sees it at once
             self.tables.offer(fields["version"], arrays["target_LE"])
-        if name == "drop":  # nobody asks for them: before what comes into their slots
+        elif name == "drop":  # nobody asks for them: before what comes into their slots
             self.holdings.drop(arrays["cells"].tolist())
         elif name == "bring":
-            self._errands.put((fields, arrays))
+            self._bringer.bring(fields["order"], arrays["cells"])
         elif name == "lost":
             self._transport.disconnect(FIRST + fields["server"])
         elif name == "stop":
+            self.tables.close(RequestError("the run is over"))
             self._stopped.set()
         self._orders.put((name, fields, arrays))
         return {}, {}
 
     def _notes(self):
-        sent, received = self._transport.traffic.sent(), {}
-        del received
-        payload = {
+        self.ledger.counts()
+        sent = {
             f"{peer}:{int(kind)}": [count.messages, count.bytes]
-            for (peer, kind), count in sent.items()
+            for (peer, kind), count in self._transport.traffic.sent().items()
         }
         facts = {
             "states": self.ledger.states,
@@ -168,33 +181,34 @@ class Server:
             "local_pairs": self.ledger.local_pairs,
             "remote_blocks": self.ledger.remote_blocks,
             "most_used": self.holdings.most_used,
-            "sent": payload,
+            "sent": sent,
             "compiled": self.engine.num_compiled() - self._compiled,
         }
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["calls"] = self.ledger.calls()
         arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
-        arrays["brought"] = np.array(self._brought, np.float64).reshape(-1, 5)
+        arrays["brought"] = self._bringer.brought
         return facts, arrays
 
     # What this server tells the scheduler.
 
-    def _tell(self, name: str, fields: dict | None = None, arrays=None) -> None:
-        self._transport.post(
-            SCHEDULER, name, {"server": self.me} | (fields or {}), arrays
-        )
+    def _tell(self, name: str, fields: dict) -> None:
+        self._transport.post(SCHEDULER, name, fields)
 
     def on_lost(self, peer: int, kind: str) -> None:
         """The transport lost a process."""
         if peer == SCHEDULER:
-            self._fail(SchedulerLost(f"the scheduler is {kind}; this server ends"))
+            self.fail(SchedulerLost(f"the scheduler is {kind}; this server ends"))
         else:
             self._found_lost(peer - FIRST, kind)
 
     def _found_lost(self, server: int, kind: str) -> None:
         self._tell("lost", {"who": server, "kind": kind})
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends `run` by an error, whatever it waits for; any thread may call it."""
+        if self._stopped.is_set():
+            return
         self._error = self._error or error
         self.tables.close(error)
         self._stopped.set()
@@ -208,14 +222,12 @@ class Server:
         Raises:
           SchedulerLost: it is gone. Whatever a thread of this server died of.
         """
-        bringing = threading.Thread(target=self._bring, name="moe_edge-bring")
-        bringing.daemon = True
-        bringing.start()
+        self._bringer.start()
         while not self._stopped.is_set():
             self._attend()
             if self._requests is not None and not self._requests.idle:
                 self._requests.step()
-        self._errands.put(None)
+        self._bringer.stop()
         if self._error is not None:
             raise self._error
 
@@ -239,7 +251,6 @@ class Server:
         elif name == "prepare":
             self._prepare(fields, arrays)
         elif name == "table":
-            self.tables.offer(fields["version"], arrays["target_LE"])
             self._confirm()
         elif name == "request":
             self._requests.add(
@@ -259,11 +270,10 @@ class Server:
     def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.offer(fields["version"], arrays["target_LE"])
-        self.tables.install()
+        self.tables.begin(fields["version"], arrays["target_LE"])
         self.ledger.clear()
         self._answered.clear()
-        self._brought.clear()
+        self._bringer.clear()
         self.holdings.most_used = self.options.slots - self.holdings.free
         self._transport.traffic.reset()
         self._requests = Requests(
@@ -281,34 +291,15 @@ class Server:
     def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
         self._tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})
 
-    # The thread that brings blocks.
+    # For the thread that brings blocks.
 
-    def _bring(self) -> None:
+    def _bring_from(self, source: int, layer: int, block: int, out_R) -> bool:
+        """A block of another server; whether it has come."""
+        where = FIRST + source, layer, block
         try:
-            while (errand := self._errands.get()) is not None:
-                fields, arrays = errand
-                lacking = []
-                for layer, block, source in arrays["cells"].tolist():
-                    if not self._bring_one(layer, block, source):
-                        lacking.append((layer, block))
-                self._tell("arrived", {"round": fields["round"], "lacking": lacking})
-        except BaseException as error:  # raised again by the main thread
-            self._fail(error)
+            return self._transport.fetch(*where, out_R, self.options.fetch_s)
+        except (PeerLost, Refused):
+            return False
 
-    def _bring_one(self, layer: int, block: int, source: int) -> bool:
-        """A block from a server, or from the checkpoint (-1), into a free slot."""
-        started_s, blocks = time.perf_counter(), self.holdings.blocks
-        if source < 0:
-            record_R = blocks.read(layer, block)
-        else:
-            record_R = np.empty(blocks.record_size, blocks.dtype)
-            where = FIRST + source, layer, block
-            try:
-                if not self._transport.fetch(*where, record_R, self.options.fetch_s):
-                    return False
-            except (PeerLost, Refused):
-                return False
-        self.holdings.put(layer, block, record_R)
-        ended_s = time.perf_counter()
-        self._brought.append((started_s, ended_s - started_s, layer, block, source))
-        return True
+    def _arrived(self, order: int, lacking: list[tuple[int, int]]) -> None:
+        self._tell("arrived", {"order": order, "lacking": lacking})

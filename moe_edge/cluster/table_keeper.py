@@ -2,283 +2,290 @@
 
 A change goes in steps that all servers see in the same order: blocks arrive in free
 slots; the table gets a new version; when all have confirmed it, what left is dropped.
+A loss, or a call that must be made again, makes a version at any time; whatever is on
+its way goes on.
 """
 
+import dataclasses
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moe_edge.hardware.cost_model import CostModel
+from moe_edge.cluster.asked import NobodyLeft
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.migration_policy import Ledger, MigrationPolicy
-from moe_edge.place.plan import Placement
-from moe_edge.place.rounds import Arrival, Round, next_round, recover
+from moe_edge.place.rounds import Arrival, make_room, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
 
 if TYPE_CHECKING:
+    from moe_edge.cluster.judge import Judge
     from moe_edge.cluster.scheduler import Scheduler
+
+Cell = tuple[int, int, int]  # server, layer (of those with experts), block
 
 
 class TableKeeper:
     """Versions of the table in one method's run.
 
     Attributes:
-      held_NLE: bool, which server holds what (MoE layers only).
+      start_NLE: bool, what servers hold at first (MoE layers only): what was asked for,
+        and what of it servers that are lost already would have held, where there is
+        room.
+      held_NLE: likewise, by the newest table.
       version: of the table.
-      changes: all versions after the first.
-      decisions: of all periods.
-      degraded: blocks that no server has a slot for.
+      changes: all versions after the first, once they were in force.
       moved: blocks that arrived.
     """
 
-    def __init__(
-        self,
-        scheduler: "Scheduler",
-        held_NLE: np.ndarray,
-        policy: MigrationPolicy | None,
-        cost_model: CostModel | None,
-    ):
-        self._scheduler, self._policy, self._cost_model = scheduler, policy, cost_model
-        self.start_NLE, self.held_NLE = held_NLE.copy(), held_NLE.copy()
-        self.version, self.moved = 0, 0
-        self.changes: list[TableChange] = []
-        self.decisions: list[dict] = []
-        self.degraded: list[tuple[int, int]] = []
-        self._ledger = Ledger(held_NLE.shape)
-        self._counted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._seconds_N2: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._goal_NLE: np.ndarray | None = None
-        self._round: Round | None = None
-        self._rounds = 0
-        # What servers are bringing, by server and number of the round; and what some
-        # bring for a round that was given up.
-        self._awaited: dict[tuple[int, int], list[Arrival]] = {}
-        self._late: dict[tuple[int, int], list[Arrival]] = {}
-        self._dropping: list[list[int]] = []  # not asked for in the newest table
-        self._loaded: list[Arrival] = []  # lost blocks that have slots again
-        self._to_load: list[Arrival] = []
+    def __init__(self, scheduler: "Scheduler", held_NLE: np.ndarray, judge: "Judge"):
+        self._scheduler, self._judge = scheduler, judge
+        self._coming: dict[tuple[int, int], list[Arrival]] = {}  # by server and order
+        self._orders = 0
+        self._drops: list[Cell] = []  # once what comes is there
+        self._leaving: list[Cell] = []  # in no table, but in their slots still
+        self._moves: list[Arrival] = []  # there, but in no table yet
+        self._gone: list[Cell] = []  # with their servers
+        self._open: list[TableChange] = []  # versions that are not in force everywhere
         self._unconfirmed: set[int] = set()
-        self._begun_s = self._due_s = self._sent_s = 0.0
+        self._goal_NLE: np.ndarray | None = None
         self._calls_NLE = np.zeros(held_NLE.shape)
+        self.version, self.moved, self._ended = 0, 0, False
+        self.changes: list[TableChange] = []
+        self._begun_s = self._sent_s = 0.0
+        alive_N = scheduler.alive_N
+        plan = recover(held_NLE, alive_N, self._room_N(), self._calls_NLE)
+        self.held_NLE = plan.loaded_NLE
+        self.start_NLE = self.held_NLE.copy()
+        self._told_roomy_N = self._roomy_N()
 
     def begin(self, begun_s: float) -> None:
         """The run begins."""
         self._begun_s = begun_s
-        if self._policy is not None:
-            self._due_s = begun_s + self._policy.period_s
+        self._judge.begin(begun_s)
 
     @property
-    def _busy(self) -> bool:
-        return self._round is not None or bool(self._awaited) or bool(self._unconfirmed)
+    def degraded(self) -> list[tuple[int, int]]:
+        """Blocks (layer, block) that no server holds: they are read for each call."""
+        return [tuple(cell) for cell in np.argwhere(~self.held_NLE.any(axis=0))]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether blocks are coming, or a table is not in force everywhere."""
+        return bool(self._coming) or bool(self._unconfirmed)
+
+    @property
+    def unconfirmed(self) -> list[int]:
+        """Servers that are waited for."""
+        return sorted(self._unconfirmed | {server for server, _ in self._coming})
+
+    # Room.
+
+    def _room_N(self) -> np.ndarray:
+        """Slots that blocks may take for good: one of each stays free."""
+        scheduler = self._scheduler
+        room_N = placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
+        for (server, _), arrivals in self._coming.items():
+            room_N[server] -= len(arrivals)
+        return np.maximum(room_N, 0)
+
+    def _free_N(self) -> np.ndarray:
+        """Slots that nothing is in, and nothing on its way to."""
+        scheduler = self._scheduler
+        free_N = scheduler.slots_N - self.held_NLE.sum(axis=(1, 2))
+        for (server, _), arrivals in self._coming.items():
+            free_N[server] -= len(arrivals)
+        for server, *_ in self._leaving:
+            free_N[server] -= 1
+        return free_N
+
+    def _roomy_N(self) -> np.ndarray:
+        """bool: servers that can read a block for a call."""
+        scheduler = self._scheduler
+        return scheduler.alive_N & (scheduler.slots_N > 0) & (self._free_N() > 0)
 
     def targets(self) -> np.ndarray:
         """int16 [N, L, E]: whom each server asks; of the dead anything."""
-        held_NLE = self.held_NLE.copy()
-        roomy_N = self._scheduler.alive_N & (self._scheduler.slots_N > 0)
-        for layer, block in self.degraded:  # every server that can reads it itself
-            held_NLE[roomy_N, layer, block] = True
+        held_NLE, scheduler = self.held_NLE.copy(), self._scheduler
+        readers_N = self._roomy_N()
+        if not readers_N.any():  # they say so, and callers wait for the next table
+            readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
+        for layer, block in self.degraded:
+            held_NLE[readers_N, layer, block] = True
         return call_targets(held_NLE)
 
-    # Periods.
+    # Steps of a change.
 
     def tick(self, busy: bool) -> None:
         """Looks whether a period is over."""
-        policy = self._policy
-        if policy is None or time.perf_counter() < self._due_s or not busy:
+        if not busy or not self._judge.is_due():
             return
-        self._due_s += policy.period_s
-        if self._busy or self._late or self.degraded:
+        if self.under_way or self._goal_NLE is not None or self.degraded:
             return
-        self._count()
-        self._ledger.seen_s += policy.period_s
-        if not self._ledger.empty:
-            self._judge()
-        self._ledger.fade(policy.keep)
-
-    def _count(self) -> None:
-        """What servers have counted since the last time."""
-        layers = self._scheduler.moe_layers
-        for server in self._scheduler.alive:
-            answer = self._scheduler.ask(server, "counts")
-            if answer is None:
-                continue
-            arrays = answer[1]
-            now = tuple(
-                arrays[name][layers].reshape(-1) for name in ("pairs_LE", "calls_LE")
-            )
-            before = self._counted.get(server, (0, 0))
-            self._ledger.add(server, now[0] - before[0], now[1] - before[1])
-            self._counted[server] = now
-            self._seconds_N2[server] = arrays["call_s_N"], arrays["blocks_N"]
-
-    def seconds_NM(self) -> np.ndarray | None:
-        """Measured seconds of a block that another server computes; None: too few."""
-        N = len(self.held_NLE)
-        call_s, blocks = np.zeros((N, N)), np.zeros((N, N))
-        for server, (seconds_N, blocks_N) in self._seconds_N2.items():
-            call_s[server], blocks[server] = seconds_N, blocks_N
-        if not blocks.any():
-            return None
-        mean_s = call_s.sum() / blocks.sum()
-        seconds = np.full((N, N), mean_s)
-        np.divide(call_s, blocks, out=seconds, where=blocks > 0)
-        np.fill_diagonal(seconds, 0.0)
-        return seconds
-
-    def _judge(self) -> None:
-        scheduler = self._scheduler
-        current = Placement(np.where(self.held_NLE, 0, -1))
-        slots_N = np.where(scheduler.alive_N, scheduler.slots_N, 0)
-        room = [np.array([n]) for n in placeable(slots_N).tolist()]
-        where = self._ledger, current, room, self._cost_model, self.seconds_NM()
-        proposal = self._policy.propose(*where)
-        decision = proposal.decision
-        self.decisions.append(
-            {"t_s": time.perf_counter() - self._begun_s, **vars(decision)}
-        )
-        if decision.adopt:
+        proposal = self._judge.propose(self.held_NLE, self._room_N())
+        if proposal is not None and proposal.decision.adopt:
             self._goal_NLE = proposal.candidate.on_NLE
             self._calls_NLE = proposal.calls_NLE
-            self._next_round()
+            self._go_on()
 
-    # Rounds.
+    def _go_on(self) -> None:
+        """Begins what is to be done next; nothing is under way."""
+        if self._ended:
+            return
+        if self.degraded:
+            self._mend()
+        elif self._goal_NLE is not None:
+            self._next_round()
 
     def _next_round(self) -> None:
         scheduler = self._scheduler
-        self._round = next_round(
-            self.held_NLE,
-            self._goal_NLE,
-            scheduler.slots_N,
-            self._calls_NLE,
-            source=self._policy.source,
-        )
-        if self._round is None:
+        slots_N = np.where(scheduler.alive_N, scheduler.slots_N, 0)
+        where = self.held_NLE, self._goal_NLE, slots_N, self._calls_NLE
+        planned = next_round(*where, source=self._judge.source)
+        if planned is None:
             self._goal_NLE = None
             return
-        self._sent_s = time.perf_counter()
-        self._bring(self._round.arrivals)
-        if not self._awaited:
-            self._publish()
+        self._drops = planned.drops
+        self._bring(planned.arrivals)
+        if not self._coming:
+            self._end_round()
 
-    def _bring(self, arrivals: list[Arrival]) -> None:
-        self._rounds += 1
+    def _mend(self) -> None:
+        """Lost blocks get slots; without any left, at least some server reads them."""
+        where = self.held_NLE, self._scheduler.alive_N, self._room_N()
+        loads = recover(*where, self._judge.calls_NLE).loads
+        if loads:
+            self._bring(loads)
+            return
+        roomy_N = self._roomy_N()
+        drops = make_room(*where[:2], roomy_N, self._judge.calls_NLE)
+        if drops or (roomy_N != self._told_roomy_N).any():
+            self._publish(drops)
+
+    def _bring(self, arrivals: Iterable[Arrival]) -> None:
         layers, by_server = self._scheduler.moe_layers, {}
+        if not self._moves:
+            self._sent_s = time.perf_counter()
+        self._orders += 1
         for arrival in arrivals:
             by_server.setdefault(arrival.server, []).append(arrival)
         for server, mine in by_server.items():
             cells = [(layers[a.layer], a.block, _source(a)) for a in mine]
-            self._awaited[server, self._rounds] = mine
+            self._coming[server, self._orders] = mine
             arrays = {"cells": np.array(cells, np.int32)}
-            self._scheduler.tell(server, "bring", {"round": self._rounds}, arrays)
+            self._scheduler.tell(server, "bring", {"order": self._orders}, arrays)
 
     def arrived(self, server: int, fields: dict) -> None:
         """A server has what it was to bring, or most of it."""
-        key = server, fields["round"]
-        mine = self._awaited.pop(key, None)
-        late = mine is None
+        mine = self._coming.pop((server, fields["order"]), None)
+        if mine is None:
+            return
         layers, lacking = self._scheduler.moe_layers, set(map(tuple, fields["lacking"]))
-        for arrival in self._late.pop(key, []) if late else mine:
+        for arrival in mine:
             if (layers[arrival.layer], arrival.block) not in lacking:
                 self.held_NLE[server, arrival.layer, arrival.block] = True
+                self._moves.append(arrival)
                 self.moved += 1
-        if not late and not self._awaited:
-            self._publish()
+        if not self._coming:
+            self._end_round()
 
-    def _publish(self, now: bool = False) -> None:
+    def _end_round(self) -> None:
+        """All has come; what may leave does, but no last copy: some may be lacking."""
+        drops, self._drops = self._drops, []
+        after_NLE = self.held_NLE.copy()
+        for cell in drops:
+            after_NLE[cell] = False
+        last_LE = ~after_NLE.any(axis=0) & self.held_NLE.any(axis=0)
+        self._publish([c for c in drops if self.held_NLE[c] and not last_LE[c[1:]]])
+
+    def _publish(self, drops: Iterable[Cell] = ()) -> None:
         """A new version; what leaves is in it no more, but in its slots still."""
-        if self._round is not None:
-            gone_NLE = np.zeros(self.held_NLE.shape, bool)
-            for cell in self._round.drops:
-                gone_NLE[cell] = True
-            after_NLE = self.held_NLE & ~gone_NLE
-            # A block that did not arrive may leave its last holder uncovered: it stays.
-            lost_LE = ~after_NLE.any(axis=0) & self.held_NLE.any(axis=0)
-            after_NLE |= self.held_NLE & lost_LE
-            self._dropping += np.argwhere(self.held_NLE & ~after_NLE).tolist()
-            self.held_NLE = after_NLE
+        for cell in drops:
+            self.held_NLE[cell] = False
+            self._leaving.append(cell)
         self.version += 1
-        targets_NLE = self.targets()
+        self._open.append(
+            TableChange(
+                t_s=0.0,
+                version=self.version,
+                moves=[(a.server, a.layer, a.block) for a in self._moves],
+                drops=[*drops, *self._gone],
+                sources=[a.source for a in self._moves],
+                begun_s=self._sent_s - self._begun_s if self._moves else None,
+            )
+        )
+        self._moves, self._gone = [], []
+        targets_NLE, self._told_roomy_N = self.targets(), self._roomy_N()
         self._unconfirmed = set(self._scheduler.alive)
         for server in self._scheduler.alive:
             arrays = {"target_LE": self._scheduler.full(targets_NLE[server], server)}
-            fields = {"version": self.version, "now": now}
-            self._scheduler.tell(server, "table", fields, arrays)
+            self._scheduler.tell(server, "table", {"version": self.version}, arrays)
 
     def confirmed(self, server: int, fields: dict) -> None:
         """A server goes by a version of the table."""
-        if fields["version"] != self.version:
-            return
-        self._unconfirmed.discard(server)
-        if not self._unconfirmed:
-            self._in_force()
+        if fields["version"] == self.version and server in self._unconfirmed:
+            self._unconfirmed.discard(server)
+            if not self._unconfirmed:
+                self._in_force()
 
     def _in_force(self) -> None:
-        layers, scheduler = self._scheduler.moe_layers, self._scheduler
-        arrivals = self._round.arrivals if self._round is not None else self._loaded
-        moves = [(a.server, layers[a.layer], a.block) for a in arrivals]
-        drops = [(n, layers[layer], block) for n, layer, block in self._dropping]
-        self.changes.append(
-            TableChange(
-                t_s=time.perf_counter() - self._begun_s,
-                version=self.version,
-                moves=moves,
-                drops=drops,
-                sources=[a.source for a in arrivals],
-                begun_s=self._sent_s - self._begun_s if moves else None,
-            )
-        )
+        """Nobody asks for what left any more."""
+        scheduler, t_s = self._scheduler, time.perf_counter() - self._begun_s
+        self.changes += [dataclasses.replace(change, t_s=t_s) for change in self._open]
         for server in scheduler.alive:
-            cells = [cell[1:] for cell in drops if cell[0] == server]
+            cells = [
+                (scheduler.moe_layers[layer], block)
+                for n, layer, block in self._leaving
+                if n == server
+            ]
             if cells:
                 arrays = {"cells": np.array(cells, np.int32)}
                 scheduler.tell(server, "drop", {"version": self.version}, arrays)
-        self._loaded, self._dropping = [], []
-        if self._round is not None and self._goal_NLE is not None:
-            self._next_round()
-        else:
-            self._round = None
-            self._load_lost()
-
-    # Losses.
-
-    def lost(self, server: int) -> None:
-        """A server is gone: replicas take over at once, lost blocks are read."""
-        scheduler = self._scheduler
-        self._goal_NLE = self._round = None
-        self._late |= {k: v for k, v in self._awaited.items() if k[0] != server}
-        self._awaited.clear()
-        spare_N = np.where(scheduler.alive_N, scheduler.slots_N, 0)
-        for arrivals in self._late.values():  # on their way: their slots are taken
-            for arrival in arrivals:
-                spare_N[arrival.server] -= 1
-        calls_NLE = self._ledger.calls_NX.reshape(self.held_NLE.shape)
-        # One slot stays free for blocks that are read for a call.
-        plan = recover(
-            self.held_NLE, scheduler.alive_N, np.maximum(spare_N - 1, 0), calls_NLE
-        )
-        self.held_NLE = plan.held_NLE
-        self.degraded = sorted(set(plan.lost))
-        self._to_load = plan.loads
-        self._sent_s = time.perf_counter()
-        self._publish(now=True)
+        self._open, self._leaving = [], []
+        if not self._coming:
+            self._go_on()
 
     def repeat(self) -> None:
         """A new version of the same table: whoever waits asks again."""
-        self._publish(now=True)
+        self._publish()
 
-    def _load_lost(self) -> None:
-        """The new table is in force: lost blocks get slots, as far as there are any."""
-        if not self._to_load:
-            return
-        loads, self._to_load = self._to_load, []
-        self._loaded = loads
-        self.degraded = sorted(set(self.degraded) - {(a.layer, a.block) for a in loads})
-        self._bring(loads)
+    def lost(self, server: int) -> None:
+        """A server is gone: replicas take over at once, lost blocks are read again.
+
+        Raises:
+          NobodyLeft: no server that is left has a slot.
+        """
+        self._goal_NLE, self._drops = None, []
+        self._coming = {k: v for k, v in self._coming.items() if k[0] != server}
+        self._stay(server)
+        self._gone += [
+            (server, *c) for c in np.argwhere(self.held_NLE[server]).tolist()
+        ]
+        self.held_NLE[server] = False
+        scheduler = self._scheduler
+        if self.degraded and not scheduler.slots_N[scheduler.alive_N].any():
+            raise NobodyLeft(
+                f"servers {scheduler.alive} are left and have no slots; nobody can "
+                "compute an expert"
+            )
+        self._publish()
+
+    def _stay(self, lost: int) -> None:
+        """Copies that were about to leave stay: one may be the last now."""
+        staying = {tuple(cell) for cell in self._leaving if cell[0] != lost}
+        for cell in staying:
+            self.held_NLE[cell] = True
+        self._open = [
+            dataclasses.replace(
+                change, drops=[c for c in change.drops if tuple(c) not in staying]
+            )
+            for change in self._open
+        ]
+        self._leaving = []
 
     def settle(self) -> None:
         """The last request has ended: nothing new begins."""
-        self._goal_NLE = None
+        self._goal_NLE, self._ended = None, True
 
 
 def placeable(slots_N: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ class View(NamedTuple):
 
     Attributes:
       version: of the table.
-      target_LE: int16 [L, E], the server that computes a block.
+      target_LE: int16 [L, E + 1], the server that computes a block.
       asked_LE: int16 [L, E + 1], the server to call; HERE: none. The server's own
         number: it reads the block for each call, since nobody has it.
       slot_LE: int32 [L, E + 1], slots of the blocks that are HERE, else no slot.
@@ -42,6 +42,7 @@ def view_of(version: int, target_LE: np.ndarray, me: int, holdings: Holdings) ->
     slot_LE = np.where(here_LE, holdings.slot_LE, nowhere).astype(np.int32)
     asked_LE = np.pad(asked_LE, ((0, 0), (0, 1)), constant_values=HERE)
     slot_LE = np.pad(slot_LE, ((0, 0), (0, 1)), constant_values=nowhere)
+    target_LE = np.pad(target_LE, ((0, 0), (0, 1)), constant_values=me)
     return View(version, target_LE, asked_LE, slot_LE, here_LE.all(axis=1))
 
 
@@ -67,6 +68,13 @@ class Tables:
             if known is None or version > known.version:
                 self._next = view
                 self._changed.notify_all()
+
+    def begin(self, version: int, target_LE: np.ndarray) -> None:
+        """The first table of a run, whatever the number of the last one was."""
+        with self._changed:
+            self.view = self._next = None
+        self.offer(version, target_LE)
+        self.install()
 
     def install(self) -> int | None:
         """Takes over the newest table, between steps: its version if it is new."""

@@ -150,7 +150,9 @@ class Traffic:
 
 
 def _add(counts: dict, key: tuple[int, int], size_bytes: int) -> None:
-    count = counts.setdefault((key[0], int(key[1])), [0, 0])
+    count = counts.get(key)
+    if count is None:
+        count = counts[key] = [0, 0]
     count[0] += 1
     count[1] += size_bytes
 

@@ -36,7 +36,7 @@ def warm_up(
     """
     started_s, config = time.perf_counter(), engine.config
     shape = config.num_layers, config.moe.num_experts
-    ledger, remote = Ledger(1, shape), engine.remote
+    ledger, remote = Ledger(0, 1, shape), engine.remote
     tables = Tables(0, engine.holdings)
     rehearsal = _Rehearsal(0, None, answers, tables, ledger, partial=remote.partial)
     actor = PlacedEngine(
@@ -79,4 +79,4 @@ def _view(shape: tuple[int, int], away_E: np.ndarray, nowhere: int) -> View:
         np.tile(slot_E1, (shape[0], 1)),
     )
     here_L = np.full(shape[0], not away_E.any())
-    return View(0, np.zeros(shape, np.int16), asked_LE, slot_LE, here_L)
+    return View(0, np.zeros_like(asked_LE), asked_LE, slot_LE, here_L)

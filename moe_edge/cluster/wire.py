@@ -37,13 +37,17 @@ MAX_TEXT_BYTES = 2000
 PREFIX = struct.Struct("<4sHBBQ")
 KIND_AT = 6  # the byte that holds the kind
 _CALL = struct.Struct("<IIIII4x")
+_CALL_HEAD = struct.Struct(PREFIX.format + _CALL.format[1:])
 _ROWS = struct.Struct("<II")
+_ROWS_HEAD = struct.Struct(PREFIX.format + _ROWS.format[1:])
 _BLOCK = struct.Struct("<IIQII")
 _CHUNK = struct.Struct("<QQ")
 
-_CALL_START = PREFIX.size + _CALL.size
-_ROWS_START = PREFIX.size + _ROWS.size
+_CALL_START = _CALL_HEAD.size
+ROWS_START = _ROWS_HEAD.size
 _CHUNK_START = PREFIX.size + _CHUNK.size
+
+_FLOAT, _SHORT = np.dtype("<f4"), np.dtype("<u2")
 
 
 class WireError(MoeEdgeError):
@@ -122,40 +126,41 @@ def encode_call(number: int, call: Call) -> bytes:
     Raises:
       WireError: arrays of other types, layouts or sizes than `Call` says.
     """
-    x_TD, token_P, block_P, weight_P = (
-        call.x_TD,
-        call.token_P,
-        call.block_P,
-        call.weight_P,
-    )
-    tokens, pairs = len(x_TD), len(token_P)
-    arrays = [x_TD, token_P, block_P]
+    x_TD, token_P, block_P = call.x_TD, call.token_P, call.block_P
+    weight_P = call.weight_P
+    tokens, pairs, flags = len(x_TD), len(token_P), 0
     fits = (
         x_TD.ndim == 2
-        and x_TD.dtype == np.float32
+        and x_TD.dtype == _FLOAT
         and 0 < tokens <= MAX_TOKENS
-        and x_TD.nbytes > 0
         and 0 < pairs == len(block_P)
-        and token_P.dtype == block_P.dtype == np.uint16
+        and token_P.dtype == _SHORT
+        and block_P.dtype == _SHORT
     )
+    arrays = [x_TD, token_P, block_P]
     if weight_P is not None:
+        flags = PARTIAL
         arrays.append(weight_P)
-        fits = fits and len(weight_P) == pairs and weight_P.dtype == np.float32
-    if not fits or not all(array.flags.c_contiguous for array in arrays):
-        raise WireError(
-            f"call with x {_text(x_TD)}, token {_text(token_P)}, block "
-            f"{_text(block_P)}, weight {_text(weight_P)}; expected C-contiguous "
-            f"float32 [1 to {MAX_TOKENS}, D], uint16 [P] twice, float32 [P] or none"
-        )
-    flags = 0 if weight_P is None else PARTIAL
+        fits = fits and len(weight_P) == pairs and weight_P.dtype == _FLOAT
+    place = call.layer, call.bucket, call.version
     try:
-        body = _CALL.pack(call.layer, call.bucket, call.version, tokens, pairs)
+        if fits and x_TD.size:
+            head = _CALL_HEAD.pack(
+                MAGIC, WIRE_VERSION, Kind.CALL, flags, number, *place, tokens, pairs
+            )
+            return b"".join((head, *arrays))
     except struct.error:
         raise WireError(
-            f"call of layer {call.layer}, bucket {call.bucket}, version "
-            f"{call.version}; expected whole numbers below 2^32"
+            f"call of layer, bucket and version {place}; expected whole numbers below "
+            "2^32"
         ) from None
-    return b"".join((prefix(Kind.CALL, number, flags), body, *arrays))
+    except TypeError:
+        pass  # `join` takes no array with gaps
+    raise WireError(
+        f"call with x {_text(x_TD)}, token {_text(token_P)}, block {_text(block_P)}, "
+        f"weight {_text(weight_P)}; expected C-contiguous float32 [1 to {MAX_TOKENS}, "
+        "D], uint16 [P] twice, float32 [P] or none"
+    )
 
 
 def decode_call(frame: bytes, flags: int) -> Call:
@@ -179,11 +184,16 @@ def decode_call(frame: bytes, flags: int) -> Call:
             f"{x_bytes} bytes of states are no rows of float32"
         )
     at = _CALL_START + x_bytes
-    x_TD = np.ndarray((tokens, x_bytes // (4 * tokens)), "<f4", frame, _CALL_START)
-    token_P = np.ndarray(pairs, "<u2", frame, at)
-    block_P = np.ndarray(pairs, "<u2", frame, at + 2 * pairs)
-    weight_P = np.ndarray(pairs, "<f4", frame, at + 4 * pairs) if partial else None
-    if (last := token_P.max()) >= tokens:
+    x_TD = np.ndarray((tokens, x_bytes // (4 * tokens)), _FLOAT, frame, _CALL_START)
+    token_P = np.ndarray(pairs, _SHORT, frame, at)
+    block_P = np.ndarray(pairs, _SHORT, frame, at + 2 * pairs)
+    weight_P = np.ndarray(pairs, _FLOAT, frame, at + 4 * pairs) if partial else None
+    # NumPy's way costs more than all else where there are few.
+    few = pairs <= 64
+    last = (
+        max(memoryview(frame)[at : at + 2 * pairs].cast("H")) if few else token_P.max()
+    )
+    if last >= tokens:
         raise WireError(f"CALL names token {last}, expected less than {tokens}")
     return Call(layer, bucket, version, x_TD, token_P, block_P, weight_P)
 
@@ -194,9 +204,10 @@ def encode_rows(number: int, rows: np.ndarray) -> bytes:
     Raises:
       WireError: not float32, of rank 2 and C-contiguous.
     """
-    if rows.ndim != 2 or rows.dtype != np.float32 or not rows.flags.c_contiguous:
+    if rows.ndim != 2 or rows.dtype != _FLOAT or not rows.flags.c_contiguous:
         raise WireError(f"rows are {_text(rows)}, expected C-contiguous float32 [R, D]")
-    return b"".join((prefix(Kind.ROWS, number), _ROWS.pack(*rows.shape), rows))
+    head = _ROWS_HEAD.pack(MAGIC, WIRE_VERSION, Kind.ROWS, 0, number, *rows.shape)
+    return b"".join((head, rows))
 
 
 def decode_rows(frame: bytes) -> np.ndarray:
@@ -205,14 +216,14 @@ def decode_rows(frame: bytes) -> np.ndarray:
     Raises:
       WireError: its size is another.
     """
-    _check_length(Kind.ROWS, frame, _ROWS_START)
+    _check_length(Kind.ROWS, frame, ROWS_START)
     count, width = _ROWS.unpack_from(frame, PREFIX.size)
-    if len(frame) - _ROWS_START != 4 * count * width:
+    if len(frame) - ROWS_START != 4 * count * width:
         raise WireError(
-            f"ROWS of {len(frame)} bytes, expected {_ROWS_START} and {count} x {width} "
+            f"ROWS of {len(frame)} bytes, expected {ROWS_START} and {count} x {width} "
             "float32"
         )
-    return np.ndarray((count, width), "<f4", frame, _ROWS_START)
+    return np.ndarray((count, width), _FLOAT, frame, ROWS_START)
 
 
 def encode_block(number: int, request: BlockRequest) -> bytes:

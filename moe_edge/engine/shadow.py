@@ -65,7 +65,7 @@ class ShadowPrograms(ResidentPrograms):
                     for is_moe in (False, True)
                 }
         self.next_tokens = jit_step(self._next_tokens)
-        self.read_kv = jit_step(_read_kv, static_argnames="count")
+        self.read_kv = jit_step(read_kv, static_argnames="count")
         self.write_kv = jit_step(_write_kv, donate_argnames="caches")
         self.copy_kv = jit_step(
             _copy_kv, static_argnames="count", donate_argnames="caches"
@@ -168,7 +168,8 @@ def _pack_all(flat: Flat, name: str):
 # Keys and values of some positions, layer by layer: also what a message carries.
 
 
-def _read_kv(caches, start_B, count: int):
+def read_kv(caches, start_B, count: int):
+    """Of every layer, name -> `[rows, count, width]` from positions start_B[b] on."""
     return [
         {name: kv_cache.read(array, start_B, count) for name, array in cache.items()}
         for cache in caches
@@ -183,4 +184,4 @@ def _write_kv(caches, new, start_B):
 
 
 def _copy_kv(caches, source, start_B, count: int):
-    return _write_kv(caches, _read_kv(source, start_B, count), start_B)
+    return _write_kv(caches, read_kv(source, start_B, count), start_B)

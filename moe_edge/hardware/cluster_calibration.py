@@ -14,6 +14,9 @@ A layer of a step, of which m other servers compute a part, takes
 
 where blocks are (number of blocks) * block_s + (token, block) pairs * pair_s. All own
 blocks: dense_s + own blocks. A step ends with `head_s`.
+
+A server answers calls in a thread of its own, one after another. Servers of one machine
+share its cores.
 """
 
 import dataclasses
@@ -130,15 +133,31 @@ class ClusterCalibration:
       servers: by number; all with the same sizes of buckets.
       messages: between any two of them.
       source: how it was measured, and on what.
+      hosts: of every server the machine it runs on; empty: each on one of its own.
+      cores: of every machine; empty: one each.
     """
 
     servers: Sequence[ServerCosts]
     messages: Messages
     source: str
+    hosts: Sequence[int] = ()
+    cores: Sequence[int] = ()
 
     def __post_init__(self):
         if not self.servers:
             raise ConfigError("a calibration needs at least one server, got none")
+        if not self.hosts:
+            object.__setattr__(self, "hosts", list(range(len(self.servers))))
+        if not self.cores:
+            object.__setattr__(self, "cores", [1] * (max(self.hosts, default=0) + 1))
+        for count in self.cores:
+            check_count("cores of a machine", count)
+        known = range(len(self.cores))
+        if len(self.hosts) != len(self.servers) or set(self.hosts) - set(known):
+            raise ConfigError(
+                f"hosts are {list(self.hosts)}, expected one of {len(self.cores)} "
+                f"machines for each of {len(self.servers)} servers"
+            )
         for server, costs in enumerate(self.servers):
             sizes = [bucket.tokens for bucket in costs.buckets]
             if sizes != self.sizes:

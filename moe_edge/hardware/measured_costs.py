@@ -1,7 +1,6 @@
 """The cost model of a real cluster: what its run measured instead of formulas.
 
-A server is one processor that computes its own blocks and those it is asked for, one
-job after another; all that it sends goes over one line.
+All that a server sends goes over one line. Which cores it has says the calibration.
 """
 
 import dataclasses

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.remote import LostBlocks
+from moe_edge.cluster.warm_up import warm_up
 from tests.support.layered import (
+    CAPACITY,
     NINE,
     THREE,
     assert_same_bits,
@@ -18,6 +20,11 @@ from tests.support.tiny_servers import Servers, spread
 
 BITS = ("gqa", BF16)
 STEPS = 12
+
+
+def counted(engine):
+    engine.ledger.counts()
+    return engine.ledger
 
 
 @pytest.mark.parametrize("name, dtype", [BITS, ("mla", np.float32), ("gpt_oss", BF16)])
@@ -46,7 +53,7 @@ def test_a_server_without_blocks_computes_none_and_gives_the_resident_bits():
     held_NLE[0] = False
     servers = Servers(*BITS, held_NLE, slots=[0, 25])
     assert_same_bits(servers.engines[0], *BITS, NINE, STEPS)
-    assert servers.engines[0].ledger.local_pairs == 0
+    assert counted(servers.engines[0]).local_pairs == 0
     assert {peer for peer, _ in servers.transport.calls} == {1}
 
 
@@ -67,7 +74,7 @@ def test_one_call_a_layer_and_server_with_the_states_it_needs():
     for peer, call in servers.transport.calls:
         if len(call.x_TD) == 1:
             seen.setdefault(call.layer, []).append(peer)
-    ledger = servers.engines[0].ledger
+    ledger = counted(servers.engines[0])
     assert ledger.states == sum(len(c.x_TD) for _, c in servers.transport.calls)
     assert ledger.rows == ledger.pairs - ledger.local_pairs
     assert set(seen) == {1, 2}
@@ -102,7 +109,7 @@ def test_lost_server_with_a_replica_is_replaced_within_the_step():
 def test_blocks_that_nobody_has_are_read_for_each_call():
     held_NLE = spread(ALL["gqa"], 3)
     servers = Servers(*BITS, held_NLE)
-    target_NLE = np.stack([servers.tables[n].view.target_LE for n in range(3)])
+    target_NLE = np.stack([servers.tables[n].view.target_LE[:, :-1] for n in range(3)])
     target_NLE[target_NLE == 2] = 0  # server 0 is to compute what 2 held
     servers.transport.lost.add(2)
     servers.target(target_NLE)
@@ -118,7 +125,7 @@ def test_block_that_was_dropped_is_asked_for_where_the_next_table_says():
     held_NLE[0] = True
     held_NLE[0, 0] = False
     servers = Servers(*BITS, held_NLE, slots=[25, 25])
-    target_NLE = np.stack([servers.tables[n].view.target_LE for n in range(2)])
+    target_NLE = np.stack([servers.tables[n].view.target_LE[:, :-1] for n in range(2)])
     layer, block = np.argwhere(held_NLE[1])[0]
     asked = target_NLE.copy()
     asked[0] = np.where(held_NLE[1], 1, 0)
@@ -135,13 +142,27 @@ def test_without_a_newer_table_the_request_ends_with_one_line():
         forced_logits(servers.engines[0], random_prompts(ALL["gqa"], NINE), 1)
 
 
-def test_nothing_is_compiled_again_for_another_placement():
-    first = Servers(*BITS, spread(ALL["gqa"], 3))
-    assert_same_bits(first.engines[0], *BITS, NINE, STEPS)
+def test_warm_up_compiles_all_that_any_placement_runs():
+    slots = [25, 25, 25]
+    first = Servers(*BITS, spread(ALL["gqa"], 3), slots=slots)
+    answers = first.transport.answers[0]
+    warm_up(first.engines[0], answers, [(9, CAPACITY - 9), (40, CAPACITY - 40)])
     before = first.engines[0].num_compiled()
-    second = Servers(*BITS, spread(ALL["gqa"], 3, seed=5), slots=[30, 30, 30])
-    third = Servers(*BITS, spread(ALL["gqa"], 3, seed=6), slots=[30, 30, 30])
-    assert_same_bits(second.engines[0], *BITS, NINE, STEPS)
-    between = second.engines[0].num_compiled()
-    assert_same_bits(third.engines[0], *BITS, NINE, STEPS)
-    assert third.engines[0].num_compiled() == between >= before
+    for seed in range(3):
+        held_NLE = spread(ALL["gqa"], 3, seed=seed, copies=0.2)
+        servers = Servers(*BITS, held_NLE, slots=slots)
+        for lengths in (NINE, (40,)):
+            assert_same_bits(servers.engines[0], *BITS, lengths, STEPS)
+    assert first.engines[0].num_compiled() == before
+
+
+def test_tables_of_a_new_run_count_from_zero_and_replace_those_of_the_last():
+    held_NLE = spread(ALL["gqa"], 2)
+    servers = Servers(*BITS, held_NLE, slots=[25, 25])
+    other_NLE = held_NLE[::-1].copy()
+    for me in (0, 1):
+        servers.holdings[me].fill(other_NLE[me])
+        target_LE = np.where(other_NLE[me], me, 1 - me).astype(np.int16)
+        servers.tables[me].begin(0, target_LE)
+    assert_same_bits(servers.engines[0], *BITS, NINE, STEPS)
+    assert servers.tables[0].view.version == 0

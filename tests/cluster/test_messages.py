@@ -39,6 +39,26 @@ def handlers():
 
 
 @pytest.fixture
+def gate(handlers):
+    """While it is closed, nothing of layer 9 is answered, nor control named `wait`."""
+    event = threading.Event()
+
+    def gated(handle, waits):
+        def handler(*args):
+            if waits(*args):
+                event.wait(6 * WAIT_S)
+            return handle(*args)
+
+        return handler
+
+    handlers.call = gated(handlers.call, lambda peer, call: call.layer == 9)
+    handlers.block = gated(handlers.block, lambda layer, block: layer == 9)
+    handlers.control = gated(handlers.control, lambda peer, name, *_: name == "wait")
+    yield event
+    event.set()
+
+
+@pytest.fixture
 def callee(handlers):
     with MessagesTransport(1, SECRET) as transport:
         transport.serve(handlers)
@@ -52,6 +72,14 @@ def caller(callee):
         transport.on_lost = lambda peer, kind: transport.lost.append((peer, kind))
         transport.connect(1, callee.address)
         yield transport
+
+
+def eventually(value, expected) -> None:
+    """What another thread brings about in a moment."""
+    until_s = time.monotonic() + WAIT_S
+    while value() != expected and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert value() == expected
 
 
 def ask(transport, peer=1, deadline_s=WAIT_S, **kwargs):
@@ -119,12 +147,13 @@ def test_failed_ticket_leaves_the_others(caller, handlers):
     assert [rows[0, 0] for rows in caller.finish([good, last], WAIT_S)] == [2.0, 4.0]
 
 
-def test_overdue_answer_is_not_taken_for_another(caller):
-    slow = caller.start(1, make_call(layer=3, version=300, value=7.0))
+def test_overdue_answer_is_not_taken_for_another(caller, gate):
+    slow = caller.start(1, make_call(layer=9, value=7.0))
     start_s = time.monotonic()
     with pytest.raises(PeerLost, match=r"peer 1 .* \(overdue\)") as error:
         caller.finish([slow], 0.05)
-    assert time.monotonic() - start_s < 0.25
+    assert time.monotonic() - start_s < 1
+    gate.set()
     assert (error.value.peer, error.value.kind) == (1, "overdue")
     np.testing.assert_array_equal(ask(caller, value=1.0), np.full((3, 3), 2.0))
     assert caller.lost == []
@@ -161,17 +190,17 @@ def test_control_by_many_threads_gets_its_own_answer(caller):
     assert wrong == []
 
 
-def test_control_refused_and_overdue(caller, handlers):
+def test_control_refused_and_overdue(caller, handlers, gate):
+    with pytest.raises(PeerLost, match="overdue"):
+        caller.control(1, "wait", deadline_s=0.05)
+    gate.set()
+
     def control(peer, name, fields, arrays):
-        if name == "slow":
-            time.sleep(0.3)
         raise ConfigError("another checkpoint")
 
     handlers.control = control
     with pytest.raises(Refused, match="^peer 1: another checkpoint$"):
         caller.control(1, "hello")
-    with pytest.raises(PeerLost, match="overdue"):
-        caller.control(1, "slow", deadline_s=0.05)
     with pytest.raises(WireError, match="hello: its fields are no JSON"):
         caller.control(1, "hello", {"x": object()})
 
@@ -229,12 +258,10 @@ def test_fetches_by_two_threads_do_not_mix(caller):
     np.testing.assert_array_equal(outs, [record(0, block) for block in range(8)])
 
 
-def test_calls_go_before_blocks(caller, handlers):
+def test_calls_go_before_blocks(caller, gate):
     # A fetch that cannot move on: calls and control do not stand behind it.
-    gate = threading.Event()
-    handlers.block = lambda *block: gate.wait(WAIT_S) and record(*block)
     out = np.zeros(200_001, np.uint8)
-    thread = threading.Thread(target=caller.fetch, args=(1, 0, 0, out, WAIT_S))
+    thread = threading.Thread(target=caller.fetch, args=(1, 9, 0, out, 6 * WAIT_S))
     thread.start()
     for i in range(100):
         np.testing.assert_array_equal(ask(caller, value=float(i))[0, 0], 2 * i)
@@ -242,15 +269,14 @@ def test_calls_go_before_blocks(caller, handlers):
     assert thread.is_alive() and not out.any()
     gate.set()
     thread.join()
-    np.testing.assert_array_equal(out, record(0, 0))
+    np.testing.assert_array_equal(out, record(9, 0))
 
 
-def test_overdue_fetch_does_not_spoil_the_next(caller, handlers):
-    handlers.block = lambda *block: time.sleep(0.3) or record(*block)
+def test_overdue_fetch_does_not_spoil_the_next(caller, gate):
     out = np.zeros(200_001, np.uint8)
     with pytest.raises(PeerLost, match="overdue"):
-        caller.fetch(1, 0, 1, out, 0.05)
-    del handlers.block
+        caller.fetch(1, 9, 1, out, 0.05)
+    gate.set()
     assert caller.fetch(1, 0, 2, out, WAIT_S)
     np.testing.assert_array_equal(out, record(0, 2))
 
@@ -279,13 +305,14 @@ def test_traffic_sent_is_received(caller, callee):
     assert (caller.traffic.sent(), caller.traffic.received()) == ({}, {})
 
 
-def test_disconnect_forgets_a_peer(caller, callee):
-    slow = caller.start(1, make_call(layer=3, version=300))
+def test_disconnect_forgets_a_peer(caller, callee, gate):
+    slow = caller.start(1, make_call(layer=9))
     threading.Timer(0.05, caller.disconnect, [1]).start()
     start_s = time.monotonic()
     with pytest.raises(PeerLost, match="peer 1 was disconnected"):
         caller.finish([slow], WAIT_S)
-    assert time.monotonic() - start_s < 0.25
+    assert time.monotonic() - start_s < 1
+    gate.set()
     for refused in (
         lambda: caller.start(1, make_call()),
         lambda: caller.control(1, "x"),
@@ -300,9 +327,7 @@ def test_disconnect_forgets_a_peer(caller, callee):
     assert caller.lost == []
 
 
-def test_disconnect_frees_threads_that_wait(caller, handlers):
-    handlers.control = lambda *_: time.sleep(0.3) or ({}, {})
-    handlers.block = lambda *_: time.sleep(0.3)
+def test_disconnect_frees_threads_that_wait(caller, gate):
     errors = []
 
     def run(wait):
@@ -312,7 +337,10 @@ def test_disconnect_frees_threads_that_wait(caller, handlers):
             errors.append(str(error))
 
     out = np.zeros(9, np.uint8)
-    waits = [lambda: caller.control(1, "x"), lambda: caller.fetch(1, 0, 0, out, 5.0)]
+    waits = [
+        lambda: caller.control(1, "wait", deadline_s=WAIT_S),
+        lambda: caller.fetch(1, 9, 0, out, WAIT_S),
+    ]
     threads = [threading.Thread(target=run, args=(wait,)) for wait in waits]
     for thread in threads:
         thread.start()
@@ -321,7 +349,7 @@ def test_disconnect_frees_threads_that_wait(caller, handlers):
     caller.disconnect(1)
     for thread in threads:
         thread.join()
-    assert time.monotonic() - start_s < 0.2
+    assert time.monotonic() - start_s < 1
     assert errors == ["peer 1 was disconnected (dead)"] * 2
 
 
@@ -337,13 +365,13 @@ def test_wrong_secret_is_refused_at_once(callee):
         assert time.monotonic() - start_s < 2
         with pytest.raises(SecretRefused):
             stranger.start(1, make_call())
-        assert lost == [(1, "dead")]
+        eventually(lambda: lost, [(1, "dead")])
 
 
 def raw_dealer(context, address: Address, client: bytes, server: bytes, identity):
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
-    dealer.rcvtimeo = 300
+    dealer.rcvtimeo = int(1000 * WAIT_S)
     keys = derive_keys(server).server, derive_keys(client).client
     dealer.curve_serverkey = keys[0].public
     dealer.curve_publickey, dealer.curve_secretkey = keys[1].public, keys[1].secret
@@ -358,8 +386,7 @@ def test_client_with_another_key_is_not_admitted(callee, handlers):
         args = (context, callee.address, b"another secret x", SECRET, b"c" * 13)
         with raw_dealer(*args) as dealer:
             dealer.send(wire.prefix(Kind.NOT_HERE, 0))
-            with pytest.raises(zmq.Again):
-                dealer.recv()
+            assert not dealer.poll(300)
     assert callee.traffic.received() == {}
 
 
@@ -384,9 +411,16 @@ def test_malformed_message_bans_its_sender_only(caller, callee, frames, text):
             assert wire.read_prefix(refused).kind == Kind.REFUSED
             assert text in wire.decode_text(refused)
             dealer.send(call)
-            with pytest.raises(zmq.Again):
-                dealer.recv()
+            assert not dealer.poll(300)
     assert ask(caller) is not None
+
+
+def test_nameless_sender_is_banned(callee):
+    with zmq.Context() as context:
+        args = (context, callee.address, SECRET, SECRET, b"nameless")
+        with raw_dealer(*args) as dealer:
+            dealer.send(wire.encode_call(1, make_call()))
+            assert wire.decode_text(dealer.recv()) == "a name of 8 bytes"
 
 
 def test_random_bytes_at_the_ports_change_nothing(caller, callee):
@@ -419,6 +453,7 @@ def test_malformed_answer_loses_the_peer(caller, answer, text):
     keys = derive_keys(SECRET).server
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
+        router.rcvtimeo = int(1000 * WAIT_S)
         router.curve_server = True
         router.curve_publickey, router.curve_secretkey = keys.public, keys.secret
         port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -430,7 +465,7 @@ def test_malformed_answer_loses_the_peer(caller, answer, text):
             caller.finish([ticket], WAIT_S)
         assert error.value.kind == "dead"
         assert ask(caller) is not None
-    assert caller.lost == [(2, "dead")]
+    eventually(lambda: caller.lost, [(2, "dead")])
 
 
 def test_port_in_use_is_refused(callee):
@@ -476,39 +511,35 @@ def test_delay_holds_each_message_and_no_other():
         answers = caller.finish(tickets, WAIT_S)
         took_s = time.monotonic() - start_s
         assert [rows[0, 0] for rows in answers] == [2.0 * i for i in range(20)]
-        assert 0.06 <= took_s < 0.12
+        assert 0.06 <= took_s < 0.6  # one after another: 1.2
         assert caller.fetch(1, 0, 0, np.zeros(200_001, np.uint8), WAIT_S)
 
 
-def test_close_is_quick_and_may_be_repeated(callee, handlers):
+def test_close_is_quick_and_may_be_repeated(callee, handlers, gate):
     before = threading.active_count()
     caller = MessagesTransport(0, SECRET)
     caller.connect(1, callee.address)
     caller.serve(handlers)
     ask(caller)
-    waiting = caller.start(1, make_call(layer=3, version=300))
-    threading.Timer(0.05, caller.close).start()
+    waiting = caller.start(1, make_call(layer=9))
+    timer = threading.Timer(0.05, caller.close)
+    timer.start()
     with pytest.raises(PeerLost, match="disconnected"):
         caller.finish([waiting], WAIT_S)
+    timer.join()
     start_s = time.monotonic()
     caller.close()
     caller.close()
     assert time.monotonic() - start_s < 1
-    deadline_s = time.monotonic() + 2
-    while threading.active_count() > before and time.monotonic() < deadline_s:
-        time.sleep(0.01)
     assert threading.active_count() == before
 
 
-def test_close_does_not_wait_for_a_stuck_handler(caller, callee, handlers):
-    gate = threading.Event()
-    handlers.call = lambda *_: gate.wait(30)
-    caller.start(1, make_call())
+def test_close_does_not_wait_for_a_stuck_handler(caller, callee, gate):
+    caller.start(1, make_call(layer=9))
     time.sleep(0.1)
     start_s = time.monotonic()
     callee.close()
     assert time.monotonic() - start_s < 4
-    gate.set()
 
 
 def test_last_posts_are_sent_before_the_end(callee, handlers):
@@ -518,25 +549,22 @@ def test_last_posts_are_sent_before_the_end(callee, handlers):
     for i in range(20):
         caller.post(1, "bye", {"i": i})
     caller.close()
-    deadline_s = time.monotonic() + WAIT_S
-    while len(handlers.seen) < 21 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert [fields["i"] for _, _, fields in handlers.seen[1:]] == list(range(20))
+    eventually(lambda: [f["i"] for _, _, f in handlers.seen[1:]], list(range(20)))
 
 
 def test_tickets_never_collected_are_forgotten(caller, monkeypatch):
-    monkeypatch.setattr("moe_edge.cluster.messages.MAX_OPEN", 10)
+    monkeypatch.setattr("moe_edge.cluster.messages_calls.MAX_OPEN", 10)
     for _ in range(30):
         ticket = caller.start(1, make_call())
     assert caller.finish([ticket], WAIT_S)[0] is not None
-    assert len(caller._open) + len(caller._answers) <= 20
+    assert len(caller._calls._open) + len(caller._calls._answers) <= 20
 
 
 def test_killed_peer_is_dead_at_once():
     with MessagesTransport(0, SECRET) as caller, Node(1, SECRET) as node:
         assert not node.jax_loaded
         lost = []
-        caller.on_lost = lambda *what: lost.append((time.monotonic(), *what))
+        caller.on_lost = lambda *what: lost.append(what)
         caller.connect(1, node.address)
         assert ask(caller) is not None
         ticket = caller.start(1, make_call(layer=3, version=10_000))
@@ -544,7 +572,8 @@ def test_killed_peer_is_dead_at_once():
 
         def wait():
             try:
-                caller.control(1, "x", deadline_s=WAIT_S)
+                while True:
+                    caller.control(1, "x", deadline_s=WAIT_S)
             except PeerLost as error:
                 errors.append(error.kind)
 
@@ -555,14 +584,13 @@ def test_killed_peer_is_dead_at_once():
         node.process.kill()
         with pytest.raises(PeerLost, match=r"closed the connection \(dead\)"):
             caller.finish([ticket], WAIT_S)
-        assert time.monotonic() - start_s < 0.5
+        assert time.monotonic() - start_s < 1.5  # missed heartbeats: 2 or more
         thread.join()
         assert errors == ["dead"]
         for again in (lambda: ask(caller), lambda: caller.control(1, "x")):
             with pytest.raises(PeerLost, match="dead"):
                 again()
-        assert [what[1:] for what in lost] == [(1, "dead")]
-        assert lost[0][0] - start_s < 0.5
+        eventually(lambda: lost, [(1, "dead")])
 
 
 def test_stopped_peer_hangs_but_a_busy_one_does_not():
@@ -572,22 +600,23 @@ def test_stopped_peer_hangs_but_a_busy_one_does_not():
         Node(2, SECRET) as busy,
     ):
         lost = []
-        caller.on_lost = lambda *what: lost.append((time.monotonic(), *what))
+        caller.on_lost = lambda *what: lost.append(what)
         for peer, node in ((1, stopped), (2, busy)):
             caller.connect(peer, node.address)
             assert ask(caller, peer) is not None
         # Compiling may hold Python's lock; ZeroMQ's thread answers heartbeats.
         long = caller.start(2, make_call(layer=2, version=4000))
         os.kill(stopped.process.pid, signal.SIGSTOP)
+        os.waitpid(stopped.process.pid, os.WUNTRACED)  # until it has
         start_s = time.monotonic()
         ticket = caller.start(1, make_call())
         with pytest.raises(PeerLost, match=r"not answered heartbeats \(hung\)"):
             caller.finish([ticket], 10.0)
-        assert time.monotonic() - start_s < 3
-        assert [what[1:] for what in lost] == [(1, "hung")]
+        assert time.monotonic() - start_s < 3.3
+        eventually(lambda: lost, [(1, "hung")])
         assert caller.finish([long], 10.0)[0] is not None
         assert time.monotonic() - start_s > 3.5
-        assert len(lost) == 1
+        assert lost == [(1, "hung")]
 
 
 def test_secret_of_a_run_serves_processes():

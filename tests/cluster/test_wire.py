@@ -115,8 +115,8 @@ def test_call_of_one_token_adds_little_to_its_states():
         ({"token_P": np.zeros(3, np.uint16)}, "token uint16.3., block uint16.4."),
         ({"weight_P": np.zeros(4)}, "weight float64.4."),
         ({"weight_P": np.zeros(5, np.float32)}, "weight float32.5."),
-        ({"layer": -1}, "layer -1, bucket 4, version 9"),
-        ({"version": 2**32}, "version 4294967296"),
+        ({"layer": -1}, r"layer, bucket and version \(-1, 4, 9\)"),
+        ({"version": 2**32}, r"\(7, 4, 4294967296\)"),
     ],
 )
 def test_encode_call_rejects(changed, text):

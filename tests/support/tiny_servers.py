@@ -77,11 +77,11 @@ class Servers:
             own_slots = int(held_LE.sum()) + 1 if slots is None else slots[me]
             holdings = Holdings(own_slots, shape, BlockReader(reader))
             holdings.fill(held_LE)
-            tables, ledger = Tables(me, holdings), Ledger(len(held_NLE), shape)
+            tables, ledger = Tables(me, holdings), Ledger(me, len(held_NLE), shape)
             answers = Answers(programs, holdings)
             self.transport.answers[me] = answers
             where = me, self.transport, answers, tables, ledger
-            remote = Remote(*where, partial=partial, deadline_s=0.5)
+            remote = Remote(*where, partial=partial, deadline_s=0.5, table_s=0.5)
             self.holdings.append(holdings)
             self.tables.append(tables)
             self.engines.append(

@@ -131,6 +131,12 @@ def test_steps_of_servers_are_kept_apart():
         ("calibration.json", {"servers": 1}, "servers is 1, expected a list"),
         ("calibration.json", {"messages": {}}, "messages lacks base_s"),
         ("calibration.json", {"messages": [1]}, r"messages is \[1\], expected names"),
+        ("calibration.json", {"cores": [0]}, "cores of a machine must be a positive"),
+        (
+            "calibration.json",
+            {"hosts": [0, 2]},
+            r"hosts are \[0, 2\], expected one of 2",
+        ),
         ("calibration.json", {"more": 1}, "calibration has no option 'more'"),
     ],
 )

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from moe_edge.core.checks import ConfigError
 from moe_edge.simulate.cluster.links import CALL
 
-LAYER, ROUTE, CALLED, COMPUTED, END, HEAD, ARRIVE, ADMIT, AGAIN, *PARTS = range(13)
+LAYER, ROUTE, CALLED, COMPUTED, END, ARRIVE, ADMIT, AGAIN, *PARTS = range(12)
 PERIOD, LANDED, SENDING, LOADED = PARTS  # of `migration` and `offload`
 
 
@@ -21,11 +21,7 @@ def drive(loop) -> None:
     LAYER: the dense part of a layer is ready. ROUTE: it is computed, calls begin (a
     handler's where they are not planned ahead). CALLED: the message of call `item` of
     server `where` is at its GPU. COMPUTED: its blocks are computed, the results go
-    back. END: all layers are done.
-
-    Software of a measured cluster: a layer that is split takes `split_s` more, and
-    message k of a layer leaves after k times `send_s`, the server's own blocks after
-    all of them. Zero is bit-equal to nothing.
+    back. END: the step is over.
 
     Raises:
       ConfigError: time ran backwards (a cost was negative or no number).
@@ -36,9 +32,8 @@ def drive(loop) -> None:
     link_free, link_busy, link_of = links.link_free, links.link_busy, links.link_of
     byte_s, late_s, sent = links.byte_s, links.late_s, links.sent[CALL]
     server_of, first_gpu = loop.server_of, loop.first_gpu
-    N, L, send_s = len(servers), loop.pools.num_layers, loop.cost_model.send_busy_s
+    N, L = len(servers), loop.pools.num_layers
     until_s, planned, handlers = spans.until_s, loop.planned, loop.handlers
-    on_call = loop.on_call
     events, now_s = 0, heap.now_s
     while entries:
         time_s, _, kind, where, item = heappop(entries)
@@ -50,8 +45,6 @@ def drive(loop) -> None:
             state = servers[where]
             if kind == LAYER:
                 gpu, seconds, then = first_gpu[where], state.dense_s, ROUTE
-                if state.split_s and state.calls.away[state.layer]:
-                    seconds += state.split_s
             else:
                 calls = state.calls
                 gpu, seconds, then = calls.gpu[item], calls.seconds[item], COMPUTED
@@ -78,8 +71,6 @@ def drive(loop) -> None:
             if start_s < until_s:
                 spans.add("link", pair, CALL, start_s, seconds)
             end_s += late_s[pair]
-            if on_call is not None:
-                on_call(where, item, end_s)
             if end_s > state.end_s:
                 state.end_s = end_s
             state.pending -= 1
@@ -90,16 +81,14 @@ def drive(loop) -> None:
         elif kind == ROUTE and planned:
             state = servers[where]
             calls, layer = state.calls, state.layer
-            done_s, pending, leave_s, here_s = time_s, 0, time_s, time_s
-            if send_s:
-                here_s += send_s * calls.away[layer]
+            done_s, pending = time_s, 0
             for i in range(calls.offset[layer], calls.offset[layer + 1]):
                 gpu = calls.gpu[i]
                 other = server_of[gpu]
                 if other == where:
                     seconds = calls.seconds[i]
                     free_s = gpu_free[gpu]
-                    start_s = here_s if here_s > free_s else free_s
+                    start_s = time_s if time_s > free_s else free_s
                     gpu_free[gpu] = end_s = start_s + seconds
                     gpu_busy[gpu] += seconds
                     if start_s < until_s:
@@ -112,8 +101,7 @@ def drive(loop) -> None:
                 seconds = num_bytes * byte_s[pair]
                 link = link_of[pair]
                 free_s = link_free[link]
-                leave_s += send_s
-                start_s = leave_s if leave_s > free_s else free_s
+                start_s = time_s if time_s > free_s else free_s
                 link_free[link] = end_s = start_s + seconds
                 link_busy[link] += seconds
                 sent[pair] += num_bytes
@@ -122,7 +110,7 @@ def drive(loop) -> None:
                 end_s += late_s[pair]
                 heappush(entries, (end_s, next(came), CALLED, where, i))
                 pending += 1
-            state.sent_s, state.end_s, state.pending = time_s, done_s, pending
+            state.end_s, state.pending = done_s, pending
             if not pending:
                 state.layer = layer = layer + 1
                 then = LAYER if layer < L else END

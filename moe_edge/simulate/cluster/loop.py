@@ -42,10 +42,10 @@ from moe_edge.simulate.cluster.drive import (
     AGAIN,
     ARRIVE,
     END,
-    HEAD,
     LAYER,
     drive,
 )
+from moe_edge.simulate.cluster.drive_measured import drive_measured
 from moe_edge.simulate.cluster.links import PROMPT, Links
 from moe_edge.simulate.cluster.migration import Migration
 from moe_edge.simulate.cluster.offload import HostMemory, OffloadPolicy
@@ -150,8 +150,7 @@ class ClusterLoop:
             ARRIVE: self._arrive,
             ADMIT: self._admit,
             AGAIN: self._ask_again,
-            END: self._run_head,
-            HEAD: self._end_step,
+            END: self._end_step,
         }
         self.memory = self.migration = None
         if offload is not None:
@@ -171,7 +170,7 @@ class ClusterLoop:
         self._push_arrival(0)
         if self.migration is not None:
             self.migration.start()
-        drive(self)
+        (drive_measured if self.cost_model.has_software else drive)(self)
 
     @property
     def unfinished(self) -> int:
@@ -252,8 +251,7 @@ class ClusterLoop:
         state.layer = 0
         state.calls, state.dense_s = calls, float(self._dense_s(server, tokens))
         if costs.has_software:
-            if self.planned:
-                state.split_s = costs.split_s(server, costs.stage(tokens))
+            state.split_s = costs.split_s(server, costs.stage(tokens))
             state.head_s = costs.head_s(server, tokens)
         self._count(time_s, server, calls)
         self.heap.push(time_s, LAYER, server)
@@ -279,16 +277,6 @@ class ClusterLoop:
             self.windows.append(np.zeros((len(self.servers), 2), np.int64))
         all_pairs = calls.local_pairs + calls.remote_pairs
         self.windows[window][server] += (calls.local_pairs, all_pairs)
-
-    def _run_head(self, time_s: float, server: int, _: int) -> None:
-        """All layers are done."""
-        head_s = self.servers[server].head_s
-        if head_s:
-            gpu = self.first_gpu[server]
-            end_s = self.links.compute(gpu, time_s, head_s, "head")
-            self.heap.push(end_s, HEAD, server)
-        else:
-            self._end_step(time_s, server, 0)
 
     def _end_step(self, time_s: float, server: int, _: int) -> None:
         running = self.schedule.lanes[server].running

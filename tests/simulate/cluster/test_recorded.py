@@ -250,3 +250,45 @@ def test_placements_of_other_clusters_are_refused(tmp_path):
     HALF.save(stem)
     with pytest.raises(CapacityError, match="GPU 0 of server 0 is given 2 blocks, it"):
         run_simulate(cluster_run=str(run), out_dir=str(tmp_path / "o"))
+
+
+def test_threads_of_a_machine_share_its_cores(tmp_path):
+    # Both servers ask themselves; on one core the second waits for the first's half.
+    served = [Served(0, "a", 0.0, 1.0, 5.0), Served(1, "a", 0.0, 1.0, 5.0)]
+    ids = [[[[0, 1]]], [[[2, 3]]]]
+    alone = calibration()
+    for hosts, cores, ends in (
+        ([0, 1], [1, 1], [1.0, 1.0]),
+        ([0, 0], [2], [1.0, 1.0]),
+        ([0, 0], [1], [1.5, 2.0]),
+    ):
+        costs = dataclasses.replace(alone, hosts=hosts, cores=cores)
+        _, _, out = replay(tmp_path, costs, served, ids, [1, 1])
+        assert [last for _, last in finished(out)] == ends
+
+
+def test_own_blocks_begin_when_the_messages_are_sent(tmp_path):
+    slow = [BucketCosts(tokens=t, dense_s=0.5, pair_s=4.0) for t in (1, 16)]
+    quick = [BucketCosts(tokens=t, dense_s=0.5, pair_s=0.25) for t in (1, 16)]
+    costs = calibration(messages={"each_s": 0.25})
+    servers = [ServerCosts(buckets=each, load_s=1.0) for each in (slow, quick)]
+    costs = dataclasses.replace(costs, servers=servers)
+    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    _, _, out = replay(tmp_path, costs, served, [[[[0, 2]]]], [1])
+    assert finished(out) == [(4.75, 4.75)]
+
+
+def test_a_server_answers_one_call_after_another(tmp_path):
+    # Both others ask server 2 for block 2 at once; it has cores enough.
+    on = np.array([[[1, 1, 0, 0]], [[1, 1, 0, 0]], [[0, 0, 1, 1]]], bool)
+    costs = dataclasses.replace(
+        calibration(3, messages={"base_s": 0.0, "bytes_per_s": 2.0**40}),
+        cores=[8, 8, 8],
+    )
+    served = [Served(n, "a", 0.0, 1.0, 5.0) for n in (0, 1)]
+    trace = cluster_trace([[[[0, 2]]]] * 2, [0, 1], [1, 1], call_targets(on))
+    of, placement = facts(num_layers=1, slots=[4] * 3), Placement(np.where(on, 0, -1))
+    write_run(tmp_path / "run", of, costs, placement, served, trace)
+    run_simulate(cluster_run=str(tmp_path / "run"), out_dir=str(tmp_path / "out"))
+    ends = [last for _, last in finished(tmp_path / "out")]
+    assert ends == pytest.approx([0.75, 1.0], abs=1e-6)

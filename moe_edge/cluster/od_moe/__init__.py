@@ -1,0 +1,1 @@
+"""OD-MoE (arXiv 2512.03927): main node, shadow, and workers that load on demand."""

@@ -1,0 +1,353 @@
+"""What the scheduler does in a run of OD-MoE: two passes over the same requests.
+
+First with all blocks at the workers and without the shadow ("resident": the same
+processes and messages, nothing is loaded), then as OD-MoE does. The first pass also
+says how long a load may last without a stall (`groups.longest_load_s`).
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.cluster.asked import Asked, Failure
+from moe_edge.cluster.membership import Reception
+from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
+from moe_edge.cluster.od_moe.roles import MAIN, SHADOW, name_of
+from moe_edge.cluster.options import BALANCED, ClusterOptions
+from moe_edge.cluster.scheduler import NobodyLeft, Scheduler
+from moe_edge.cluster.transport import Transport
+from moe_edge.cluster.wanted import from_prompts, from_workload
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.files import write_json
+from moe_edge.engine.prompts import decode_after
+from moe_edge.engine.session import capacity_for, plan_chunks
+from moe_edge.predict.recall import recall, recall_by_index
+from moe_edge.workload.cluster_run import method_file, write_requests
+from moe_edge.workload.traces import DECODE
+
+LOOKUPS = ("request", "phase", "step", "layer", "ids_TK")
+WARM_S, READY_S = 600.0, 300.0
+
+
+@dataclasses.dataclass
+class Pass:
+    """One pass: requests with their tokens, and what every process noted."""
+
+    asked: list[Asked]
+    notes: dict[int, tuple[dict, dict]]
+    failures: list[Failure]
+
+    @property
+    def served(self) -> list[Asked]:
+        return [one for one in self.asked if one.done]
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Without each request's first token."""
+        tokens = sum(len(one.tokens) - 1 for one in self.served)
+        seconds = sum(one.times_s[-1] - one.times_s[0] for one in self.served)
+        return tokens / seconds if seconds > 0 else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Mean seconds from a request's turn to its first token."""
+        found, free_s = [], 0.0
+        for one in sorted(self.served, key=lambda one: one.times_s[0]):
+            found.append(one.times_s[0] - max(one.arrived_s, free_s))
+            free_s = one.times_s[-1]
+        return float(np.mean(found)) if found else None
+
+    def facts(self, process: int) -> dict:
+        """What a process noted; empty if it is lost."""
+        return self.notes.get(process, ({}, {}))[0]
+
+
+class OdProgramme:
+    """One run of OD-MoE.
+
+    Attributes:
+      scheduler: talks to main, shadow and workers.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        transport: Transport,
+        reception: Reception,
+        folder: Path,
+    ):
+        self._options, self._folder = options, folder
+        self._reader = open_checkpoint(options.checkpoint)
+        config = self._config = self._reader.config
+        self._tokenizer = load_tokenizer(self._reader)
+        limit = config.max_positions
+        if options.prompts is not None:
+            wanted = from_prompts(options.prompts, options, self._tokenizer, limit)
+        else:
+            own = dataclasses.replace(options, servers=len(options.families))
+            wanted = from_workload(own, self._tokenizer, limit)
+        self._wanted = wanted
+        processes = options.processes - 1
+        self.scheduler = Scheduler(
+            transport,
+            reception,
+            processes,
+            config.moe_layers,
+            config.num_layers,
+            config.moe.num_experts,
+            [0] * processes,
+        )
+
+    @property
+    def _workers(self) -> list[int]:
+        """Their numbers among the scheduler's servers."""
+        return list(range(2, 2 + self._options.workers))
+
+    def run(self, members: dict[int, dict]) -> None:
+        """Both passes, and all files."""
+        self._warm_up()
+        resident = self._serve(resident=True)
+        print(f"resident: {resident.decode_tokens_per_s:.1f} tokens/s")
+        times = self._times(resident)
+        rate = self._rate(times)
+        done = self._serve(resident=False, bytes_per_s=rate)
+        print(f"od_moe: {done.decode_tokens_per_s:.1f} tokens/s")
+        row = self._row(resident, done, times, rate)
+        self._write(done, row, [a.tokens == b.tokens for a, b in _both(resident, done)])
+
+    def _warm_up(self) -> None:
+        sizes, buckets = set(), set()
+        for one in self._wanted.asked:
+            length, new = len(one.prompt), one.max_new_tokens
+            sizes.add((length, new))
+            capacity = capacity_for(length + new)
+            buckets |= {size for _, size in plan_chunks(length, capacity)}
+        arrays = {
+            "sizes": np.array(sorted(sizes), np.int32),
+            "buckets": np.array(sorted(buckets), np.int32),
+        }
+        self.scheduler.tell_all("warm", {}, arrays)
+        self.scheduler.wait_for_all("warm", WARM_S)
+
+    def _times(self, resident: Pass) -> dict:
+        """t_main, t_worker, t_maxload; seconds."""
+        main_s = resident.facts(MAIN - 1).get("t_main_s")
+        wait_s = resident.facts(MAIN - 1).get("t_wait_s")
+        found = [resident.facts(w).get("t_worker_s") for w in self._workers]
+        worker_s = float(np.mean([each for each in found if each is not None]))
+        # Messages are the main node's: what it waits and no worker computes.
+        layer_s = main_s + max(wait_s - worker_s, 0.0)
+        most_s = longest_load_s(layer_s, worker_s, self._options.groups)
+        return {
+            "t_main_s": main_s,
+            "t_message_s": max(wait_s - worker_s, 0.0),
+            "t_worker_s": worker_s,
+            "t_maxload_s": most_s,
+        }
+
+    def _rate(self, times: dict) -> float | None:
+        """Bytes a second of each worker's link."""
+        given = self._options.load_bytes_per_s
+        if given != BALANCED:
+            return float(given)
+        config, options = self._config, self._options
+        slots = slots_of(config.moe.top_k, options.workers, options.groups)
+        return slots * self._block_bytes / times["t_maxload_s"]
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._reader.layout.size * self._reader.dtype.itemsize
+
+    def _serve(self, resident: bool, bytes_per_s: float | None = None) -> Pass:
+        """All requests, one after another at the main node."""
+        scheduler, options = self.scheduler, self._options
+        fields = {
+            "resident": resident,
+            "shadow": not resident and options.shadow != "none",
+            "bytes_per_s": bytes_per_s,
+        }
+        scheduler.tell_all("prepare", fields)
+        scheduler.wait_for_all("ready", READY_S)
+        asked = [one.fresh() for one in self._wanted.asked]
+        drill = None if resident else options.drill_plan
+        failures: list[Failure] = []
+        _Serving(scheduler, asked, drill, failures).run()
+        notes = {}
+        for server in scheduler.alive:
+            answer = scheduler.ask(server, "notes")
+            if answer is not None:
+                notes[server] = answer
+        return Pass(asked, notes, failures)
+
+    def _row(self, resident: Pass, done: Pass, times: dict, rate) -> dict:
+        actual, predicted, index = self._predictions(done)[1:]
+        options, workers = self._options, [done.facts(w) for w in self._workers]
+        loads = [w["block_load_s"] for w in workers if w.get("block_load_s")]
+        slots = slots_of(self._config.moe.top_k, options.workers, options.groups)
+        shadow, main = done.facts(SHADOW - 1), done.facts(MAIN - 1)
+        slot_bytes = sum(w.get("slot_bytes", 0) for w in workers)
+        held = slot_bytes + shadow.get("expert_bytes", 0)
+        config = self._config
+        whole = len(config.moe_layers) * config.moe.num_experts * self._block_bytes
+        device_bytes = {"main": main.get("weight_bytes")}
+        device_bytes["shadow"] = shadow.get("weight_bytes")
+        for number, facts in enumerate(workers):
+            device_bytes[f"worker{number}"] = facts.get("slot_bytes")
+        by_index = recall_by_index(index, actual, predicted)
+        return {
+            "recall": _finite(recall(actual, predicted)),
+            "recall_by_index": [_finite(value) for value in by_index],
+            "decode_tokens_per_s": done.decode_tokens_per_s,
+            "resident_tokens_per_s": resident.decode_tokens_per_s,
+            "ttft_s": done.ttft_s,
+            "resident_ttft_s": resident.ttft_s,
+            "reloads": sum(w.get("reloads", 0) for w in workers),
+            "stall_s": sum(w.get("stall_s", 0.0) for w in workers),
+            "restarts": shadow.get("restarts", 0),
+            **times,
+            "t_shadow_s": shadow.get("t_shadow_s"),
+            "t_load_s": float(np.mean(loads)) * slots if loads else None,
+            "load_bytes_per_s": rate,
+            "device_bytes": device_bytes,
+            "expert_bytes_share": held / whole,
+            "compiled_after_warmup": main.get("compiled"),
+        }
+
+    def _predictions(self, done: Pass):
+        """request [N], actual, predicted [N, L, K], index [N]; a row a decode step."""
+        config = self._config
+        layers, K = list(config.moe_layers), config.moe.top_k
+        arrays = done.notes.get(MAIN - 1, ({}, {}))[1]
+        place = {layer: i for i, layer in enumerate(layers)}
+        actual, index = {}, {}
+        if arrays:
+            for request, phase, step, layer, ids_K in zip(
+                *(arrays[f"lookups_{name}"] for name in LOOKUPS),
+                strict=True,
+            ):
+                if phase == DECODE:
+                    row = actual.setdefault(
+                        (int(request), int(step)), np.full((len(layers), K), -1)
+                    )
+                    row[place[int(layer)]] = ids_K
+        counted: dict[int, int] = {}
+        for request, step in sorted(actual):
+            counted[request] = counted.get(request, 0) + 1
+            index[request, step] = counted[request]
+        keys = sorted(actual)
+        predicted = np.full((len(keys), len(layers), K), -1, np.int32)
+        rows = {(r, index[r, s]): n for n, (r, s) in enumerate(keys)}
+        for request, at, layer, *experts in arrays.get("predictions", np.zeros((0, 3))):
+            if (int(request), int(at)) in rows:
+                predicted[rows[int(request), int(at)], place[int(layer)]] = experts
+        stacked = [actual[key] for key in keys]
+        actual_NLK = np.array(stacked, np.int32).reshape(len(keys), len(layers), K)
+        request_N = np.array([r for r, _ in keys], np.int32)
+        return request_N, actual_NLK, predicted, np.array([index[k] for k in keys], int)
+
+    def _write(self, done: Pass, row: dict, same: list[bool]) -> None:
+        folder, options = self._folder, self._options
+        request_N, actual, predicted, index = self._predictions(done)
+        np.savez_compressed(
+            folder / "predictions.npz",
+            request=request_N,
+            index=index,
+            actual_NLK=actual,
+            predicted_NLK=predicted,
+        )
+        from moe_edge.cluster.outcome import served_rows
+
+        write_requests(folder / method_file("requests", "od_moe"), served_rows(done))
+        lines = []
+        for one, text in zip(done.asked, self._wanted.texts, strict=True):
+            line = {
+                "id": text.id,
+                "text": decode_after(self._tokenizer, list(one.prompt), one.tokens),
+                "tokens": one.tokens,
+                "server": 0,
+            }
+            if one.error is not None:
+                line["error"] = one.error
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        text = "".join(lines)
+        (folder / "generations.jsonl").write_text(text, encoding="utf-8")
+        write_json(
+            folder / "cluster.json",
+            {
+                "mode": options.mode,
+                "options": dataclasses.asdict(options),
+                "row": row
+                | {
+                    "failures": [dataclasses.asdict(f) for f in done.failures],
+                    "lost_requests": sum(not one.done for one in done.asked),
+                    "same_tokens": all(same),
+                },
+            },
+        )
+
+
+class _Serving:
+    """The events of one pass."""
+
+    def __init__(self, scheduler: Scheduler, asked, drill, failures):
+        self._scheduler, self._asked = scheduler, asked
+        self._drill, self._failures = drill, failures
+        self._by_id = {one.id: one for one in asked}
+        self._begun_s, self._generated = time.perf_counter(), 0
+        self._struck_s: float | None = None
+
+    def run(self) -> None:
+        """To the last token of the last request."""
+        for one in self._asked:
+            one.arrived_s = time.perf_counter()
+            one.at = MAIN - 1
+            arrays = {"prompt": np.array(one.prompt, np.int32)}
+            fields = {"id": one.id, "max_new_tokens": one.max_new_tokens}
+            self._scheduler.tell(MAIN - 1, "request", fields, arrays)
+        while not all(one.ended for one in self._asked):
+            event = self._scheduler.next_event(time.monotonic() + 1.0)
+            if event is None:
+                continue
+            if event.name == "token":
+                self._token(event.fields)
+            elif event.name == "failed":
+                self._by_id[event.fields["id"]].error = event.fields["error"]
+            elif event.name == "lost":
+                self._lost(event.fields["who"], event.fields["kind"])
+
+    def _token(self, fields: dict) -> None:
+        one, now_s = self._by_id[fields["id"]], time.perf_counter()
+        one.tokens.append(fields["token"])
+        one.times_s.append(now_s)
+        one.done = fields["done"]
+        self._generated += 1
+        for failure in self._failures:
+            if failure.resumed_s is None:
+                failure.resumed_s = now_s - self._begun_s
+        drill = self._drill
+        if drill is not None and self._generated >= drill.tokens:
+            self._drill, self._struck_s = None, now_s - self._begun_s
+            names = {name_of(n + 1): str(n) for n in self._scheduler.alive}
+            who = names.get(drill.who, drill.who)
+            self._scheduler.strike(dataclasses.replace(drill, who=who))
+
+    def _lost(self, who: int, kind: str) -> None:
+        if not self._scheduler.lose(who):
+            return
+        if who == MAIN - 1:
+            raise NobodyLeft("the main node is lost; nothing can go on")
+        now_s = time.perf_counter() - self._begun_s
+        kind = "dead" if kind == "dead" else "hung"
+        self._failures.append(Failure(who, kind, now_s, struck_s=self._struck_s))
+
+
+def _both(first: Pass, second: Pass):
+    return zip(first.asked, second.asked, strict=True)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,17 @@
+"""Numbers of OD-MoE's processes, and what they say to each other.
+
+main -> shadow    begin   a prompt is about to run
+                  token   a decode step begins; tokens, keys and values to align
+shadow -> main    predicted  what a layer of a step will choose
+shadow -> workers load       their share of it
+main -> workers   passed     a layer is over that did not ask this worker
+"""
+
+SCHEDULER, MAIN, SHADOW, FIRST_WORKER = 0, 1, 2, 3
+
+
+def name_of(process: int) -> str:
+    """Of a process: in logs, namespaces, drills and device_bytes."""
+    if process >= FIRST_WORKER:
+        return f"worker{process - FIRST_WORKER}"
+    return ("scheduler", "main", "shadow")[process]

@@ -1,0 +1,203 @@
+"""The shadow's process: runs a token ahead of the main node and names its experts.
+
+Departure `late` (the paper's): a step that is to be aligned begins when the main node
+begins it. `speculative` (ours): the shadow goes on with its own token as soon as the
+main node has begun the step before; keys and values are patched when they come, and
+only if the tokens differ does it start the step over.
+"""
+
+import time
+
+import jax
+import numpy as np
+
+from moe_edge.cluster.node import Node
+from moe_edge.cluster.od_moe.groups import Groups
+from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN
+from moe_edge.cluster.transport import Transport
+from moe_edge.engine.follower import Follower
+from moe_edge.engine.shadow import ShadowEngine
+from moe_edge.predict.shadow import Shadow
+
+
+class ShadowNode(Node):
+    """The process of the shadow.
+
+    Args:
+      shadow: the model at lower precision; None names random experts.
+      periods: when tokens, keys and values are aligned.
+      speculative: the departure.
+      seed: of random experts.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        transport: Transport,
+        groups: Groups,
+        moe_layers,
+        num_experts: int,
+        top_k: int,
+        shadow: ShadowEngine | None,
+        periods: Shadow,
+        *,
+        speculative: bool,
+        seed: int = 0,
+    ):
+        super().__init__(number, transport)
+        self._groups, self._layers = groups, list(moe_layers)
+        self._experts, self._top_k = num_experts, top_k
+        self._shadow, self._periods = shadow, periods
+        self._speculative = speculative
+        self._rng = np.random.default_rng(seed)
+        self._follower: Follower | None = None
+        self._active_B = jax.device_put(np.ones(1, bool))
+        self._steps_before = self._done = 0  # steps of other texts, and of this one
+        self._used: int | None = None  # the token of the last step
+        self.step_s: list[float] = []
+        self.restarts = 0
+
+    def peer_lost(self, peer: int, kind: str) -> None:
+        if peer >= FIRST_WORKER:
+            self._groups.alive.discard(peer - FIRST_WORKER)
+
+    # Orders.
+
+    def do_warm(self, fields, arrays) -> None:
+        started_s = time.perf_counter()
+        if self._shadow is not None:
+            self._rehearse(arrays["sizes"].tolist())
+        self.tell("warm", {"seconds": time.perf_counter() - started_s})
+
+    def _rehearse(self, sizes) -> None:
+        """Compiles what texts of these sizes need."""
+        from moe_edge.cluster.membership import compiled_is_kept
+        from moe_edge.engine.generate import shape_of
+
+        shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
+        with compiled_is_kept():
+            for length, new in shapes.values():
+                follower = Follower(self._shadow, 1, length + new)
+                if self._periods.needs_prompt:
+                    follower.prefill([[0] * length])
+                else:
+                    follower.begin([length])
+                if self._periods.kv_period:
+                    for count in {follower.session.capacity, self._periods.kv_period}:
+                        kv = self._shadow.programs.read_kv(
+                            follower.session.caches, _at(0), count=count
+                        )
+                        kv = jax.tree.map(np.asarray, kv)
+                        follower.align_kv(kv, _at(0))
+                for token in (None, 0) if self._periods.needs_prompt else (0, None):
+                    given = None if token is None else _at(token)
+                    choices = follower.step(self._active_B, given)
+                    for ids_BK in choices:
+                        np.asarray(ids_BK) if ids_BK is not None else None
+
+    def do_prepare(self, fields, arrays) -> None:
+        self._follower = None
+        self.step_s.clear()
+        self.restarts = 0
+        self.tell("ready")
+
+    def do_begin(self, fields, arrays) -> None:
+        """A prompt is about to run at the main node."""
+        self._steps_before, self._done, self._used = fields["steps_before"], 0, None
+        if self._shadow is None:
+            return
+        prompt = arrays["prompt"].tolist()
+        follower = self._follower = Follower(self._shadow, 1, fields["capacity"])
+        if self._periods.needs_prompt:
+            follower.prefill([prompt])
+        else:
+            follower.begin([len(prompt)])
+
+    def do_token(self, fields, arrays) -> None:
+        """The main node begins a decode step."""
+        index = fields["index"]
+        if self._shadow is None:
+            self._name_random(index)
+            return
+        if "kv_start" in fields:
+            self._align(fields["kv_start"], arrays)
+        token = fields["token"] if self._periods.aligns_token(index) else None
+        if self._done < index:
+            self._step(index, token)
+        elif token is not None and token != self._used:
+            self._go_back()
+            self.restarts += 1
+            self._step(index, token)
+        self._go_on(index + 1)
+
+    def _align(self, start: int, arrays: dict) -> None:
+        session = self._follower.session
+        layers = [{} for _ in session.caches]
+        for name, array in arrays.items():
+            layer, key = name.split(".", 1)
+            if start == 0 and array.shape[1] != session.capacity:
+                missing = session.capacity - array.shape[1]
+                array = np.pad(array, ((0, 0), (0, missing), (0, 0)))
+            layers[int(layer)][key] = array
+        self._follower.align_kv(layers, _at(start))
+
+    def _go_on(self, index: int) -> None:
+        """Runs ahead of the main node by a step, where nothing need be waited for."""
+        periods, session = self._periods, self._follower.session
+        due = periods.aligns_token(index) or periods.aligns_kv(index)
+        full = max(session.lengths) >= session.capacity
+        if not full and (self._speculative or not due):
+            self._step(index, None)
+
+    def _go_back(self) -> None:
+        """Takes the last step back: the next one overwrites what it wrote."""
+        session = self._follower.session
+        session.positions_B = session.positions_B - 1
+        session.lengths = [length - 1 for length in session.lengths]
+
+    def _step(self, index: int, token: int | None) -> None:
+        """Runs a step and names the experts of one layer after another."""
+        started_s, follower = time.perf_counter(), self._follower
+        if token is None:
+            token = int(np.asarray(follower.own_tokens())[0])
+        choices = follower.step(self._active_B, _at(token))
+        self._done, self._used = index, token
+        for place, layer in enumerate(self._layers):
+            experts = np.asarray(choices[layer])[0].tolist()
+            self._name(index, place, layer, experts)
+        self.step_s.append(time.perf_counter() - started_s)
+
+    def _name_random(self, index: int) -> None:
+        for place, layer in enumerate(self._layers):
+            experts = self._rng.choice(self._experts, self._top_k, replace=False)
+            self._name(index, place, layer, experts.tolist())
+
+    def _name(self, index: int, place: int, layer: int, experts: list[int]) -> None:
+        """Tells the main node, and the workers of the layer their shares."""
+        count = (self._steps_before + index - 1) * len(self._layers) + place
+        where = {"index": index, "layer": layer, "experts": experts}
+        self.transport.post(MAIN, "predicted", where)
+        for worker, share in self._groups.share(count, experts).items():
+            if share:
+                fields = {"count": count, "layer": layer, "experts": share}
+                self.transport.post(FIRST_WORKER + worker, "load", fields)
+
+    def do_notes(self, fields, arrays):
+        """What this node has counted."""
+        facts = {
+            "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,
+            "restarts": self.restarts,
+            "weight_bytes": 0,
+            "expert_bytes": 0,
+        }
+        if self._shadow is not None:
+            weights = self._shadow.weights
+            experts = jax.tree.leaves([e for e in weights.experts if e is not None])
+            facts["expert_bytes"] = sum(array.nbytes for array in experts)
+            facts["weight_bytes"] = weights.num_bytes
+        return facts, {}
+
+
+def _at(value: int) -> jax.Array:
+    """int32 `[1]`"""
+    return jax.device_put(np.array([value], np.int32))

@@ -1,0 +1,310 @@
+"""A worker: loads the experts that are predicted, computes with them, keeps nothing.
+
+Everything happens in the thread that answers calls, in the order in which messages
+come; only the link's own thread copies. A worker has slots for its share of one layer.
+What was predicted for its group's next layer is loaded as soon as the slots are free;
+what is asked for and not there is loaded then, while the main node waits.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from moe_edge.cluster.answers import Answers, part_of
+from moe_edge.cluster.holdings import BlockReader, Holdings
+from moe_edge.cluster.membership import compiled_is_kept
+from moe_edge.cluster.node import Node
+from moe_edge.cluster.programs import PlacedPrograms
+from moe_edge.cluster.transport import Call, Transport
+from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.slots import make_slots
+from moe_edge.offload.store import HostStore
+from moe_edge.offload.transfer_queue import TransferQueue
+
+ATTEMPTS = 16  # of a call: a call's version is count * ATTEMPTS + attempt
+
+
+class WorkerSlots:
+    """A few slots behind a link; what `Answers` computes from.
+
+    Attributes:
+      lock, array, nowhere: as in `Holdings`.
+    """
+
+    def __init__(self, store: HostStore, num_slots: int, link: Link):
+        self._slots = make_slots(num_slots, store.record_size, store.dtype)
+        self.lock, self.nowhere = threading.RLock(), num_slots
+        self.queue = TransferQueue(store, self._slots, link)
+        self._free = list(range(num_slots))
+        self._here: dict[tuple[int, int], Transfer] = {}
+
+    @property
+    def array(self):
+        return self._slots.array
+
+    @property
+    def cells(self) -> set[tuple[int, int]]:
+        """(layer, block) of all that has a slot."""
+        return set(self._here)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._slots.num_bytes
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def load(self, layer: int, block: int, cause: str) -> Transfer:
+        """Asks for a block; a slot must be free unless it is there or on its way."""
+        transfer = self._here.get((layer, block))
+        if transfer is None:
+            slot = self._free.pop()
+            transfer = self.queue.request(layer, block, slot, cause)
+            self._here[layer, block] = transfer
+        elif cause == "demand":
+            self.queue.promote(transfer)
+        return transfer
+
+    def release(self, keep=()) -> None:
+        """Frees all slots but those of blocks to keep (layer, block)."""
+        gone = [cell for cell in self._here if cell not in keep]
+        self.queue.cancel_prefetches(
+            {t.key for cell, t in self._here.items() if cell in keep}
+        )
+        self.queue.wait([t for c in gone if (t := self._here[c]).state == "running"])
+        for cell in gone:
+            self._free.append(self._here.pop(cell).slot)
+
+    def slot_E(self, layer: int, num_experts: int) -> np.ndarray:
+        """int32 [E]: slots of a layer's blocks that have arrived or will."""
+        slot_E = np.full(num_experts, self.nowhere, np.int32)
+        for (own, block), transfer in self._here.items():
+            if own == layer:
+                slot_E[block] = transfer.slot
+        return slot_E
+
+
+class Worker:
+    """A worker's side; its methods belong to the thread that answers calls.
+
+    Attributes:
+      resident: whether it computes from a copy of all blocks: for comparison.
+      reloads: blocks that were loaded when they were asked for in decoding.
+      compute_s, wait_s: of decode calls, each: computing, and waiting for blocks.
+    """
+
+    def __init__(self, reader, programs: PlacedPrograms, num_slots: int):
+        config = programs.config
+        self._experts, self._programs = config.moe.num_experts, programs
+        self._shape = config.num_layers, self._experts
+        self._reader, self.num_slots = reader, num_slots
+        self._store = HostStore(reader)
+        self._coming: deque[tuple[int, int, list[int]]] = deque()
+        self.slots: WorkerSlots | None = None
+        self._all: Holdings | None = None
+        self.set_link(None)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was counted."""
+        self.reloads = 0
+        self.compute_s: list[float] = []
+        self.wait_s: list[float] = []
+        if self.slots is not None:
+            self.slots.queue.reset_stats()
+
+    def set_link(self, bytes_per_s: float | None) -> None:
+        """Slots behind a link of this rate (None: a plain copy), all empty."""
+        if self.slots is not None:
+            self.slots.queue.close()
+        link = Link() if bytes_per_s is None else EmulatedLink(bytes_per_s)
+        self.slots = WorkerSlots(self._store, self.num_slots, link)
+        self._answers = Answers(self._programs, self.slots)
+        self._coming.clear()
+
+    def set_resident(self, resident: bool) -> None:
+        """Holds all blocks (for comparison), or none again."""
+        self._all = None
+        if resident:
+            layers, experts = self._shape
+            blocks = BlockReader(self._reader)
+            count = len(self._store.moe_layers) * experts
+            self._all = Holdings(count, self._shape, blocks)
+            held_LE = np.zeros(self._shape, bool)
+            held_LE[list(self._store.moe_layers)] = True
+            self._all.fill(held_LE)
+
+    def expect(self, count: int, layer: int, experts: list[int]) -> None:
+        """A prediction: what a coming layer will ask of this worker."""
+        if self._all is not None:
+            return
+        experts = experts[: self.num_slots]
+        for place, (known, *_) in enumerate(self._coming):
+            if known == count:  # the shadow has started over
+                if self._coming[place][2] == experts:
+                    return
+                self._coming[place] = (count, layer, experts)
+                if place == 0:
+                    self.slots.release(keep={(layer, expert) for expert in experts})
+                break
+        else:
+            self._coming.append((count, layer, experts))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Loads what is expected next, into slots that the last layer has left."""
+        if self._coming:
+            _, layer, experts = self._coming[0]
+            for expert in experts:
+                self.slots.load(layer, expert, "prefetch")
+
+    def passed(self, count: int) -> None:
+        """A layer is over: its blocks go, and what is expected next is loaded."""
+        while self._coming and self._coming[0][0] <= count:
+            self._coming.popleft()
+        next_cells = set()
+        if self._coming:
+            _, layer, experts = self._coming[0]
+            next_cells = {(layer, expert) for expert in experts}
+        self.slots.release(keep=next_cells)
+        self._begin()
+
+    def compute(self, call: Call) -> np.ndarray:
+        """Rows of a call; what is not here is loaded first."""
+        if self._all is not None:
+            started_s = time.perf_counter()
+            rows = Answers(self._programs, self._all).compute(call)
+            if call.bucket == 1:
+                self.compute_s.append(time.perf_counter() - started_s)
+            return rows
+        self._answers.check(call)
+        if call.bucket > 1:
+            return self._compute_prompt(call)
+        count = call.version // ATTEMPTS
+        while self._coming and self._coming[0][0] < count:
+            self._coming.popleft()
+        blocks, layer = list(dict.fromkeys(call.block_P.tolist())), call.layer
+        rows = None
+        # More blocks than slots only where other workers are lost.
+        for first in range(0, len(blocks), self.num_slots):
+            some = blocks[first : first + self.num_slots]
+            mine = np.isin(call.block_P, some)
+            part = self._compute_some(part_of(call, mine), layer, some)
+            if rows is None:
+                rows = np.empty((len(call.block_P), part.shape[1]), np.float32)
+            rows[mine] = part
+        self.passed(count)
+        return rows
+
+    def _compute_some(self, call: Call, layer: int, blocks: list[int]) -> np.ndarray:
+        wanted = {(layer, block) for block in blocks}
+        known = wanted & self.slots.cells
+        self.reloads += len(wanted) - len(known)
+        if len(known) < len(wanted):
+            self.slots.release(keep=wanted)
+        transfers = [self.slots.load(layer, block, "demand") for block in blocks]
+        started_s = time.perf_counter()
+        self.slots.queue.wait(transfers)
+        waited_s = time.perf_counter()
+        rows = self._answers.run(call, self.slots.slot_E(layer, self._experts))
+        self.wait_s.append(waited_s - started_s)
+        self.compute_s.append(time.perf_counter() - waited_s)
+        return rows
+
+    def _compute_prompt(self, call: Call) -> np.ndarray:
+        """One block after another; the next ones travel meanwhile."""
+        self.slots.release()
+        self._coming.clear()
+        blocks, layer, rows = np.unique(call.block_P).tolist(), call.layer, None
+        coming, ahead = deque(), iter(blocks)
+        for block in blocks:
+            while self.slots.free and (new := next(ahead, None)) is not None:
+                coming.append(self.slots.load(layer, new, "demand"))
+            self.slots.queue.wait([coming.popleft()])
+            mine = call.block_P == block
+            part = part_of(call, mine)
+            result = self._answers.run(part, self.slots.slot_E(layer, self._experts))
+            if rows is None:
+                rows = np.empty((len(call.block_P), result.shape[1]), np.float32)
+            rows[mine] = result
+            kept = {(t.layer, t.expert) for t in coming}
+            self.slots.release(keep=kept)
+        return rows
+
+    def rehearse(self, buckets: Iterable[int]) -> None:
+        """Compiles the calls of so many tokens, from the slots in use."""
+        answers = self._answers
+        if self._all is not None:
+            answers = Answers(self._programs, self._all)
+        config = self._programs.config
+        for tokens in sorted({1, *buckets}):
+            x_TD = np.zeros((tokens, config.d_model), np.float32)
+            one_P = np.zeros(1, np.uint16)
+            layer = config.moe_layers[0]
+            answers.rehearse(Call(layer, tokens, 0, x_TD, one_P, one_P))
+
+    def close(self) -> None:
+        """Ends the link's thread."""
+        self.slots.queue.close()
+
+
+class WorkerNode(Node):
+    """The process of a worker: all that comes is done as it comes, in one thread."""
+
+    def __init__(self, number: int, transport: Transport, worker: Worker):
+        super().__init__(number, transport)
+        self.worker = worker
+        self._buckets: list[int] = []
+
+    def call(self, peer: int, call: Call) -> np.ndarray:
+        return self.worker.compute(call)
+
+    def control(self, peer: int, name: str, fields: dict, arrays: dict):
+        if name == "load":
+            self.worker.expect(fields["count"], fields["layer"], fields["experts"])
+        elif name == "passed":
+            self.worker.passed(fields["count"])
+        elif name in ("warm", "prepare"):
+            getattr(self, f"do_{name}")(fields, arrays)
+        else:
+            return super().control(peer, name, fields, arrays)
+        return {}, {}
+
+    def do_warm(self, fields, arrays) -> None:
+        started_s = time.perf_counter()
+        self._buckets = arrays["buckets"].tolist()
+        with compiled_is_kept():
+            self.worker.rehearse(self._buckets)
+        self.tell("warm", {"seconds": time.perf_counter() - started_s})
+
+    def do_prepare(self, fields, arrays) -> None:
+        """A new pass: with all blocks here, or with few slots behind a slow link."""
+        self.worker.set_resident(fields["resident"])
+        self.worker.set_link(fields["bytes_per_s"])
+        with compiled_is_kept():
+            self.worker.rehearse(self._buckets)
+        self.worker.clear()
+        self.tell("ready")
+
+    def do_notes(self, fields, arrays):
+        """What this worker has counted."""
+        worker, stats = self.worker, self.worker.slots.queue.stats()
+        moved = [stats.demand, stats.prefetch]
+        count = sum(total.count for total in moved)
+        facts = {
+            "reloads": worker.reloads,
+            "t_worker_s": float(np.mean(worker.compute_s))
+            if worker.compute_s
+            else None,
+            "stall_s": float(np.sum(worker.wait_s)),
+            "block_load_s": sum(t.seconds for t in moved) / count if count else None,
+            "loaded_bytes": sum(total.bytes for total in moved),
+            "slot_bytes": worker.slots.num_bytes,
+            "slots": worker.num_slots,
+        }
+        return facts, {"compute_s": np.array(worker.compute_s)}

@@ -1,0 +1,60 @@
+import pytest
+
+from tests.support.collective_node import run_scenario
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What four processes made of each other; two are stopped or killed at the end."""
+    return run_scenario(tmp_path_factory.mktemp("processes"))
+
+
+def test_calls_return_rows(found):
+    assert found["rows"] == [6.0] * 3
+    assert found["many"] == [2.0 * i for i in range(20)]
+    assert found["large"] == 10.0
+    assert found["together"] == [6.0, 4.0, 2.0]
+    assert found["not_here"] is None
+
+
+def test_error_of_a_handler_reaches_the_caller(found):
+    assert found["refused"] == ["Refused", "", "peer 1: no layer 4"]
+
+
+def test_overdue_answer_is_not_taken_for_another(found):
+    text = "peer 1 has not answered in time (overdue)"
+    assert found["overdue"] == ["PeerLost", "overdue", text]
+    assert found["after_overdue"] == 2.0
+
+
+def test_calls_in_all_directions_at_once(found):
+    assert found["meanwhile"] == [2.0 * i for i in range(60)]
+    assert found["called_back"] == [True] * 3
+
+
+def test_blocks_are_pulled(found):
+    assert found["fetched"] == [True] * 3
+    assert found["block_not_here"] is False
+    kind, _, text = found["other_size"]
+    assert kind == "Refused" and "has 200001 bytes, expected 7" in text
+
+
+def test_stopped_peer_hangs_and_others_go_on(found):
+    assert found["stopped"][:2] == ["PeerLost", "hung"]
+    assert found["stopped_s"] < 3.5
+    assert found["others_then"] == [8.0, 8.0]
+    assert found["computes_then"] == 8.0
+
+
+def test_killed_peer_is_dead_and_others_go_on(found):
+    assert found["killed"][:2] == ["PeerLost", "dead"]
+    assert found["killed_s"] < 1.5
+    assert found["at_once"][:2] == found["fetch_then"][:2] == ["PeerLost", "dead"]
+    assert found["others_last"] == 8.0
+    assert found["lost"] == [[3, "hung"], [2, "dead"]]
+
+
+def test_disconnect_and_close(found):
+    text = "peer 1 was disconnected (dead)"
+    assert found["disconnected"] == ["PeerLost", "dead", text]
+    assert found["close_s"] < 3
