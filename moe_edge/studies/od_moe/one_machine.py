@@ -5,15 +5,19 @@ time from the model; in return the layered engine knows all experts of a token a
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.studies.cases import LIMITS, Case, past_sequences
+from moe_edge.studies import cases as study_cases
+from moe_edge.studies.cases import Case, past_sequences
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.studies import OneMachineSettings
+from moe_edge.studies.od_moe.token_time import LIMITS, token_ratios
 from moe_edge.studies.rounds import median_metric, median_panel, round_ratios
 from moe_edge.studies.timed_cases import Timing, run_cases
 
@@ -77,7 +81,11 @@ def run(settings: OneMachineSettings) -> Findings:
         for factor in settings.link_factors:
             at_link = dataclasses.replace(settings, link_factor=factor)
             timed[factor] = run_cases(bench, list(cases.values()), at_link, history)
-        return findings(bench.model, cases, timed, shares, settings)
+        prompt = next(iter(timed.values())).ready.rounds[0][0]
+        ratios = token_ratios(
+            bench, prompt, settings.new_tokens, settings.precisions, settings.rounds
+        )
+        return findings(bench.model, cases, timed, shares, ratios, settings)
 
 
 def findings(
@@ -85,13 +93,22 @@ def findings(
     cases: Mapping[tuple[str, str], Case],
     timed: Mapping[float, Timing],
     shares: Mapping[str, float],
+    token_times: Mapping[str, Sequence[float]],
     settings: OneMachineSettings,
 ) -> Findings:
-    """The entry."""
+    """The entry; `token_times`: of `token_ratios`."""
     rows, ratios, checks = [], {}, {}
     for precision, share in shares.items():
-        name = "bytes over those of all experts"
-        rows.append(metric(shadow_name(precision), name, share, "1"))
+        policy, name = f"{precision} shadow", "bytes over those of all experts"
+        rows.append(metric(policy, name, share, "1"))
+        name, times = (
+            "its token's time over the resident model's",
+            token_times[precision],
+        )
+        rows.append(median_metric(policy, name, times, "1"))
+        if (limit := LIMITS.get(precision)) is not None:
+            check = f"{precision}: a token takes <= {limit} times the resident model's"
+            checks[check] = float(np.median(times)) <= limit
     for factor, timing in timed.items():
         checks |= {
             f"{name}, link {factor:g}x": ok for name, ok in timing.checks().items()
@@ -120,10 +137,9 @@ def findings(
         },
         metrics=rows,
         limits=[
-            LIMITS[0],
-            LIMITS[1],
+            *study_cases.LIMITS[:2],
             "The shadow runs on the cores that run the model, before each token.",
-            LIMITS[2],
+            study_cases.LIMITS[2],
         ],
         kind="emulated",
         checks=checks,
