@@ -45,10 +45,12 @@ class Answers:
           RequestError: a layer, block or number of tokens that cannot be.
         """
         self.check(call)
+        if on_demand:
+            with self.reading:
+                return self._read_and_compute(call)
         slot_E = self._holdings.slot_LE[call.layer]
-        away = slot_E[call.block_P] == self._holdings.nowhere
-        if away.any():
-            return self._read_and_compute(call, slot_E, away) if on_demand else None
+        if (slot_E[call.block_P] == self._holdings.nowhere).any():
+            return None
         return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
@@ -141,16 +143,15 @@ class Answers:
     def _read_one(self, call: Call, block: int) -> np.ndarray | None:
         """Rows of a block that is read for them; None if no slot is free."""
         holdings = self._holdings
-        with self._reading:
-            slot = holdings.lend(holdings.blocks.read(call.layer, block))
-            if slot is None:
-                return None
-            try:
-                slot_E = np.full(self._experts, holdings.nowhere, np.int32)
-                slot_E[block] = slot
-                return self.run(call, slot_E)
-            finally:
-                holdings.give_back(slot)
+        slot = holdings.lend(holdings.blocks.read(call.layer, block))
+        if slot is None:
+            return None
+        try:
+            slot_E = np.full(self._experts, holdings.nowhere, np.int32)
+            slot_E[block] = slot
+            return self.run(call, slot_E)
+        finally:
+            holdings.give_back(slot)
 
 
 def _ranks(call: Call) -> np.ndarray:

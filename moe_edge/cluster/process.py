@@ -33,7 +33,7 @@ from moe_edge.cluster.messages import MessagesTransport
 from moe_edge.cluster.namespaces import DEVICE
 from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.options import PRECISIONS, ClusterOptions, checkpoint_mark
-from moe_edge.cluster.transport import Address
+from moe_edge.cluster.transport import Address, Transport
 from moe_edge.cluster.wire import WIRE_VERSION
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
@@ -149,14 +149,16 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
 class Joined:
     """A process that has joined: its transport, and the checkpoint's reader."""
 
-    transport: MessagesTransport
+    transport: Transport
     lobby: Lobby
     reader: Any
 
     def become(self, node) -> None:
         """From now on the node answers; the scheduler is told."""
-        self.transport.on_lost = node.on_lost
-        self.lobby.inner = node
+        transport = self.transport
+        transport.on_lost, self.lobby.inner = node.on_lost, node
+        if not isinstance(transport, MessagesTransport):
+            self.lobby.inner = transport.answering(node)
         self.transport.post(SCHEDULER, "there")
         node.run()
 
@@ -175,6 +177,10 @@ def join(spec: Spec, number: int) -> Joined:
     timeout_s = options.join_timeout_s
     initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
+    if options.transport == "jax":
+        from moe_edge.cluster.collectives import CollectivesTransport
+
+        transport = CollectivesTransport(transport)
     for process, address in read_roster(timeout_s).items():
         if process not in (SCHEDULER, number):
             transport.connect(process, address)
