@@ -21,6 +21,8 @@ class Answers:
 
     Attributes:
       computed: pairs since the start, all callers' together.
+      reading: held while blocks are read for a call; slots that it may use must not be
+        emptied meanwhile.
     """
 
     def __init__(self, programs: PlacedPrograms, holdings: Holdings):
@@ -29,7 +31,7 @@ class Answers:
         self._experts, self._top_k = moe.num_experts, moe.top_k
         self._layers = set(programs.config.moe_layers)
         self.computed = 0
-        self._reading = threading.Lock()  # one slot is enough for what is not kept
+        self.reading = threading.RLock()  # one slot is enough for what is not kept
 
     def compute(self, call: Call, on_demand: bool = False) -> np.ndarray | None:
         """Rows of a call; None if a block is not here.
@@ -43,10 +45,12 @@ class Answers:
           RequestError: a layer, block or number of tokens that cannot be.
         """
         self.check(call)
+        if on_demand:
+            with self.reading:
+                return self._read_and_compute(call)
         slot_E = self._holdings.slot_LE[call.layer]
-        away = slot_E[call.block_P] == self._holdings.nowhere
-        if away.any():
-            return self._read_and_compute(call, slot_E, away) if on_demand else None
+        if (slot_E[call.block_P] == self._holdings.nowhere).any():
+            return None
         return self.run(call, slot_E)
 
     def rehearse(self, call: Call) -> np.ndarray:
@@ -113,11 +117,10 @@ class Answers:
         out_PD[np.argsort(key_P, kind="stable")] = rows_PD
         return out_PD
 
-    def _read_and_compute(
-        self, call: Call, slot_E: np.ndarray, away: np.ndarray
-    ) -> np.ndarray | None:
+    def _read_and_compute(self, call: Call) -> np.ndarray | None:
         """One absent block after another, in a lent slot; the others together."""
-        rows = None
+        rows, slot_E = None, self._holdings.slot_LE[call.layer]
+        away = slot_E[call.block_P] == self._holdings.nowhere
         parts = [(None, ~away)] if not away.all() else []
         parts += [(int(b), call.block_P == b) for b in np.unique(call.block_P[away])]
         for block, mine in parts:
@@ -140,16 +143,15 @@ class Answers:
     def _read_one(self, call: Call, block: int) -> np.ndarray | None:
         """Rows of a block that is read for them; None if no slot is free."""
         holdings = self._holdings
-        with self._reading:
-            slot = holdings.lend(holdings.blocks.read(call.layer, block))
-            if slot is None:
-                return None
-            try:
-                slot_E = np.full(self._experts, holdings.nowhere, np.int32)
-                slot_E[block] = slot
-                return self.run(call, slot_E)
-            finally:
-                holdings.give_back(slot)
+        slot = holdings.lend(holdings.blocks.read(call.layer, block))
+        if slot is None:
+            return None
+        try:
+            slot_E = np.full(self._experts, holdings.nowhere, np.int32)
+            slot_E[block] = slot
+            return self.run(call, slot_E)
+        finally:
+            holdings.give_back(slot)
 
 
 def _ranks(call: Call) -> np.ndarray:

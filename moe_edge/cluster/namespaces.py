@@ -33,6 +33,7 @@ _BURST_S = 150e-6  # of the line's rate, what may pass at once; less costs throu
 _LEAST_BURST = 3200  # bytes, two packets
 _QUEUE_S = 0.02  # of the line's rate, what may wait
 _MTU = "1500"  # of lo too: with its 65536 some messages wait for an ACK of 40 ms
+DEVICE = "eth0"  # of a node, its only link
 _NETNS, _HOSTS = Path("/run/netns"), Path("/etc/netns")
 
 
@@ -90,14 +91,14 @@ class EmulatedNetwork:
             hosts.write_text("\n".join(lines) + "\n", encoding="utf-8")
             _run("ip", "netns", "add", node)
             peer = ["type", "veth", "peer", "name", port, "netns", switch]
-            _run("ip", "link", "add", "eth0", "netns", node, *peer)
+            _run("ip", "link", "add", DEVICE, "netns", node, *peer)
             _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
             address = f"{self.address(name)}/24"
-            _run("ip", "-n", node, "addr", "add", address, "dev", "eth0")
-            for device in ("lo", "eth0"):
+            _run("ip", "-n", node, "addr", "add", address, "dev", DEVICE)
+            for device in ("lo", DEVICE):
                 _run("ip", "-n", node, "link", "set", device, "mtu", _MTU, "up")
             if self.mbps is not None:
-                _run("tc", "-n", node, *shaping("eth0", self.mbps))
+                _run("tc", "-n", node, *shaping(DEVICE, self.mbps))
 
     def prove(self) -> None:
         """Sends 4 MiB from every node to the next one.

@@ -25,7 +25,7 @@ from moe_edge.training.generators import FAMILIES
 from moe_edge.workload.cluster_run import COMBINES
 
 MODES = ("prism", "od_moe")
-TRANSPORTS = ("messages",)
+TRANSPORTS = ("messages", "jax")
 DEPARTURES = ("late", "speculative")
 BALANCED = "balanced"
 MAX_SERVERS = 64
@@ -58,7 +58,8 @@ class ClusterOptions:
       hysteresis: share of the cost that a migration must win on top.
       source: where migrating blocks come from: host (the server's own checkpoint) or
         network (a server that holds them).
-      transport: messages.
+      transport: messages (ZeroMQ) or jax (calls by `ppermute` of two processes, blocks
+        by pulls; slower, for comparison; control stays with messages).
       combine: exact (a row a pair returns: the same bits as on one machine) or partial
         (servers add first: fewer bytes, other last bits).
       link_mbps: of every server's network link, made by `tc` (needs root); None: as is.

@@ -63,6 +63,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "tokens_per_s": tokens / (ended_s - run.begun_s) if tokens else 0.0,
         "payload_bytes": payload_bytes(facts),
         "activation_bytes": 4 * d_model * (total["states"] + total["rows"]),
+        "interface_bytes": interface_bytes(facts),
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
@@ -80,6 +81,12 @@ def payload_bytes(facts: Sequence[dict]) -> int:
         for key, (_, size) in note["sent"].items()
         if int(key.split(":")[1]) in kinds
     )
+
+
+def interface_bytes(facts: Sequence[dict]) -> int | None:
+    """All that servers sent, headers of packets included; None if nobody counts it."""
+    counts = [note["interface"] for note in facts]
+    return None if not counts or None in counts else sum(counts)
 
 
 def call_overhead_s(run: MethodRun) -> float | None:
@@ -118,8 +125,18 @@ def trace_of(run: MethodRun, num_experts: int, top_k: int):
 
 
 def events_of(run: MethodRun) -> list[Event]:
-    """Calls, migrations and failures; seconds from the start of the run."""
+    """Calls, migrations, failures and every token; seconds from the start of the run.
+
+    A token's event (`compute`, with its step) lasts from the one before it, or from the
+    request's arrival, until the scheduler knew it.
+    """
     events = []
+    for one in run.asked:
+        last_s = one.arrived_s
+        for step, time_s in enumerate(one.times_s):
+            at = {"request": one.id, "step": step, "server": one.at}
+            events.append(Event(last_s - run.begun_s, time_s - last_s, "compute", **at))
+            last_s = time_s
     for server, (_, arrays) in run.notes.items():
         shift_s = run.offsets_s.get(server, 0.0) + run.begun_s
         for call in arrays["calls"].tolist():

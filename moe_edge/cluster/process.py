@@ -30,9 +30,10 @@ from moe_edge.cluster.membership import (
     say_hello,
 )
 from moe_edge.cluster.messages import MessagesTransport
+from moe_edge.cluster.namespaces import DEVICE
 from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.options import PRECISIONS, ClusterOptions, checkpoint_mark
-from moe_edge.cluster.transport import Address
+from moe_edge.cluster.transport import Address, Transport
 from moe_edge.cluster.wire import WIRE_VERSION
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
@@ -148,14 +149,16 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
 class Joined:
     """A process that has joined: its transport, and the checkpoint's reader."""
 
-    transport: MessagesTransport
+    transport: Transport
     lobby: Lobby
     reader: Any
 
     def become(self, node) -> None:
         """From now on the node answers; the scheduler is told."""
-        self.transport.on_lost = node.on_lost
-        self.lobby.inner = node
+        transport = self.transport
+        transport.on_lost, self.lobby.inner = node.on_lost, node
+        if not isinstance(transport, MessagesTransport):
+            self.lobby.inner = transport.answering(node)
         self.transport.post(SCHEDULER, "there")
         node.run()
 
@@ -174,6 +177,10 @@ def join(spec: Spec, number: int) -> Joined:
     timeout_s = options.join_timeout_s
     initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
+    if options.transport == "jax":
+        from moe_edge.cluster.collectives import CollectivesTransport
+
+        transport = CollectivesTransport(transport)
     for process, address in read_roster(timeout_s).items():
         if process not in (SCHEDULER, number):
             transport.connect(process, address)
@@ -188,7 +195,10 @@ def run_server(spec: Spec, number: int) -> None:
     options, config = spec.options, joined.reader.config
     slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
     own = ServerOptions(
-        slots[number - FIRST], options.max_batch, options.combine == "partial"
+        slots=slots[number - FIRST],
+        max_batch=options.max_batch,
+        partial=options.combine == "partial",
+        device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(joined.reader)
     where = number - FIRST, options.servers, joined.reader, weights
@@ -214,6 +224,8 @@ def run_role(spec: Spec, number: int) -> None:
     groups = Groups(options.workers, options.groups, K)
     precision = options.shadow if options.shadow in PRECISIONS else "full"
     periods = Shadow(precision, options.token_period, options.kv_period)
+    if options.shadow == "random":
+        periods = Shadow(precision, 0, 0)  # nothing to align
     if number == roles.MAIN:
         from moe_edge.cluster.od_moe.main import MainNode
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 
+from moe_edge.cluster.asked import Asked
+from moe_edge.cluster.calibrate import calibration_of
 from moe_edge.cluster.membership import Reception
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.outcome import summary_row, write_method
@@ -17,6 +20,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.prompts import decode_after
+from moe_edge.engine.session import PREFILL_CHUNK, bucket
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
@@ -28,6 +32,7 @@ from moe_edge.workload.cluster_run import ClusterFacts
 
 WARM_S = 600.0  # compiling on a slow machine
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
+PAYLOAD = 1448 / 1514  # of a full packet
 HOST_BYTES_PER_S = 1e9  # of a block from the checkpoint, until it is measured
 
 
@@ -72,16 +77,19 @@ class Programme:
         """Serves by every method and writes all files."""
         options, config, scheduler = self._options, self._config, self.scheduler
         warm_s = self._warm_up()
+        ready_at = time.time()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()
         traffic, costs = self._traffic(), self._cost_model()
         rows, failures, tokens, lost, degraded, compiled = {}, [], None, 0, 0, 0
-        same = True
+        same, runs = True, []
         for name in options.method_names:
             policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
+            if options.transport == "jax":  # a message's first of its size compiles
+                scheduler.run_method(held_NLE, self._fresh())
             run = scheduler.run_method(
                 held_NLE,
-                [one.fresh() for one in self._wanted.asked],
+                self._fresh(),
                 policy=policy,
                 cost_model=costs,
                 drill=options.drill_plan,
@@ -96,6 +104,7 @@ class Programme:
             compiled += sum(facts["compiled"] for facts, _ in run.notes.values())
             same &= self._same_tokens(name, run, tokens)
             tokens = tokens or run
+            runs.append(run)
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
         self._write_texts(tokens)
@@ -109,10 +118,38 @@ class Programme:
             "compiled_after_warmup": compiled,
             "same_tokens": same,
             "warm_up_s": warm_s,
+            "ready_at": ready_at,  # by the clock on the wall
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
         }
         self._facts().save(self._folder, more)
+        self._calibrate(runs)
+
+    def _calibrate(self, runs: list[MethodRun]) -> None:
+        """Writes what it cost, if all servers were there long enough to say it."""
+        options = self._options
+        if whole := [run for run in runs if not run.failures]:
+            mbps = options.link_mbps or LOOPBACK_MBPS
+            link = f"{mbps:g} Mbit/s" if options.link_mbps else "loopback"
+            try:
+                found = calibration_of(
+                    whole,
+                    d_model=self._config.d_model,
+                    chunk_tokens=PREFILL_CHUNK,
+                    bucket=bucket,
+                    line_bytes_per_s=mbps * 1e6 / 8 * PAYLOAD,
+                    partial=options.combine == "partial",
+                    source=f"this run's servers on one machine's cores, {link}",
+                )
+            except ConfigError as error:
+                print(f"no calibration: {error}")
+            else:
+                found.save(self._folder)
+        else:
+            print("no calibration: a server was lost in every method's run")
+
+    def _fresh(self) -> list[Asked]:
+        return [one.fresh() for one in self._wanted.asked]
 
     def _facts(self) -> ClusterFacts:
         options, config = self._options, self._config

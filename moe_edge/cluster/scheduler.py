@@ -247,13 +247,9 @@ class Scheduler:
         asked, judge = list(asked), Judge(self, held_NLE.shape, policy, cost_model)
         self._lost_between.clear()  # the keeper looks who is there
         keeper = TableKeeper(self, held_NLE, judge)
-        targets_NLE = keeper.targets()
-        for server in self.alive:
-            arrays = {
-                "held_LE": self.full(keeper.held_NLE[server]).astype(np.uint8),
-                "target_LE": self.full(targets_NLE[server], server),
-            }
-            self.tell(server, "prepare", {"version": 0}, arrays)
+        for server, arrays in keeper.tables().items():
+            held_LE = self.full(keeper.held_NLE[server])
+            self.tell(server, "prepare", {"version": 0}, {"held_LE": held_LE} | arrays)
         self.wait_for_all("ready", ready_s)
         offsets_s = self.clock_offsets()
         begun_s = time.perf_counter()

@@ -18,6 +18,7 @@ from moe_edge.cluster.asked import SIGNALS
 from moe_edge.cluster.bringer import Bringer
 from moe_edge.cluster.engine import PlacedEngine
 from moe_edge.cluster.holdings import BlockReader, Holdings
+from moe_edge.cluster.interface import Interface
 from moe_edge.cluster.ledger import Ledger
 from moe_edge.cluster.membership import SCHEDULER, compiled_is_kept
 from moe_edge.cluster.programs import PlacedPrograms
@@ -44,6 +45,7 @@ class ServerOptions:
       call_s: deadline of a call.
       table_s: of waiting for a table after one failed.
       fetch_s: deadline of a block.
+      device: network interface that is this server's alone, whose bytes are noted.
     """
 
     slots: int
@@ -52,6 +54,7 @@ class ServerOptions:
     call_s: float = 5.0
     table_s: float = 30.0
     fetch_s: float = 30.0
+    device: str | None = None
 
 
 class SchedulerLost(MoeEdgeError):
@@ -86,6 +89,7 @@ class Server:
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
         self.tables = Tables(me, self.holdings)
         self.ledger = Ledger(me, others, self._shape)
+        self._interface = Interface(options.device)
         if programs is None:
             programs = PlacedPrograms(config, self.holdings.blocks.dtype)
         self.answers = Answers(programs, self.holdings)
@@ -155,9 +159,10 @@ class Server:
         if name == "strike":
             os.kill(os.getpid(), SIGNALS[fields["kind"]])
         elif name == "table":  # who waits in the midst of a step sees it at once
-            self.tables.offer(fields["version"], arrays["target_LE"])
+            self.tables.offer(fields["version"], *_table(arrays))
         elif name == "drop":  # nobody asks for them: before what comes into their slots
-            self.holdings.drop(arrays["cells"].tolist())
+            with self.answers.reading:
+                self.holdings.drop(arrays["cells"].tolist())
         elif name == "bring":
             self._bringer.bring(fields["order"], arrays["cells"])
         elif name == "lost":
@@ -182,6 +187,7 @@ class Server:
             "remote_blocks": self.ledger.remote_blocks,
             "most_used": self.holdings.most_used,
             "sent": sent,
+            "interface": self._interface.sent,
             "compiled": self.engine.num_compiled() - self._compiled,
         }
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
@@ -270,12 +276,13 @@ class Server:
     def _prepare(self, fields: dict, arrays: dict) -> None:
         """A new run: its blocks are read, what was noted is forgotten."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
-        self.tables.begin(fields["version"], arrays["target_LE"])
+        self.tables.begin(fields["version"], *_table(arrays))
         self.ledger.clear()
         self._answered.clear()
         self._bringer.clear()
         self.holdings.most_used = self.options.slots - self.holdings.free
         self._transport.traffic.reset()
+        self._interface.reset()
         self._requests = Requests(
             self.engine,
             begin=self.ledger.token,
@@ -303,3 +310,7 @@ class Server:
 
     def _arrived(self, order: int, lacking: list[tuple[int, int]]) -> None:
         self._tell("arrived", {"order": order, "lacking": lacking})
+
+
+def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return arrays["target_LE"], arrays["read_LE"].astype(bool)

@@ -82,12 +82,9 @@ class TableKeeper:
     # Room.
 
     def _room_N(self) -> np.ndarray:
-        """Slots that blocks may take for good: one of each stays free."""
+        """Blocks that may stay on a server: one slot of each is kept free."""
         scheduler = self._scheduler
-        room_N = placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
-        for (server, _), arrivals in self._coming.items():
-            room_N[server] -= len(arrivals)
-        return np.maximum(room_N, 0)
+        return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
 
     def _free_N(self) -> np.ndarray:
         """Slots that nothing is in, and nothing on its way to."""
@@ -113,6 +110,18 @@ class TableKeeper:
         for layer, block in self.degraded:
             held_NLE[readers_N, layer, block] = True
         return call_targets(held_NLE)
+
+    def tables(self) -> dict[int, dict[str, np.ndarray]]:
+        """Living server -> the arrays of its table."""
+        scheduler, targets_NLE = self._scheduler, self.targets()
+        read_LE = scheduler.full(~self.held_NLE.any(axis=0))
+        return {
+            server: {
+                "target_LE": scheduler.full(targets_NLE[server], server),
+                "read_LE": read_LE,
+            }
+            for server in scheduler.alive
+        }
 
     # Steps of a change.
 
@@ -215,10 +224,9 @@ class TableKeeper:
             )
         )
         self._moves, self._gone = [], []
-        targets_NLE, self._told_roomy_N = self.targets(), self._roomy_N()
+        self._told_roomy_N = self._roomy_N()
         self._unconfirmed = set(self._scheduler.alive)
-        for server in self._scheduler.alive:
-            arrays = {"target_LE": self._scheduler.full(targets_NLE[server], server)}
+        for server, arrays in self.tables().items():
             self._scheduler.tell(server, "table", {"version": self.version}, arrays)
 
     def confirmed(self, server: int, fields: dict) -> None:

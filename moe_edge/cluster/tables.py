@@ -34,10 +34,22 @@ class View(NamedTuple):
     all_here_L: np.ndarray
 
 
-def view_of(version: int, target_LE: np.ndarray, me: int, holdings: Holdings) -> View:
-    """The view of server `me`, whose own blocks have arrived."""
+def view_of(
+    version: int,
+    target_LE: np.ndarray,
+    me: int,
+    holdings: Holdings,
+    read_LE: np.ndarray | None = None,
+) -> View:
+    """The view of server `me`, whose own blocks have arrived.
+
+    Args:
+      read_LE: bool, blocks that are read for each call: one may be here and leave soon.
+    """
     nowhere = holdings.nowhere
     here_LE = (target_LE == me) & holdings.held_LE
+    if read_LE is not None:
+        here_LE &= ~read_LE
     asked_LE = np.where(here_LE, HERE, target_LE).astype(np.int16)
     slot_LE = np.where(here_LE, holdings.slot_LE, nowhere).astype(np.int32)
     asked_LE = np.pad(asked_LE, ((0, 0), (0, 1)), constant_values=HERE)
@@ -60,20 +72,20 @@ class Tables:
         self._closed: Exception | None = None
         self.view: View | None = None
 
-    def offer(self, version: int, target_LE: np.ndarray) -> None:
-        """A new table has come; it is in force from `install` on."""
-        view = view_of(version, target_LE, self._me, self._holdings)
+    def offer(self, version: int, target_LE: np.ndarray, read_LE=None) -> None:
+        """A new table has come (`view_of`); it is in force from `install` on."""
+        view = view_of(version, target_LE, self._me, self._holdings, read_LE)
         with self._changed:
             known = self._next or self.view
             if known is None or version > known.version:
                 self._next = view
                 self._changed.notify_all()
 
-    def begin(self, version: int, target_LE: np.ndarray) -> None:
+    def begin(self, version: int, target_LE: np.ndarray, read_LE=None) -> None:
         """The first table of a run, whatever the number of the last one was."""
         with self._changed:
             self.view = self._next = None
-        self.offer(version, target_LE)
+        self.offer(version, target_LE, read_LE)
         self.install()
 
     def install(self) -> int | None:

@@ -9,6 +9,7 @@ from moe_edge.studies.study import Study
 
 # Name -> module, which holds STUDY, or STUDIES by name where one file has several.
 STUDIES = {
+    "benchmark_cluster": "moe_edge.studies.speed.cluster",
     "benchmark_convert": "moe_edge.studies.speed.convert",
     "benchmark_decode": "moe_edge.studies.speed.decode",
     "benchmark_offload": "moe_edge.studies.speed.offload",
