@@ -4,16 +4,24 @@ The transport's threads put what comes into a queue; the main thread does it in 
 and goes on with its own work in between. What goes wrong in any thread ends the node.
 """
 
+import contextlib
 import os
 import queue
 import threading
+import traceback
 
 from moe_edge.cluster.asked import SIGNALS
 from moe_edge.cluster.server import SCHEDULER, SchedulerLost
 from moe_edge.cluster.transport import Transport
-from moe_edge.core.checks import RequestError
+from moe_edge.core.checks import MoeEdgeError, RequestError
 
 IDLE_S = 0.5  # how often a node without work looks around
+
+
+class NodeFault(MoeEdgeError):
+    """A fault of ours in a node; its log has more."""
+
+    exit_code = 1
 
 
 class Node:
@@ -42,14 +50,17 @@ class Node:
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
         if name == "strike":  # a drill
             os.kill(os.getpid(), SIGNALS[fields["kind"]])
-        elif name == "lost":  # the scheduler has taken a process off the list
+            return {}, {}
+        if name == "lost":  # the scheduler has taken a process off the list
             self.transport.disconnect(1 + fields["server"])
             self.peer_lost(1 + fields["server"], "dead")
             return {}, {}
-        elif name == "stop":
-            self._stopped.set()
-        elif name in self.answered:
+        if name in self.answered:
             return getattr(self, f"do_{name}")(fields, arrays)
+        if name == "stop":
+            self._stopped.set()
+        elif not hasattr(self, f"do_{name}"):
+            raise RequestError(f"process {self.number} knows no order {name!r}")
         self._orders.put((name, fields, arrays))
         return {}, {}
 
@@ -70,6 +81,20 @@ class Node:
         self._error = self._error or error
         self._stopped.set()
         self._orders.put(("stop", {}, {}))
+
+    @contextlib.contextmanager
+    def faults_end_it(self, what: str):
+        """A fault of ours in here, in whatever thread, ends the node with one line."""
+        try:
+            yield
+        except MoeEdgeError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            line = " ".join(str(error).split())
+            text = f"process {self.number}, {what}: {type(error).__name__}: {line}"
+            self.fail(NodeFault(text))
+            raise self._error from error
 
     def tell(self, name: str, fields: dict | None = None, arrays=None) -> None:
         """Tells the scheduler."""
@@ -95,7 +120,12 @@ class Node:
                 return
             idle = False
             if name != "stop":
-                getattr(self, f"do_{name}")(fields, arrays)
+                with self.faults_end_it(name):
+                    getattr(self, f"do_{name}")(fields, arrays)
+
+    def do_finish(self, fields, arrays) -> None:
+        """All requests have ended; what was on its way has come."""
+        self.tell("finished")
 
     @property
     def idle(self) -> bool:

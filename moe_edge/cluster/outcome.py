@@ -125,8 +125,18 @@ def trace_of(run: MethodRun, num_experts: int, top_k: int):
 
 
 def events_of(run: MethodRun) -> list[Event]:
-    """Calls, migrations and failures; seconds from the start of the run."""
+    """Calls, migrations, failures and every token; seconds from the start of the run.
+
+    A token's event (`compute`, with its step) lasts from the one before it, or from the
+    request's arrival, until the scheduler knew it.
+    """
     events = []
+    for one in run.asked:
+        last_s = one.arrived_s
+        for step, time_s in enumerate(one.times_s):
+            at = {"request": one.id, "step": step, "server": one.at}
+            events.append(Event(last_s - run.begun_s, time_s - last_s, "compute", **at))
+            last_s = time_s
     for server, (_, arrays) in run.notes.items():
         shift_s = run.offsets_s.get(server, 0.0) + run.begun_s
         for call in arrays["calls"].tolist():

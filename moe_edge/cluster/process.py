@@ -176,6 +176,8 @@ def run_role(spec: Spec, number: int, began: Path) -> None:
     groups = Groups(options.workers, options.groups, K)
     precision = options.shadow if options.shadow in PRECISIONS else "full"
     periods = Shadow(precision, options.token_period, options.kv_period)
+    if options.shadow == "random":
+        periods = Shadow(precision, 0, 0)  # nothing to align
     if number == roles.MAIN:
         from moe_edge.cluster.od_moe.main import MainNode
 

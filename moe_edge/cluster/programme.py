@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ class Programme:
         """Serves by every method and writes all files."""
         options, config, scheduler = self._options, self._config, self.scheduler
         warm_s = self._warm_up()
+        ready_at = time.time()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()
         traffic, costs = self._traffic(), self._cost_model()
@@ -112,6 +114,7 @@ class Programme:
             "compiled_after_warmup": compiled,
             "same_tokens": same,
             "warm_up_s": warm_s,
+            "ready_at": ready_at,  # by the clock on the wall
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
         }

@@ -113,7 +113,7 @@ class Remote:
         self.me, self.tables, self.partial = me, tables, partial
         self._first_peer = first_peer
         self._transport, self._answers, self._ledger = transport, answers, ledger
-        self._deadline_s, self._table_s = deadline_s, table_s
+        self.deadline_s, self._table_s = deadline_s, table_s
         self._on_lost = on_lost
 
     def start(
@@ -182,7 +182,7 @@ class Remote:
         if each.ticket < 0:
             return None
         try:
-            rows = self._transport.finish([each.ticket], self._deadline_s)[0]
+            rows = self._transport.finish([each.ticket], self.deadline_s)[0]
         except PeerLost as error:
             self._lost(error)
             return None

@@ -9,6 +9,7 @@ from moe_edge.studies.study import Study
 
 # Name -> module, which holds STUDY, or STUDIES by name where one file has several.
 STUDIES = {
+    "benchmark_cluster": "moe_edge.studies.speed.cluster",
     "benchmark_convert": "moe_edge.studies.speed.convert",
     "benchmark_decode": "moe_edge.studies.speed.decode",
     "benchmark_offload": "moe_edge.studies.speed.offload",
@@ -22,6 +23,10 @@ STUDIES = {
     "moe_prism_fig8": "moe_edge.studies.moe_prism.studies",
     "moe_prism_table2": "moe_edge.studies.moe_prism.studies",
     "moe_prism_table3": "moe_edge.studies.moe_prism.studies",
+    "od_moe_fig3": "moe_edge.studies.od_moe.studies",
+    "od_moe_fig6": "moe_edge.studies.od_moe.studies",
+    "od_moe_one_machine": "moe_edge.studies.od_moe.studies",
+    "od_moe_table1": "moe_edge.studies.od_moe.studies",
     "prism_fig5": "moe_edge.studies.prism.fig5",
     "prism_fig6": "moe_edge.studies.prism.fig6",
     "prism_fig7": "moe_edge.studies.prism.fig7",

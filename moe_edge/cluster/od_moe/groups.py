@@ -1,13 +1,22 @@
 """Which workers compute which experts of which layer; pure (OD-MoE, section 3.1).
 
-MoE layers are counted through a whole text: layer l of decode step t (the first is 0)
-has count t * L + l. Group `count mod G` computes it, so while one group computes the
-others load, also from the last layer of a token to the first of the next.
+MoE layers are counted through all texts: layer l of step t has count t * L + l, where a
+prompt is one step and so is each of its new tokens. Group `count mod G` computes it, so
+while one group computes the others load, also from the last layer of a token to the
+first of the next. No two steps share a count, so nothing is taken for another text's.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+
+from moe_edge.core.checks import MoeEdgeError
+
+
+class NoWorkers(MoeEdgeError):
+    """All workers are lost."""
+
+    exit_code = 3
 
 
 def slots_of(top_k: int, workers: int, groups: int) -> int:
@@ -19,28 +28,38 @@ class Groups:
     """Workers in groups of equal size; the lost are passed over.
 
     Attributes:
-      alive: workers that are there.
+      alive: workers that are there; replaced, not changed: any thread may read it.
     """
 
     def __init__(self, workers: int, groups: int, top_k: int):
         self.workers, self.groups = workers, groups
         self.slots = slots_of(top_k, workers, groups)
-        self.alive = set(range(workers))
+        self.alive = frozenset(range(workers))
+
+    def lose(self, worker: int) -> None:
+        """A worker is lost; may be told twice."""
+        self.alive -= {worker}
+
+    def left(self) -> list[int]:
+        """Workers that are there.
+
+        Raises:
+          NoWorkers: none is.
+        """
+        left = sorted(self.alive)
+        if not left:
+            raise NoWorkers("all workers are lost; nothing can go on")
+        return left
 
     def members(self, count: int) -> list[int]:
         """Workers of a layer; of a group that is lost as a whole: all that are left."""
-        size = self.workers // self.groups
+        size, left = self.workers // self.groups, self.left()
         first = count % self.groups * size
-        mine = [w for w in range(first, first + size) if w in self.alive]
-        return mine or sorted(self.alive)
+        return [worker for worker in left if first <= worker < first + size] or left
 
     def share(self, count: int, experts: Sequence[int]) -> dict[int, list[int]]:
         """Worker -> experts that it loads, by turns in the order of prediction."""
-        members = self.members(count)
-        shared: dict[int, list[int]] = {worker: [] for worker in members}
-        for place, expert in enumerate(experts):
-            shared[members[place % len(members)]].append(expert)
-        return shared
+        return _by_turns(self.members(count), experts)
 
     def choose(
         self, count: int, chosen: Sequence[int], predicted: Sequence[int]
@@ -50,13 +69,13 @@ class Groups:
         One that was predicted is where it was loaded; another one goes to the worker
         with most room: what it loaded in vain makes way.
         """
+        members = self.members(count)
         loaded = {
             expert: worker
-            for worker, experts in self.share(count, predicted).items()
+            for worker, experts in _by_turns(members, predicted).items()
             for expert in experts
         }
         where = {expert: loaded[expert] for expert in chosen if expert in loaded}
-        members = self.members(count)
         busy = {worker: 0 for worker in members}
         for worker in where.values():
             busy[worker] += 1
@@ -69,8 +88,12 @@ class Groups:
 
     def spread(self, num_experts: int) -> np.ndarray:
         """int16 [E]: worker of each expert of a layer of a prompt: all take part."""
-        alive = np.array(sorted(self.alive), np.int16)
-        return alive[np.arange(num_experts) % len(alive)]
+        left = np.array(self.left(), np.int16)
+        return left[np.arange(num_experts) % len(left)]
+
+
+def _by_turns(members: list[int], experts: Sequence[int]) -> dict[int, list[int]]:
+    return {w: list(experts[i :: len(members)]) for i, w in enumerate(members)}
 
 
 def longest_load_s(main_s: float, worker_s: float, groups: int) -> float:

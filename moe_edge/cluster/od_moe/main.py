@@ -7,6 +7,7 @@ those of the model, whatever was predicted.
 
 import threading
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -14,8 +15,9 @@ import numpy as np
 from moe_edge.cluster.answers import Answers
 from moe_edge.cluster.engine import PlacedEngine
 from moe_edge.cluster.ledger import Ledger
+from moe_edge.cluster.membership import compiled_is_kept
 from moe_edge.cluster.node import Node
-from moe_edge.cluster.od_moe.groups import Groups
+from moe_edge.cluster.od_moe.groups import Groups, NoWorkers
 from moe_edge.cluster.od_moe.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.od_moe.worker import ATTEMPTS, WorkerSlots
 from moe_edge.cluster.programs import PlacedPrograms
@@ -24,18 +26,13 @@ from moe_edge.cluster.requests import Requests, ServedRequest
 from moe_edge.cluster.tables import HERE, View
 from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.warm_up import warm_up
-from moe_edge.core.checks import MoeEdgeError
-from moe_edge.engine.programs import jit_step
-from moe_edge.engine.session import Session
+from moe_edge.engine.programs import count_compiled, jit_step
+from moe_edge.engine.session import Session, capacity_for
 from moe_edge.engine.shadow import read_kv
 from moe_edge.engine.weights import Weights
+from moe_edge.offload.slots import make_slots
+from moe_edge.offload.store import device_dtype
 from moe_edge.predict.shadow import Shadow
-
-
-class NoWorkers(MoeEdgeError):
-    """All workers are lost."""
-
-    exit_code = 3
 
 
 class Asked:
@@ -59,11 +56,9 @@ class Asked:
 
     def newer(self, version: int, deadline_s: float) -> View | None:
         """After a worker was lost: any other one may load what it was asked for."""
-        if not self.groups.alive:
-            raise NoWorkers("all workers are lost; nothing can go on")
+        spread_E = self.groups.spread(self._shape[1])
         if version % ATTEMPTS == ATTEMPTS - 1:
             return None
-        spread_E = self.groups.spread(self._shape[1])
         asked_LE = np.tile(
             np.append(spread_E, HERE).astype(np.int16), (self._shape[0], 1)
         )
@@ -74,9 +69,12 @@ class MainEngine(PlacedEngine):
     """Runs a model whose experts are loaded on demand by workers.
 
     Attributes:
-      predicted: (step, layer) -> experts, best first, as they come from the shadow.
-      steps_s, waits_s: of decode steps: their time, and waiting for workers in it.
-      steps: decode steps so far, of all texts.
+      request: whose step runs.
+      steps: prompts and decode steps so far; `steps_before`: with the last prompt.
+      predicted: count of a layer (`Groups`) -> experts, best first. What the shadow
+        says last of a layer counts, also where it says so when the layer is over.
+      decoded: (request, decode step from 1, layer, count, chosen) of all decode steps.
+      waits_s: of every decode step: waiting for workers.
     """
 
     def __init__(self, weights, holdings, remote, ledger, programs, groups: Groups):
@@ -85,17 +83,24 @@ class MainEngine(PlacedEngine):
         moe_layers = self.config.moe_layers
         self._place = {layer: place for place, layer in enumerate(moe_layers)}
         self.listener: ShadowLink | None = None
+        self.request = -1
+        self.restart()
+
+    def restart(self) -> None:
+        """Counts from here on."""
         self.steps = self.steps_before = 0
-        self.predicted: dict[tuple[int, int], list[int]] = {}
+        self.predicted: dict[int, list[int]] = {}
+        self.decoded: list[tuple[int, int, int, int, list[int]]] = []
         self.waits_s: list[float] = []
         self._decodes = False
 
     def _begin_prompts(self, session: Session, prompts) -> None:
         self._view, self._decodes = self._asked.view, False
+        self.steps += 1
         self.steps_before = self.steps
-        self.predicted.clear()
         if self.listener is not None:
-            self.listener.begin(session, prompts, self.steps)
+            last = self.steps * len(self._place) - 1
+            self.listener.begin(session, prompts, self.steps, last)
 
     def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:
         self._view, self._decodes = self._asked.view, True
@@ -113,11 +118,11 @@ class MainEngine(PlacedEngine):
         E = self.config.moe.num_experts
         if not self._decodes:
             return self._asked.view_of(0, layer, self._groups.spread(E))
-        count = self.count(layer)
+        count, chosen = self.count(layer), ids_TK[0].tolist()
         index = self.steps - self.steps_before
-        predicted = self.predicted.get((index, layer), ())
+        self.decoded.append((self.request, index, layer, count, chosen))
         row_E = np.full(E, HERE, np.int16)
-        where = self._groups.choose(count, ids_TK[0].tolist(), predicted)
+        where = self._groups.choose(count, chosen, self.predicted.get(count, ()))
         for expert, worker in where.items():
             row_E[expert] = worker
         if self.listener is not None:
@@ -137,17 +142,29 @@ class ShadowLink:
 
     Attributes:
       alive: whether the shadow is there.
+      read_kv: its program.
     """
 
     def __init__(self, transport: Transport, groups: Groups, periods: Shadow):
         self._transport, self._groups, self._periods = transport, groups, periods
-        self._read_kv = jit_step(read_kv, static_argnames="count")
+        self.read_kv = jit_step(read_kv, static_argnames="count")
         self.alive = True
         self._length = 0
 
-    def begin(self, session: Session, prompts, steps_before: int) -> None:
-        """A prompt is about to run."""
+    def rehearse(self, session: Session) -> None:
+        """Compiles what a session of this shape needs."""
+        if self._periods.kv_period:
+            for count in {session.capacity, self._periods.kv_period}:
+                start_B = jax.device_put(np.zeros(1, np.int32))
+                jax.block_until_ready(
+                    self.read_kv(session.caches, start_B, count=count)
+                )
+
+    def begin(self, session: Session, prompts, steps_before: int, last: int) -> None:
+        """A prompt is about to run; `last` is the count of its last layer."""
         self._length = len(prompts[0])
+        for worker in self._groups.left():  # the shadow was ahead of the text before
+            self._tell_passed(worker, last)
         fields = {"steps_before": steps_before, "capacity": session.capacity}
         arrays = {"prompt": np.array(prompts[0], np.int32)}
         self._post("begin", fields, arrays)
@@ -161,7 +178,7 @@ class ShadowLink:
                 count = self._periods.kv_period
                 start = self._length + index - 1 - count
             start_B = jax.device_put(np.array([start], np.int32))
-            kv = self._read_kv(session.caches, start_B, count=count)
+            kv = self.read_kv(session.caches, start_B, count=count)
             kept = self._length if index == 1 else count
             for layer, cache in enumerate(kv):
                 for name, array in cache.items():
@@ -175,7 +192,10 @@ class ShadowLink:
         """Workers of a layer's group that it does not ask may go on."""
         for worker in self._groups.members(count):
             if worker not in asked:
-                self._transport.post(FIRST_WORKER + worker, "passed", {"count": count})
+                self._tell_passed(worker, count)
+
+    def _tell_passed(self, worker: int, count: int) -> None:
+        self._transport.post(FIRST_WORKER + worker, "passed", {"count": count})
 
     def _post(self, name: str, fields: dict, arrays: dict) -> None:
         if self.alive:
@@ -192,20 +212,23 @@ class MainNode(Node):
         weights: Weights,
         transport: Transport,
         groups: Groups,
-        periods: Shadow | None,
+        periods: Shadow,
         call_s: float = 30.0,
+        programs: PlacedPrograms | None = None,
     ):
         super().__init__(number, transport)
         config = weights.config
         shape = config.num_layers, config.moe.num_experts
-        from moe_edge.offload.store import device_dtype
-
-        programs = PlacedPrograms(config, device_dtype(reader.dtype))
-        self._groups, self._periods = groups, periods
+        dtype = device_dtype(reader.dtype)
+        programs = programs or PlacedPrograms(config, dtype)
+        self._groups, self._call_s = groups, call_s
+        # A worker that is left alone loads all blocks of a layer for one call.
+        self._layer_bytes = reader.layout.size * dtype.itemsize * shape[1]
+        self._link = ShadowLink(transport, groups, periods)
         self._nothing = _NoSlots(programs, reader)
         self._answers = Answers(programs, self._nothing)
         self.ledger = Ledger(groups.workers, groups.workers + 1, shape)
-        remote = Remote(
+        self._remote = remote = Remote(
             groups.workers,
             transport,
             self._answers,
@@ -213,15 +236,13 @@ class MainNode(Node):
             self.ledger,
             first_peer=FIRST_WORKER,
             deadline_s=call_s,
-            on_lost=self._worker_lost,
+            on_lost=self._call_failed,
         )
         self.engine = MainEngine(
             weights, self._nothing, remote, self.ledger, programs, groups
         )
         self._requests: Requests | None = None
-        self._predictions: list[tuple] = []
-        self._lock = threading.Lock()
-        self._began_s = 0.0
+        self._began_s, self._decodes = 0.0, False
         self._step_s: list[float] = []
         self._compiled = 0
 
@@ -229,21 +250,22 @@ class MainNode(Node):
 
     def control(self, peer, name, fields, arrays):
         if name == "predicted":
-            index, layer = fields["index"], fields["layer"]
-            self.engine.predicted[index, layer] = fields["experts"]
+            self.engine.predicted[fields["count"]] = fields["experts"]
+            return {}, {}
+        if name == "said":  # the shadow has said all: this comes behind it
             return {}, {}
         return super().control(peer, name, fields, arrays)
 
     def peer_lost(self, peer: int, kind: str) -> None:
         if peer == SHADOW:
-            if self.engine.listener is not None:
-                self.engine.listener.alive = False
+            self._link.alive = False
         else:
-            self._worker_lost(peer - FIRST_WORKER, kind)
+            self._groups.lose(peer - FIRST_WORKER)
         self.tell("lost", {"who": peer - 1, "kind": kind})
 
-    def _worker_lost(self, worker: int, kind: str) -> None:
-        self._groups.alive.discard(worker)
+    def _call_failed(self, worker: int, kind: str) -> None:
+        """A worker is lost; in the engine's thread."""
+        self.peer_lost(FIRST_WORKER + worker, kind)
 
     # Orders.
 
@@ -256,34 +278,34 @@ class MainNode(Node):
             self._requests.step()
 
     def do_warm(self, fields, arrays) -> None:
-        from moe_edge.cluster.membership import compiled_is_kept
-
+        sizes = arrays["sizes"].tolist()
         with compiled_is_kept():
-            sizes = arrays["sizes"].tolist()
             seconds = warm_up(self.engine, self._answers, sizes)
+            for capacity in {capacity_for(length + new) for length, new in sizes}:
+                self._link.rehearse(self.engine.new_session(1, capacity))
         self.tell("warm", {"seconds": seconds})
 
     def do_prepare(self, fields, arrays) -> None:
         """A new pass: with the shadow, or with all blocks at the workers."""
-        listener = None
-        if fields["shadow"] and self._periods is not None:
-            listener = ShadowLink(self.transport, self._groups, self._periods)
-        self.engine.listener = listener
-        self.engine.waits_s.clear()
+        self.engine.listener = self._link if fields["shadow"] else None
+        self.engine.restart()
+        rate = fields["bytes_per_s"]
+        load_s = 0.0 if rate is None else self._layer_bytes / rate
+        self._remote.deadline_s = self._call_s + load_s
         self._step_s.clear()
         self.ledger.clear()
         self.transport.traffic.reset()
-        self._predictions.clear()
         self._requests = Requests(
             self.engine,
             begin=self._begin,
             on_token=self._new_token,
-            on_error=lambda number, line: self.tell(
-                "failed", {"id": number, "error": line}
-            ),
+            on_error=self._failed,
         )
-        self._compiled = self.engine.num_compiled()
+        self._compiled = self._num_compiled()
         self.tell("ready")
+
+    def _num_compiled(self) -> int:
+        return self.engine.num_compiled() + count_compiled(self._link)
 
     def do_request(self, fields, arrays) -> None:
         request = ServedRequest(
@@ -293,19 +315,23 @@ class MainNode(Node):
 
     def _begin(self, request: int, is_decode: bool) -> None:
         self.ledger.token(request, is_decode)
+        self.engine.request = request
         self._began_s = time.perf_counter()
         self._decodes = is_decode
 
     def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
-        engine = self.engine
         if self._decodes:
             self._step_s.append(now_s - self._began_s)
-            index = engine.steps - engine.steps_before
-            for layer in self.engine.config.moe_layers:
-                found = engine.predicted.pop((index, layer), None)
-                if found is not None:
-                    self._predictions.append((number, index, layer, found))
         self.tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})
+
+    def _failed(self, number: int, line: str) -> None:
+        """A request ended by its own error, unless nobody is left to compute."""
+        try:
+            self._groups.left()
+        except NoWorkers as error:
+            self.fail(error)
+        else:
+            self.tell("failed", {"id": number, "error": line})
 
     def do_notes(self, fields, arrays):
         """What this node has counted."""
@@ -318,18 +344,17 @@ class MainNode(Node):
             "t_main_s": float(own.mean() / layers) if known else None,
             "t_wait_s": float(waits[:known].mean() / layers) if known else None,
             "weight_bytes": engine.weights.num_bytes,
-            "compiled": engine.num_compiled() - self._compiled,
+            "compiled": self._num_compiled() - self._compiled,
         }
         rows = [
-            (n, i, layer, *_padded(ids, K)) for n, i, layer, ids in self._predictions
+            (*where, *chosen, *_padded(engine.predicted.get(count, ()), K))
+            for *where, count, chosen in engine.decoded
         ]
-        arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
-        arrays["predictions"] = np.array(rows, np.int32).reshape(-1, 3 + K)
-        arrays["calls"] = self.ledger.calls()
-        return facts, arrays
+        arrays = {"decoded": np.array(rows, np.int32).reshape(-1, 3 + 2 * K)}
+        return facts, arrays | {"calls": self.ledger.calls()}
 
 
-def _padded(experts: list[int], size: int) -> list[int]:
+def _padded(experts: Sequence[int], size: int) -> list[int]:
     return [*experts[:size], *[-1] * (size - len(experts))]
 
 
@@ -337,9 +362,6 @@ class _NoSlots:
     """The main node's slots: none, but one for the shapes of programs."""
 
     def __init__(self, programs: PlacedPrograms, reader):
-        from moe_edge.offload.slots import make_slots
-        from moe_edge.offload.store import device_dtype
-
         dtype = device_dtype(reader.dtype)
         self._slots = make_slots(1, reader.layout.size, dtype)
         self.lock, self.nowhere = threading.RLock(), 1

@@ -22,14 +22,13 @@ from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.wanted import from_prompts, from_workload
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.engine.prompts import decode_after
 from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.predict.recall import recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
-from moe_edge.workload.traces import DECODE
 
-LOOKUPS = ("request", "phase", "step", "layer", "ids_TK")
 WARM_S, READY_S = 600.0, 300.0
 
 
@@ -111,11 +110,11 @@ class OdProgramme:
         """Both passes, and all files."""
         self._warm_up()
         resident = self._serve(resident=True)
-        print(f"resident: {resident.decode_tokens_per_s:.1f} tokens/s")
+        _show("resident", resident)
         times = self._times(resident)
         rate = self._rate(times)
         done = self._serve(resident=False, bytes_per_s=rate)
-        print(f"od_moe: {done.decode_tokens_per_s:.1f} tokens/s")
+        _show("od_moe", done)
         row = self._row(resident, done, times, rate)
         self._write(done, row, [a.tokens == b.tokens for a, b in _both(resident, done)])
 
@@ -134,11 +133,15 @@ class OdProgramme:
         self.scheduler.wait_for_all("warm", WARM_S)
 
     def _times(self, resident: Pass) -> dict:
-        """t_main, t_worker, t_maxload; seconds."""
+        """t_main, t_worker, t_maxload; seconds. None where nothing was decoded."""
         main_s = resident.facts(MAIN - 1).get("t_main_s")
         wait_s = resident.facts(MAIN - 1).get("t_wait_s")
         found = [resident.facts(w).get("t_worker_s") for w in self._workers]
-        worker_s = float(np.mean([each for each in found if each is not None]))
+        found = [each for each in found if each is not None]
+        if main_s is None or not found:
+            names = "t_main_s", "t_message_s", "t_worker_s", "t_maxload_s"
+            return dict.fromkeys(names)
+        worker_s = float(np.mean(found))
         # Messages are the main node's: what it waits and no worker computes.
         layer_s = main_s + max(wait_s - worker_s, 0.0)
         most_s = longest_load_s(layer_s, worker_s, self._options.groups)
@@ -156,6 +159,12 @@ class OdProgramme:
             return float(given)
         config, options = self._config, self._options
         slots = slots_of(config.moe.top_k, options.workers, options.groups)
+        if times["t_maxload_s"] is None:
+            raise ConfigError(
+                f"--load_bytes_per_s {BALANCED} goes by the time of decode steps, but "
+                "no request had any; ask for 2 or more --max_new_tokens, or give a "
+                "number"
+            )
         return slots * self._block_bytes / times["t_maxload_s"]
 
     @property
@@ -176,6 +185,8 @@ class OdProgramme:
         drill = None if resident else options.drill_plan
         failures: list[Failure] = []
         _Serving(scheduler, asked, drill, failures).run()
+        scheduler.tell_all("finish")
+        scheduler.wait_for_all("finished", READY_S)
         notes = {}
         for server in scheduler.alive:
             answer = scheduler.ask(server, "notes")
@@ -206,7 +217,7 @@ class OdProgramme:
             "ttft_s": done.ttft_s,
             "resident_ttft_s": resident.ttft_s,
             "reloads": sum(w.get("reloads", 0) for w in workers),
-            "stall_s": sum(w.get("stall_s", 0.0) for w in workers),
+            "stall_s": self._stall_s(done),
             "restarts": shadow.get("restarts", 0),
             **times,
             "t_shadow_s": shadow.get("t_shadow_s"),
@@ -214,40 +225,36 @@ class OdProgramme:
             "load_bytes_per_s": rate,
             "device_bytes": device_bytes,
             "expert_bytes_share": held / whole,
-            "compiled_after_warmup": main.get("compiled"),
+            "compiled_after_warmup": sum(
+                facts.get("compiled", 0) for facts in (main, shadow, *workers)
+            ),
         }
+
+    def _stall_s(self, done: Pass) -> float:
+        """How long decode steps waited for blocks: a layer for its last worker."""
+        longest_s: dict[float, float] = {}
+        for worker in self._workers:
+            if worker in done.notes:
+                for count, wait_s in done.notes[worker][1]["waits"].tolist():
+                    longest_s[count] = max(longest_s.get(count, 0.0), wait_s)
+        return sum(longest_s.values())
 
     def _predictions(self, done: Pass):
         """request [N], actual, predicted [N, L, K], index [N]; a row a decode step."""
         config = self._config
-        layers, K = list(config.moe_layers), config.moe.top_k
+        place = {layer: i for i, layer in enumerate(config.moe_layers)}
+        K, rows = config.moe.top_k, {}
         arrays = done.notes.get(MAIN - 1, ({}, {}))[1]
-        place = {layer: i for i, layer in enumerate(layers)}
-        actual, index = {}, {}
-        if arrays:
-            for request, phase, step, layer, ids_K in zip(
-                *(arrays[f"lookups_{name}"] for name in LOOKUPS),
-                strict=True,
-            ):
-                if phase == DECODE:
-                    row = actual.setdefault(
-                        (int(request), int(step)), np.full((len(layers), K), -1)
-                    )
-                    row[place[int(layer)]] = ids_K
-        counted: dict[int, int] = {}
-        for request, step in sorted(actual):
-            counted[request] = counted.get(request, 0) + 1
-            index[request, step] = counted[request]
-        keys = sorted(actual)
-        predicted = np.full((len(keys), len(layers), K), -1, np.int32)
-        rows = {(r, index[r, s]): n for n, (r, s) in enumerate(keys)}
-        for request, at, layer, *experts in arrays.get("predictions", np.zeros((0, 3))):
-            if (int(request), int(at)) in rows:
-                predicted[rows[int(request), int(at)], place[int(layer)]] = experts
-        stacked = [actual[key] for key in keys]
-        actual_NLK = np.array(stacked, np.int32).reshape(len(keys), len(layers), K)
-        request_N = np.array([r for r, _ in keys], np.int32)
-        return request_N, actual_NLK, predicted, np.array([index[k] for k in keys], int)
+        for request, index, layer, *experts in arrays["decoded"].tolist():
+            step_LX = rows.setdefault(
+                (request, index), np.full((len(place), 2 * K), -1)
+            )
+            step_LX[place[layer]] = experts
+        keys = sorted(rows)
+        rows_NLX = np.array([rows[key] for key in keys], np.int32)
+        rows_NLX = rows_NLX.reshape(len(keys), len(place), 2 * K)
+        request_N, index_N = np.array(keys, np.int32).reshape(-1, 2).T
+        return request_N, rows_NLX[..., :K], rows_NLX[..., K:], index_N
 
     def _write(self, done: Pass, row: dict, same: list[bool]) -> None:
         folder, options = self._folder, self._options
@@ -338,11 +345,19 @@ class _Serving:
     def _lost(self, who: int, kind: str) -> None:
         if not self._scheduler.lose(who):
             return
+        if not set(self._scheduler.alive) - {MAIN - 1, SHADOW - 1}:
+            raise NobodyLeft("all workers are lost; nothing can go on")
         if who == MAIN - 1:
             raise NobodyLeft("the main node is lost; nothing can go on")
         now_s = time.perf_counter() - self._begun_s
         kind = "dead" if kind == "dead" else "hung"
         self._failures.append(Failure(who, kind, now_s, struck_s=self._struck_s))
+
+
+def _show(name: str, one: Pass) -> None:
+    """A line of a pass."""
+    rate = one.decode_tokens_per_s
+    print(f"{name}: " + ("nothing decoded" if rate is None else f"{rate:.1f} tokens/s"))
 
 
 def _both(first: Pass, second: Pass):

@@ -4,7 +4,8 @@ main -> shadow    begin   a prompt is about to run
                   token   a decode step begins; tokens, keys and values to align
 shadow -> main    predicted  what a layer of a step will choose
 shadow -> workers load       their share of it
-main -> workers   passed     a layer is over that did not ask this worker
+main -> workers   passed     layers are over, and have not asked this worker
+shadow -> main    said       all that it had to say has been said before
 """
 
 SCHEDULER, MAIN, SHADOW, FIRST_WORKER = 0, 1, 2, 3

@@ -11,11 +11,13 @@ import time
 import jax
 import numpy as np
 
+from moe_edge.cluster.membership import compiled_is_kept
 from moe_edge.cluster.node import Node
 from moe_edge.cluster.od_moe.groups import Groups
 from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN
-from moe_edge.cluster.transport import Transport
+from moe_edge.cluster.transport import PeerLost, Refused, Transport
 from moe_edge.engine.follower import Follower
+from moe_edge.engine.generate import shape_of
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.predict.shadow import Shadow
 
@@ -55,11 +57,11 @@ class ShadowNode(Node):
         self._steps_before = self._done = 0  # steps of other texts, and of this one
         self._used: int | None = None  # the token of the last step
         self.step_s: list[float] = []
-        self.restarts = 0
+        self.restarts = self._compiled = 0
 
     def peer_lost(self, peer: int, kind: str) -> None:
         if peer >= FIRST_WORKER:
-            self._groups.alive.discard(peer - FIRST_WORKER)
+            self._groups.lose(peer - FIRST_WORKER)
 
     # Orders.
 
@@ -71,9 +73,6 @@ class ShadowNode(Node):
 
     def _rehearse(self, sizes) -> None:
         """Compiles what texts of these sizes need."""
-        from moe_edge.cluster.membership import compiled_is_kept
-        from moe_edge.engine.generate import shape_of
-
         shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
         with compiled_is_kept():
             for length, new in shapes.values():
@@ -99,7 +98,18 @@ class ShadowNode(Node):
         self._follower = None
         self.step_s.clear()
         self.restarts = 0
+        self._compiled = self._num_compiled()
         self.tell("ready")
+
+    def _num_compiled(self) -> int:
+        return 0 if self._shadow is None else self._shadow.num_compiled()
+
+    def do_finish(self, fields, arrays) -> None:
+        try:
+            self.transport.control(MAIN, "said")
+        except (PeerLost, Refused):
+            pass  # the scheduler will notice
+        super().do_finish(fields, arrays)
 
     def do_begin(self, fields, arrays) -> None:
         """A prompt is about to run at the main node."""
@@ -116,8 +126,10 @@ class ShadowNode(Node):
     def do_token(self, fields, arrays) -> None:
         """The main node begins a decode step."""
         index = fields["index"]
-        if self._shadow is None:
-            self._name_random(index)
+        if self._shadow is None:  # has nothing to wait for, either
+            if index == 1:
+                self._name_random(index)
+            self._name_random(index + 1)
             return
         if "kv_start" in fields:
             self._align(fields["kv_start"], arrays)
@@ -175,8 +187,7 @@ class ShadowNode(Node):
     def _name(self, index: int, place: int, layer: int, experts: list[int]) -> None:
         """Tells the main node, and the workers of the layer their shares."""
         count = (self._steps_before + index - 1) * len(self._layers) + place
-        where = {"index": index, "layer": layer, "experts": experts}
-        self.transport.post(MAIN, "predicted", where)
+        self.transport.post(MAIN, "predicted", {"count": count, "experts": experts})
         for worker, share in self._groups.share(count, experts).items():
             if share:
                 fields = {"count": count, "layer": layer, "experts": share}
@@ -187,6 +198,7 @@ class ShadowNode(Node):
         facts = {
             "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,
             "restarts": self.restarts,
+            "compiled": self._num_compiled() - self._compiled,
             "weight_bytes": 0,
             "expert_bytes": 0,
         }

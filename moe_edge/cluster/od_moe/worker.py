@@ -9,7 +9,7 @@ what is asked for and not there is loaded then, while the main node waits.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -70,9 +70,11 @@ class WorkerSlots:
             self.queue.promote(transfer)
         return transfer
 
-    def release(self, keep=()) -> None:
+    def release(self, keep: Collection[tuple[int, int]] = ()) -> None:
         """Frees all slots but those of blocks to keep (layer, block)."""
         gone = [cell for cell in self._here if cell not in keep]
+        if not gone:
+            return
         self.queue.cancel_prefetches(
             {t.key for cell, t in self._here.items() if cell in keep}
         )
@@ -95,7 +97,8 @@ class Worker:
     Attributes:
       resident: whether it computes from a copy of all blocks: for comparison.
       reloads: blocks that were loaded when they were asked for in decoding.
-      compute_s, wait_s: of decode calls, each: computing, and waiting for blocks.
+      compute_s: of each decode call.
+      wait_s: count of a layer -> how long its call waited for blocks.
     """
 
     def __init__(self, reader, programs: PlacedPrograms, num_slots: int):
@@ -104,7 +107,9 @@ class Worker:
         self._shape = config.num_layers, self._experts
         self._reader, self.num_slots = reader, num_slots
         self._store = HostStore(reader)
-        self._coming: deque[tuple[int, int, list[int]]] = deque()
+        # What coming layers will ask, by count; all up to `_passed` are over.
+        self._coming: dict[int, list[tuple[int, int]]] = {}
+        self._passed = -1
         self.slots: WorkerSlots | None = None
         self._all: Holdings | None = None
         self.set_link(None)
@@ -114,7 +119,7 @@ class Worker:
         """Forgets what was counted."""
         self.reloads = 0
         self.compute_s: list[float] = []
-        self.wait_s: list[float] = []
+        self.wait_s: dict[int, float] = {}
         if self.slots is not None:
             self.slots.queue.reset_stats()
 
@@ -126,6 +131,7 @@ class Worker:
         self.slots = WorkerSlots(self._store, self.num_slots, link)
         self._answers = Answers(self._programs, self.slots)
         self._coming.clear()
+        self._passed = -1
 
     def set_resident(self, resident: bool) -> None:
         """Holds all blocks (for comparison), or none again."""
@@ -140,39 +146,33 @@ class Worker:
             self._all.fill(held_LE)
 
     def expect(self, count: int, layer: int, experts: list[int]) -> None:
-        """A prediction: what a coming layer will ask of this worker."""
-        if self._all is not None:
-            return
-        experts = experts[: self.num_slots]
-        for place, (known, *_) in enumerate(self._coming):
-            if known == count:  # the shadow has started over
-                if self._coming[place][2] == experts:
-                    return
-                self._coming[place] = (count, layer, experts)
-                if place == 0:
-                    self.slots.release(keep={(layer, expert) for expert in experts})
-                break
-        else:
-            self._coming.append((count, layer, experts))
-        self._begin()
+        """A prediction: what a coming layer will ask of this worker.
 
-    def _begin(self) -> None:
-        """Loads what is expected next, into slots that the last layer has left."""
-        if self._coming:
-            _, layer, experts = self._coming[0]
-            for expert in experts:
-                self.slots.load(layer, expert, "prefetch")
+        One that comes too late is nothing; a later one of a layer takes the place of
+        an earlier one (the shadow has started over).
+        """
+        if self._all is None and count > self._passed:
+            some = experts[: self.num_slots]
+            self._coming[count] = [(layer, expert) for expert in some]
+            self._load_next()
+
+    def _load_next(self) -> None:
+        """Slots are for what is expected next: all else goes."""
+        cells = self._coming[min(self._coming)] if self._coming else []
+        self.slots.release(keep=cells)
+        for cell in cells:
+            self.slots.load(*cell, "prefetch")
 
     def passed(self, count: int) -> None:
-        """A layer is over: its blocks go, and what is expected next is loaded."""
-        while self._coming and self._coming[0][0] <= count:
-            self._coming.popleft()
-        next_cells = set()
-        if self._coming:
-            _, layer, experts = self._coming[0]
-            next_cells = {(layer, expert) for expert in experts}
-        self.slots.release(keep=next_cells)
-        self._begin()
+        """Layers up to this one are over: their blocks go, what is next is loaded."""
+        self._forget(count)
+        self._load_next()
+
+    def _forget(self, count: int) -> None:
+        """Layers up to this one are over."""
+        self._passed = max(self._passed, count)
+        for old in [old for old in self._coming if old <= count]:
+            del self._coming[old]
 
     def compute(self, call: Call) -> np.ndarray:
         """Rows of a call; what is not here is loaded first."""
@@ -186,33 +186,32 @@ class Worker:
         if call.bucket > 1:
             return self._compute_prompt(call)
         count = call.version // ATTEMPTS
-        while self._coming and self._coming[0][0] < count:
-            self._coming.popleft()
-        blocks, layer = list(dict.fromkeys(call.block_P.tolist())), call.layer
-        rows = None
+        self._forget(count - 1)
+        blocks, rows = list(dict.fromkeys(call.block_P.tolist())), None
         # More blocks than slots only where other workers are lost.
         for first in range(0, len(blocks), self.num_slots):
             some = blocks[first : first + self.num_slots]
             mine = np.isin(call.block_P, some)
-            part = self._compute_some(part_of(call, mine), layer, some)
+            part = self._compute_some(part_of(call, mine), count, some)
             if rows is None:
                 rows = np.empty((len(call.block_P), part.shape[1]), np.float32)
             rows[mine] = part
         self.passed(count)
         return rows
 
-    def _compute_some(self, call: Call, layer: int, blocks: list[int]) -> np.ndarray:
+    def _compute_some(self, call: Call, count: int, blocks: list[int]) -> np.ndarray:
+        layer = call.layer
         wanted = {(layer, block) for block in blocks}
-        known = wanted & self.slots.cells
-        self.reloads += len(wanted) - len(known)
-        if len(known) < len(wanted):
+        missing = len(wanted - self.slots.cells)
+        self.reloads += missing
+        if missing > self.slots.free:
             self.slots.release(keep=wanted)
         transfers = [self.slots.load(layer, block, "demand") for block in blocks]
         started_s = time.perf_counter()
         self.slots.queue.wait(transfers)
         waited_s = time.perf_counter()
         rows = self._answers.run(call, self.slots.slot_E(layer, self._experts))
-        self.wait_s.append(waited_s - started_s)
+        self.wait_s[count] = self.wait_s.get(count, 0.0) + waited_s - started_s
         self.compute_s.append(time.perf_counter() - waited_s)
         return rows
 
@@ -248,6 +247,10 @@ class Worker:
             layer = config.moe_layers[0]
             answers.rehearse(Call(layer, tokens, 0, x_TD, one_P, one_P))
 
+    def num_compiled(self) -> int:
+        """How many programs have been compiled so far."""
+        return self._programs.num_compiled()
+
     def close(self) -> None:
         """Ends the link's thread."""
         self.slots.queue.close()
@@ -260,20 +263,24 @@ class WorkerNode(Node):
         super().__init__(number, transport)
         self.worker = worker
         self._buckets: list[int] = []
+        self._compiled = 0
 
     def call(self, peer: int, call: Call) -> np.ndarray:
-        return self.worker.compute(call)
+        with self.faults_end_it("a call"):
+            return self.worker.compute(call)
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
-        if name == "load":
-            self.worker.expect(fields["count"], fields["layer"], fields["experts"])
-        elif name == "passed":
-            self.worker.passed(fields["count"])
-        elif name in ("warm", "prepare"):
-            getattr(self, f"do_{name}")(fields, arrays)
-        else:
+        if name not in ("load", "passed", "warm", "prepare"):
             return super().control(peer, name, fields, arrays)
+        with self.faults_end_it(name):
+            getattr(self, f"do_{name}")(fields, arrays)
         return {}, {}
+
+    def do_load(self, fields, arrays) -> None:
+        self.worker.expect(fields["count"], fields["layer"], fields["experts"])
+
+    def do_passed(self, fields, arrays) -> None:
+        self.worker.passed(fields["count"])
 
     def do_warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()
@@ -289,6 +296,7 @@ class WorkerNode(Node):
         with compiled_is_kept():
             self.worker.rehearse(self._buckets)
         self.worker.clear()
+        self._compiled = self.worker.num_compiled()
         self.tell("ready")
 
     def do_notes(self, fields, arrays):
@@ -301,10 +309,11 @@ class WorkerNode(Node):
             "t_worker_s": float(np.mean(worker.compute_s))
             if worker.compute_s
             else None,
-            "stall_s": float(np.sum(worker.wait_s)),
+            "compiled": worker.num_compiled() - self._compiled,
             "block_load_s": sum(t.seconds for t in moved) / count if count else None,
             "loaded_bytes": sum(total.bytes for total in moved),
             "slot_bytes": worker.slots.num_bytes,
             "slots": worker.num_slots,
         }
-        return facts, {"compute_s": np.array(worker.compute_s)}
+        waits = np.array(list(worker.wait_s.items()), np.float64).reshape(-1, 2)
+        return facts, {"compute_s": np.array(worker.compute_s), "waits": waits}

@@ -1,0 +1,49 @@
+"""Runs of the live cluster for studies, and a cache of what its processes compile."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from moe_edge.cluster.run import run_cluster
+from moe_edge.workload.cluster_run import CLUSTER_FILE
+
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+KEEP_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def live_run(folder: Path, **options) -> dict[str, Any]:
+    """Runs a cluster into a folder; returns its cluster.json.
+
+    Args:
+      options: of `ClusterOptions`.
+    Raises:
+      MoeEdgeError: bad options, missing rights, or a cluster that is lost.
+    """
+    run_cluster(out_dir=str(folder), overwrite=True, **options)
+    return json.loads((folder / CLUSTER_FILE).read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def kept_compiled(folder: Path) -> Iterator[None]:
+    """Processes that start meanwhile share what they compile.
+
+    Args:
+      folder: of the cache, unless the environment names one already.
+    """
+    added = KEEP_ALL | {CACHE: os.environ.get(CACHE, str(folder))}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

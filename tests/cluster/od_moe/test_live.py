@@ -1,0 +1,132 @@
+"""Main, shadow and workers together, on sockets: gate A, recall, losses."""
+
+import numpy as np
+import pytest
+
+from moe_edge.cluster.asked import NobodyLeft
+from moe_edge.core.checks import ConfigError
+from moe_edge.predict.recall import recall, recall_by_index
+
+
+def check(run, row):
+    """What holds in every run."""
+    assert run.tokens == run.wanted and row["same_tokens"]
+    assert row["lost_requests"] == 0
+    stored = run.predictions()
+    actual, predicted = stored["actual_NLK"], stored["predicted_NLK"]
+    steps = sum(len(tokens) - 1 for tokens in run.tokens)
+    assert actual.shape == predicted.shape == (steps, 2, 2)
+    assert stored["request"].shape == stored["index"].shape == (steps,)
+    for request, tokens in enumerate(run.tokens):
+        mine = stored["index"][stored["request"] == request]
+        np.testing.assert_array_equal(mine, np.arange(1, len(tokens)))
+    assert (actual >= 0).all() and row["recall"] == recall(actual, predicted)
+    by_index = recall_by_index(stored["index"], actual, predicted)
+    np.testing.assert_array_equal(row["recall_by_index"], by_index)
+    return stored
+
+
+@pytest.mark.parametrize("departure", ["late", "speculative"])
+@pytest.mark.parametrize("shadow", ["full", "int8", "random", "none"])
+def test_tokens_are_the_models_whatever_is_predicted(live, shadow, departure):
+    with live(shadow=shadow, departure=departure) as run:
+        row = run.run()
+        stored = check(run, row)
+    if shadow == "full":
+        assert row["recall"] == 1.0
+    elif shadow == "none":
+        assert row["recall"] == 0.0 and (stored["predicted_NLK"] == -1).all()
+    elif shadow == "random":
+        assert 0.0 < row["recall"] < 0.7  # .25 by chance
+        assert (stored["predicted_NLK"] >= 0).all()
+    else:
+        assert 0.5 < row["recall"] <= 1.0
+    assert row["compiled_after_warmup"] == 0
+
+
+@pytest.mark.parametrize("departure", ["late", "speculative"])
+@pytest.mark.parametrize("token, kv", [(1, 2), (0, 0), (3, 2)])
+def test_periods_change_predictions_but_never_tokens(live, departure, token, kv):
+    periods = {"token_period": token, "kv_period": kv}
+    with live(shadow="int8", departure=departure, **periods) as run:
+        row = run.run()
+        check(run, row)
+    assert row["compiled_after_warmup"] == 0
+
+
+def test_shares_of_many_workers_and_one_group(live):
+    with live(shadow="full", workers=4, groups=1) as run:
+        row = run.run()
+        check(run, row)
+        assert row["recall"] == 1.0
+        assert sorted(row["device_bytes"]) == [
+            *("main", "shadow", "worker0", "worker1", "worker2", "worker3")
+        ]
+
+
+def test_shadow_with_other_tokens_starts_over_and_only_then(live):
+    counts = {}
+    for shadow in ("full", "nf4"):
+        with live(shadow=shadow, departure="speculative", max_new_tokens=24) as run:
+            row = run.run()
+            check(run, row)
+            counts[shadow] = row["restarts"]
+    assert counts["full"] == 0 < counts["nf4"]
+
+
+@pytest.mark.parametrize("who", ["worker1", "shadow"])
+def test_lost_helper_costs_no_token(live, who):
+    drill = f"kill:{who}@9"
+    with live(shadow="full", workers=4, drill=drill, max_new_tokens=24) as run:
+        row = run.run()
+        check(run, row)
+    (failure,) = row["failures"]
+    assert failure["kind"] == "dead" and failure["resumed_s"] is not None
+    assert failure["server"] == {"worker1": 3, "shadow": 1}[who]
+    if who == "shadow":  # what it had said before still counts
+        assert 0.0 < row["recall"] < 0.9
+        assert row["device_bytes"]["shadow"] is None
+    else:
+        assert row["recall"] == 1.0 and row["reloads"] > 0
+
+
+def test_group_that_is_lost_as_a_whole_is_replaced_by_the_others(live):
+    with live(shadow="full", drill="kill:worker0@9", max_new_tokens=24) as run:
+        row = run.run()
+        check(run, row)
+    assert len(row["failures"]) == 1 and row["recall"] == 1.0
+
+
+def test_run_without_workers_ends_with_code_3(live):
+    options = {"workers": 1, "groups": 1, "max_new_tokens": 24}
+    with live(shadow="full", drill="kill:worker0@9", **options) as run:
+        with pytest.raises(NobodyLeft, match="all workers are lost") as error:
+            run.run()
+        assert error.value.exit_code == 3
+
+
+def test_balanced_link_needs_steps_to_go_by(live):
+    with live(load_bytes_per_s="balanced", max_new_tokens=1) as run:
+        with pytest.raises(ConfigError, match="balanced .* 2 or more --max_new_tokens"):
+            run.run()
+
+
+def test_one_token_each_is_no_decode_step(live):
+    with live(max_new_tokens=1) as run:
+        row = run.run()
+        assert run.tokens == run.wanted
+        assert run.predictions()["actual_NLK"].shape == (0, 2, 2)
+    assert row["recall"] is None and row["t_maxload_s"] is None
+
+
+def test_load_that_lasts_as_long_as_it_may(live):
+    with live(load_bytes_per_s="balanced") as run:
+        row = run.run()
+        check(run, row)
+    assert row["t_maxload_s"] == pytest.approx(
+        2 * (row["t_main_s"] + row["t_message_s"]) + row["t_worker_s"]
+    )
+    assert row["load_bytes_per_s"] * row["t_maxload_s"] == pytest.approx(
+        row["device_bytes"]["worker0"]  # a worker's slots: all that it loads at once
+    )
+    assert row["t_load_s"] >= 0.99 * row["t_maxload_s"]
