@@ -21,7 +21,7 @@ SCHEDULER = 0
 RETRY_S = 0.2
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 ROSTER_KEY = "moe_edge/roster"
-SAME = ("wire", "checkpoint", "jax")  # must agree, and all `options`
+SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
 
 def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]):

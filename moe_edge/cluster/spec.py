@@ -1,11 +1,12 @@
 """What the supervisor tells a process, and what a process says of itself."""
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
 from pathlib import Path
+
+import jaxlib.version  # without JAX itself, which takes a second to load
 
 from moe_edge.cluster.model_checks import checkpoint_mark
 from moe_edge.cluster.options import ClusterOptions
@@ -62,7 +63,7 @@ def facts_of(options: ClusterOptions) -> dict:
         "wire": WIRE_VERSION,
         "checkpoint": checkpoint_mark(options.checkpoint),
         "options": options.shared,
-        "jax": importlib.metadata.version("jax"),
+        "jaxlib": jaxlib.version.__version__,
         "processor": processor(),
         "instance": os.urandom(8).hex(),
     }
