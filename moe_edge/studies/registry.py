@@ -34,6 +34,7 @@ STUDIES = {
     "prism_sensitivity": "moe_edge.studies.prism.sensitivity",
     "prism_table1": "moe_edge.studies.prism.table1",
     "prism_table2": "moe_edge.studies.prism.table2",
+    "prism_three_servers": "moe_edge.studies.prism.three_servers",
     "quickstart": "moe_edge.studies.quickstart.study",
     "replay_public_traces": "moe_edge.studies.smoe.public_traces",
     "smoe_fig10": "moe_edge.studies.smoe.fig10",
