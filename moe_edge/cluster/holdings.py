@@ -142,7 +142,8 @@ class Holdings:
     def drop(self, cells: Iterable[tuple[int, int]]) -> None:
         """Frees the slots of blocks (layer, block) that nobody asks for any more."""
         with self.lock:
-            gone = [c for c in map(tuple, cells) if self.slot_LE[c] != self._nowhere]
+            once = dict.fromkeys(map(tuple, cells))
+            gone = [c for c in once if self.slot_LE[c] != self._nowhere]
             slots = [int(self.slot_LE[cell]) for cell in gone]
             self._set(gone, self._nowhere)
             self._free += slots
