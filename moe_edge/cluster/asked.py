@@ -109,7 +109,7 @@ def parse_drill(text: str, known: Sequence[str]) -> Drill:
         )
     kind, who, tokens = match.groups()
     check_known("drill", kind, SIGNALS)
-    check_known("whom the drill strikes", who, known)
+    check_known("process in --drill", who, known)
     if kind == "stop" and who == "scheduler":
         raise ConfigError("--drill stop:scheduler: only servers can be stopped")
     return Drill(kind, who, int(tokens))

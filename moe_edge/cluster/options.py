@@ -14,7 +14,7 @@ from moe_edge.core.checks import (
     chosen,
 )
 from moe_edge.core.files import check_there
-from moe_edge.place.migrate import SOURCES
+from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import PLACERS
 from moe_edge.place.run_place import parse_slots
 from moe_edge.predict.shadow import PRECISIONS
@@ -127,7 +127,7 @@ class ClusterOptions:
         check_known("mode", self.mode, MODES)
         check_known("transport", self.transport, TRANSPORTS)
         check_known("combine", self.combine, COMBINES)
-        check_known("source of blocks", self.source, SOURCES)
+        MigrationRule(self.period_s, self.keep, self.source, self.hysteresis)
         counts = "servers", "requests_per_server", "output_tokens", "max_new_tokens"
         for name in (*counts, "max_batch"):
             check_count(name, getattr(self, name))
@@ -135,8 +135,7 @@ class ClusterOptions:
             raise ConfigError(f"servers is {self.servers}, expected 1 to {MAX_SERVERS}")
         for name in ("interval_s", "join_timeout_s"):
             check_positive(name, getattr(self, name))
-        for name in ("period_s", "delay_ms"):
-            check_from_zero(name, getattr(self, name))
+        check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
         if self.is_scheduler:  # others need no requests
@@ -241,9 +240,11 @@ class ClusterOptions:
     def coordinator_address(self) -> tuple[str, int]:
         """Host and port of `coordinator`."""
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        whole = port.isascii() and port.isdigit()
+        if not host or not whole or not 0 < int(port) < 65536:
             raise ConfigError(
-                f"--coordinator is {self.coordinator!r}, expected HOST:PORT"
+                f"--coordinator is {self.coordinator!r}, expected HOST:PORT with a "
+                "port from 1 to 65535"
             )
         return host, int(port)
 

@@ -25,7 +25,7 @@ from moe_edge.cluster.supervisor import Processes
 from moe_edge.cluster.wanted import wanted_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_cores
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
@@ -52,6 +52,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     run.check_apart(reader.path, options.placement, options.prompts)
     if options.secret_file is not None:
         read_secret(options.secret_file)
+    check_cores(options.cores, len(_numbers(options)))
     address = _coordinator(options)
     if run.dry_run:
         methods = options.method_names if options.mode == "prism" else [options.mode]
@@ -125,7 +126,7 @@ def _coordinator(options: ClusterOptions) -> str:
             except OSError as error:
                 raise ConfigError(
                     f"--coordinator {host}:{port} cannot be listened on: "
-                    f"{error.strerror}; name another port"
+                    f"{error.strerror}; name a free port of this machine"
                 ) from error
     return f"{host}:{port}"
 
