@@ -7,10 +7,9 @@ named the experts (OD-MoE, section 3.1; the departures as in `shadow_node.py`).
 
 import dataclasses
 
+from moe_edge.cluster.options import DEPARTURES
 from moe_edge.core.checks import ConfigError, check_count, check_from_zero, check_known
 from moe_edge.predict.shadow import is_due
-
-DEPARTURES = ("late", "speculative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Timing:
       shadow_s: t_shadow, a token of the shadow, which names layer by layer; None:
         nobody predicts, so a layer loads when it has chosen.
       groups: of workers.
-      departure: one of DEPARTURES.
+      departure: one of `options.DEPARTURES`.
       token_period, kv_period: of alignment; 0 for never.
       missed_ratio: share of layers with a misprediction.
       reload_s: how long such a layer loads what is missing.

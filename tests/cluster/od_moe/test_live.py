@@ -5,6 +5,7 @@ import pytest
 
 from moe_edge.cluster.asked import NobodyLeft
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.follower import Follower
 from moe_edge.predict.recall import recall, recall_by_index
 
 
@@ -72,6 +73,16 @@ def test_shadow_with_other_tokens_starts_over_and_only_then(live):
             check(run, row)
             counts[shadow] = row["restarts"]
     assert counts["full"] == 0 < counts["nf4"]
+
+
+def test_what_the_shadow_says_last_of_a_step_counts_however_late(live, monkeypatch):
+    """It guesses every token wrong: all it says in time is wrong, the rest is right."""
+    own_tokens = Follower.own_tokens
+    monkeypatch.setattr(Follower, "own_tokens", lambda self: 255 - own_tokens(self))
+    with live(shadow="full", departure="speculative", max_new_tokens=24) as run:
+        row = run.run()
+        check(run, row)
+    assert row["restarts"] >= 3 * 22 - 2 and row["recall"] == 1.0
 
 
 @pytest.mark.parametrize("who", ["worker1", "shadow"])
