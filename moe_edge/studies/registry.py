@@ -25,6 +25,8 @@ STUDIES = {
     "moe_prism_table3": "moe_edge.studies.moe_prism.studies",
     "od_moe_fig3": "moe_edge.studies.od_moe.studies",
     "od_moe_fig6": "moe_edge.studies.od_moe.studies",
+    "od_moe_fig8": "moe_edge.studies.od_moe.live",
+    "od_moe_fig9": "moe_edge.studies.od_moe.live",
     "od_moe_one_machine": "moe_edge.studies.od_moe.studies",
     "od_moe_table1": "moe_edge.studies.od_moe.studies",
     "prism_fig5": "moe_edge.studies.prism.fig5",
