@@ -21,7 +21,7 @@ SCHEDULER = 0
 RETRY_S = 0.2
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 ROSTER_KEY = "moe_edge/roster"
-SAME = ("wire", "checkpoint", "config", "jax")  # must agree
+SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
 
 def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]):
@@ -31,6 +31,13 @@ def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
             raise ConfigError(
                 f"process {process} has {name} {theirs.get(name)!r}, the scheduler "
                 f"{ours[name]!r}; start all with the same"
+            )
+    options = theirs.get("options") or {}
+    for name, value in ours["options"].items():
+        if options.get(name) != value:
+            raise ConfigError(
+                f"process {process} has --{name} {options.get(name)}, the scheduler "
+                f"{value}; start all with the same"
             )
 
 

@@ -1,12 +1,9 @@
 """What a user says of a cluster, checked without JAX."""
 
 import dataclasses
-from pathlib import Path
 
-from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.asked import Drill, parse_drill
 from moe_edge.cluster.od_moe.roles import name_of as role_name
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
@@ -28,6 +25,11 @@ MODES = ("prism", "od_moe")
 TRANSPORTS = ("messages", "jax")
 DEPARTURES = ("late", "speculative")
 BALANCED = "balanced"
+# What a process goes by that is not the scheduler.
+SHARED = (
+    *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
+    *("workers", "groups", "shadow", "token_period", "kv_period", "departure", "seed"),
+)
 MAX_SERVERS = 64
 COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 
@@ -137,11 +139,12 @@ class ClusterOptions:
             check_from_zero(name, getattr(self, name))
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
-        if (self.workload is None) == (self.prompts is None):
-            got = "neither" if self.workload is None else "both"
-            raise ConfigError(f"give either --workload or --prompts, got {got}")
-        if self.prompts is not None:
-            check_there(self.prompts, "--prompts")
+        if self.is_scheduler:  # others need no requests
+            if (self.workload is None) == (self.prompts is None):
+                got = "neither" if self.workload is None else "both"
+                raise ConfigError(f"give either --workload or --prompts, got {got}")
+            if self.prompts is not None:
+                check_there(self.prompts, "--prompts")
         self._check_names()
         self._check_joining()
         self._check_od_moe()
@@ -149,8 +152,9 @@ class ClusterOptions:
     def _check_names(self) -> None:
         if self.placement is None:
             chosen("placer", self.methods, PLACERS)
-        else:
-            check_there(f"{self.placement}.npy", "--placement")
+        elif self.is_scheduler:
+            for ending in ("npy", "json"):
+                check_there(f"{self.placement}.{ending}", "--placement")
         if self.workload is not None:
             families = self.families
             for family in families:
@@ -209,6 +213,16 @@ class ClusterOptions:
                     f"--load_bytes_per_s is {self.load_bytes_per_s!r}, expected a "
                     f"positive number or {BALANCED}"
                 ) from error
+
+    @property
+    def is_scheduler(self) -> bool:
+        """Whether the scheduler is started here."""
+        return self.process_id in (None, 0)
+
+    @property
+    def shared(self) -> dict:
+        """What must be the same in all processes."""
+        return {name: getattr(self, name) for name in SHARED}
 
     @property
     def processes(self) -> int:
@@ -280,37 +294,3 @@ class ClusterOptions:
                 "slots or servers"
             )
         return slots
-
-
-def check_model(options: ClusterOptions):
-    """The config of the checkpoint; nothing but its header is read.
-
-    Raises:
-      ConfigError: a dense model, too few slots. CheckpointError: no checkpoint.
-    """
-    reader = open_checkpoint(options.checkpoint)
-    config = reader.config
-    if not config.moe_layers:
-        raise ConfigError(
-            f"{reader.path} is a dense model: there are no experts to place"
-        )
-    if options.mode == "prism":
-        options.slots_of(len(config.moe_layers) * config.moe.num_experts)
-    return config
-
-
-def checkpoint_mark(path: str) -> str:
-    """What tells checkpoints apart: the stored hash, or one of sizes and beginnings."""
-    import hashlib
-
-    reader = open_checkpoint(path)
-    folder = Path(reader.path)
-    if (folder / MANIFEST_NAME).is_file():
-        return reader.content_sha256()
-    mark = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".json", ".safetensors"):
-            with file.open("rb") as opened:
-                start = opened.read(1 << 20)
-            mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)
-    return mark.hexdigest()

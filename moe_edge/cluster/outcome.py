@@ -20,7 +20,9 @@ from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import ordered_trace
 
 # Columns of a server's calls (`Ledger.calls`).
-SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES = range(9)
+SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = range(
+    10
+)
 
 
 def served_rows(run: MethodRun) -> list[Served]:
@@ -103,7 +105,7 @@ def call_overhead_s(run: MethodRun) -> float | None:
             answered = theirs["answered"]
             answered = answered[answered[:, 2] == caller]
             if len(mine) == len(answered):
-                decode = mine[:, STATES] == 1
+                decode = mine[:, IN_DECODE] == 1
                 found.append((mine[:, DURATION] - answered[:, 1])[decode])
     overheads = np.concatenate(found) if found else np.zeros(0)
     return float(np.median(overheads)) if len(overheads) else None

@@ -164,11 +164,15 @@ class Scheduler:
             if self.is_alive(event.server):
                 return event
 
-    def wait_for_all(self, name: str, timeout_s: float) -> dict[int, dict]:
+    def wait_for_all(
+        self, name: str, timeout_s: float, may_lose: bool = True
+    ) -> dict[int, dict]:
         """One post of that name from every server on the list.
 
+        Args:
+          may_lose: go on without those that are lost meanwhile.
         Raises:
-          MoeEdgeError: some have not said it in time. NobodyLeft: all were lost.
+          MoeEdgeError: some have not said it in time, or are lost. NobodyLeft: all are.
         """
         until_s, got = time.monotonic() + timeout_s, {}
         while missing := sorted(set(self.alive) - set(got)):
@@ -182,8 +186,11 @@ class Scheduler:
                 got[event.server] = event.fields
             elif event.name == "lost":
                 who, kind = event.fields["who"], event.fields["kind"]
-                if kind != "overdue" and self.lose(who):
-                    self._lost_between.append((who, kind))
+                if kind == "overdue" or not self.lose(who):
+                    continue
+                if not may_lose:
+                    raise NobodyLeft(f"server {who} is {kind} before all have begun")
+                self._lost_between.append((who, kind))
         return got
 
     def clock_offsets(self) -> dict[int, float]:

@@ -109,16 +109,19 @@ class Course:
           caches: the model's, of all tokens before; a longer run's do as well.
           tokens_B: the model's.
         """
-        follower, period = self.follower, self.periods.kv_period
+        follower, periods = self.follower, self.periods
         self.steps += 1
-        if self.periods.aligns_kv(self.steps):
+        if periods.aligns_kv(self.steps):
             if self.steps == 1:
                 follower.copy_all_kv(caches)
-            else:
-                start_B = follower.session.positions_B - period
-                follower.copy_kv(caches, start_B, period)
-        tokens_B = tokens_B if self.periods.aligns_token(self.steps) else None
-        return follower.step(active_B, tokens_B)
+            # At step 1 once more: nothing is left to compile for later steps.
+            start_B = follower.session.positions_B - periods.kv_period
+            follower.copy_kv(caches, start_B, periods.kv_period)
+        tokens_B = tokens_B if periods.aligns_token(self.steps) else None
+        choices = follower.step(active_B, tokens_B)
+        if not periods.aligns_token(self.steps + 1):
+            follower.own_tokens()
+        return choices
 
 
 class LocalShadow:

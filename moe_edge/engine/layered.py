@@ -18,7 +18,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
-from moe_edge.engine.follower import Choices, LocalShadow, read_choices
+from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
@@ -26,7 +26,7 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.predict.shadow import wanted_rows
+from moe_edge.predict.base import NOT_WANTED, rank_scores
 from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.workload.traces import TraceRecorder
 
@@ -181,7 +181,7 @@ class LayeredEngine(Engine):
             # its tokens beforehand, and slots that a program reads must not change.
             self._turn.reader.block_until_ready()
         if self._foreseen is not None:
-            self._look_ahead(len(session.lengths))
+            self._look_ahead()
         for layer in range(self.config.num_layers):
             if self._is_moe[layer]:
                 state = self._moe_layer(session, layer, state, chunk, on_routing)
@@ -191,13 +191,15 @@ class LayeredEngine(Engine):
         self._reader.end_tokens(chunk.valid_BS.shape[1])
         return state
 
-    def _look_ahead(self, batch: int) -> None:
-        """Asks for what the shadow expects of this token."""
-        moe = self.config.moe
-        choices_LBK = read_choices(self._foreseen, batch, moe.top_k)
-        self._foreseen = None
-        wanted_LE = wanted_rows(choices_LBK, moe.num_experts)
-        self.manager.look_ahead(wanted_LE, self._turn.step)
+    def _look_ahead(self) -> None:
+        """Asks for what the shadow expects of this token, layer by layer as it runs."""
+        choices, self._foreseen = self._foreseen, None
+        E = self.config.moe.num_experts
+        wanted_LE = np.full((len(choices), E), NOT_WANTED, np.float32)
+        for layer, ids_BK in enumerate(choices):
+            if ids_BK is not None:
+                wanted_LE[layer] = rank_scores(np.asarray(ids_BK), E)
+                self.manager.look_ahead(wanted_LE, self._turn.step)
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
         is_decode = chunk.valid_BS.shape[1] == 1

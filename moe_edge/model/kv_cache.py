@@ -73,16 +73,13 @@ def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
     Args:
       count: positions of every row (static).
     """
-    if cache.ndim == 2:
-        return jax.lax.dynamic_slice(cache, (start_B[0], 0), (count, cache.shape[1]))[
-            None
-        ]
-    R, _, P = cache.shape
+    rows_RMP = cache if cache.ndim == 3 else cache[None]
+    R, _, P = rows_RMP.shape
 
     def take(row_MP, start):
         return jax.lax.dynamic_slice(row_MP, (start, 0), (count, P))
 
-    return jax.vmap(take)(cache, jnp.repeat(start_B, R // start_B.shape[0]))
+    return jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
 
 
 def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:

@@ -84,7 +84,7 @@ class OffloadManager:
         return LayerVisit(*where, *found, self.statistics.now(), may_prefetch)
 
     def look_ahead(self, wanted_LE, step: int) -> None:
-        """Takes what is expected of all layers of a token, and asks for the first.
+        """Takes what is expected of a token's layers, and asks for the first of them.
 
         Args:
           wanted_LE: as the predictor's `store` takes it.

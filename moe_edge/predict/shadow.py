@@ -11,13 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.predict.base import (
-    NOT_WANTED,
-    Predictor,
-    best_first,
-    no_prediction,
-    rank_scores,
-)
+from moe_edge.predict.base import NOT_WANTED, Predictor, best_first, no_prediction
 
 # `full` is the model itself; of the others see `model/packed.py`.
 PRECISIONS = ("full", "fp16", "bf16", "int8", "nf4")
@@ -65,10 +59,11 @@ class Shadow(Predictor):
         return {"wanted_LE": np.zeros((0, spec.num_experts), np.float32)}
 
     def store(self, state, layer, wanted_NE):
-        """Takes in the choices of a whole token (`wanted_rows`).
+        """Takes in what the shadow chooses for a token, as far as it has come.
 
         Args:
           layer: -1, before the token's first.
+          wanted_NE: a row for each layer, of `NOT_WANTED` where nothing is known.
         """
         return {"wanted_LE": np.asarray(wanted_NE, np.float32)}
 
@@ -83,14 +78,3 @@ class Shadow(Predictor):
 def is_due(step: int, period: int) -> bool:
     """Whether what is aligned every `period` steps is aligned before `step`."""
     return period > 0 and (step - 1) % period == 0
-
-
-def wanted_rows(choices_LBK: np.ndarray, num_experts: int) -> np.ndarray:
-    """float32 `[L, E]` as `Shadow.store` takes it: the best rank in any row.
-
-    Args:
-      choices_LBK: int32 experts, best first; below 0 or E: none (dense layers, rows
-        that have ended).
-    """
-    choices = np.where(choices_LBK < 0, num_experts, choices_LBK)
-    return np.stack([rank_scores(ids_BK, num_experts) for ids_BK in choices])

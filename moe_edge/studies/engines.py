@@ -19,9 +19,11 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
+from moe_edge.predict.registry import PREDICTORS, get_predictor
 
 
 def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
@@ -58,6 +60,7 @@ class Bench:
         self.model = describe_model(loaded.name, weights, loaded.dtype)
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
+        self._shadows: dict[str, ShadowEngine] = {}
 
     def __enter__(self) -> "Bench":
         return self
@@ -80,15 +83,31 @@ class Bench:
             batch=batch,
             capacity=self.config.max_positions,
             programs=self._programs,
+            shadow=self._shadow(options),
         )
         self._programs = engine.programs
         self._engines.append(engine)
         return engine
 
+    def _shadow(self, options: OffloadOptions) -> ShadowEngine | None:
+        """The shadow that a predictor needs: one of each precision for all engines."""
+        if "shadow" not in PREDICTORS[options.predictor].needs:
+            return None
+        predictor = get_predictor(options.predictor, **options.predictor_options)
+        return self.shadow(predictor.precision)
+
+    def shadow(self, precision: str) -> ShadowEngine:
+        """The model's shadow of a precision."""
+        if precision not in self._shadows:
+            shadow = make_shadow(self.resident.weights, precision)
+            self._shadows[precision] = shadow
+        return self._shadows[precision]
+
     def num_compiled(self) -> int:
         """Programs compiled so far, of all engines."""
         shared = 0 if self._programs is None else self._programs.num_compiled()
-        return shared + self.resident.num_compiled()
+        shadows = sum(shadow.num_compiled() for shadow in self._shadows.values())
+        return shared + shadows + self.resident.num_compiled()
 
     def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
         """Median time of one layer of a resident decode step, batch 1.

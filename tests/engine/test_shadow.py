@@ -229,6 +229,20 @@ def test_logits_of_a_batch_equal_resident(name):
     assert accuracy.recall_LA[[1, 2], [1, 0]].min() > 0.9
 
 
+@pytest.mark.parametrize("token_period, kv_period", [(1, 1), (1, 3), (3, 0)])
+def test_first_step_compiles_all_that_later_ones_run(token_period, kv_period):
+    engine = shadowed(
+        predictor_options={"token_period": token_period, "kv_period": kv_period}
+    )
+    session = engine.new_session(1, CAPACITY)
+    engine.prefill(session, random_prompts(GQA, NINE))
+    for step in range(5):
+        engine.decode(session, jnp.array([step], jnp.int32), jnp.ones(1, bool))
+        if step == 0:
+            compiled = engine.num_compiled()
+    assert engine.num_compiled() == compiled
+
+
 def test_sessions_may_take_turns_and_compile_nothing_more():
     engine = shadowed(predictor_options={"precision": "full"})
     prompts = random_prompts(GQA, (9, 9))
@@ -237,7 +251,7 @@ def test_sessions_may_take_turns_and_compile_nothing_more():
     for session, prompt in zip(sessions, prompts, strict=True):
         engine.prefill(session, [prompt])
     for step in range(6):
-        if step == 2:
+        if step == 1:
             compiled = engine.num_compiled()
         for session in sessions:
             engine.decode(session, jnp.array([step], jnp.int32), active_B)

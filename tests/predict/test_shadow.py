@@ -5,9 +5,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.packed import FORMATS
-from moe_edge.predict.base import NOT_WANTED
+from moe_edge.predict.base import NOT_WANTED, rank_scores
 from moe_edge.predict.registry import get_predictor
-from moe_edge.predict.shadow import PRECISIONS, Shadow, is_due, wanted_rows
+from moe_edge.predict.shadow import PRECISIONS, Shadow, is_due
 from tests.predict.support import Shape, rows_of
 
 SHAPE = Shape(num_layers=4, num_experts=6, top_k=2)
@@ -26,24 +26,21 @@ def test_prompt_is_run_unless_both_are_aligned():
     assert Shadow(kv_period=0).needs_prompt
 
 
-def test_rows_name_what_any_row_of_the_batch_chose_best_rank_first():
-    # Layer 0 is dense; the second row has ended in layer 2.
-    choices_LBK = np.array([[[-1, -1]] * 2, [[3, 1], [1, 5]], [[0, 4], [6, 6]]])
-    wanted_LE = wanted_rows(choices_LBK, 6)
-    assert (wanted_LE[0] == NOT_WANTED).all()
-    np.testing.assert_allclose(wanted_LE[1], [-1, 1, -1, 1, -1, 0.5])
-    np.testing.assert_allclose(wanted_LE[2], [1, -1, -1, -1, 0.5, -1])
-
-
 def test_prediction_goes_from_the_layer_to_the_end_of_the_token():
     shadow = Shadow()
     state = shadow.init(SHAPE)
     assert shadow.predict(state, 3, 2)[0].shape == (2, 0)
-    choices_LBK = np.array([[[0, 1]], [[2, 3]], [[4, 5]], [[1, 0]]])
-    state = shadow.store(state, -1, wanted_rows(choices_LBK, 6))
+    choices = [[0, 1], [2, 3], [4, 5], [1, 0]]
+    wanted_LE = np.stack([rank_scores(np.array([ids]), 6) for ids in choices])
+    state = shadow.store(state, -1, wanted_LE)
     assert rows_of(shadow.predict(state, -1, 2)) == [[0, 1], [2, 3]]
     assert rows_of(shadow.predict(state, 1, 3)) == [[4, 5], [1, 0], []]
     assert shadow.predict(state, 3, 2)[0].shape == (2, 0)  # of the next token: nothing
+    wanted_LE[1:] = NOT_WANTED  # the shadow has run its first layer
+    assert rows_of(shadow.predict(shadow.store(state, -1, wanted_LE), -1, 2)) == [
+        [0, 1],
+        [],
+    ]
 
 
 def test_precisions_are_the_formats_and_the_model_itself():
