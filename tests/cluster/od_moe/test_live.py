@@ -127,7 +127,7 @@ def test_one_token_each_is_no_decode_step(live):
         row = run.run()
         assert run.tokens == run.wanted
         assert run.predictions()["actual_NLK"].shape == (0, 2, 2)
-    assert row["recall"] is None and row["t_maxload_s"] is None
+    assert row["recall"] is row["t_maxload_s"] is row["modelled_tokens_per_s"] is None
 
 
 def test_load_that_lasts_as_long_as_it_may(live):
@@ -141,3 +141,5 @@ def test_load_that_lasts_as_long_as_it_may(live):
         row["device_bytes"]["worker0"]  # a worker's slots: all that it loads at once
     )
     assert row["t_load_s"] >= 0.99 * row["t_maxload_s"]
+    resident_s = 2 * (row["t_main_s"] + row["t_message_s"] + row["t_worker_s"])
+    assert 0.2 / resident_s < row["modelled_tokens_per_s"] <= 1 / resident_s
