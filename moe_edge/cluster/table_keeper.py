@@ -3,7 +3,8 @@
 A change goes in steps that all servers see in the same order: blocks arrive in free
 slots; the table gets a new version; when all have confirmed it, what left is dropped.
 A loss, or a call that must be made again, makes a version at any time; whatever is on
-its way goes on.
+its way goes on. One slot of each server is left out of all this: blocks that nobody has
+are read into it for each call, also in the midst of a change.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import numpy as np
 
 from moe_edge.cluster.asked import NobodyLeft
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.rounds import Arrival, make_room, next_round, recover
+from moe_edge.place.rounds import Arrival, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ class TableKeeper:
         plan = recover(held_NLE, alive_N, self._room_N(), self._calls_NLE)
         self.held_NLE = plan.loaded_NLE
         self.start_NLE = self.held_NLE.copy()
-        self._told_roomy_N = self._roomy_N()
 
     def begin(self, begun_s: float) -> None:
         """The run begins."""
@@ -82,31 +82,14 @@ class TableKeeper:
     # Room.
 
     def _room_N(self) -> np.ndarray:
-        """Blocks that may stay on a server: one slot of each is kept free."""
+        """Slots for what is held, on its way or about to leave; one more is free."""
         scheduler = self._scheduler
         return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
-
-    def _free_N(self) -> np.ndarray:
-        """Slots that nothing is in, and nothing on its way to."""
-        scheduler = self._scheduler
-        free_N = scheduler.slots_N - self.held_NLE.sum(axis=(1, 2))
-        for (server, _), arrivals in self._coming.items():
-            free_N[server] -= len(arrivals)
-        for server, *_ in self._leaving:
-            free_N[server] -= 1
-        return free_N
-
-    def _roomy_N(self) -> np.ndarray:
-        """bool: servers that can read a block for a call."""
-        scheduler = self._scheduler
-        return scheduler.alive_N & (scheduler.slots_N > 0) & (self._free_N() > 0)
 
     def targets(self) -> np.ndarray:
         """int16 [N, L, E]: whom each server asks; of the dead anything."""
         held_NLE, scheduler = self.held_NLE.copy(), self._scheduler
-        readers_N = self._roomy_N()
-        if not readers_N.any():  # they say so, and callers wait for the next table
-            readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
+        readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
         for layer, block in self.degraded:
             held_NLE[readers_N, layer, block] = True
         return call_targets(held_NLE)
@@ -131,7 +114,8 @@ class TableKeeper:
             return
         if self.under_way or self._goal_NLE is not None or self.degraded:
             return
-        proposal = self._judge.propose(self.held_NLE, self._room_N())
+        room_N = placeable(self._room_N())  # a slot for what is on its way
+        proposal = self._judge.propose(self.held_NLE, room_N)
         if proposal is not None and proposal.decision.adopt:
             self._goal_NLE = proposal.candidate.on_NLE
             self._calls_NLE = proposal.calls_NLE
@@ -147,9 +131,7 @@ class TableKeeper:
             self._next_round()
 
     def _next_round(self) -> None:
-        scheduler = self._scheduler
-        slots_N = np.where(scheduler.alive_N, scheduler.slots_N, 0)
-        where = self.held_NLE, self._goal_NLE, slots_N, self._calls_NLE
+        where = self.held_NLE, self._goal_NLE, self._room_N(), self._calls_NLE
         planned = next_round(*where, source=self._judge.source)
         if planned is None:
             self._goal_NLE = None
@@ -160,16 +142,10 @@ class TableKeeper:
             self._end_round()
 
     def _mend(self) -> None:
-        """Lost blocks get slots; without any left, at least some server reads them."""
+        """Lost blocks get the slots that are left; others are read for each call."""
         where = self.held_NLE, self._scheduler.alive_N, self._room_N()
-        loads = recover(*where, self._judge.calls_NLE).loads
-        if loads:
+        if loads := recover(*where, self._judge.calls_NLE).loads:
             self._bring(loads)
-            return
-        roomy_N = self._roomy_N()
-        drops = make_room(*where[:2], roomy_N, self._judge.calls_NLE)
-        if drops or (roomy_N != self._told_roomy_N).any():
-            self._publish(drops)
 
     def _bring(self, arrivals: Iterable[Arrival]) -> None:
         layers, by_server = self._scheduler.moe_layers, {}
@@ -224,7 +200,6 @@ class TableKeeper:
             )
         )
         self._moves, self._gone = [], []
-        self._told_roomy_N = self._roomy_N()
         self._unconfirmed = set(self._scheduler.alive)
         for server, arrays in self.tables().items():
             self._scheduler.tell(server, "table", {"version": self.version}, arrays)

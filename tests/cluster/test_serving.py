@@ -112,19 +112,20 @@ def test_a_server_without_slots_asks_others_for_lost_blocks():
         assert run.notes[0][0]["local_pairs"] == 0
 
 
-def test_full_servers_make_room_for_lost_blocks():
-    """Copies that came for a migration leave no slot: some have to go again."""
+@pytest.mark.parametrize("name, count", [("bring", 3), ("table", 4), ("drop", 1)])
+def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count):
+    """Who is in the midst of a step confirms nothing, so nothing may wait for that."""
     start_NLE = owned_by_one(3)
-    goal_NLE = start_NLE.copy()
-    goal_NLE[2, 0, :9], goal_NLE[2, 1, :] = True, False  # 2 gives up what it has
-    goal_NLE[1, 1, 4:] = True
-    with LiveCluster([9, 17, 10]) as cluster:
-        react = OnNth("to", "bring", 2, lambda: cluster.kill(0))
+    goal_NLE = np.roll(start_NLE, 1, axis=0)
+    with LiveCluster([10, 10, 10], table_s=2.0) as cluster:
+        react = OnNth("to", name, count, lambda: cluster.kill(0))
         cluster.scheduler.react = react
         policy = Wandering([start_NLE, goal_NLE], 0.02)
         run = cluster.run(start_NLE, asked_of(3), policy=policy)
         assert_tokens_of_one_machine(run.asked)
         assert react.left <= 0 and run.keeper.degraded
+        (failure,) = run.failures
+        assert failure.resumed_s - failure.detected_s < 1.5
 
 
 def test_servers_may_die_one_after_the_other():
