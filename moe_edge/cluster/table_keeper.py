@@ -160,28 +160,22 @@ class TableKeeper:
             arrays = {"cells": np.array(cells, np.int32)}
             self._scheduler.tell(server, "bring", {"order": self._orders}, arrays)
 
-    def arrived(self, server: int, fields: dict) -> None:
-        """A server has what it was to bring, or most of it."""
-        mine = self._coming.pop((server, fields["order"]), None)
-        if mine is None:
-            return
-        layers, lacking = self._scheduler.moe_layers, set(map(tuple, fields["lacking"]))
-        for arrival in mine:
-            if (layers[arrival.layer], arrival.block) not in lacking:
-                self.held_NLE[server, arrival.layer, arrival.block] = True
-                self._moves.append(arrival)
-                self.moved += 1
-        if not self._coming:
+    def arrived(self, server: int, fields: dict, _: float) -> None:
+        """A server has what it was to bring."""
+        layers, own = self._scheduler.moe_layers, set(map(tuple, fields["own"]))
+        for arrival in self._coming.pop((server, fields["order"]), ()):
+            if (layers[arrival.layer], arrival.block) in own:
+                arrival = arrival._replace(source=server)
+            self.held_NLE[server, arrival.layer, arrival.block] = True
+            self._moves.append(arrival)
+            self.moved += 1
+        if not self._coming and self._moves:
             self._end_round()
 
     def _end_round(self) -> None:
-        """All has come; what may leave does, but no last copy: some may be lacking."""
+        """All has come; what may leave does."""
         drops, self._drops = self._drops, []
-        after_NLE = self.held_NLE.copy()
-        for cell in drops:
-            after_NLE[cell] = False
-        last_LE = ~after_NLE.any(axis=0) & self.held_NLE.any(axis=0)
-        self._publish([c for c in drops if self.held_NLE[c] and not last_LE[c[1:]]])
+        self._publish(drops)
 
     def _publish(self, drops: Iterable[Cell] = ()) -> None:
         """A new version; what leaves is in it no more, but in its slots still."""
@@ -204,16 +198,16 @@ class TableKeeper:
         for server, arrays in self.tables().items():
             self._scheduler.tell(server, "table", {"version": self.version}, arrays)
 
-    def confirmed(self, server: int, fields: dict) -> None:
+    def confirmed(self, server: int, fields: dict, at_s: float) -> None:
         """A server goes by a version of the table."""
         if fields["version"] == self.version and server in self._unconfirmed:
             self._unconfirmed.discard(server)
             if not self._unconfirmed:
-                self._in_force()
+                self._in_force(at_s)
 
-    def _in_force(self) -> None:
+    def _in_force(self, at_s: float) -> None:
         """Nobody asks for what left any more."""
-        scheduler, t_s = self._scheduler, time.perf_counter() - self._begun_s
+        scheduler, t_s = self._scheduler, at_s - self._begun_s
         self.changes += [dataclasses.replace(change, t_s=t_s) for change in self._open]
         for server in scheduler.alive:
             cells = [

@@ -5,6 +5,7 @@ what it answers arrives whenever it likes. So thousands of orders are tried in s
 """
 
 import collections
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,18 +60,17 @@ class SimulatedServer:
             self.errands.append((fields["order"], cells, []))
 
     def _bring_one(self, rng) -> None:
-        order, cells, lacking = self.errands[0]
+        order, cells, own = self.errands[0]
         if cells:
             layer, block, source = cells.pop()
-            there = source < 0 or (layer, block) in self.world.held_by(source)
-            if there and rng.random() < 0.95:
-                self.held.add((layer, block))
-                assert len(self.held) < self.slots  # one is free for reading, always
-            else:
-                lacking.append((LAYERS[layer], block))
+            there = source >= 0 and (layer, block) in self.world.held_by(source)
+            if not there or rng.random() < 0.05:
+                own.append((LAYERS[layer], block))
+            self.held.add((layer, block))
+            assert len(self.held) < self.slots  # one is free for reading, always
         else:
             self.errands.popleft()
-            self.said.append(("arrived", {"order": order, "lacking": lacking}))
+            self.said.append(("arrived", {"order": order, "own": own}))
 
 
 def _cells(arrays) -> list[tuple[int, int]]:
@@ -185,7 +185,7 @@ def hear(world, keeper, server: int) -> None:
     one = world.servers[server]
     if one.said and world.alive_N[server]:
         name, fields = one.said.popleft()
-        getattr(keeper, name)(server, fields)
+        getattr(keeper, name)(server, fields, time.perf_counter())
 
 
 def lose(world, keeper, server: int) -> None:
