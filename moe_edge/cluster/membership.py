@@ -19,6 +19,7 @@ from moe_edge.core.checks import ConfigError
 
 SCHEDULER = 0
 RETRY_S = 0.2
+HELLO_S = 2.0  # for one hello
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 ROSTER_KEY = "moe_edge/roster"
 SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
@@ -105,7 +106,9 @@ def say_hello(
     while True:
         transport.connect(SCHEDULER, coordinator)
         try:
-            transport.control(SCHEDULER, "hello", dict(facts), deadline_s=2.0)
+            left_s = max(until_s - time.monotonic(), RETRY_S)
+            deadline_s = min(left_s, HELLO_S)
+            transport.control(SCHEDULER, "hello", dict(facts), deadline_s=deadline_s)
             return
         except Refused as error:
             raise ConfigError(error.text) from error

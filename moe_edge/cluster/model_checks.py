@@ -18,14 +18,10 @@ def check_model(options: ClusterOptions, reader) -> None:
     """Raises what the options and an open checkpoint have against each other.
 
     Raises:
-      ConfigError: a dense model, or a placement that is of another cluster or cannot be
-        read. CapacityError: too few slots.
+      ConfigError: a placement that is of another cluster or cannot be read.
+      CapacityError: too few slots.
     """
     config = reader.config
-    if not config.moe_layers:
-        raise ConfigError(
-            f"{reader.path} is a dense model: there are no experts to place"
-        )
     if options.mode == "prism":
         options.slots_of(len(config.moe_layers) * config.moe.num_experts)
         if options.placement is not None and options.is_scheduler:

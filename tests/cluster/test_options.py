@@ -16,6 +16,7 @@ from moe_edge.cluster.run import run_cluster
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError, RequestError
 from moe_edge.place.plan import Placement
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
+from tests.support.tiny_checkpoints import hf_folder
 
 FEW = "few 16 random bytes and more"
 
@@ -204,9 +205,8 @@ def test_checkpoints_that_cannot_be_served_are_refused(refused, tmp_path):
     refused(ValueError, "none is not a folder", checkpoint=str(tmp_path / "none"))
     bare = write_tiny_checkpoint(tmp_path / "bare", with_tokenizer=False)
     refused(ValueError, "bare has no tokenizer.json", checkpoint=str(bare))
-    dense = write_tiny_checkpoint(tmp_path / "dense", mlp_only_layers=[0, 1])
-    text = "dense is a dense model: there are no experts to place"
-    refused(ConfigError, text, checkpoint=str(dense))
+    dense = hf_folder(tmp_path / "dense", "qwen2_moe", mlp_only_layers=[0, 1, 2])
+    refused(ValueError, "dense: every layer is dense; expected", checkpoint=str(dense))
 
 
 def test_cores_that_are_none_are_refused(refused):
