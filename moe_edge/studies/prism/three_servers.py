@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.cluster.options import ClusterOptions, check_model
+from moe_edge.cluster.model_checks import check_model
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.place.policy import PLACERS
@@ -81,7 +83,8 @@ class ThreeServers(StudySettings):
 
 def check(settings: ThreeServers) -> None:
     """Refuses a cluster that cannot be."""
-    check_model(ClusterOptions(**settings.run(settings.seed)))
+    options = ClusterOptions(**settings.run(settings.seed))
+    check_model(options, open_checkpoint(options.checkpoint))
 
 
 @dataclasses.dataclass(frozen=True)
