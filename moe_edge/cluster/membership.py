@@ -7,8 +7,10 @@ recoverability on, so that a server that dies later ends nobody else.
 """
 
 import contextlib
+import errno
 import json
 import queue
+import random
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ SCHEDULER = 0
 RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
+BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 ROSTER_KEY = "moe_edge/roster"
 SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
@@ -127,10 +130,17 @@ def say_hello(
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A port that is free, and that no connection of anybody gets by chance."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(*BELOW_EPHEMERAL)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
 
 
 def initialise_jax(coordinator: str, processes: int, process: int, timeout_s: float):

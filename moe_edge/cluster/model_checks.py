@@ -7,7 +7,6 @@ import numpy as np
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.table_keeper import placeable
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
@@ -51,8 +50,8 @@ def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
             f"--placement {stem} has (servers, layers, experts) "
             f"{placement.gpu_NLE.shape}, the cluster and the model ask for {shape}"
         )
-    slots_N = np.array(options.slots_of(len(layers) * experts))
-    placement.check([np.array([n]) for n in placeable(slots_N)])
+    room_N = options.room_of(len(layers) * experts)
+    placement.check([np.array([n]) for n in room_N])
     return placement
 
 

@@ -28,6 +28,7 @@ BALANCED = "balanced"
 # What a process goes by that is not the scheduler.
 SHARED = (
     *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
+    *("period_s", "call_s"),
     *("workers", "groups", "shadow", "token_period", "kv_period", "departure", "seed"),
 )
 MAX_SERVERS = 64
@@ -44,7 +45,8 @@ class ClusterOptions:
         a shadow, and workers that load blocks on demand).
       servers: how many.
       slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
-        model, shared equally. One slot of each stays free, for blocks on their way.
+        model, shared equally. One slot of each stays free, for lost blocks that are
+        read for a call; with migration another one, for blocks on their way.
       methods: placers, separated by commas; each serves all requests in turn.
       placement: stem of a placement (`launch/place_experts.py`), instead of methods.
       workload: a task family a server, by commas (arithmetic, words, stories, tables).
@@ -66,6 +68,7 @@ class ClusterOptions:
         (servers add first: fewer bytes, other last bits).
       link_mbps: of every server's network link, made by `tc` (needs root); None: as is.
       delay_ms: emulated delay of a message, one way.
+      call_s: deadline of a call of a server; it is made again with longer ones.
       secret_file: shared secret of all machines; None: one made for this run.
       coordinator: HOST:PORT of the scheduler, where processes are started one by one.
       process_id: which one this is: 0 scheduler, i is server i - 1.
@@ -107,6 +110,7 @@ class ClusterOptions:
     combine: str = "exact"
     link_mbps: float | None = None
     delay_ms: float = 0.0
+    call_s: float = 5.0
     secret_file: str | None = None
     coordinator: str | None = None
     process_id: int | None = None
@@ -133,7 +137,7 @@ class ClusterOptions:
             check_count(name, getattr(self, name))
         if self.servers > MAX_SERVERS:
             raise ConfigError(f"servers is {self.servers}, expected 1 to {MAX_SERVERS}")
-        for name in ("interval_s", "join_timeout_s"):
+        for name in ("interval_s", "join_timeout_s", "call_s"):
             check_positive(name, getattr(self, name))
         check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:
@@ -278,8 +282,8 @@ class ClusterOptions:
           CapacityError: less than one copy of the model besides the free slots.
         """
         if self.slots is None:
-            each = -(-int(COPIES * num_blocks) // self.servers) + 1
-            return [min(each, num_blocks + 1)] * self.servers
+            each = -(-int(COPIES * num_blocks) // self.servers)
+            return [min(each, num_blocks) + self._spare] * self.servers
         groups = parse_slots(self.slots)
         if len(groups) != self.servers or any(len(group) != 1 for group in groups):
             raise ConfigError(
@@ -287,11 +291,21 @@ class ClusterOptions:
                 f"{self.servers} servers"
             )
         slots = [int(group[0]) for group in groups]
-        used = sum(max(n - 1, 0) for n in slots)
+        used = sum(max(n - self._spare, 0) for n in slots)
         if used < num_blocks:
+            free = ("one slot of each server stays", "two slots of each server stay")
             raise CapacityError(
-                f"--slots {self.slots} leave room for {used} blocks (one slot of each "
-                f"server stays free), one copy of the model needs {num_blocks}; add "
-                "slots or servers"
+                f"--slots {self.slots} leave room for {used} blocks "
+                f"({free[self._spare - 1]} free), one copy of the model needs "
+                f"{num_blocks}; add slots or servers"
             )
         return slots
+
+    @property
+    def _spare(self) -> int:
+        """Slots of each server that no placement uses."""
+        return 1 + (self.period_s > 0)
+
+    def room_of(self, num_blocks: int) -> list[int]:
+        """Blocks that a placement may put on each server; raises as `slots_of`."""
+        return [max(n - self._spare, 0) for n in self.slots_of(num_blocks)]

@@ -36,7 +36,7 @@ from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport import Address, Transport
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import MoeEdgeError, RequestError
+from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
 
 START_S = 120.0  # to load
@@ -124,9 +124,15 @@ def join(spec: Spec, number: int, began: Path) -> Joined:
     facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
     say_hello(transport, spec.address, facts, options.join_timeout_s)
     transport.on_lost = leave
-    # The scheduler ends by its own error if others do not come.
-    welcome = lobby.welcome.get()
     timeout_s = options.join_timeout_s
+    try:
+        # The scheduler ends by its own error if others do not come.
+        welcome = lobby.welcome.get(timeout=timeout_s + START_S)
+    except queue.Empty:
+        raise ConfigError(
+            f"the scheduler has taken this process in, but not begun within "
+            f"{timeout_s + START_S:g} s; see its log"
+        ) from None
     initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
     if options.transport == "jax":
@@ -150,6 +156,7 @@ def run_server(spec: Spec, number: int, began: Path) -> None:
         slots=slots[number - FIRST],
         max_batch=options.max_batch,
         partial=options.combine == "partial",
+        call_s=options.call_s,
         device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(joined.reader)
@@ -245,17 +252,19 @@ def run_scheduler(spec: Spec) -> None:
 def main(arguments: list[str]) -> int:
     """Runs a process to its end: its exit code."""
     spec, number = Spec.load(arguments[0]), int(arguments[1])
+    began = began_file(arguments[0], number)
     die_with_parent(spec.parent)
     try:
         if number == SCHEDULER:
             run_scheduler(spec)
         elif spec.options.mode == "prism":
-            run_server(spec, number, began_file(arguments[0], number))
+            run_server(spec, number, began)
         else:
-            run_role(spec, number, began_file(arguments[0], number))
+            run_role(spec, number, began)
     except (MoeEdgeError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        code = getattr(error, "exit_code", 2)
+        return 1 if code == 2 and began.exists() else code  # its input was good
     except BaseException:
         traceback.print_exc()
         return 1

@@ -14,7 +14,6 @@ from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.outcome import summary_row, write_method
 from moe_edge.cluster.scheduler import MethodRun, Scheduler
-from moe_edge.cluster.table_keeper import placeable
 from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.wanted import Wanted, from_workload, wanted_of
 from moe_edge.convert.open import open_checkpoint
@@ -56,6 +55,7 @@ class Programme:
         config = self._config = self._reader.config
         blocks = len(config.moe_layers) * config.moe.num_experts
         self._slots_N = np.array(options.slots_of(blocks))
+        self._room_N = options.room_of(blocks)
         self._tokenizer = load_tokenizer(self._reader)
         limit = config.max_positions
         self._wanted = wanted_of(options, self._tokenizer, limit)
@@ -152,7 +152,7 @@ class Programme:
         reader = self._reader
         return ClusterFacts(
             methods=options.method_names,
-            slots=placeable(self._slots_N).tolist(),
+            slots=self._room_N,
             num_layers=len(config.moe_layers),
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
@@ -195,7 +195,7 @@ class Programme:
         return counts_NLE / counts_NLE.sum(axis=-1, keepdims=True)
 
     def _place(self, name: str, frequency_NLE, costs=None, traffic=None) -> Placement:
-        room = [np.array([n]) for n in placeable(self._slots_N).tolist()]
+        room = [np.array([n]) for n in self._room_N]
         context = {} if traffic is None else {"traffic": traffic}
         placer = get_placer(name)
         costs = costs or self._cost_model()

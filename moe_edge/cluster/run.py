@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.cluster.keys import new_secret, read_secret
+from moe_edge.cluster.membership import free_port
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.options import ClusterOptions
@@ -30,7 +30,6 @@ from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
 PORT = 7077  # of the scheduler, in a namespace of its own
-BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 
 
 @root
@@ -116,7 +115,7 @@ def _coordinator(options: ClusterOptions) -> str:
       ConfigError: the port is in use, and the scheduler is to be started here.
     """
     if options.coordinator is None:
-        return f"{LOCAL}:{_free_port()}"
+        return f"{LOCAL}:{free_port(LOCAL)}"
     host, port = options.coordinator_address
     if options.is_scheduler:
         with socket.socket() as probe:
@@ -129,18 +128,6 @@ def _coordinator(options: ClusterOptions) -> str:
                     f"{error.strerror}; name a free port of this machine"
                 ) from error
     return f"{host}:{port}"
-
-
-def _free_port() -> int:
-    """A port that is free, and that no connection of anybody gets by chance."""
-    while True:
-        with socket.socket() as probe:
-            port = random.randrange(*BELOW_EPHEMERAL)
-            try:
-                probe.bind((LOCAL, port))
-            except OSError:
-                continue
-            return port
 
 
 def _hosts(options: ClusterOptions) -> dict[int, str]:

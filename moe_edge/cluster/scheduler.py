@@ -132,7 +132,8 @@ class Scheduler:
 
     def is_alive(self, server: int) -> bool:
         """Whether a server is on the list."""
-        return 0 <= server < len(self.alive_N) and bool(self.alive_N[server])
+        known = isinstance(server, int) and 0 <= server < len(self.alive_N)
+        return known and bool(self.alive_N[server])
 
     def tell(self, server: int, name: str, fields=None, arrays=None) -> None:
         self.transport.post(FIRST + server, name, fields or {}, arrays or {})
@@ -207,7 +208,7 @@ class Scheduler:
             if event.name == name:
                 got[event.server] = event.fields
             elif event.name == "lost":
-                who, kind = event.fields["who"], event.fields["kind"]
+                who, kind = event.fields.get("who"), event.fields.get("kind")
                 if kind == "overdue" or not self.lose(who):
                     continue
                 if not may_lose:

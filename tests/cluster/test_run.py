@@ -51,12 +51,14 @@ def serve(tiny, prompts, tmp_path):
 
 def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path):
     """Two methods in turn, blocks migrate over the network meanwhile."""
-    summary = serve(methods="optimal,greedy", period_s=0.05, source="network")
+    more = {"period_s": 0.05, "source": "network", "slots": "10,9,9"}
+    summary = serve(methods="optimal,greedy", **more)
     folder = tmp_path / "o"
     assert tokens_in(folder) == of_one_machine
     assert summary["same_tokens"] and not summary["failures"]
     assert (summary["lost_requests"], summary["compiled_after_warmup"]) == (0, 0)
     facts = read_facts(folder)
+    assert facts.slots == [8, 7, 7]
     for method in ("optimal", "greedy"):
         row = summary["methods"][method]
         trace = read_trace(folder / f"trace_{method}.csv.gz", facts.num_experts)
