@@ -51,4 +51,4 @@ def test_missing_names_are_found():
 
 def test_readme_and_architecture_stay_short():
     lines = {page.name: len(page.read_text().splitlines()) for page in PAGES}
-    assert lines["README.md"] <= 150 and lines["architecture.md"] <= 190
+    assert lines["README.md"] <= 150 and lines["architecture.md"] <= 200

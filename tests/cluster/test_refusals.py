@@ -107,7 +107,7 @@ def test_a_server_that_joins_needs_no_requests():
 
 def test_what_must_agree_is_what_servers_go_by(prompts):
     where = {"coordinator": "localhost:77", "servers": 2}
-    mine = ClusterOptions(prompts=str(prompts), seed=0, period_s=2.0, **where)
+    mine = ClusterOptions(prompts=str(prompts), interval_s=2.0, **where)
     theirs = ClusterOptions(process_id=1, join_timeout_s=5.0, cores="0", **where)
     assert mine.shared == theirs.shared == json.loads(json.dumps(mine.shared))
     assert mine.shared != dataclasses.replace(mine, max_batch=2).shared

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.rounds import Arrival, make_room, next_round, recover
+from moe_edge.place.rounds import Arrival, next_round, recover
 
 
 def random_table(rng, capacity_N, shape):
@@ -200,25 +200,3 @@ def test_recovery_fills_free_slots_before_it_gives_up(seed):
             assert (used_N[alive_N] == slots_N[alive_N]).all()
         gone_LE = ~found.loaded_NLE.any(axis=0)
         assert sorted(found.on_demand) == [*map(tuple, np.argwhere(gone_LE).tolist())]
-
-
-def test_full_servers_give_up_their_least_called_second_copies():
-    held_NLE = np.array([[[1, 1, 0, 0]], [[1, 1, 1, 0]], [[0, 1, 1, 0]]], bool)
-    calls_NLE = np.array([[[2, 1, 0, 9]], [[0, 0, 4, 0]], [[0, 1, 0, 0]]])
-    alive_N = np.array([True, True, True])
-    roomy_N = np.array([False, False, True])
-    # Block 1 is called twice, as block 0; server 1 may give up only one of three.
-    drops = make_room(held_NLE, alive_N, roomy_N, calls_NLE)
-    assert drops == [(0, 0, 0), (1, 0, 1)]
-    assert make_room(held_NLE, alive_N, alive_N, calls_NLE) == []
-
-
-def test_without_second_copies_one_server_gives_up_a_last_one():
-    held_NLE = np.array([[[1, 1, 0, 0, 0]], [[0, 0, 1, 1, 0]], [[0, 0, 0, 0, 1]]], bool)
-    calls_NLE = np.zeros(held_NLE.shape)
-    calls_NLE[0, 0, 0] = 1
-    alive_N, nobody_N = np.array([True, True, False]), np.zeros(3, bool)
-    drops = make_room(held_NLE, alive_N, nobody_N, calls_NLE)
-    assert drops == [(0, 0, 1)]
-    roomy_N = np.array([False, True, False])
-    assert make_room(held_NLE, alive_N, roomy_N, calls_NLE) == []
