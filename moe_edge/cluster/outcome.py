@@ -69,6 +69,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
+        "notes_missing": run.notes_missing,
     }
 
 

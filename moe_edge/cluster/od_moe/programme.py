@@ -16,6 +16,7 @@ from moe_edge.cluster.membership import Reception
 from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
 from moe_edge.cluster.od_moe.passes import Pass, Serving
 from moe_edge.cluster.od_moe.roles import MAIN, SHADOW
+from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
 from moe_edge.cluster.scheduler import Scheduler
 from moe_edge.cluster.transport import Transport
@@ -26,7 +27,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.engine.prompts import decode_after
 from moe_edge.engine.session import capacity_for, plan_chunks
-from moe_edge.predict.recall import recall, recall_by_index
+from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
 
 WARM_S, READY_S = 600.0, 300.0
@@ -103,12 +104,10 @@ class OdProgramme:
         """t_main, t_worker, t_maxload; seconds. None where nothing was decoded."""
         main_s = resident.facts(MAIN - 1).get("t_main_s")
         wait_s = resident.facts(MAIN - 1).get("t_wait_s")
-        found = [resident.facts(w).get("t_worker_s") for w in self._workers]
-        found = [each for each in found if each is not None]
-        if main_s is None or not found:
+        worker_s = _mean([resident.facts(w).get("t_worker_s") for w in self._workers])
+        if main_s is None or worker_s is None:
             names = "t_main_s", "t_message_s", "t_worker_s", "t_maxload_s"
             return dict.fromkeys(names)
-        worker_s = float(np.mean(found))
         # Messages are the main node's: what it waits and no worker computes.
         layer_s = main_s + max(wait_s - worker_s, 0.0)
         most_s = longest_load_s(layer_s, worker_s, self._options.groups)
@@ -192,10 +191,42 @@ class OdProgramme:
             "load_bytes_per_s": rate,
             "device_bytes": device_bytes,
             "expert_bytes_share": held / whole,
+            "loading": {
+                "t_main_s": main.get("t_main_s"),
+                "t_wait_s": main.get("t_wait_s"),
+                "t_worker_s": _mean([w.get("t_worker_s") for w in workers]),
+            },
+            "modelled_tokens_per_s": self._modelled(
+                times, shadow.get("t_shadow_s"), loads, actual, predicted
+            ),
             "compiled_after_warmup": sum(
                 facts.get("compiled", 0) for facts in (main, shadow, *workers)
             ),
         }
+
+    def _modelled(self, times, shadow_s, loads, actual, predicted) -> float | None:
+        """What the timing model says of the same times, without lost processes."""
+        options, config = self._options, self._config
+        if times["t_main_s"] is None or not loads or not len(actual):
+            return None
+        steps = len(actual) / sum(one.max_new_tokens > 1 for one in self._wanted.asked)
+        missed_NL = count_correct(actual, predicted) < config.moe.top_k
+        slots = slots_of(config.moe.top_k, options.workers, options.groups)
+        named = options.shadow != "none"
+        timing = Timing(
+            layers=len(config.moe_layers),
+            main_s=times["t_main_s"] + times["t_message_s"],
+            worker_s=times["t_worker_s"],
+            load_s=float(np.mean(loads)) * slots,
+            shadow_s=(shadow_s or 0.0) if named else None,
+            groups=options.groups,
+            departure=options.departure,
+            token_period=options.token_period,
+            kv_period=options.kv_period,
+            missed_ratio=float(missed_NL.mean()) if named else 0.0,
+            reload_s=float(np.mean(loads)),
+        )
+        return 1 / timing.token_s(max(round(steps), 1))
 
     def _stall_s(self, done: Pass) -> float:
         """How long decode steps waited for blocks: a layer for its last worker."""
@@ -262,6 +293,11 @@ class OdProgramme:
                 },
             },
         )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _show(name: str, one: Pass) -> None:
