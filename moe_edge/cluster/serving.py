@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.cluster.asked import Asked, Drill, Failure
 from moe_edge.cluster.table_keeper import TableKeeper
+from moe_edge.core.checks import MoeEdgeError
 
 if TYPE_CHECKING:
     from moe_edge.cluster.scheduler import Scheduler
@@ -78,6 +79,8 @@ class Serving:
             return
         try:
             self._actions[event.name](event.server, event.fields, event.at_s)
+        except MoeEdgeError:  # such as that nobody is left
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             traceback.print_exc()
             what = f"{event.name!r} {event.fields}"
