@@ -71,7 +71,8 @@ class Failure:
     Attributes:
       kind: dead (its connection closed) or hung (no heartbeats, or a call overdue).
       detected_s: when the scheduler took it off the list.
-      resumed_s: when the next new token was known after that.
+      resumed_s: when the first new token of a request that it had was known; if it
+        had none, of a step that began after that.
       struck_s: when a drill struck it.
     """
 

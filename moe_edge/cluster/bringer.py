@@ -14,8 +14,9 @@ class Bringer(threading.Thread):
     """Brings blocks, order after order, from the checkpoint or another server.
 
     Args:
-      fetch: copies (server, layer, block) into an array; False: it has not come.
-      done: is told (order, what is lacking) after each.
+      fetch: copies (server, layer, block) into an array; False: it has not come, and is
+        read from the own checkpoint.
+      done: is told (order, what it has read itself) after each.
       failed: is told what this thread dies of.
     """
 
@@ -53,20 +54,22 @@ class Bringer(threading.Thread):
         try:
             while (ordered := self._orders.get()) is not None:
                 order, cells = ordered
-                there = [(*cell[:2], self._one(*cell)) for cell in cells]
-                self._done(order, [cell[:2] for cell in there if not cell[2]])
+                sources = [self._one(*cell) for cell in cells]
+                both = zip(cells, sources, strict=True)
+                self._done(order, [cell[:2] for cell, source in both if source < 0])
         except BaseException as error:  # the main thread ends by it
             self._failed(error)
 
-    def _one(self, layer: int, block: int, source: int) -> bool:
+    def _one(self, layer: int, block: int, source: int) -> int:
+        """Brings a block; where it came from in the end."""
         started_s, blocks = time.perf_counter(), self._holdings.blocks
-        if source < 0:
-            record_R = blocks.read(layer, block)
-        else:
+        if source >= 0:
             record_R = np.empty(blocks.record_size, blocks.dtype)
             if not self._fetch(source, layer, block, record_R):
-                return False
+                source = -1
+        if source < 0:
+            record_R = blocks.read(layer, block)
         self._holdings.put(layer, block, record_R)
         seconds = time.perf_counter() - started_s
         self._brought.append((started_s, seconds, layer, block, source))
-        return True
+        return source

@@ -119,9 +119,10 @@ class Holdings:
     def _write(self, slot: int, record_R: np.ndarray) -> None:
         if self._slots.safe_in_thread:
             self._slots.write(slot, record_R)
-        else:
+        else:  # the copy to the device keeps nobody waiting
+            staged_R = self._slots.stage(record_R)
             with self.lock:
-                self._slots.write(slot, record_R)
+                self._slots.commit(slot, staged_R)
 
     def lend(self, record_R: np.ndarray) -> int | None:
         """Writes a record into a free slot that no table shows; None: none is free."""
@@ -159,4 +160,4 @@ class Holdings:
             slot = int(self.slot_LE[layer, block])
             if slot == self._nowhere:
                 return None
-            return np.array(self._slots.array[slot])
+            return self._slots.read(slot)

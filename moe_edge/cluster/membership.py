@@ -7,8 +7,10 @@ recoverability on, so that a server that dies later ends nobody else.
 """
 
 import contextlib
+import errno
 import json
 import queue
+import random
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,8 +22,9 @@ from moe_edge.core.checks import ConfigError
 SCHEDULER = 0
 RETRY_S = 0.2
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
+BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
 ROSTER_KEY = "moe_edge/roster"
-SAME = ("wire", "checkpoint", "config", "jax")  # must agree
+SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
 
 def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]):
@@ -31,6 +34,13 @@ def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
             raise ConfigError(
                 f"process {process} has {name} {theirs.get(name)!r}, the scheduler "
                 f"{ours[name]!r}; start all with the same"
+            )
+    options = theirs.get("options") or {}
+    for name, value in ours["options"].items():
+        if options.get(name) != value:
+            raise ConfigError(
+                f"process {process} has --{name} {options.get(name)}, the scheduler "
+                f"{value}; start all with the same"
             )
 
 
@@ -117,10 +127,17 @@ def say_hello(
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A port that is free, and that no connection of anybody gets by chance."""
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(*BELOW_EPHEMERAL)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
 
 
 def initialise_jax(coordinator: str, processes: int, process: int, timeout_s: float):

@@ -5,6 +5,7 @@ anybody, so no two processes can wait for each other. Who sends what cannot be r
 told so once and is not read again.
 """
 
+import sys
 import threading
 import traceback
 from collections import OrderedDict
@@ -104,7 +105,11 @@ def answer_calls(handlers: Handlers):
         return encode_control(Kind.REPLY, number, "", fields, arrays)
 
     def post(peer: int, number: int, question) -> None:
-        handlers.control(peer, *question)
+        try:
+            handlers.control(peer, *question)
+        except MoeEdgeError as error:  # nobody is told, so this process's log keeps it
+            line = " ".join(str(error).split())
+            print(f"{question[0]!r} of process {peer}: {line}", file=sys.stderr)
 
     def answer(identity: bytes, peer: int, frame: bytes) -> bytes | None:
         kind, flags, number = wire.read_prefix(frame)

@@ -48,6 +48,8 @@ class Node:
         return None
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
+        if peer != SCHEDULER and name in ("strike", "lost", "stop"):
+            raise RequestError(f"process {peer} says {name}; only the scheduler may")
         if name == "strike":  # a drill
             os.kill(os.getpid(), SIGNALS[fields["kind"]])
             return {}, {}

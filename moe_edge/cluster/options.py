@@ -1,12 +1,9 @@
 """What a user says of a cluster, checked without JAX."""
 
 import dataclasses
-from pathlib import Path
 
-from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.asked import Drill, parse_drill
 from moe_edge.cluster.od_moe.roles import name_of as role_name
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
@@ -28,6 +25,12 @@ MODES = ("prism", "od_moe")
 TRANSPORTS = ("messages", "jax")
 DEPARTURES = ("late", "speculative")
 BALANCED = "balanced"
+# What a process goes by that is not the scheduler.
+SHARED = (
+    *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
+    *("period_s", "call_s"),
+    *("workers", "groups", "shadow", "token_period", "kv_period", "departure", "seed"),
+)
 MAX_SERVERS = 64
 COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 
@@ -42,7 +45,8 @@ class ClusterOptions:
         a shadow, and workers that load blocks on demand).
       servers: how many.
       slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
-        model, shared equally. One slot of each stays free, for blocks on their way.
+        model, shared equally. One slot of each stays free, for lost blocks that are
+        read for a call; with migration another one, for blocks on their way.
       methods: placers, separated by commas; each serves all requests in turn.
       placement: stem of a placement (`launch/place_experts.py`), instead of methods.
       workload: a task family a server, by commas (arithmetic, words, stories, tables).
@@ -64,6 +68,7 @@ class ClusterOptions:
         (servers add first: fewer bytes, other last bits).
       link_mbps: of every server's network link, made by `tc` (needs root); None: as is.
       delay_ms: emulated delay of a message, one way.
+      call_s: deadline of a call of a server; it is made again with longer ones.
       secret_file: shared secret of all machines; None: one made for this run.
       coordinator: HOST:PORT of the scheduler, where processes are started one by one.
       process_id: which one this is: 0 scheduler, i is server i - 1.
@@ -105,6 +110,7 @@ class ClusterOptions:
     combine: str = "exact"
     link_mbps: float | None = None
     delay_ms: float = 0.0
+    call_s: float = 5.0
     secret_file: str | None = None
     coordinator: str | None = None
     process_id: int | None = None
@@ -131,17 +137,18 @@ class ClusterOptions:
             check_count(name, getattr(self, name))
         if self.servers > MAX_SERVERS:
             raise ConfigError(f"servers is {self.servers}, expected 1 to {MAX_SERVERS}")
-        for name in ("interval_s", "join_timeout_s"):
+        for name in ("interval_s", "join_timeout_s", "call_s"):
             check_positive(name, getattr(self, name))
         for name in ("period_s", "delay_ms"):
             check_from_zero(name, getattr(self, name))
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
-        if (self.workload is None) == (self.prompts is None):
-            got = "neither" if self.workload is None else "both"
-            raise ConfigError(f"give either --workload or --prompts, got {got}")
-        if self.prompts is not None:
-            check_there(self.prompts, "--prompts")
+        if self.is_scheduler:  # others need no requests
+            if (self.workload is None) == (self.prompts is None):
+                got = "neither" if self.workload is None else "both"
+                raise ConfigError(f"give either --workload or --prompts, got {got}")
+            if self.prompts is not None:
+                check_there(self.prompts, "--prompts")
         self._check_names()
         self._check_joining()
         self._check_od_moe()
@@ -149,8 +156,9 @@ class ClusterOptions:
     def _check_names(self) -> None:
         if self.placement is None:
             chosen("placer", self.methods, PLACERS)
-        else:
-            check_there(f"{self.placement}.npy", "--placement")
+        elif self.is_scheduler:
+            for ending in ("npy", "json"):
+                check_there(f"{self.placement}.{ending}", "--placement")
         if self.workload is not None:
             families = self.families
             for family in families:
@@ -211,6 +219,16 @@ class ClusterOptions:
                 ) from error
 
     @property
+    def is_scheduler(self) -> bool:
+        """Whether the scheduler is started here."""
+        return self.process_id in (None, 0)
+
+    @property
+    def shared(self) -> dict:
+        """What must be the same in all processes."""
+        return {name: getattr(self, name) for name in SHARED}
+
+    @property
     def processes(self) -> int:
         """How many there are, the scheduler among them."""
         return 1 + (self.servers if self.mode == "prism" else 2 + self.workers)
@@ -263,8 +281,8 @@ class ClusterOptions:
           CapacityError: less than one copy of the model besides the free slots.
         """
         if self.slots is None:
-            each = -(-int(COPIES * num_blocks) // self.servers) + 1
-            return [min(each, num_blocks + 1)] * self.servers
+            each = -(-int(COPIES * num_blocks) // self.servers)
+            return [min(each, num_blocks) + self._spare] * self.servers
         groups = parse_slots(self.slots)
         if len(groups) != self.servers or any(len(group) != 1 for group in groups):
             raise ConfigError(
@@ -272,45 +290,21 @@ class ClusterOptions:
                 f"{self.servers} servers"
             )
         slots = [int(group[0]) for group in groups]
-        used = sum(max(n - 1, 0) for n in slots)
+        used = sum(max(n - self._spare, 0) for n in slots)
         if used < num_blocks:
+            free = ("one slot of each server stays", "two slots of each server stay")
             raise CapacityError(
-                f"--slots {self.slots} leave room for {used} blocks (one slot of each "
-                f"server stays free), one copy of the model needs {num_blocks}; add "
-                "slots or servers"
+                f"--slots {self.slots} leave room for {used} blocks "
+                f"({free[self._spare - 1]} free), one copy of the model needs "
+                f"{num_blocks}; add slots or servers"
             )
         return slots
 
+    @property
+    def _spare(self) -> int:
+        """Slots of each server that no placement uses."""
+        return 1 + (self.period_s > 0)
 
-def check_model(options: ClusterOptions):
-    """The config of the checkpoint; nothing but its header is read.
-
-    Raises:
-      ConfigError: a dense model, too few slots. CheckpointError: no checkpoint.
-    """
-    reader = open_checkpoint(options.checkpoint)
-    config = reader.config
-    if not config.moe_layers:
-        raise ConfigError(
-            f"{reader.path} is a dense model: there are no experts to place"
-        )
-    if options.mode == "prism":
-        options.slots_of(len(config.moe_layers) * config.moe.num_experts)
-    return config
-
-
-def checkpoint_mark(path: str) -> str:
-    """What tells checkpoints apart: the stored hash, or one of sizes and beginnings."""
-    import hashlib
-
-    reader = open_checkpoint(path)
-    folder = Path(reader.path)
-    if (folder / MANIFEST_NAME).is_file():
-        return reader.content_sha256()
-    mark = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".json", ".safetensors"):
-            with file.open("rb") as opened:
-                start = opened.read(1 << 20)
-            mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)
-    return mark.hexdigest()
+    def room_of(self, num_blocks: int) -> list[int]:
+        """Blocks that a placement may put on each server; raises as `slots_of`."""
+        return [max(n - self._spare, 0) for n in self.slots_of(num_blocks)]

@@ -20,7 +20,9 @@ from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import ordered_trace
 
 # Columns of a server's calls (`Ledger.calls`).
-SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES = range(9)
+SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = range(
+    10
+)
 
 
 def served_rows(run: MethodRun) -> list[Served]:
@@ -67,6 +69,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
+        "notes_missing": run.notes_missing,
     }
 
 
@@ -103,7 +106,7 @@ def call_overhead_s(run: MethodRun) -> float | None:
             answered = theirs["answered"]
             answered = answered[answered[:, 2] == caller]
             if len(mine) == len(answered):
-                decode = mine[:, STATES] == 1
+                decode = mine[:, IN_DECODE] == 1
                 found.append((mine[:, DURATION] - answered[:, 1])[decode])
     overheads = np.concatenate(found) if found else np.zeros(0)
     return float(np.median(overheads)) if len(overheads) else None

@@ -9,14 +9,13 @@ on stderr and the exit code of its error. A process ends without Python's own sh
 
 import ctypes
 import dataclasses
-import hashlib
-import json
 import os
-import platform
 import queue
 import signal
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -32,80 +31,16 @@ from moe_edge.cluster.membership import (
 from moe_edge.cluster.messages import MessagesTransport
 from moe_edge.cluster.namespaces import DEVICE
 from moe_edge.cluster.od_moe import roles
-from moe_edge.cluster.options import PRECISIONS, ClusterOptions, checkpoint_mark
+from moe_edge.cluster.options import PRECISIONS
+from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport import Address, Transport
-from moe_edge.cluster.wire import WIRE_VERSION
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import MoeEdgeError, RequestError
+from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
 
-START_S = 120.0  # to load and compile
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What the supervisor tells its processes.
-
-    Attributes:
-      options: of the cluster.
-      folder: where the scheduler writes results.
-      secret: path of the secret's file.
-      hosts: of the processes started here, by number: the address to bind.
-      coordinator: HOST:PORT of the scheduler.
-    """
-
-    options: ClusterOptions
-    folder: str
-    secret: str
-    hosts: dict[int, str]
-    coordinator: str
-
-    def save(self, path: str | Path) -> None:
-        stored = dataclasses.asdict(self)
-        Path(path).write_text(json.dumps(stored), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Spec":
-        stored = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored["options"] = ClusterOptions(**stored["options"])
-        stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}
-        return cls(**stored)
-
-    @property
-    def address(self) -> Address:
-        """Of the scheduler."""
-        host, _, port = self.coordinator.rpartition(":")
-        return Address(host, int(port), int(port))
-
-
-def facts_of(options: ClusterOptions) -> dict:
-    """What a process says of itself."""
-    import jax
-
-    own = ("process_id", "coordinator", "secret_file", "checkpoint", "cores", "prompts")
-    shared = {k: v for k, v in dataclasses.asdict(options).items() if k not in own}
-    text = json.dumps(shared, sort_keys=True)
-    return {
-        "wire": WIRE_VERSION,
-        "checkpoint": checkpoint_mark(options.checkpoint),
-        "config": hashlib.sha256(text.encode()).hexdigest()[:16],
-        "jax": jax.__version__,
-        "processor": processor(),
-        "instance": os.urandom(8).hex(),
-        "pid": os.getpid(),
-        "machine": platform.node(),
-    }
-
-
-def processor() -> str:
-    """Name of this machine's processor; unlike ones may round differently."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = (line.split(":", 1)[1] for line in lines if line.startswith("model"))
-        return " ".join(part.strip() for part in dict.fromkeys(named))
-    except OSError:
-        return platform.processor()
+START_S = 120.0  # to load
+LEAVE_S = 3.0  # to end by itself once the scheduler is lost
 
 
 class Lobby:
@@ -152,18 +87,35 @@ class Joined:
     transport: Transport
     lobby: Lobby
     reader: Any
+    began: Path
 
     def become(self, node) -> None:
         """From now on the node answers; the scheduler is told."""
+
+        def on_lost(peer: int, kind: str) -> None:
+            node.on_lost(peer, kind)
+            if peer == SCHEDULER:  # the main thread may be at something long
+                timer = threading.Timer(LEAVE_S, leave, (peer, kind))
+                timer.daemon = True
+                timer.start()
+
         transport = self.transport
-        transport.on_lost, self.lobby.inner = node.on_lost, node
+        transport.on_lost, self.lobby.inner = on_lost, node
         if not isinstance(transport, MessagesTransport):
             self.lobby.inner = transport.answering(node)
+        self.began.touch()
         self.transport.post(SCHEDULER, "there")
         node.run()
 
 
-def join(spec: Spec, number: int) -> Joined:
+def leave(peer: int, kind: str) -> None:
+    """Ends this process at once: it has lost another without which nothing goes on."""
+    if peer == SCHEDULER:
+        print(f"error: the scheduler is lost ({kind}); this process ends", flush=True)
+        os._exit(3)
+
+
+def join(spec: Spec, number: int, began: Path) -> Joined:
     """Says hello, waits for all others, and connects to them."""
     options, lobby = spec.options, Lobby()
     transport = transport_of(spec, number)
@@ -171,10 +123,16 @@ def join(spec: Spec, number: int) -> Joined:
     transport.on_lost = lambda peer, kind: None  # before joining, hellos notice it
     facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
     say_hello(transport, spec.address, facts, options.join_timeout_s)
-    transport.on_lost = lambda peer, kind: os._exit(3)
-    # The scheduler ends by its own error if others do not come.
-    welcome = lobby.welcome.get()
+    transport.on_lost = leave
     timeout_s = options.join_timeout_s
+    try:
+        # The scheduler ends by its own error if others do not come.
+        welcome = lobby.welcome.get(timeout=timeout_s + START_S)
+    except queue.Empty:
+        raise ConfigError(
+            f"the scheduler has taken this process in, but not begun within "
+            f"{timeout_s + START_S:g} s; see its log"
+        ) from None
     initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
     if options.transport == "jax":
@@ -184,12 +142,12 @@ def join(spec: Spec, number: int) -> Joined:
     for process, address in read_roster(timeout_s).items():
         if process not in (SCHEDULER, number):
             transport.connect(process, address)
-    return Joined(transport, lobby, open_checkpoint(options.checkpoint))
+    return Joined(transport, lobby, open_checkpoint(options.checkpoint), began)
 
 
-def run_server(spec: Spec, number: int) -> None:
+def run_server(spec: Spec, number: int, began: Path) -> None:
     """A server of Prism's: process `number` of 1 .. N."""
-    joined = join(spec, number)
+    joined = join(spec, number, began)
     from moe_edge.cluster.server import FIRST, Server, ServerOptions
 
     options, config = spec.options, joined.reader.config
@@ -198,6 +156,7 @@ def run_server(spec: Spec, number: int) -> None:
         slots=slots[number - FIRST],
         max_batch=options.max_batch,
         partial=options.combine == "partial",
+        call_s=options.call_s,
         device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(joined.reader)
@@ -213,9 +172,9 @@ def dense_weights(reader):
     return load_weights(reader, check_finite=is_hf, with_experts=False)
 
 
-def run_role(spec: Spec, number: int) -> None:
+def run_role(spec: Spec, number: int, began: Path) -> None:
     """A process of OD-MoE's: main, shadow or a worker."""
-    joined = join(spec, number)
+    joined = join(spec, number, began)
     options, reader, transport = spec.options, joined.reader, joined.transport
     from moe_edge.cluster.od_moe.groups import Groups, slots_of
     from moe_edge.predict.shadow import Shadow
@@ -282,7 +241,7 @@ def run_scheduler(spec: Spec) -> None:
     import jax
 
     jax.local_devices()  # the servers' backends wait for that of every process
-    programme.scheduler.wait_for_all("there", START_S)
+    programme.scheduler.wait_for_all("there", START_S, may_lose=False)
     took_s = time.perf_counter() - started_s
     print(f"{options.processes - 1} processes joined in {took_s:.1f} s")
     programme.run(members)
@@ -292,25 +251,32 @@ def run_scheduler(spec: Spec) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs a process to its end: its exit code."""
-    die_with_parent()
     spec, number = Spec.load(arguments[0]), int(arguments[1])
+    began = began_file(arguments[0], number)
+    die_with_parent(spec.parent)
     try:
         if number == SCHEDULER:
             run_scheduler(spec)
         elif spec.options.mode == "prism":
-            run_server(spec, number)
+            run_server(spec, number, began)
         else:
-            run_role(spec, number)
+            run_role(spec, number, began)
     except (MoeEdgeError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        code = getattr(error, "exit_code", 2)
+        return 1 if code == 2 and began.exists() else code  # its input was good
+    except BaseException:
+        traceback.print_exc()
+        return 1
     return 0
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """Nothing stays running when the supervisor is gone, however it went (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it went before that
+            os._exit(1)
 
 
 if __name__ == "__main__":

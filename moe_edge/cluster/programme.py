@@ -10,12 +10,12 @@ import numpy as np
 from moe_edge.cluster.asked import Asked
 from moe_edge.cluster.calibrate import calibration_of
 from moe_edge.cluster.membership import Reception
+from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.outcome import summary_row, write_method
 from moe_edge.cluster.scheduler import MethodRun, Scheduler
-from moe_edge.cluster.table_keeper import placeable
 from moe_edge.cluster.transport import Transport
-from moe_edge.cluster.wanted import Wanted, from_prompts, from_workload
+from moe_edge.cluster.wanted import Wanted, from_workload, wanted_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
@@ -55,8 +55,10 @@ class Programme:
         config = self._config = self._reader.config
         blocks = len(config.moe_layers) * config.moe.num_experts
         self._slots_N = np.array(options.slots_of(blocks))
+        self._room_N = options.room_of(blocks)
         self._tokenizer = load_tokenizer(self._reader)
-        self._wanted = self._requests()
+        limit = config.max_positions
+        self._wanted = wanted_of(options, self._tokenizer, limit)
         self.scheduler = Scheduler(
             transport,
             reception,
@@ -66,12 +68,6 @@ class Programme:
             config.moe.num_experts,
             self._slots_N,
         )
-
-    def _requests(self) -> Wanted:
-        options, limit = self._options, self._config.max_positions
-        if options.prompts is not None:
-            return from_prompts(options.prompts, options, self._tokenizer, limit)
-        return from_workload(options, self._tokenizer, limit)
 
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
@@ -156,7 +152,7 @@ class Programme:
         reader = self._reader
         return ClusterFacts(
             methods=options.method_names,
-            slots=placeable(self._slots_N).tolist(),
+            slots=self._room_N,
             num_layers=len(config.moe_layers),
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
@@ -199,7 +195,7 @@ class Programme:
         return counts_NLE / counts_NLE.sum(axis=-1, keepdims=True)
 
     def _place(self, name: str, frequency_NLE, costs=None, traffic=None) -> Placement:
-        room = [np.array([n]) for n in placeable(self._slots_N).tolist()]
+        room = [np.array([n]) for n in self._room_N]
         context = {} if traffic is None else {"traffic": traffic}
         placer = get_placer(name)
         costs = costs or self._cost_model()
@@ -211,13 +207,7 @@ class Programme:
         """(what changes the placement, bool [N, L, E] what servers hold at first)."""
         options = self._options
         if options.placement is not None:
-            placement = Placement.load(options.placement)
-            if placement.gpu_NLE.shape != frequency_NLE.shape:
-                raise ConfigError(
-                    f"--placement has shape {placement.gpu_NLE.shape}, the cluster and "
-                    f"the model ask for {frequency_NLE.shape}"
-                )
-            placement.check([np.array([n]) for n in placeable(self._slots_N)])
+            placement = given_placement(options, self._config)
             placer = get_placer("optimal")
         else:
             placement = self._place(name, frequency_NLE, costs, traffic)

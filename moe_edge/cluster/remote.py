@@ -76,6 +76,11 @@ def _cut_one(ids_K: np.ndarray, asked_E: np.ndarray) -> list[Part]:
     return parts
 
 
+# A call is made again with so many times the deadline, so that a long one gets through;
+# whoever has left this many unanswered hangs.
+GROWTH, ATTEMPTS = 4, 4
+
+
 class Outgoing(NamedTuple):
     """A call on its way; the ticket is None where this server answers itself."""
 
@@ -92,7 +97,8 @@ class Remote:
       me: this server.
       first_peer: the transport's number of server 0; the others follow.
       partial: others add their pairs first, and return a row a token.
-      deadline_s: of a call; table_s: of waiting for a table after one failed.
+      deadline_s: of a call's first attempt; table_s: of waiting for a table after one
+        failed.
       on_lost: is told (server, kind) when a call found its server lost.
     """
 
@@ -175,26 +181,30 @@ class Remote:
         for each in failed:
             self._ask_again(each.part, each.call, out_PD)
 
-    def _rows(self, each: Outgoing) -> np.ndarray | None:
+    def _rows(self, each: Outgoing, attempt: int = 0) -> np.ndarray | None:
         call, server = each.call, each.part.server
         if each.ticket is None:
             return self._answers.compute(call, on_demand=True)
         if each.ticket < 0:
             return None
         try:
-            rows = self._transport.finish([each.ticket], self.deadline_s)[0]
+            deadline_s = self.deadline_s * GROWTH**attempt
+            rows = self._transport.finish([each.ticket], deadline_s)[0]
         except PeerLost as error:
-            self._lost(error)
+            self._lost(error, attempt)
             return None
         if rows is not None:
             self._ledger.called(server, call, rows, each.sent_s)
         return rows
 
-    def _lost(self, error: PeerLost) -> None:
+    def _lost(self, error: PeerLost, attempt: int = 0) -> None:
+        kind = error.kind
+        if kind == "overdue" and attempt + 1 >= ATTEMPTS:
+            kind = "hung"
         if self._on_lost is not None:
-            self._on_lost(error.peer - self._first_peer, error.kind)
+            self._on_lost(error.peer - self._first_peer, kind)
 
-    def _ask_again(self, part: Part, call: Call, out_PD: np.ndarray) -> None:
+    def _ask_again(self, part, call: Call, out_PD: np.ndarray, attempt=1) -> None:
         version = call.version
         while True:
             view = self.tables.newer(version, self._table_s)
@@ -219,16 +229,17 @@ class Remote:
                     block_P=some.block_P.astype(np.uint16),
                     weight_P=weight_P,
                 )
-                rows = self._rows(self._send(some, again))
+                rows = self._rows(self._send(some, again), attempt)
                 if rows is None:
                     left.append((some, again))
                 else:
                     self._write(some, rows, out_PD)
+            attempt = min(attempt + 1, ATTEMPTS - 1)
             if not left:
                 return
             if len(left) > 1:
                 for some, again in left[1:]:
-                    self._ask_again(some, again, out_PD)
+                    self._ask_again(some, again, out_PD, attempt)
             part, call = left[0]
 
     def _write(self, part: Part, rows: np.ndarray, out_PD: np.ndarray) -> None:

@@ -9,38 +9,27 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from moe_edge.cluster.keys import new_secret, read_secret
+from moe_edge.cluster.membership import free_port
+from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.namespaces import EmulatedNetwork, emulated_network
-from moe_edge.cluster.options import ClusterOptions, check_model
-from moe_edge.cluster.process import Spec
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.spec import Spec
+from moe_edge.cluster.supervisor import Processes
+from moe_edge.cluster.wanted import wanted_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
 PORT = 7077  # of the scheduler, in a namespace of its own
-BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
-POLL_S = 0.05
-END_S = 5.0  # for processes to end by themselves
-SHOWN = 2000  # characters of a log that an error shows
-
-
-class ClusterLost(MoeEdgeError):
-    """The scheduler or all servers are gone."""
-
-    exit_code = 3
 
 
 @root
@@ -55,8 +44,11 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     Raises:
       MoeEdgeError: bad input, or a cluster that is lost (exit code 3).
     """
-    check_model(options)
-    load_tokenizer(open_checkpoint(options.checkpoint))
+    reader = open_checkpoint(options.checkpoint)
+    check_model(options, reader)
+    if options.is_scheduler:
+        wanted_of(options, load_tokenizer(reader), reader.config.max_positions)
+    run.check_apart(reader.path, options.placement, options.prompts)
     if options.secret_file is not None:
         read_secret(options.secret_file)
     address = _coordinator(options)
@@ -85,6 +77,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
                 secret=str(secret),
                 hosts=hosts,
                 coordinator=address,
+                parent=os.getpid(),
             )
             spec.save(Path(work) / "spec.json")
             processes = Processes(Path(work) / "spec.json", options, logs, prefixes)
@@ -121,9 +114,9 @@ def _coordinator(options: ClusterOptions) -> str:
       ConfigError: the port is in use, and the scheduler is to be started here.
     """
     if options.coordinator is None:
-        return f"{LOCAL}:{_free_port()}"
+        return f"{LOCAL}:{free_port(LOCAL)}"
     host, port = options.coordinator_address
-    if options.process_id in (None, 0):
+    if options.is_scheduler:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -136,24 +129,12 @@ def _coordinator(options: ClusterOptions) -> str:
     return f"{host}:{port}"
 
 
-def _free_port() -> int:
-    """A port that is free, and that no connection of anybody gets by chance."""
-    while True:
-        with socket.socket() as probe:
-            port = random.randrange(*BELOW_EPHEMERAL)
-            try:
-                probe.bind((LOCAL, port))
-            except OSError:
-                continue
-            return port
-
-
 def _hosts(options: ClusterOptions) -> dict[int, str]:
     """Address that each process started here binds."""
     host = LOCAL
     if options.coordinator is not None:
         host, port = options.coordinator_address
-        if options.process_id not in (None, 0):
+        if not options.is_scheduler:
             host = _own_address(host, port)
     return dict.fromkeys(_numbers(options), host)
 
@@ -204,108 +185,3 @@ def _secret(options: ClusterOptions) -> Iterator[Path]:
         yield Path(name)
     finally:
         os.unlink(name)
-
-
-class Processes:
-    """Processes started here; leaving the context ends them all."""
-
-    def __init__(
-        self,
-        spec: Path,
-        options: ClusterOptions,
-        logs: Path,
-        prefixes: Mapping[int, Sequence[str]],
-    ):
-        self._spec, self._options, self._logs = spec, options, logs
-        self._prefixes = prefixes  # words before the command of each
-        self._running: dict[int, subprocess.Popen] = {}
-        self._shown = 0  # bytes of the scheduler's log
-
-    def __enter__(self) -> "Processes":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for process in self._running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)  # also a stopped one
-        for process in self._running.values():
-            process.wait()
-
-    def start(self, numbers: list[int]) -> None:
-        """Starts them; each writes a log of its own."""
-        cores = check_cores(self._options.cores, len(numbers))
-        for number in numbers:
-            command = [*self._prefixes.get(number, ()), sys.executable]
-            command += ["-m", "moe_edge.cluster.process"]
-            with self._log(number).open("wb") as log:
-                process = subprocess.Popen(
-                    [*command, str(self._spec), str(number)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                )
-            self._running[number] = process
-            if cores is not None:
-                os.sched_setaffinity(process.pid, cores[numbers.index(number)])
-
-    def _log(self, number: int) -> Path:
-        return self._logs / f"{self._options.name_of(number)}.log"
-
-    def watch(self) -> None:
-        """Until the run is over.
-
-        Raises:
-          ConfigError: a process refuses what it was given.
-          ClusterLost: the scheduler is gone, or nobody is left.
-        """
-        deciding = 0 if 0 in self._running else min(self._running)
-        while True:
-            self._show()
-            for number, process in self._running.items():
-                code = process.poll()
-                if code is None:
-                    continue
-                if code == 2:
-                    raise ConfigError(self._last_words(number))
-                if number == deciding and code == 0:
-                    self._wait_for_others()
-                    return
-                if number == deciding:
-                    raise ClusterLost(self._lost(number, code))
-            time.sleep(POLL_S)
-
-    def _lost(self, number: int, code: int) -> str:
-        name = self._options.name_of(number)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        words = self._last_words(number)
-        return f"{name} {how}: {words}; all its processes are ended"
-
-    def _last_words(self, number: int) -> str:
-        """The error in a process's log; the end of the log goes to stderr."""
-        text = self._log(number).read_text(encoding="utf-8", errors="replace")
-        errors = [line for line in text.splitlines() if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: ")
-        print(text[-SHOWN:], file=sys.stderr)
-        return "its log ends as shown above"
-
-    def _wait_for_others(self) -> None:
-        until_s = time.monotonic() + END_S
-        while time.monotonic() < until_s:
-            if all(p.poll() is not None for p in self._running.values()):
-                return
-            time.sleep(POLL_S)
-
-    def _show(self) -> None:
-        """What the scheduler has printed meanwhile."""
-        if 0 not in self._running:
-            return
-        with self._log(0).open("rb") as log:
-            log.seek(self._shown)
-            new = log.read()
-        end = new.rfind(b"\n") + 1
-        self._shown += end
-        for line in new[:end].decode("utf-8", "replace").splitlines():
-            if not line.startswith("error: "):
-                print(line, file=sys.stderr, flush=True)

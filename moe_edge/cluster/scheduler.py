@@ -8,6 +8,7 @@ on the events of a method's run.
 import dataclasses
 import os
 import queue
+import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,8 +26,10 @@ from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.migration_policy import MigrationPolicy
 
 FIRST = 1  # the process of server 0
-QUESTION_S = 20.0  # deadline of what a server is asked when a run is over
+QUESTION_S = 20.0  # deadline of what a server is asked before a run
+NOTES_S = 120.0  # of all that it noted, when a run is over
 SOON_S = 2.0  # of what it is asked meanwhile
+NO_LAYER = 2**16 - 1  # of which nobody has a block
 
 
 class Event(NamedTuple):
@@ -34,11 +37,13 @@ class Event(NamedTuple):
 
     Attributes:
       server: who; name: what.
+      at_s: when it came, by `time.perf_counter`.
     """
 
     server: int
     name: str
     fields: dict
+    at_s: float
 
 
 @dataclasses.dataclass
@@ -51,6 +56,7 @@ class MethodRun:
       decisions: on migration, of all periods.
       failures: servers that were lost.
       notes: server -> (facts, arrays) of its ledger; the lost have none.
+      notes_missing: servers that live and gave none.
       offsets_s: server -> its clock minus the scheduler's.
       begun_s: when the run began, by the scheduler's clock.
     """
@@ -62,6 +68,7 @@ class MethodRun:
     notes: dict[int, tuple[dict, dict]]
     offsets_s: dict[int, float]
     begun_s: float
+    notes_missing: list[int]
 
 
 class Scheduler:
@@ -108,13 +115,14 @@ class Scheduler:
         """Hellos are answered; all else is an event."""
         if name == "hello" and self._reception is not None:
             return self._reception.hello(peer, fields), {}
-        self._events.put(Event(peer - FIRST, name, fields))
+        self._events.put(Event(peer - FIRST, name, fields, time.perf_counter()))
         return {}, {}
 
     def on_lost(self, peer: int, kind: str) -> None:
         """The transport lost a server."""
         server = peer - FIRST
-        self._events.put(Event(server, "lost", {"who": server, "kind": kind}))
+        fields = {"who": server, "kind": kind}
+        self._events.put(Event(server, "lost", fields, time.perf_counter()))
 
     # Talking to servers.
 
@@ -124,7 +132,8 @@ class Scheduler:
 
     def is_alive(self, server: int) -> bool:
         """Whether a server is on the list."""
-        return 0 <= server < len(self.alive_N) and bool(self.alive_N[server])
+        known = isinstance(server, int) and 0 <= server < len(self.alive_N)
+        return known and bool(self.alive_N[server])
 
     def tell(self, server: int, name: str, fields=None, arrays=None) -> None:
         self.transport.post(FIRST + server, name, fields or {}, arrays or {})
@@ -143,6 +152,20 @@ class Scheduler:
     def ask_soon(self, server: int, name: str):
         """The same while others wait: None also if it is busy for long."""
         return self.ask(server, name, SOON_S)
+
+    def answers(self, server: int) -> bool:
+        """Whether a server still answers, however long the call that it is at.
+
+        So it is asked for a block that there is none of: blocks have their own thread.
+        """
+        nothing = np.empty(1, np.uint8)
+        try:
+            self.transport.fetch(FIRST + server, NO_LAYER, 0, nothing, SOON_S)
+        except PeerLost:
+            return False
+        except Refused:
+            pass
+        return True
 
     def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
         """[..., L of MoE layers, E] -> [..., all layers, E]."""
@@ -164,11 +187,15 @@ class Scheduler:
             if self.is_alive(event.server):
                 return event
 
-    def wait_for_all(self, name: str, timeout_s: float) -> dict[int, dict]:
+    def wait_for_all(
+        self, name: str, timeout_s: float, may_lose: bool = True
+    ) -> dict[int, dict]:
         """One post of that name from every server on the list.
 
+        Args:
+          may_lose: go on without those that are lost meanwhile.
         Raises:
-          MoeEdgeError: some have not said it in time. NobodyLeft: all were lost.
+          MoeEdgeError: some have not said it in time, or are lost. NobodyLeft: all are.
         """
         until_s, got = time.monotonic() + timeout_s, {}
         while missing := sorted(set(self.alive) - set(got)):
@@ -181,9 +208,12 @@ class Scheduler:
             if event.name == name:
                 got[event.server] = event.fields
             elif event.name == "lost":
-                who, kind = event.fields["who"], event.fields["kind"]
-                if kind != "overdue" and self.lose(who):
-                    self._lost_between.append((who, kind))
+                who, kind = event.fields.get("who"), event.fields.get("kind")
+                if kind == "overdue" or not self.lose(who):
+                    continue
+                if not may_lose:
+                    raise NobodyLeft(f"server {who} is {kind} before all have begun")
+                self._lost_between.append((who, kind))
         return got
 
     def clock_offsets(self) -> dict[int, float]:
@@ -260,8 +290,15 @@ class Scheduler:
         serving.run()
         notes = {}
         for server in self.alive:
-            answer = self.ask(server, "notes")
+            answer = self.ask(server, "notes", NOTES_S)
             if answer is not None:
                 notes[server] = answer
+        missing = [n for n in self.alive if n not in notes and self.answers(n)]
+        if missing:
+            print(
+                f"warning: servers {missing} gave no notes within {NOTES_S:g} s; what "
+                "is counted leaves them out",
+                file=sys.stderr,
+            )
         where = asked, keeper, judge.decisions, serving.failures
-        return MethodRun(*where, notes, offsets_s, begun_s)
+        return MethodRun(*where, notes, offsets_s, begun_s, missing)

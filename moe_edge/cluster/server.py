@@ -135,7 +135,10 @@ class Server:
         So it is for blocks that nobody has, if the newest table names this server. A
         caller may have a newer one.
         """
-        view = self.tables.newer(-1, 0.0)
+        try:
+            view = self.tables.newer(-1, 0.0)
+        except MoeEdgeError:
+            return False  # this server ends; another one may read them
         if view is None or call.version > view.version:
             return True
         return bool((view.target_LE[call.layer][call.block_P] == self.me).all())
@@ -295,8 +298,8 @@ class Server:
         self._compiled = self.engine.num_compiled()
         self._tell("ready", {"version": fields["version"]})
 
-    def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
-        self._tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})
+    def _new_token(self, number: int, token: int, done: bool, _: float) -> None:
+        self._tell("token", {"id": number, "token": token, "done": done})
 
     # For the thread that brings blocks.
 
@@ -308,8 +311,8 @@ class Server:
         except (PeerLost, Refused):
             return False
 
-    def _arrived(self, order: int, lacking: list[tuple[int, int]]) -> None:
-        self._tell("arrived", {"order": order, "lacking": lacking})
+    def _arrived(self, order: int, own: list[tuple[int, int]]) -> None:
+        self._tell("arrived", {"order": order, "own": own})
 
 
 def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,9 @@ One thread takes events and acts on them. The scheduler alone decides who is los
 it decides goes to the keeper of the table, and requests of the lost go to survivors.
 """
 
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from moe_edge.cluster.asked import Asked, Drill, Failure
 from moe_edge.cluster.table_keeper import TableKeeper
+from moe_edge.core.checks import MoeEdgeError
 
 if TYPE_CHECKING:
     from moe_edge.cluster.scheduler import Scheduler
@@ -42,7 +45,7 @@ class Serving:
         self._by_id = {one.id: one for one in asked}
         self._generated = 0
         self._struck_s: float | None = None
-        self._resuming: list[Failure] = []
+        self._resuming: list[tuple[Failure, list[Asked]]] = []
         self._actions = {
             "token": self._token,
             "failed": self._failed,
@@ -72,8 +75,17 @@ class Serving:
 
     def _take_one(self, wait_s: float) -> None:
         event = self.scheduler.next_event(time.monotonic() + wait_s)
-        if event is not None and event.name in self._actions:
-            self._actions[event.name](event.server, event.fields)
+        if event is None or event.name not in self._actions:
+            return
+        try:
+            self._actions[event.name](event.server, event.fields, event.at_s)
+        except MoeEdgeError:  # such as that nobody is left
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            traceback.print_exc()
+            what = f"{event.name!r} {event.fields}"
+            print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
+            self.take_off(event.server, "hung")
 
     def _until_next(self) -> float:
         if not self._coming:
@@ -98,33 +110,41 @@ class Serving:
         }
         self.scheduler.tell(one.at, "request", fields, arrays)
 
-    def _token(self, server: int, fields: dict) -> None:
+    def _token(self, server: int, fields: dict, at_s: float) -> None:
         one = self._by_id.get(fields["id"])
         if one is None or one.at != server or one.ended:
             return
-        one.tokens.append(fields["token"])
-        one.times_s.append(time.perf_counter())
-        one.done = fields["done"]
+        token, done = int(fields["token"]), bool(fields["done"])
+        self._resume(one, at_s)
+        one.tokens.append(token)
+        one.times_s.append(at_s)
+        one.done = done
         self._generated += 1
-        for failure in self._resuming:
-            failure.resumed_s = self.now_s
-        self._resuming.clear()
         drill = self._drill
         if drill is not None and self._generated >= drill.tokens:
             self._drill, self._struck_s = None, self.now_s
             self.scheduler.strike(drill)
 
-    def _failed(self, server: int, fields: dict) -> None:
+    def _resume(self, one: Asked, at_s: float) -> None:
+        """A request's new token may be the first after a loss (`Failure.resumed_s`)."""
+        last_s = (one.times_s[-1] if one.times_s else one.arrived_s) - self._begun_s
+        for failure, moved in list(self._resuming):
+            begun_after = last_s >= failure.detected_s
+            if one in moved or (begun_after and all(m.ended for m in moved)):
+                failure.resumed_s = at_s - self._begun_s
+                self._resuming.remove((failure, moved))
+
+    def _failed(self, server: int, fields: dict, _: float) -> None:
         one = self._by_id.get(fields["id"])
         if one is not None and one.at == server and not one.ended:
             one.error = fields["error"]
 
-    def _lost(self, _: int, fields: dict) -> None:
+    def _lost(self, _: int, fields: dict, at_s: float) -> None:
         """Somebody finds a server dead or hung, or a call overdue."""
         who, kind = fields["who"], fields["kind"]
         if not self.scheduler.is_alive(who):
             return
-        if kind == "overdue" and self.scheduler.ask_soon(who, "time") is not None:
+        if kind == "overdue" and self.scheduler.answers(who):
             self.keeper.repeat()  # only slow: whoever waits asks again
         else:
             self.take_off(who, kind)
@@ -139,8 +159,8 @@ class Serving:
         failure = Failure(who, "dead" if kind == "dead" else "hung", self.now_s)
         failure.struck_s = self._struck_s
         self.failures.append(failure)
-        self._resuming.append(failure)
+        moved = [one for one in self.asked if one.at == who and not one.ended]
+        self._resuming.append((failure, moved))
         self.keeper.lost(who)
-        for one in self.asked:
-            if one.at == who and not one.ended:
-                self._send(one)
+        for one in moved:
+            self._send(one)

@@ -3,7 +3,8 @@
 A change goes in steps that all servers see in the same order: blocks arrive in free
 slots; the table gets a new version; when all have confirmed it, what left is dropped.
 A loss, or a call that must be made again, makes a version at any time; whatever is on
-its way goes on.
+its way goes on. One slot of each server is left out of all this: blocks that nobody has
+are read into it for each call, also in the midst of a change.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import numpy as np
 
 from moe_edge.cluster.asked import NobodyLeft
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.rounds import Arrival, make_room, next_round, recover
+from moe_edge.place.rounds import Arrival, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ class TableKeeper:
         plan = recover(held_NLE, alive_N, self._room_N(), self._calls_NLE)
         self.held_NLE = plan.loaded_NLE
         self.start_NLE = self.held_NLE.copy()
-        self._told_roomy_N = self._roomy_N()
 
     def begin(self, begun_s: float) -> None:
         """The run begins."""
@@ -82,31 +82,14 @@ class TableKeeper:
     # Room.
 
     def _room_N(self) -> np.ndarray:
-        """Blocks that may stay on a server: one slot of each is kept free."""
+        """Slots for what is held, on its way or about to leave; one more is free."""
         scheduler = self._scheduler
         return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
-
-    def _free_N(self) -> np.ndarray:
-        """Slots that nothing is in, and nothing on its way to."""
-        scheduler = self._scheduler
-        free_N = scheduler.slots_N - self.held_NLE.sum(axis=(1, 2))
-        for (server, _), arrivals in self._coming.items():
-            free_N[server] -= len(arrivals)
-        for server, *_ in self._leaving:
-            free_N[server] -= 1
-        return free_N
-
-    def _roomy_N(self) -> np.ndarray:
-        """bool: servers that can read a block for a call."""
-        scheduler = self._scheduler
-        return scheduler.alive_N & (scheduler.slots_N > 0) & (self._free_N() > 0)
 
     def targets(self) -> np.ndarray:
         """int16 [N, L, E]: whom each server asks; of the dead anything."""
         held_NLE, scheduler = self.held_NLE.copy(), self._scheduler
-        readers_N = self._roomy_N()
-        if not readers_N.any():  # they say so, and callers wait for the next table
-            readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
+        readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
         for layer, block in self.degraded:
             held_NLE[readers_N, layer, block] = True
         return call_targets(held_NLE)
@@ -131,7 +114,8 @@ class TableKeeper:
             return
         if self.under_way or self._goal_NLE is not None or self.degraded:
             return
-        proposal = self._judge.propose(self.held_NLE, self._room_N())
+        room_N = placeable(self._room_N())  # a slot for what is on its way
+        proposal = self._judge.propose(self.held_NLE, room_N)
         if proposal is not None and proposal.decision.adopt:
             self._goal_NLE = proposal.candidate.on_NLE
             self._calls_NLE = proposal.calls_NLE
@@ -147,9 +131,7 @@ class TableKeeper:
             self._next_round()
 
     def _next_round(self) -> None:
-        scheduler = self._scheduler
-        slots_N = np.where(scheduler.alive_N, scheduler.slots_N, 0)
-        where = self.held_NLE, self._goal_NLE, slots_N, self._calls_NLE
+        where = self.held_NLE, self._goal_NLE, self._room_N(), self._calls_NLE
         planned = next_round(*where, source=self._judge.source)
         if planned is None:
             self._goal_NLE = None
@@ -160,16 +142,10 @@ class TableKeeper:
             self._end_round()
 
     def _mend(self) -> None:
-        """Lost blocks get slots; without any left, at least some server reads them."""
+        """Lost blocks get the slots that are left; others are read for each call."""
         where = self.held_NLE, self._scheduler.alive_N, self._room_N()
-        loads = recover(*where, self._judge.calls_NLE).loads
-        if loads:
+        if loads := recover(*where, self._judge.calls_NLE).loads:
             self._bring(loads)
-            return
-        roomy_N = self._roomy_N()
-        drops = make_room(*where[:2], roomy_N, self._judge.calls_NLE)
-        if drops or (roomy_N != self._told_roomy_N).any():
-            self._publish(drops)
 
     def _bring(self, arrivals: Iterable[Arrival]) -> None:
         layers, by_server = self._scheduler.moe_layers, {}
@@ -184,28 +160,22 @@ class TableKeeper:
             arrays = {"cells": np.array(cells, np.int32)}
             self._scheduler.tell(server, "bring", {"order": self._orders}, arrays)
 
-    def arrived(self, server: int, fields: dict) -> None:
-        """A server has what it was to bring, or most of it."""
-        mine = self._coming.pop((server, fields["order"]), None)
-        if mine is None:
-            return
-        layers, lacking = self._scheduler.moe_layers, set(map(tuple, fields["lacking"]))
-        for arrival in mine:
-            if (layers[arrival.layer], arrival.block) not in lacking:
-                self.held_NLE[server, arrival.layer, arrival.block] = True
-                self._moves.append(arrival)
-                self.moved += 1
-        if not self._coming:
+    def arrived(self, server: int, fields: dict, _: float) -> None:
+        """A server has what it was to bring."""
+        layers, own = self._scheduler.moe_layers, set(map(tuple, fields["own"]))
+        for arrival in self._coming.pop((server, fields["order"]), ()):
+            if (layers[arrival.layer], arrival.block) in own:
+                arrival = arrival._replace(source=server)
+            self.held_NLE[server, arrival.layer, arrival.block] = True
+            self._moves.append(arrival)
+            self.moved += 1
+        if not self._coming and self._moves:
             self._end_round()
 
     def _end_round(self) -> None:
-        """All has come; what may leave does, but no last copy: some may be lacking."""
+        """All has come; what may leave does."""
         drops, self._drops = self._drops, []
-        after_NLE = self.held_NLE.copy()
-        for cell in drops:
-            after_NLE[cell] = False
-        last_LE = ~after_NLE.any(axis=0) & self.held_NLE.any(axis=0)
-        self._publish([c for c in drops if self.held_NLE[c] and not last_LE[c[1:]]])
+        self._publish(drops)
 
     def _publish(self, drops: Iterable[Cell] = ()) -> None:
         """A new version; what leaves is in it no more, but in its slots still."""
@@ -224,21 +194,20 @@ class TableKeeper:
             )
         )
         self._moves, self._gone = [], []
-        self._told_roomy_N = self._roomy_N()
         self._unconfirmed = set(self._scheduler.alive)
         for server, arrays in self.tables().items():
             self._scheduler.tell(server, "table", {"version": self.version}, arrays)
 
-    def confirmed(self, server: int, fields: dict) -> None:
+    def confirmed(self, server: int, fields: dict, at_s: float) -> None:
         """A server goes by a version of the table."""
         if fields["version"] == self.version and server in self._unconfirmed:
             self._unconfirmed.discard(server)
             if not self._unconfirmed:
-                self._in_force()
+                self._in_force(at_s)
 
-    def _in_force(self) -> None:
+    def _in_force(self, at_s: float) -> None:
         """Nobody asks for what left any more."""
-        scheduler, t_s = self._scheduler, time.perf_counter() - self._begun_s
+        scheduler, t_s = self._scheduler, at_s - self._begun_s
         self.changes += [dataclasses.replace(change, t_s=t_s) for change in self._open]
         for server in scheduler.alive:
             cells = [

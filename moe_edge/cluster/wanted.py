@@ -28,6 +28,22 @@ class Wanted:
     texts: list[Prompt]
 
 
+def wanted_of(options: ClusterOptions, tokenizer: Tokenizer, limit: int) -> Wanted:
+    """What a run is asked for.
+
+    Args:
+      limit: positions of the model.
+    Raises:
+      RequestError: a bad line of the prompts, or a server that is none.
+      CapacityError: a prompt that exceeds the model's context.
+    """
+    if options.prompts is not None:
+        return from_prompts(options.prompts, options, tokenizer, limit)
+    if options.mode == "od_moe":  # the families take turns
+        options = dataclasses.replace(options, servers=len(options.families))
+    return from_workload(options, tokenizer, limit)
+
+
 def from_prompts(path: str, options: ClusterOptions, tokenizer, limit: int) -> Wanted:
     """The prompts of a file, all at once.
 

@@ -55,6 +55,10 @@ class AliasedSlots:
         """Copies a record into a row; see the contract above."""
         np.copyto(self._host_SR[slot], record_R, casting="no")
 
+    def read(self, slot: int) -> np.ndarray:
+        """A copy of a row."""
+        return self._host_SR[slot].copy()
+
 
 class DonatedSlots:
     """Slots on any device, written by a donated in-place update.
@@ -90,6 +94,10 @@ class DonatedSlots:
         """Copies a block into a row."""
         self.commit(slot, self.stage(source_R))
 
+    def read(self, slot: int) -> np.ndarray:
+        """A copy of a row on the host."""
+        return np.array(_row(self.array, jax.device_put(np.int32(slot))))
+
 
 Slots = AliasedSlots | DonatedSlots
 
@@ -109,3 +117,8 @@ def _check_sizes(num_slots: int, record_size: int, dtype: np.dtype) -> np.dtype:
 @partial(jax.jit, donate_argnums=0)
 def _update(slots_SR: jax.Array, record_R: jax.Array, slot: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_index_in_dim(slots_SR, record_R, slot, 0)
+
+
+@jax.jit
+def _row(slots_SR: jax.Array, slot: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(slots_SR, slot, keepdims=False)

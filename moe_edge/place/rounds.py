@@ -194,36 +194,3 @@ def recover(
         loads.append(Arrival(server, layer, block, server))
     lost = [divmod(x, E) for x in lost_X.tolist()]
     return Recovery(left_NLE, lost, loads, on_demand)
-
-
-def make_room(
-    held_NLE: np.ndarray, alive_N: np.ndarray, roomy_N: np.ndarray, calls_NLE
-) -> list[tuple[int, int, int]]:
-    """Copies (server, layer, block) to drop, so that blocks of nobody can be read.
-
-    Each full server gives up its least called copy of a block that others have, too. If
-    none can, and no server has room, the least called block of one goes: a slot in
-    which blocks take turns serves all of them.
-
-    Args:
-      held_NLE: bool, who holds what.
-      alive_N: bool, who is left; roomy_N: those of them that have a free slot.
-      calls_NLE: how often each server called a block.
-    """
-    calls_LE, copies_LE = calls_NLE.sum(axis=0), held_NLE.sum(axis=0)
-    full_N, drops = alive_N & ~roomy_N & held_NLE.any(axis=(1, 2)), []
-    for server in np.flatnonzero(full_N).tolist():
-        spare_LE = held_NLE[server] & (copies_LE > 1)
-        if spare_LE.any():
-            cell = _least(calls_LE, spare_LE)
-            copies_LE[cell] -= 1
-            drops.append((server, *cell))
-    if not drops and not roomy_N.any() and full_N.any():
-        server = int(full_N.argmax())
-        drops.append((server, *_least(calls_LE, held_NLE[server])))
-    return drops
-
-
-def _least(calls_LE: np.ndarray, of_LE: np.ndarray) -> tuple[int, int]:
-    """The least called of some blocks."""
-    return divmod(int(np.where(of_LE, calls_LE, np.inf).argmin()), of_LE.shape[1])

@@ -174,6 +174,17 @@ def test_posts_and_control_come_in_order(caller, handlers):
     assert [fields["i"] for _, _, fields in handlers.seen] == list(range(201))
 
 
+def test_a_post_that_is_refused_leaves_a_line(caller, handlers, capfd):
+    def refuse(peer, name, fields, arrays):
+        raise ConfigError("no such\norder")
+
+    handlers.control = refuse
+    caller.post(1, "dance")
+    with pytest.raises(Refused):
+        caller.control(1, "last")
+    assert capfd.readouterr().err == "'dance' of process 0: no such order\n"
+
+
 def test_control_by_many_threads_gets_its_own_answer(caller):
     wrong = []
 

@@ -119,3 +119,11 @@ def test_fault_in_a_workers_answers_ends_it_but_a_bad_call_does_not(capsys):
             act(node)
         with pytest.raises(NodeFault, match=line):
             node.run()
+
+
+@pytest.mark.parametrize("name", ["strike", "lost", "stop"])
+def test_orders_of_others_than_the_scheduler_are_refused(name):
+    node = Counting()
+    with pytest.raises(RequestError, match=f"process 3 says {name}"):
+        node.control(3, name, {"kind": "kill", "server": 1}, {})
+    assert not node.lost and not node.transport.forgotten

@@ -1,11 +1,14 @@
 """Losses, slowness and errors while requests are served: tokens stay the same."""
 
 import dataclasses
+import functools
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from moe_edge.cluster import remote, scheduler
 from moe_edge.cluster.asked import Drill, NobodyLeft
 from tests.support.live_cluster import (
     BLOCKS,
@@ -75,6 +78,8 @@ def test_a_moved_request_brings_the_tokens_that_it_has():
         assert len(moved[0].times_s) == NEW
         (failure,) = run.failures
         assert failure.struck_s < failure.detected_s < failure.struck_s + 0.5
+        # Others' tokens in between do not count as its going on.
+        assert failure.resumed_s == moved[0].times_s[len(told)] - run.begun_s
 
 
 def test_blocks_of_a_dead_server_get_free_slots():
@@ -112,19 +117,20 @@ def test_a_server_without_slots_asks_others_for_lost_blocks():
         assert run.notes[0][0]["local_pairs"] == 0
 
 
-def test_full_servers_make_room_for_lost_blocks():
-    """Copies that came for a migration leave no slot: some have to go again."""
+@pytest.mark.parametrize("name, count", [("bring", 3), ("table", 4), ("drop", 1)])
+def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count):
+    """Who is in the midst of a step confirms nothing, so nothing may wait for that."""
     start_NLE = owned_by_one(3)
-    goal_NLE = start_NLE.copy()
-    goal_NLE[2, 0, :9], goal_NLE[2, 1, :] = True, False  # 2 gives up what it has
-    goal_NLE[1, 1, 4:] = True
-    with LiveCluster([9, 17, 10]) as cluster:
-        react = OnNth("to", "bring", 2, lambda: cluster.kill(0))
+    goal_NLE = np.roll(start_NLE, 1, axis=0)
+    with LiveCluster([10, 10, 10], table_s=2.0) as cluster:
+        react = OnNth("to", name, count, lambda: cluster.kill(0))
         cluster.scheduler.react = react
         policy = Wandering([start_NLE, goal_NLE], 0.02)
         run = cluster.run(start_NLE, asked_of(3), policy=policy)
         assert_tokens_of_one_machine(run.asked)
         assert react.left <= 0 and run.keeper.degraded
+        (failure,) = run.failures
+        assert failure.resumed_s - failure.detected_s < 1.5
 
 
 def test_servers_may_die_one_after_the_other():
@@ -196,6 +202,83 @@ def test_a_slow_server_is_asked_again_and_stays_on_the_list():
         assert not run.failures
         heard = [t for t in cluster.scheduler.talk if t[2] == "lost"]
         assert {fields["kind"] for *_, fields in heard} == {"overdue"}
+
+
+def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
+    monkeypatch.setattr(scheduler, "SOON_S", 0.2)
+    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+        server = cluster.servers[1].server
+        compute = server.call
+
+        def call(peer, question):
+            time.sleep(0.3)
+            return compute(peer, question)
+
+        server.call = call
+        run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures and run.keeper.changes
+
+
+def test_a_call_that_is_never_answered_loses_the_server(monkeypatch):
+    monkeypatch.setattr(remote, "GROWTH", 1)
+    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+        stuck = threading.Event()
+        cluster.servers[1].server.call = lambda *_: stuck.wait()
+        run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
+        stuck.set()
+        assert_tokens_of_one_machine(run.asked)
+        assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
+
+
+def test_tokens_have_the_time_at_which_they_came():
+    with LiveCluster([SLOTS]) as cluster:
+        next_event = cluster.scheduler.next_event
+
+        def later(until_s):
+            event = next_event(until_s)
+            return event and event._replace(at_s=event.at_s + 1000)
+
+        cluster.scheduler.next_event = later
+        run = cluster.run(random_held(1), requests((5,), 4, 1))
+        assert all(t - run.begun_s > 1000 for t in run.asked[0].times_s)
+
+
+def test_blocks_that_do_not_come_are_read_from_the_own_checkpoint():
+    tables = [random_held(2, seed) for seed in range(3)]
+    with LiveCluster([SLOTS] * 2) as cluster:
+        for one in cluster.servers:
+            one.transport.fetch = lambda *_: False
+        policy = Wandering(tables, 0.02, source="network")
+        run = cluster.run(tables[0], asked_of(2), policy=policy)
+        assert_tokens_of_one_machine(run.asked)
+        assert run.keeper.moved
+        assert all((run.notes[n][1]["brought"][:, 4] == -1).all() for n in (0, 1))
+        for change in run.keeper.changes:
+            assert [m[0] for m in change.moves] == list(change.sources)
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": 0, "token": "one", "done": False}])
+def test_a_server_that_says_nonsense_is_lost(fields, capsys):
+    with LiveCluster([SLOTS] * 2) as cluster:
+        control = cluster.scheduler.control
+        nonsense = functools.partial(control, 1, "token", fields, {})
+        cluster.scheduler.react = OnNth("from", "token", 4, nonsense)
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.server for f in run.failures] == [0]
+        cluster.audit.expect = False
+    assert "server 0 says 'token'" in capsys.readouterr().err
+
+
+def test_notes_that_a_living_server_does_not_give_are_named(capsys):
+    with LiveCluster([SLOTS] * 2) as cluster:
+        server = cluster.servers[1].server
+        server._notes = lambda: {}["nothing"]
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        assert run.notes_missing == [1] and set(run.notes) == {0}
+    assert "servers [1] gave no notes" in capsys.readouterr().err
 
 
 def test_the_error_of_a_request_ends_that_request_only():

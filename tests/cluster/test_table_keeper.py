@@ -5,6 +5,7 @@ what it answers arrives whenever it likes. So thousands of orders are tried in s
 """
 
 import collections
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,18 +60,17 @@ class SimulatedServer:
             self.errands.append((fields["order"], cells, []))
 
     def _bring_one(self, rng) -> None:
-        order, cells, lacking = self.errands[0]
+        order, cells, own = self.errands[0]
         if cells:
             layer, block, source = cells.pop()
-            there = source < 0 or (layer, block) in self.world.held_by(source)
-            if there and rng.random() < 0.95:
-                self.held.add((layer, block))
-                assert len(self.held) <= self.slots
-            else:
-                lacking.append((LAYERS[layer], block))
+            there = source >= 0 and (layer, block) in self.world.held_by(source)
+            if not there or rng.random() < 0.05:
+                own.append((LAYERS[layer], block))
+            self.held.add((layer, block))
+            assert len(self.held) < self.slots  # one is free for reading, always
         else:
             self.errands.popleft()
-            self.said.append(("arrived", {"order": order, "lacking": lacking}))
+            self.said.append(("arrived", {"order": order, "own": own}))
 
 
 def _cells(arrays) -> list[tuple[int, int]]:
@@ -129,7 +129,7 @@ class World:
 
 
 class StubJudge:
-    """Proposes random placements that leave a slot free."""
+    """Proposes random placements within the room that it is told."""
 
     source = "host"
 
@@ -185,7 +185,7 @@ def hear(world, keeper, server: int) -> None:
     one = world.servers[server]
     if one.said and world.alive_N[server]:
         name, fields = one.said.popleft()
-        getattr(keeper, name)(server, fields)
+        getattr(keeper, name)(server, fields, time.perf_counter())
 
 
 def lose(world, keeper, server: int) -> None:
@@ -217,7 +217,7 @@ def replay(keeper, slots, allow_lost) -> None:
 
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize(
-    "slots", [(6, 6, 6), (9, 4, 4), (9, 9), (0, 5, 6), (4, 4, 4, 4)]
+    "slots", [(6, 6, 6), (9, 4, 4), (9, 9), (0, 7, 7), (5, 5, 5, 4)]
 )
 def test_migrations_keep_every_block_within_the_slots(slots, network):
     moved = 0
@@ -239,7 +239,7 @@ def test_migrations_keep_every_block_within_the_slots(slots, network):
         finish(world, keeper, rng)
         replay(keeper, slots, allow_lost=False)
         moved += keeper.moved
-    assert moved > 100
+    assert moved >= 100
 
 
 def finish(world, keeper, rng) -> None:
@@ -262,7 +262,7 @@ def finish(world, keeper, rng) -> None:
 
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize(
-    "slots", [(6, 6, 6), (9, 4, 4), (9, 9, 9), (5, 0, 6), (3, 4, 4, 4)]
+    "slots", [(6, 6, 6), (9, 4, 4), (9, 9, 9), (6, 0, 6), (4, 4, 4, 5)]
 )
 def test_losses_at_any_time_leave_a_table_that_works(slots, network):
     degraded = 0
@@ -322,10 +322,7 @@ def mend(world, keeper, rng) -> None:
                 assert cell in keeper.degraded and free_N[holder] > 0
                 assert world.servers[n].read_LE[cell]
     if keeper.degraded:
-        copies_LE = keeper.held_NLE.sum(axis=0)
         assert free_N.max() == 1
-        for n in world.alive:  # nobody keeps a second copy and no slot to read into
-            assert free_N[n] or not (copies_LE[keeper.held_NLE[n]] > 1).any()
 
 
 def test_changes_are_written_as_their_reader_wants_them(tmp_path):

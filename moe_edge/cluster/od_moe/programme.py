@@ -7,17 +7,18 @@ says how long a load may last without a stall (`groups.longest_load_s`).
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.asked import Asked, Failure
+from moe_edge.cluster.asked import Failure
 from moe_edge.cluster.membership import Reception
 from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
-from moe_edge.cluster.od_moe.roles import MAIN, SHADOW, name_of
+from moe_edge.cluster.od_moe.passes import Pass, Serving
+from moe_edge.cluster.od_moe.roles import MAIN, SHADOW
+from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
-from moe_edge.cluster.scheduler import NobodyLeft, Scheduler
+from moe_edge.cluster.scheduler import Scheduler
 from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.wanted import from_prompts, from_workload
 from moe_edge.convert.open import open_checkpoint
@@ -26,43 +27,10 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.engine.prompts import decode_after
 from moe_edge.engine.session import capacity_for, plan_chunks
-from moe_edge.predict.recall import recall, recall_by_index
+from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
 
 WARM_S, READY_S = 600.0, 300.0
-
-
-@dataclasses.dataclass
-class Pass:
-    """One pass: requests with their tokens, and what every process noted."""
-
-    asked: list[Asked]
-    notes: dict[int, tuple[dict, dict]]
-    failures: list[Failure]
-
-    @property
-    def served(self) -> list[Asked]:
-        return [one for one in self.asked if one.done]
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Without each request's first token."""
-        tokens = sum(len(one.tokens) - 1 for one in self.served)
-        seconds = sum(one.times_s[-1] - one.times_s[0] for one in self.served)
-        return tokens / seconds if seconds > 0 else None
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Mean seconds from a request's turn to its first token."""
-        found, free_s = [], 0.0
-        for one in sorted(self.served, key=lambda one: one.times_s[0]):
-            found.append(one.times_s[0] - max(one.arrived_s, free_s))
-            free_s = one.times_s[-1]
-        return float(np.mean(found)) if found else None
-
-    def facts(self, process: int) -> dict:
-        """What a process noted; empty if it is lost."""
-        return self.notes.get(process, ({}, {}))[0]
 
 
 class OdProgramme:
@@ -136,12 +104,10 @@ class OdProgramme:
         """t_main, t_worker, t_maxload; seconds. None where nothing was decoded."""
         main_s = resident.facts(MAIN - 1).get("t_main_s")
         wait_s = resident.facts(MAIN - 1).get("t_wait_s")
-        found = [resident.facts(w).get("t_worker_s") for w in self._workers]
-        found = [each for each in found if each is not None]
-        if main_s is None or not found:
+        worker_s = _mean([resident.facts(w).get("t_worker_s") for w in self._workers])
+        if main_s is None or worker_s is None:
             names = "t_main_s", "t_message_s", "t_worker_s", "t_maxload_s"
             return dict.fromkeys(names)
-        worker_s = float(np.mean(found))
         # Messages are the main node's: what it waits and no worker computes.
         layer_s = main_s + max(wait_s - worker_s, 0.0)
         most_s = longest_load_s(layer_s, worker_s, self._options.groups)
@@ -184,7 +150,7 @@ class OdProgramme:
         asked = [one.fresh() for one in self._wanted.asked]
         drill = None if resident else options.drill_plan
         failures: list[Failure] = []
-        _Serving(scheduler, asked, drill, failures).run()
+        Serving(scheduler, asked, drill, failures).run()
         scheduler.tell_all("finish")
         scheduler.wait_for_all("finished", READY_S)
         notes = {}
@@ -225,10 +191,42 @@ class OdProgramme:
             "load_bytes_per_s": rate,
             "device_bytes": device_bytes,
             "expert_bytes_share": held / whole,
+            "loading": {
+                "t_main_s": main.get("t_main_s"),
+                "t_wait_s": main.get("t_wait_s"),
+                "t_worker_s": _mean([w.get("t_worker_s") for w in workers]),
+            },
+            "modelled_tokens_per_s": self._modelled(
+                times, shadow.get("t_shadow_s"), loads, actual, predicted
+            ),
             "compiled_after_warmup": sum(
                 facts.get("compiled", 0) for facts in (main, shadow, *workers)
             ),
         }
+
+    def _modelled(self, times, shadow_s, loads, actual, predicted) -> float | None:
+        """What the timing model says of the same times, without lost processes."""
+        options, config = self._options, self._config
+        if times["t_main_s"] is None or not loads or not len(actual):
+            return None
+        steps = len(actual) / sum(one.max_new_tokens > 1 for one in self._wanted.asked)
+        missed_NL = count_correct(actual, predicted) < config.moe.top_k
+        slots = slots_of(config.moe.top_k, options.workers, options.groups)
+        named = options.shadow != "none"
+        timing = Timing(
+            layers=len(config.moe_layers),
+            main_s=times["t_main_s"] + times["t_message_s"],
+            worker_s=times["t_worker_s"],
+            load_s=float(np.mean(loads)) * slots,
+            shadow_s=(shadow_s or 0.0) if named else None,
+            groups=options.groups,
+            departure=options.departure,
+            token_period=options.token_period,
+            kv_period=options.kv_period,
+            missed_ratio=float(missed_NL.mean()) if named else 0.0,
+            reload_s=float(np.mean(loads)),
+        )
+        return 1 / timing.token_s(max(round(steps), 1))
 
     def _stall_s(self, done: Pass) -> float:
         """How long decode steps waited for blocks: a layer for its last worker."""
@@ -297,61 +295,9 @@ class OdProgramme:
         )
 
 
-class _Serving:
-    """The events of one pass."""
-
-    def __init__(self, scheduler: Scheduler, asked, drill, failures):
-        self._scheduler, self._asked = scheduler, asked
-        self._drill, self._failures = drill, failures
-        self._by_id = {one.id: one for one in asked}
-        self._begun_s, self._generated = time.perf_counter(), 0
-        self._struck_s: float | None = None
-
-    def run(self) -> None:
-        """To the last token of the last request."""
-        for one in self._asked:
-            one.arrived_s = time.perf_counter()
-            one.at = MAIN - 1
-            arrays = {"prompt": np.array(one.prompt, np.int32)}
-            fields = {"id": one.id, "max_new_tokens": one.max_new_tokens}
-            self._scheduler.tell(MAIN - 1, "request", fields, arrays)
-        while not all(one.ended for one in self._asked):
-            event = self._scheduler.next_event(time.monotonic() + 1.0)
-            if event is None:
-                continue
-            if event.name == "token":
-                self._token(event.fields)
-            elif event.name == "failed":
-                self._by_id[event.fields["id"]].error = event.fields["error"]
-            elif event.name == "lost":
-                self._lost(event.fields["who"], event.fields["kind"])
-
-    def _token(self, fields: dict) -> None:
-        one, now_s = self._by_id[fields["id"]], time.perf_counter()
-        one.tokens.append(fields["token"])
-        one.times_s.append(now_s)
-        one.done = fields["done"]
-        self._generated += 1
-        for failure in self._failures:
-            if failure.resumed_s is None:
-                failure.resumed_s = now_s - self._begun_s
-        drill = self._drill
-        if drill is not None and self._generated >= drill.tokens:
-            self._drill, self._struck_s = None, now_s - self._begun_s
-            names = {name_of(n + 1): str(n) for n in self._scheduler.alive}
-            who = names.get(drill.who, drill.who)
-            self._scheduler.strike(dataclasses.replace(drill, who=who))
-
-    def _lost(self, who: int, kind: str) -> None:
-        if not self._scheduler.lose(who):
-            return
-        if not set(self._scheduler.alive) - {MAIN - 1, SHADOW - 1}:
-            raise NobodyLeft("all workers are lost; nothing can go on")
-        if who == MAIN - 1:
-            raise NobodyLeft("the main node is lost; nothing can go on")
-        now_s = time.perf_counter() - self._begun_s
-        kind = "dead" if kind == "dead" else "hung"
-        self._failures.append(Failure(who, kind, now_s, struck_s=self._struck_s))
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _show(name: str, one: Pass) -> None:

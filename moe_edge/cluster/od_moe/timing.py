@@ -2,15 +2,15 @@
 
 One layer after another: the main node's part, then its group's experts as soon as they
 are loaded. A group loads for its next layer once it has computed and the shadow has
-named the experts (OD-MoE, section 3.1; the departures as in `shadow_node.py`).
+named the experts, or the layer has chosen them (OD-MoE, section 3.1; the departures as
+in `shadow_node.py`).
 """
 
 import dataclasses
 
+from moe_edge.cluster.options import DEPARTURES
 from moe_edge.core.checks import ConfigError, check_count, check_from_zero, check_known
 from moe_edge.predict.shadow import is_due
-
-DEPARTURES = ("late", "speculative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Timing:
       shadow_s: t_shadow, a token of the shadow, which names layer by layer; None:
         nobody predicts, so a layer loads when it has chosen.
       groups: of workers.
-      departure: one of DEPARTURES.
+      departure: one of `options.DEPARTURES`.
       token_period, kv_period: of alignment; 0 for never.
       missed_ratio: share of layers with a misprediction.
       reload_s: how long such a layer loads what is missing.
@@ -75,8 +75,8 @@ class Timing:
                 count = token * self.layers + layer if self.rotates else layer
                 group = count % self.groups
                 chosen_s = now_s + self.main_s
-                known_s = chosen_s if named_s is None else named_s[layer]
-                # Who loads before the layer has chosen may also begin too late.
+                # A shadow that is slower than the model is of no use, and no harm.
+                known_s = chosen_s if named_s is None else min(named_s[layer], chosen_s)
                 loaded_s = max(known_s, free_s[group]) + self.load_s
                 now_s = max(chosen_s, loaded_s) + missed_s + self.worker_s
                 free_s[group] = now_s

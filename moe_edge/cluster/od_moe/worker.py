@@ -6,10 +6,9 @@ What was predicted for its group's next layer is loaded as soon as the slots are
 what is asked for and not there is loaded then, while the main node waits.
 """
 
-import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,78 +16,13 @@ from moe_edge.cluster.answers import Answers, part_of
 from moe_edge.cluster.holdings import BlockReader, Holdings
 from moe_edge.cluster.membership import compiled_is_kept
 from moe_edge.cluster.node import Node
+from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
 from moe_edge.cluster.programs import PlacedPrograms
 from moe_edge.cluster.transport import Call, Transport
-from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer_queue import TransferQueue
 
 ATTEMPTS = 16  # of a call: a call's version is count * ATTEMPTS + attempt
-
-
-class WorkerSlots:
-    """A few slots behind a link; what `Answers` computes from.
-
-    Attributes:
-      lock, array, nowhere: as in `Holdings`.
-    """
-
-    def __init__(self, store: HostStore, num_slots: int, link: Link):
-        self._slots = make_slots(num_slots, store.record_size, store.dtype)
-        self.lock, self.nowhere = threading.RLock(), num_slots
-        self.queue = TransferQueue(store, self._slots, link)
-        self._free = list(range(num_slots))
-        self._here: dict[tuple[int, int], Transfer] = {}
-
-    @property
-    def array(self):
-        return self._slots.array
-
-    @property
-    def cells(self) -> set[tuple[int, int]]:
-        """(layer, block) of all that has a slot."""
-        return set(self._here)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._slots.num_bytes
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def load(self, layer: int, block: int, cause: str) -> Transfer:
-        """Asks for a block; a slot must be free unless it is there or on its way."""
-        transfer = self._here.get((layer, block))
-        if transfer is None:
-            slot = self._free.pop()
-            transfer = self.queue.request(layer, block, slot, cause)
-            self._here[layer, block] = transfer
-        elif cause == "demand":
-            self.queue.promote(transfer)
-        return transfer
-
-    def release(self, keep: Collection[tuple[int, int]] = ()) -> None:
-        """Frees all slots but those of blocks to keep (layer, block)."""
-        gone = [cell for cell in self._here if cell not in keep]
-        if not gone:
-            return
-        self.queue.cancel_prefetches(
-            {t.key for cell, t in self._here.items() if cell in keep}
-        )
-        self.queue.wait([t for c in gone if (t := self._here[c]).state == "running"])
-        for cell in gone:
-            self._free.append(self._here.pop(cell).slot)
-
-    def slot_E(self, layer: int, num_experts: int) -> np.ndarray:
-        """int32 [E]: slots of a layer's blocks that have arrived or will."""
-        slot_E = np.full(num_experts, self.nowhere, np.int32)
-        for (own, block), transfer in self._here.items():
-            if own == layer:
-                slot_E[block] = transfer.slot
-        return slot_E
 
 
 class Worker:

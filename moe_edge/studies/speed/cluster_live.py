@@ -22,9 +22,9 @@ NOTICE_S = {"kill": 0.5, "stop": 3.0}
 DRILL_TOKENS = 40
 
 
-def prompts_file(settings: ClusterSettings, work_dir: Path) -> Path:
-    """Questions of a task family a server, always the same."""
-    path, count, lines = work_dir / "prompts.jsonl", settings.requests_per_server, []
+def prompts_file(work_dir: Path, count: int) -> Path:
+    """So many questions of a task family a server, always the same."""
+    path, lines = work_dir / "prompts.jsonl", []
     for server, family in enumerate(FAMILIES):
         made = examples(family, f"benchmark/cluster/{server}", count)
         for number, one in enumerate(made):
@@ -34,11 +34,16 @@ def prompts_file(settings: ClusterSettings, work_dir: Path) -> Path:
     return path
 
 
-def run(settings: ClusterSettings, work_dir: Path, name: str, **options):
-    """cluster.json of a live run and its folder; with `start_s`, until all compiled."""
+def run(settings: ClusterSettings, work_dir: Path, name: str, count=None, **options):
+    """cluster.json of a live run and its folder; with `start_s`, until all compiled.
+
+    Args:
+      count: requests of a server; None: as the settings say.
+    """
     folder, began_at = work_dir / "live" / name, time.time()
+    count = settings.requests_per_server if count is None else count
     given = {
-        "prompts": str(prompts_file(settings, work_dir)),
+        "prompts": str(prompts_file(work_dir, count)),
         "max_new_tokens": settings.new_tokens,
         "servers": len(FAMILIES),
         "methods": METHOD,
@@ -143,14 +148,18 @@ def token_times_ms(events, spans) -> tuple[list[float], list[float]]:
 
 
 def loss_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
-    """A server is killed, one is stopped; both runs started with a warm cache."""
+    """A server is killed, one is stopped; both runs started with a warm cache.
+
+    Each server has one request and takes turns with that of a lost one, which so waits
+    for nothing but its replay.
+    """
     del models
     rows, all_facts = [], []
     if not (work_dir / "live").exists():  # no other run has compiled yet
         run(settings, work_dir, "warm")
     for kind, limit_s in NOTICE_S.items():
         drill = f"{kind}:1@{DRILL_TOKENS}"
-        facts, _ = run(settings, work_dir, kind, drill=drill)
+        facts, _ = run(settings, work_dir, kind, 1, drill=drill, max_batch=2)
         all_facts.append(facts)
         if not facts["failures"]:
             raise MoeEdgeError(f"drill {drill} struck nobody; ask for more tokens")
@@ -161,7 +170,9 @@ def loss_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows
         more = {"lost_requests": facts["lost_requests"]}
         rows.append(make_row(f"{kind}, noticed", [noticed_s], "s", limit=limit_s))
         rows.append(
-            make_row(f"{kind}, next token", [resumed_s], "s", limit=RESUME_S, **more)
+            make_row(
+                f"{kind}, its request goes on", [resumed_s], "s", limit=RESUME_S, **more
+            )
         )
     started_s = [facts["start_s"] for facts in all_facts]
     start = make_row("start of four processes, warm", started_s, "s", limit=START_S)

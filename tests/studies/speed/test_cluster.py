@@ -69,7 +69,7 @@ def test_losses_count_from_the_strike_on(fake_live, tmp_path):
     ]
     assert rows["kill, noticed"]["ours"] == 0.25
     assert rows["kill, noticed"]["limit_fraction"] == 0.5
-    assert rows["stop, next token"]["ours"] == 1.0
+    assert rows["stop, its request goes on"]["ours"] == 1.0
     start = rows["start of four processes, warm"]
     assert start["ours"] == pytest.approx(15.0, abs=1.0) and start["bar"] == 30.0
 

@@ -1,0 +1,74 @@
+"""What a cluster asks of its checkpoint and placement, checked without JAX."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.checkpoint.manifest import MANIFEST_NAME
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError, MoeEdgeError
+from moe_edge.model.config import ModelConfig
+from moe_edge.place.plan import Placement
+
+
+def check_model(options: ClusterOptions, reader) -> None:
+    """Raises what the options and an open checkpoint have against each other.
+
+    Raises:
+      ConfigError: a dense model, or a placement that is of another cluster or cannot be
+        read. CapacityError: too few slots.
+    """
+    config = reader.config
+    if not config.moe_layers:
+        raise ConfigError(
+            f"{reader.path} is a dense model: there are no experts to place"
+        )
+    if options.mode == "prism":
+        options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+        if options.placement is not None and options.is_scheduler:
+            given_placement(options, config)
+
+
+def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
+    """The placement that `--placement` names.
+
+    Raises:
+      ConfigError: it cannot be read, or is of another cluster or model.
+      CapacityError: more blocks than slots, or a block that is nowhere.
+    """
+    stem, layers, experts = options.placement, config.moe_layers, config.moe.num_experts
+    try:
+        placement = Placement.load(stem)
+    except MoeEdgeError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--placement {stem} cannot be read: {type(error).__name__}: {error}; "
+            "expected the stem of a .npy and a .json of launch/place_experts.py"
+        ) from error
+    shape = options.servers, len(layers), experts
+    if placement.gpu_NLE.shape != shape:
+        raise ConfigError(
+            f"--placement {stem} has (servers, layers, experts) "
+            f"{placement.gpu_NLE.shape}, the cluster and the model ask for {shape}"
+        )
+    room_N = options.room_of(len(layers) * experts)
+    placement.check([np.array([n]) for n in room_N])
+    return placement
+
+
+def checkpoint_mark(path: str) -> str:
+    """What tells checkpoints apart: the stored hash, or one of sizes and beginnings."""
+    reader = open_checkpoint(path)
+    folder = Path(reader.path)
+    if (folder / MANIFEST_NAME).is_file():
+        return reader.content_sha256()
+    mark = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        if file.suffix in (".json", ".safetensors"):
+            with file.open("rb") as opened:
+                start = opened.read(1 << 20)
+            mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)
+    return mark.hexdigest()

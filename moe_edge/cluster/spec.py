@@ -1,0 +1,79 @@
+"""What the supervisor tells a process, and what a process says of itself."""
+
+import dataclasses
+import json
+import os
+import platform
+from pathlib import Path
+
+import jaxlib.version  # without JAX itself, which takes a second to load
+
+from moe_edge.cluster.model_checks import checkpoint_mark
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.transport import Address
+from moe_edge.cluster.wire import WIRE_VERSION
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What the supervisor tells its processes.
+
+    Attributes:
+      options: of the cluster.
+      folder: where the scheduler writes results.
+      secret: path of the secret's file.
+      hosts: of the processes started here, by number: the address to bind.
+      coordinator: HOST:PORT of the scheduler.
+      parent: pid of the supervisor.
+    """
+
+    options: ClusterOptions
+    folder: str
+    secret: str
+    hosts: dict[int, str]
+    coordinator: str
+    parent: int
+
+    def save(self, path: str | Path) -> None:
+        stored = dataclasses.asdict(self)
+        Path(path).write_text(json.dumps(stored), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Spec":
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored["options"] = ClusterOptions(**stored["options"])
+        stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}
+        return cls(**stored)
+
+    @property
+    def address(self) -> Address:
+        """Of the scheduler."""
+        host, _, port = self.coordinator.rpartition(":")
+        return Address(host, int(port), int(port))
+
+
+def began_file(spec: str | Path, number: int) -> Path:
+    """Beside the spec: there once a process is ready; its end is no refusal then."""
+    return Path(spec).with_name(f"began{number}")
+
+
+def facts_of(options: ClusterOptions) -> dict:
+    """What a process says of itself."""
+    return {
+        "wire": WIRE_VERSION,
+        "checkpoint": checkpoint_mark(options.checkpoint),
+        "options": options.shared,
+        "jaxlib": jaxlib.version.__version__,
+        "processor": processor(),
+        "instance": os.urandom(8).hex(),
+    }
+
+
+def processor() -> str:
+    """Name of this machine's processor; unlike ones may round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = (line.split(":", 1)[1] for line in lines if line.startswith("model"))
+        return " ".join(part.strip() for part in dict.fromkeys(named))
+    except OSError:
+        return platform.processor()

@@ -1,0 +1,37 @@
+"""Slots that placements may use, and what is refused."""
+
+import pytest
+
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.core.checks import CapacityError, ConfigError
+
+
+def options(**given) -> ClusterOptions:
+    return ClusterOptions(workload="words,words,words", **given)
+
+
+@pytest.mark.parametrize("period_s, spare", [(0.0, 1), (5.0, 2)])
+def test_placements_leave_a_slot_and_with_migration_two(period_s, spare):
+    given = options(slots="13,12,1", period_s=period_s)
+    assert given.slots_of(20) == [13, 12, 1]
+    assert given.room_of(20) == [13 - spare, 12 - spare, 0]
+    shared = options(period_s=period_s)
+    assert shared.slots_of(24) == [11 + spare] * 3  # 1.3 copies
+    assert shared.room_of(24) == [11] * 3
+
+
+@pytest.mark.parametrize(
+    "period_s, text",
+    [
+        (0.0, r"room for 24 blocks \(one slot of each server stays free\).* needs 25"),
+        (1.0, r"room for 21 blocks \(two slots of each server stay free\).* needs 25"),
+    ],
+)
+def test_less_than_one_copy_besides_free_slots_is_refused(period_s, text):
+    with pytest.raises(CapacityError, match=text):
+        options(slots="9,9,9", period_s=period_s).slots_of(25)
+
+
+def test_a_deadline_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="call_s must be positive, got 0.0"):
+        options(call_s=0.0)

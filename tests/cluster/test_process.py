@@ -1,0 +1,45 @@
+"""Exit codes of a process, and the port that it takes."""
+
+import os
+
+import pytest
+
+from moe_edge.cluster import process
+from moe_edge.cluster.membership import BELOW_EPHEMERAL, free_port
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.server import SchedulerLost
+from moe_edge.cluster.spec import Spec
+from moe_edge.core.checks import CapacityError
+
+
+@pytest.mark.parametrize(
+    "has_begun, error, code",
+    [
+        (False, CapacityError("too few slots"), 2),  # what it was given is bad
+        (True, CapacityError("no slot is free"), 1),  # a fault of its own
+        (True, SchedulerLost("it is dead"), 3),
+    ],
+)
+def test_errors_of_a_server_that_runs_are_not_bad_input(
+    has_begun, error, code, tmp_path, monkeypatch, capsys
+):
+    def run_server(spec, number, began):
+        if has_begun:
+            began.touch()
+        raise error
+
+    monkeypatch.setattr(process, "run_server", run_server)
+    monkeypatch.setattr(process, "die_with_parent", lambda parent: None)
+    options = ClusterOptions(workload="words,words,words")
+    where = {"folder": "", "secret": "", "hosts": {}, "coordinator": ""}
+    path = tmp_path / "spec.json"
+    Spec(options=options, parent=os.getpid(), **where).save(path)
+    assert process.main([str(path), "1"]) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_free_port_is_none_that_a_connection_gets_by_chance():
+    ports = {free_port("127.0.0.1") for _ in range(20)}
+    assert min(ports) >= BELOW_EPHEMERAL[0] and max(ports) < BELOW_EPHEMERAL[1]
+    with pytest.raises(OSError, match="address"):
+        free_port("192.0.2.1")

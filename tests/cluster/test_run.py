@@ -1,0 +1,216 @@
+"""Whole runs: supervisor, scheduler and servers as processes."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from moe_edge.cluster.run import run_cluster
+from moe_edge.engine.run_generate import run_generate
+from moe_edge.workload.cluster_run import locality
+from moe_edge.workload.cluster_run_reader import ClusterRun, read_facts
+from moe_edge.workload.trace_reader import read_trace
+from tests.support.live_run import unused_ports, wait_until
+
+NEW = 20
+SLOTS = "9,9,9"  # 24 - 3 places for 16 blocks
+
+
+def tokens_in(folder) -> dict[str, list[int]]:
+    lines = (folder / "generations.jsonl").read_text().splitlines()
+    return {row["id"]: row["tokens"] for row in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def of_one_machine(tiny, prompts, tmp_path_factory) -> dict[str, list[int]]:
+    folder = tmp_path_factory.mktemp("generate") / "o"
+    run_generate(
+        out_dir=str(folder),
+        checkpoint=tiny,
+        prompts=str(prompts),
+        max_new_tokens=NEW,
+        batch_size=1,
+    )
+    return tokens_in(folder)
+
+
+@pytest.fixture
+def serve(tiny, prompts, tmp_path):
+    """Runs a cluster of three servers in the test's folder: its summary."""
+
+    def run(**options) -> dict:
+        given = {"servers": 3, "slots": SLOTS, "max_new_tokens": NEW} | options
+        if "workload" not in given:
+            given["prompts"] = str(prompts)
+        return run_cluster(out_dir=str(tmp_path / "o"), checkpoint=str(tiny), **given)
+
+    return run
+
+
+def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path):
+    """Two methods in turn, blocks migrate over the network meanwhile."""
+    more = {"period_s": 0.05, "source": "network", "slots": "10,9,9"}
+    summary = serve(methods="optimal,greedy", **more)
+    folder = tmp_path / "o"
+    assert tokens_in(folder) == of_one_machine
+    assert summary["same_tokens"] and not summary["failures"]
+    assert (summary["lost_requests"], summary["compiled_after_warmup"]) == (0, 0)
+    facts = read_facts(folder)
+    assert facts.slots == [8, 7, 7]
+    for method in ("optimal", "greedy"):
+        row = summary["methods"][method]
+        trace = read_trace(folder / f"trace_{method}.csv.gz", facts.num_experts)
+        found = locality(trace, facts.chunk_tokens)
+        assert found.local_ratio == pytest.approx(row["local_ratio"])
+        assert found.remote_calls == row["remote_calls"] > 0
+        read = ClusterRun(folder).method(method)
+        moves = sum(len(change.moves) for change in read.changes)
+        assert moves == row["moved_blocks"]
+    assert sum(row["moved_blocks"] for row in summary["methods"].values()) > 0
+    logs = sorted(path.name for path in (folder / "logs").iterdir())
+    assert logs == ["scheduler.log", "server0.log", "server1.log", "server2.log"]
+
+
+def test_workload_of_task_families(serve, tmp_path):
+    more = {"requests_per_server": 1, "interval_s": 0.05, "output_tokens": 4}
+    summary = serve(workload="arithmetic,words,arithmetic", combine="partial", **more)
+    assert summary["lost_requests"] == 0
+    assert len(tokens_in(tmp_path / "o")) == 3
+
+
+@pytest.mark.parametrize("kind, limit_s", [("kill", 1.0), ("stop", 4.0)])
+def test_a_server_that_a_drill_strikes_is_replaced(
+    serve, of_one_machine, tmp_path, kind, limit_s
+):
+    summary = serve(drill=f"{kind}:0@10")
+    assert tokens_in(tmp_path / "o") == of_one_machine
+    (failure,) = summary["failures"]
+    assert (failure["server"], failure["kind"]) == (
+        0,
+        {"kill": "dead", "stop": "hung"}[kind],
+    )
+    assert failure["detected_s"] - failure["struck_s"] < limit_s
+    assert failure["resumed_s"] - failure["detected_s"] < 5.0
+    assert summary["lost_requests"] == 0
+
+
+def flags_of(tiny, prompts, **more) -> list[str]:
+    given = {"checkpoint": tiny, "servers": 2, "slots": "10,10", "out_dir": "o"}
+    if more.get("process_id", 0) == 0:
+        given["prompts"] = prompts
+    return [f"--{name}={value}" for name, value in (given | more).items()]
+
+
+def test_without_the_scheduler_all_end_with_code_3(start, tiny, prompts, tmp_path):
+    run = start(*flags_of(tiny, prompts, drill="kill:scheduler@10"))
+    run.wait_for("processes joined")
+    wait_until(lambda: 0 not in run.below())
+    seconds = wait_until(lambda: run.process.poll() is not None)
+    assert run.wait() == 3 and seconds < 5.0
+    assert run.errors == [
+        "error: scheduler was killed by signal 9; all its processes are ended"
+    ]
+    assert not run.below() and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_when_the_supervisor_ends_nothing_is_left(start, tiny, prompts, number, code):
+    run = start(*flags_of(tiny, prompts))
+    wait_until(lambda: len(run.below()) == 3 or run.process.poll() is not None)
+    os.kill(run.process.pid, number)
+    assert run.wait() == code, run.stderr
+    wait_until(lambda: not run.below(), 5.0)
+
+
+def test_a_server_that_dies_at_its_start_ends_the_run_at_once(start, tiny, prompts):
+    run = start(*flags_of(tiny, prompts))
+    wait_until(lambda: 2 in run.below())
+    os.kill(run.below()[2], signal.SIGKILL)
+    assert run.wait() == 3
+    assert run.errors[-1].startswith("error: server1 was killed by signal 9")
+    assert not run.below()
+
+
+def test_supervisors_of_several_machines_join(
+    start, tiny, prompts, of_one_machine, tmp_path, secret
+):
+    """Each has its own copy of the checkpoint; only the first knows the requests."""
+    copy = shutil.copytree(tiny, tmp_path / "copy")
+    where = {"coordinator": f"127.0.0.1:{unused_ports(1)[0]}", "secret_file": secret}
+    runs = [
+        start(
+            *flags_of(
+                tiny if number == 0 else copy,
+                prompts,
+                process_id=number,
+                max_new_tokens=NEW,
+                **where | {"out_dir": f"o{number}"},
+            )
+        )
+        for number in range(3)
+    ]
+    assert [run.wait() for run in runs] == [0, 0, 0], [run.stderr for run in runs]
+    assert tokens_in(tmp_path / "o0") == of_one_machine
+    assert runs[0].summary["lost_requests"] == 0
+    assert runs[1].summary == {"process_id": 1, "out_dir": "o1"}
+    assert (tmp_path / "o2" / "logs" / "server1.log").is_file()
+
+
+def test_who_does_not_fit_is_refused_and_the_others_wait_on(
+    start, tiny, prompts, tmp_path, secret
+):
+    where = {"coordinator": f"127.0.0.1:{unused_ports(1)[0]}", "secret_file": secret}
+    scheduler = start(
+        *flags_of(tiny, prompts, process_id=0, join_timeout_s=60, **where)
+    )
+    other = shutil.copytree(tiny, tmp_path / "other")
+    with (other / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another secret of the tests")
+    wrong.chmod(0o600)
+    where |= {"process_id": 2, "join_timeout_s": 30}
+    runs = {
+        "give all processes the same --secret_file": {"secret_file": wrong},
+        "process 2 has --slots 9,11, the scheduler 10,10": {"slots": "9,11"},
+        "process 2 has checkpoint ": {"checkpoint": other},
+    }
+    runs = {
+        text: start(*flags_of(tiny, prompts, **where | {"out_dir": f"o{i}"} | more))
+        for i, (text, more) in enumerate(runs.items())
+    }
+    for text, run in runs.items():
+        assert run.wait() == 2
+        assert len(run.errors) == 1 and text in run.errors[0]
+    assert scheduler.process.poll() is None and list(scheduler.below()) == [0]
+
+
+def test_who_is_missing_is_named(start, tiny, prompts, secret):
+    where = {"secret_file": secret, "join_timeout_s": 0.5}
+    ports = unused_ports(2)
+    runs = [
+        start(
+            *flags_of(
+                tiny,
+                prompts,
+                process_id=number,
+                coordinator=f"127.0.0.1:{port}",
+                **where | {"out_dir": f"o{number}"},
+            )
+        )
+        for number, port in enumerate(ports)
+    ]
+    assert [run.wait() for run in runs] == [2, 2]
+    assert runs[0].errors == [
+        "error: processes [1, 2] have not come within 0.5 s; start them, or raise "
+        "--join_timeout_s"
+    ]
+    assert runs[1].errors == [
+        f"error: no scheduler at 127.0.0.1:{ports[1]} within 0.5 s; is it running, and "
+        "is --coordinator its address?"
+    ]
