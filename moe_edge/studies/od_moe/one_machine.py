@@ -139,6 +139,8 @@ def findings(
         limits=[
             *study_cases.LIMITS[:2],
             "The shadow runs on the cores that run the model, before each token.",
+            "Other work ran on the machine: times differ from round to round, so read "
+            "ratios within rounds, and not ratios near 1.",
             study_cases.LIMITS[2],
         ],
         kind="emulated",

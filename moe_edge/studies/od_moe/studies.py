@@ -109,7 +109,7 @@ class OneMachineSettings(LinkSettings):
     """
 
     rules: ClassVar[Rules] = {**SHADOW_RULES, "link_factors": check_positive}
-    rounds: int = 4
+    rounds: int = 6
     precisions: Sequence[str] = ("int8", "nf4")
     budgets: Sequence[str] = ("50%", "75%")
     link_factors: Sequence[float] = (0.5, 2.0, 8.0)
