@@ -1,13 +1,17 @@
 """What a run of the cluster leaves: a row of the summary and files of each method."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moe_edge.cluster.asked import Asked
 from moe_edge.cluster.scheduler import MethodRun
+from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.events import Event, write_events
+from moe_edge.engine.prompts import Prompt, decode_after
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
     Served,
@@ -184,3 +188,27 @@ def write_method(
     trace = trace_of(run, num_experts, top_k)
     if trace is not None:
         write_trace(folder / method_file("trace", name), trace)
+
+
+def write_texts(
+    folder: Path,
+    asked: Sequence[Asked],
+    texts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    server: int | None = None,
+) -> None:
+    """`generations.jsonl`: a line a request, in order of arrival.
+
+    Args:
+      server: of all of them; None: each its home.
+    """
+    lines = []
+    for one, text in zip(asked, texts, strict=True):
+        completion = decode_after(tokenizer, list(one.prompt), one.tokens)
+        line = {"id": text.id, "text": completion, "tokens": one.tokens}
+        line["server"] = one.home if server is None else server
+        if one.error is not None:
+            line["error"] = one.error
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    path = folder / "generations.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")

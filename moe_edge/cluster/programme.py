@@ -1,7 +1,7 @@
 """What the scheduler does in a run: warm up, learn what is asked, serve."""
 
 import dataclasses
-import json
+import functools
 import time
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from moe_edge.cluster.calibrate import calibration_of
 from moe_edge.cluster.membership import Reception
 from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.outcome import summary_row, write_method
+from moe_edge.cluster.outcome import summary_row, write_method, write_texts
 from moe_edge.cluster.scheduler import MethodRun, Scheduler
 from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.wanted import Wanted, from_workload, wanted_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.prompts import decode_after
 from moe_edge.engine.session import PREFILL_CHUNK, bucket
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.presets import lan
@@ -103,7 +102,8 @@ class Programme:
             runs.append(run)
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
-        self._write_texts(tokens)
+        texts = self._wanted.texts
+        write_texts(self._folder, tokens.asked, texts, self._tokenizer)
         more = {
             "mode": options.mode,
             "options": dataclasses.asdict(options),
@@ -165,7 +165,7 @@ class Programme:
         options = self._options
         sizes = {(len(one.prompt), one.max_new_tokens) for one in self._wanted.asked}
         if options.prompts is None:
-            sizes |= {(len(one.prompt), 2) for one in self._sample().asked}
+            sizes |= {(len(one.prompt), 2) for one in self._sample.asked}
         arrays = {"sizes": np.array(sorted(sizes), np.int32)}
         self.scheduler.tell_all("warm", {}, arrays)
         return max(
@@ -173,6 +173,7 @@ class Programme:
             for fields in self.scheduler.wait_for_all("warm", WARM_S).values()
         )
 
+    @functools.cached_property
     def _sample(self) -> Wanted:
         """Other texts of the same families, for what placers are told first."""
         where = self._options, self._tokenizer, self._config.max_positions
@@ -186,7 +187,7 @@ class Programme:
         if options.prompts is not None:
             return uniform_NLE
         held_NLE = self._place("optimal", uniform_NLE).on_NLE
-        self.scheduler.run_method(held_NLE, self._sample().asked)
+        self.scheduler.run_method(held_NLE, self._sample.asked)
         counts_NLE = np.ones(uniform_NLE.shape)  # so that nothing is impossible
         for server in self.scheduler.alive:
             answer = self.scheduler.ask(server, "counts")
@@ -268,18 +269,3 @@ class Programme:
                 f"{self._options.method_names[0]} for {', '.join(other)}"
             )
         return not other
-
-    def _write_texts(self, run: MethodRun) -> None:
-        lines = []
-        for one, text in zip(run.asked, self._wanted.texts, strict=True):
-            line = {
-                "id": text.id,
-                "text": decode_after(self._tokenizer, list(one.prompt), one.tokens),
-                "tokens": one.tokens,
-                "server": one.home,
-            }
-            if one.error is not None:
-                line["error"] = one.error
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        path = self._folder / "generations.jsonl"
-        path.write_text("".join(lines), encoding="utf-8")

@@ -5,13 +5,14 @@ block any more) waits for the scheduler's next table and is made again as that s
 perhaps on this server itself. So a step ends with the same bits, whoever computed.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.answers import Answers
+from moe_edge.cluster.answers import Answers, part_of
 from moe_edge.cluster.ledger import Ledger
 from moe_edge.cluster.tables import HERE, Tables, View
 from moe_edge.cluster.transport import Call, PeerLost, Transport
@@ -218,17 +219,9 @@ class Remote:
             target_P = view.target_LE[call.layer][part.block_P]
             for server in np.unique(target_P).tolist():
                 mine = target_P == server
-                weight_P = None if call.weight_P is None else call.weight_P[mine]
-                some = Part(server, part.place_P[mine], part.token_T, *_of(part, mine))
-                again = Call(
-                    layer=call.layer,
-                    bucket=call.bucket,
-                    version=version,
-                    x_TD=call.x_TD,
-                    token_P=some.token_P.astype(np.uint16),
-                    block_P=some.block_P.astype(np.uint16),
-                    weight_P=weight_P,
-                )
+                again = dataclasses.replace(part_of(call, mine), version=version)
+                where = part.place_P[mine], part.token_T
+                some = Part(server, *where, again.token_P, again.block_P)
                 rows = self._rows(self._send(some, again), attempt)
                 if rows is None:
                     left.append((some, again))
@@ -247,7 +240,3 @@ class Remote:
             out_PD[part.token_T] += rows
         else:
             out_PD[part.place_P] = rows
-
-
-def _of(part: Part, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return part.token_P[mine], part.block_P[mine]

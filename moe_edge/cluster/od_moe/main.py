@@ -147,7 +147,7 @@ class MainNode(Node):
     def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
         if self._decodes:
             self._step_s.append(now_s - self._began_s)
-        self.tell("token", {"id": number, "token": token, "done": done, "at_s": now_s})
+        self.tell("token", {"id": number, "token": token, "done": done})
 
     def _failed(self, number: int, line: str) -> None:
         """A request ended by its own error, unless nobody is left to compute."""

@@ -6,7 +6,6 @@ says how long a load may last without a stall (`groups.longest_load_s`).
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from moe_edge.cluster.od_moe.passes import Pass, Serving
 from moe_edge.cluster.od_moe.roles import MAIN, SHADOW
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
+from moe_edge.cluster.outcome import served_rows, write_texts
 from moe_edge.cluster.scheduler import Scheduler
 from moe_edge.cluster.transport import Transport
 from moe_edge.cluster.wanted import from_prompts, from_workload
@@ -25,7 +25,6 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
-from moe_edge.engine.prompts import decode_after
 from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
@@ -264,22 +263,9 @@ class OdProgramme:
             actual_NLK=actual,
             predicted_NLK=predicted,
         )
-        from moe_edge.cluster.outcome import served_rows
-
         write_requests(folder / method_file("requests", "od_moe"), served_rows(done))
-        lines = []
-        for one, text in zip(done.asked, self._wanted.texts, strict=True):
-            line = {
-                "id": text.id,
-                "text": decode_after(self._tokenizer, list(one.prompt), one.tokens),
-                "tokens": one.tokens,
-                "server": 0,
-            }
-            if one.error is not None:
-                line["error"] = one.error
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        text = "".join(lines)
-        (folder / "generations.jsonl").write_text(text, encoding="utf-8")
+        texts = self._wanted.texts
+        write_texts(folder, done.asked, texts, self._tokenizer, server=MAIN - 1)
         write_json(
             folder / "cluster.json",
             {
