@@ -180,7 +180,7 @@ def test_a_server_without_its_scheduler_ends_in_the_midst_of_a_step():
         over.set()
         for each in cluster.servers:
             each.join()
-        assert time.monotonic() - started_s < 5.0
+        assert time.monotonic() - started_s < 9.0
         errors = [each.error for each in cluster.servers]
         assert all(isinstance(error, SchedulerLost) for error in errors)
         assert {error.exit_code for error in errors} == {3}
