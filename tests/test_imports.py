@@ -26,7 +26,10 @@ RESTRICTED = {
     ),
     "torch": ("moe_edge/studies/speed/peers.py",),
     "transformers": ("moe_edge/studies/speed/peers.py",),
-    "zmq": ("moe_edge/cluster/messages", "moe_edge/cluster/keys.py"),
+    "zmq": (
+        "moe_edge/cluster/transport/messages/",
+        "moe_edge/cluster/transport/keys.py",
+    ),
     "pickle": (),
 }
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from moe_edge.cluster.asked import Drill, parse_drill
 from moe_edge.cluster.od_moe.roles import name_of as role_name
+from moe_edge.cluster.scheduler.asked import Drill, parse_drill
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,

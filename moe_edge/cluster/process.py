@@ -19,8 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from moe_edge.cluster.keys import read_secret
-from moe_edge.cluster.membership import (
+from moe_edge.cluster.network.namespaces import DEVICE
+from moe_edge.cluster.node.membership import (
     SCHEDULER,
     free_port,
     initialise_jax,
@@ -28,12 +28,12 @@ from moe_edge.cluster.membership import (
     read_roster,
     say_hello,
 )
-from moe_edge.cluster.messages import MessagesTransport
-from moe_edge.cluster.namespaces import DEVICE
 from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.options import PRECISIONS
 from moe_edge.cluster.spec import Spec, began_file, facts_of
-from moe_edge.cluster.transport import Address, Transport
+from moe_edge.cluster.transport.base import Address, Transport
+from moe_edge.cluster.transport.keys import read_secret
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
@@ -136,7 +136,9 @@ def join(spec: Spec, number: int, began: Path) -> Joined:
     initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
     if options.transport == "jax":
-        from moe_edge.cluster.collectives import CollectivesTransport
+        from moe_edge.cluster.transport.collectives.transport import (
+            CollectivesTransport,
+        )
 
         transport = CollectivesTransport(transport)
     for process, address in read_roster(timeout_s).items():
@@ -148,7 +150,7 @@ def join(spec: Spec, number: int, began: Path) -> Joined:
 def run_server(spec: Spec, number: int, began: Path) -> None:
     """A server of Prism's: process `number` of 1 .. N."""
     joined = join(spec, number, began)
-    from moe_edge.cluster.server import FIRST, Server, ServerOptions
+    from moe_edge.cluster.prism.server import FIRST, Server, ServerOptions
 
     options, config = spec.options, joined.reader.config
     slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
@@ -205,8 +207,8 @@ def run_role(spec: Spec, number: int, began: Path) -> None:
             seed=options.seed,
         )
     else:
+        from moe_edge.cluster.node.programs import PlacedPrograms
         from moe_edge.cluster.od_moe.worker import Worker, WorkerNode
-        from moe_edge.cluster.programs import PlacedPrograms
         from moe_edge.offload.store import device_dtype
 
         programs = PlacedPrograms(config, device_dtype(reader.dtype))
@@ -217,11 +219,11 @@ def run_role(spec: Spec, number: int, began: Path) -> None:
 
 def run_scheduler(spec: Spec) -> None:
     """Process 0."""
-    from moe_edge.cluster.membership import Reception
+    from moe_edge.cluster.node.membership import Reception
 
     options, address = spec.options, spec.address
     if options.mode == "prism":
-        from moe_edge.cluster.programme import Programme
+        from moe_edge.cluster.prism.programme import Programme
     else:
         from moe_edge.cluster.od_moe.programme import OdProgramme as Programme
     started_s = time.perf_counter()

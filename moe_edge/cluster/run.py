@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.cluster.keys import new_secret, read_secret
-from moe_edge.cluster.membership import free_port
 from moe_edge.cluster.model_checks import check_model
-from moe_edge.cluster.namespaces import EmulatedNetwork, emulated_network
+from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
+from moe_edge.cluster.node.membership import free_port
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.scheduler.wanted import wanted_of
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
-from moe_edge.cluster.wanted import wanted_of
+from moe_edge.cluster.transport.keys import new_secret, read_secret
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, check_cores

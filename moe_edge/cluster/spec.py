@@ -10,8 +10,8 @@ import jaxlib.version  # without JAX itself, which takes a second to load
 
 from moe_edge.cluster.model_checks import checkpoint_mark
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.transport import Address
-from moe_edge.cluster.wire import WIRE_VERSION
+from moe_edge.cluster.transport.base import Address
+from moe_edge.cluster.transport.wire import WIRE_VERSION
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from moe_edge.cluster import process
-from moe_edge.cluster.membership import BELOW_EPHEMERAL, free_port
+from moe_edge.cluster.node.membership import BELOW_EPHEMERAL, free_port
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.server import SchedulerLost
+from moe_edge.cluster.prism.server import SchedulerLost
 from moe_edge.cluster.spec import Spec
 from moe_edge.core.checks import CapacityError
 

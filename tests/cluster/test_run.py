@@ -81,7 +81,9 @@ def test_workload_of_task_families(serve, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop"])
-def test_a_server_that_a_drill_strikes_is_replaced(serve, of_one_machine, tmp_path, kind):
+def test_a_server_that_a_drill_strikes_is_replaced(
+    serve, of_one_machine, tmp_path, kind
+):
     summary = serve(drill=f"{kind}:0@10")
     assert tokens_in(tmp_path / "o") == of_one_machine
     (failure,) = summary["failures"]

@@ -50,7 +50,7 @@ class Node:
     """Starts such a process; a context manager."""
 
     def __init__(self, peer: int, secret: bytes):
-        from moe_edge.cluster.transport import Address
+        from moe_edge.cluster.transport.base import Address
 
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(peer), secret.decode()],
@@ -74,7 +74,7 @@ class Node:
 
 def main() -> None:
     """Serves until standard input ends."""
-    from moe_edge.cluster.messages import MessagesTransport
+    from moe_edge.cluster.transport.messages.transport import MessagesTransport
 
     peer, secret = sys.argv[1:]
     with MessagesTransport(int(peer), secret.encode()) as transport:

@@ -51,7 +51,7 @@ def main() -> None:
     """One of the processes."""
     me, port, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    from moe_edge.cluster.messages import MessagesTransport
+    from moe_edge.cluster.transport.messages.transport import MessagesTransport
 
     messages = MessagesTransport(me, SECRET)
     fact = {"pid": os.getpid(), **vars(messages.address)}
@@ -64,8 +64,8 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", COUNT, me)
     jax.devices()
 
-    from moe_edge.cluster.collectives import CollectivesTransport
-    from moe_edge.cluster.transport import Address
+    from moe_edge.cluster.transport.base import Address
+    from moe_edge.cluster.transport.collectives.transport import CollectivesTransport
     from moe_edge.core.checks import ConfigError
     from tests.support.cluster_node import Handlers
 
@@ -105,7 +105,7 @@ def main() -> None:
 
 def make_call(layer=0, value=1.0, version=0, tokens=2, width=3, partial=False):
     """A call whose rows are `2 * value`."""
-    from moe_edge.cluster.transport import Call
+    from moe_edge.cluster.transport.base import Call
 
     pairs = np.arange(2 * tokens) // 2
     return Call(

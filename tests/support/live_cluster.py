@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from moe_edge.cluster.asked import Asked
-from moe_edge.cluster.membership import SCHEDULER
-from moe_edge.cluster.messages import MessagesTransport
-from moe_edge.cluster.scheduler import FIRST, MethodRun, Scheduler
-from moe_edge.cluster.server import Server, ServerOptions
+from moe_edge.cluster.node.membership import SCHEDULER
+from moe_edge.cluster.prism.server import Server, ServerOptions
+from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.scheduler import FIRST, MethodRun, Scheduler
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.engine.generate import generate
 from moe_edge.place.migrate import Decision
 from moe_edge.place.migration_policy import Proposal

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.membership import SCHEDULER
-from moe_edge.cluster.messages import MessagesTransport
+from moe_edge.cluster.node.membership import SCHEDULER
+from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.od_moe.groups import Groups, NoWorkers, slots_of
 from moe_edge.cluster.od_moe.main import MainNode
@@ -21,7 +21,7 @@ from moe_edge.cluster.od_moe.shadow_node import ShadowNode
 from moe_edge.cluster.od_moe.worker import Worker, WorkerNode
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.process import dense_weights
-from moe_edge.cluster.programs import PlacedPrograms
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine

@@ -4,14 +4,14 @@ import functools
 
 import numpy as np
 
-from moe_edge.cluster.answers import Answers
-from moe_edge.cluster.engine import PlacedEngine
-from moe_edge.cluster.holdings import BlockReader, Holdings
-from moe_edge.cluster.ledger import Ledger
-from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.remote import Remote
-from moe_edge.cluster.tables import Tables
-from moe_edge.cluster.transport import Call, PeerLost
+from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.engine import PlacedEngine
+from moe_edge.cluster.node.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.programs import PlacedPrograms
+from moe_edge.cluster.node.remote import Remote
+from moe_edge.cluster.node.tables import Tables
+from moe_edge.cluster.transport.base import Call, PeerLost
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.store import device_dtype
 from moe_edge.place.call_targets import call_targets

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.cluster.answers import Answers
-from moe_edge.cluster.ledger import Ledger
-from moe_edge.cluster.membership import compiled_is_kept
-from moe_edge.cluster.node import Node
+from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.membership import compiled_is_kept
+from moe_edge.cluster.node.programs import PlacedPrograms
+from moe_edge.cluster.node.remote import Remote
+from moe_edge.cluster.node.requests import Requests, ServedRequest
+from moe_edge.cluster.node.warm_up import warm_up
 from moe_edge.cluster.od_moe.groups import Groups, NoWorkers
 from moe_edge.cluster.od_moe.main_engine import Asked, MainEngine, ShadowLink
+from moe_edge.cluster.od_moe.node import Node
 from moe_edge.cluster.od_moe.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
-from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.remote import Remote
-from moe_edge.cluster.requests import Requests, ServedRequest
-from moe_edge.cluster.transport import Transport
-from moe_edge.cluster.warm_up import warm_up
+from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.programs import count_compiled
 from moe_edge.engine.session import capacity_for
 from moe_edge.engine.weights import Weights

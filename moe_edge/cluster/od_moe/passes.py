@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 
-from moe_edge.cluster.asked import Asked, Failure
 from moe_edge.cluster.od_moe.roles import MAIN, SHADOW, name_of
-from moe_edge.cluster.scheduler import NobodyLeft, Scheduler
+from moe_edge.cluster.scheduler.asked import Asked, Failure
+from moe_edge.cluster.scheduler.scheduler import NobodyLeft, Scheduler
 
 
 @dataclasses.dataclass

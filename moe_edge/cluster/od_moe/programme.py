@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.asked import Failure
-from moe_edge.cluster.membership import Reception
+from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
 from moe_edge.cluster.od_moe.passes import Pass, Serving
 from moe_edge.cluster.od_moe.roles import MAIN, SHADOW
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
-from moe_edge.cluster.outcome import served_rows, write_texts
-from moe_edge.cluster.scheduler import Scheduler
-from moe_edge.cluster.transport import Transport
-from moe_edge.cluster.wanted import from_prompts, from_workload
+from moe_edge.cluster.scheduler.asked import Failure
+from moe_edge.cluster.scheduler.outcome import served_rows, write_texts
+from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.scheduler.wanted import from_prompts, from_workload
+from moe_edge.cluster.transport.base import Transport
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError

@@ -11,11 +11,11 @@ import time
 import jax
 import numpy as np
 
-from moe_edge.cluster.membership import compiled_is_kept
-from moe_edge.cluster.node import Node
+from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.od_moe.groups import Groups
+from moe_edge.cluster.od_moe.node import Node
 from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN
-from moe_edge.cluster.transport import PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
 from moe_edge.engine.follower import Follower
 from moe_edge.engine.generate import shape_of
 from moe_edge.engine.shadow import ShadowEngine

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from moe_edge.cluster.answers import Answers, part_of
-from moe_edge.cluster.holdings import BlockReader, Holdings
-from moe_edge.cluster.membership import compiled_is_kept
-from moe_edge.cluster.node import Node
+from moe_edge.cluster.node.answers import Answers, part_of
+from moe_edge.cluster.node.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.membership import compiled_is_kept
+from moe_edge.cluster.node.programs import PlacedPrograms
+from moe_edge.cluster.od_moe.node import Node
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
-from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.transport import Call, Transport
+from moe_edge.cluster.transport.base import Call, Transport
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.store import HostStore
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.messages import MessagesTransport
-from moe_edge.cluster.namespaces import emulated_network
-from moe_edge.cluster.transport import Call
-from moe_edge.cluster.wire import Kind
+from moe_edge.cluster.network.namespaces import emulated_network
+from moe_edge.cluster.transport.base import Call
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.wire import Kind
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.answers import Answers
-from moe_edge.cluster.engine import PlacedEngine
-from moe_edge.cluster.holdings import BlockReader, Holdings
-from moe_edge.cluster.ledger import Ledger
+from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.engine import PlacedEngine
+from moe_edge.cluster.node.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.programs import PlacedPrograms
+from moe_edge.cluster.node.remote import Remote
+from moe_edge.cluster.node.tables import Tables
 from moe_edge.cluster.process import dense_weights
-from moe_edge.cluster.programs import PlacedPrograms
-from moe_edge.cluster.remote import Remote
-from moe_edge.cluster.tables import Tables
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.messages import MessagesTransport
-from moe_edge.cluster.transport import Address
+from moe_edge.cluster.transport.base import Address
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.core.checks import MoeEdgeError
 
 DEADLINE_S = 30.0
@@ -85,9 +85,9 @@ class Computing:
     """Answers calls and fetches from slots, and keeps how long it computed."""
 
     def __init__(self, checkpoint: str):
-        from moe_edge.cluster.answers import Answers
-        from moe_edge.cluster.holdings import BlockReader, Holdings
-        from moe_edge.cluster.programs import PlacedPrograms
+        from moe_edge.cluster.node.answers import Answers
+        from moe_edge.cluster.node.holdings import BlockReader, Holdings
+        from moe_edge.cluster.node.programs import PlacedPrograms
         from moe_edge.convert.open import open_checkpoint
 
         reader = open_checkpoint(checkpoint)

@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from moe_edge.cluster.answers import Answers
-from moe_edge.cluster.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.od_moe.worker import ATTEMPTS, Worker
-from moe_edge.cluster.transport import Call
+from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import RequestError
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import ALL, BF16

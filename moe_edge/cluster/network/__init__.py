@@ -1,0 +1,1 @@
+"""Slow networks on one machine, and what crosses an interface."""

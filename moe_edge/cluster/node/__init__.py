@@ -1,0 +1,1 @@
+"""What runs in every process that holds weights: engine, blocks, calls, answers."""

@@ -1,0 +1,82 @@
+"""Compiles all that a server may run, before anything is timed and without others.
+
+Every shape of prompt runs with all blocks here, with some elsewhere and with all
+elsewhere; this server answers its own calls, from one slot, so values mean nothing.
+"""
+
+import time
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.engine import PlacedEngine
+from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.remote import Outgoing, Remote
+from moe_edge.cluster.node.tables import HERE, Tables, View
+from moe_edge.engine.generate import next_token, shape_of
+from moe_edge.model.sampling import Sampling
+
+
+class _Rehearsal(Remote):
+    """Answers its own calls as if slot 0 held every block."""
+
+    def _rows(self, each: Outgoing) -> np.ndarray:
+        return self._answers.rehearse(each.call)
+
+
+def warm_up(
+    engine: PlacedEngine, answers: Answers, sizes: Iterable[tuple[int, int]]
+) -> float:
+    """Compiles what requests of these sizes need; returns its seconds.
+
+    Args:
+      sizes: (tokens of the prompt, most new tokens) of every request to come.
+    """
+    started_s, config = time.perf_counter(), engine.config
+    shape = config.num_layers, config.moe.num_experts
+    ledger, remote = Ledger(0, 1, shape), engine.remote
+    tables = Tables(0, engine.holdings)
+    rehearsal = _Rehearsal(0, None, answers, tables, ledger, partial=remote.partial)
+    actor = PlacedEngine(
+        engine.weights, engine.holdings, rehearsal, ledger, engine.programs
+    )
+    shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
+    keys_B, greedy = jax.random.split(jax.random.key(0), 1), Sampling()
+    for prompt, new in shapes.values():
+        for away_E in _distributions(shape[1]):
+            tables.view = _view(shape, away_E, engine.holdings.nowhere)
+            session = actor.new_session(1, prompt + new)
+            ledger.token(0, False)
+            logits = actor.prefill(session, [[0] * prompt])
+            for step in range(min(2, new - 1) + 1):
+                number = jax.device_put(np.int32(step))
+                token_B = next_token(logits, keys_B, number, greedy)
+                if step == min(2, new - 1):
+                    break
+                token_B = jax.device_put(np.asarray(token_B))
+                active_B = jax.device_put(np.ones(1, bool))
+                logits = actor.decode(session, token_B, active_B)
+            np.asarray(token_B)
+    return time.perf_counter() - started_s
+
+
+def _distributions(num_experts: int) -> list[np.ndarray]:
+    """Which blocks are elsewhere: none, half, all."""
+    return [
+        np.zeros(num_experts, bool),
+        np.arange(num_experts) % 2 == 1,
+        np.ones(num_experts, bool),
+    ]
+
+
+def _view(shape: tuple[int, int], away_E: np.ndarray, nowhere: int) -> View:
+    asked_E1 = np.append(np.where(away_E, 0, HERE), HERE).astype(np.int16)
+    slot_E1 = np.append(np.where(away_E, nowhere, 0), nowhere).astype(np.int32)
+    asked_LE, slot_LE = (
+        np.tile(asked_E1, (shape[0], 1)),
+        np.tile(slot_E1, (shape[0], 1)),
+    )
+    here_L = np.full(shape[0], not away_E.any())
+    return View(0, np.zeros_like(asked_LE), asked_LE, slot_LE, here_L)

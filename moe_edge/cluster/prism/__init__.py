@@ -1,0 +1,1 @@
+"""Prism (collaborative inference): servers, placement judged and migrated live."""

@@ -1,0 +1,214 @@
+"""What a run of the cluster leaves: a row of the summary and files of each method."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.scheduler import MethodRun
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.events import Event, write_events
+from moe_edge.engine.prompts import Prompt, decode_after
+from moe_edge.place.plan import Placement
+from moe_edge.workload.cluster_run import (
+    Served,
+    join_traces,
+    method_file,
+    write_migrations,
+    write_requests,
+)
+from moe_edge.workload.trace_writer import write_trace
+from moe_edge.workload.traces import ordered_trace
+
+# Columns of a server's calls (`Ledger.calls`).
+SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = range(
+    10
+)
+
+
+def served_rows(run: MethodRun) -> list[Served]:
+    """A line a request, times from its arrival."""
+    rows = []
+    for one in run.asked:
+        first = last = float("nan")
+        if one.done:
+            first = one.times_s[0] - one.arrived_s
+            last = one.times_s[-1] - one.arrived_s
+        rows.append(Served(one.home, one.domain, one.arrival_s, first, last))
+    return rows
+
+
+def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
+    """One method's numbers; keys: interfaces of the cluster."""
+    served = served_rows(run)
+    latency_R = np.array([row.latency_s for row in served])
+    server_R = np.array([row.server for row in served])
+    done_R = ~np.isnan(latency_R)
+    servers = len(run.keeper.held_NLE)
+    facts = [note for note, _ in run.notes.values()]
+    total = {
+        name: sum(note[name] for note in facts)
+        for name in ("states", "rows", "pairs", "local_pairs", "remote_blocks")
+    }
+    tokens = sum(len(one.tokens) for one in run.asked)
+    ended_s = max((one.times_s[-1] for one in run.asked if one.times_s), default=0.0)
+    by_server = [latency_R[done_R & (server_R == n)] for n in range(servers)]
+    return {
+        "latency_s_N": [float(m.mean()) if len(m) else None for m in by_server],
+        "mean_latency_s": float(latency_R[done_R].mean()) if done_R.any() else None,
+        "p95_latency_s": (
+            float(np.quantile(latency_R[done_R], 0.95)) if done_R.any() else None
+        ),
+        "local_ratio": total["local_pairs"] / total["pairs"]
+        if total["pairs"]
+        else None,
+        "remote_calls": total["remote_blocks"],
+        "tokens_per_s": tokens / (ended_s - run.begun_s) if tokens else 0.0,
+        "payload_bytes": payload_bytes(facts),
+        "activation_bytes": 4 * d_model * (total["states"] + total["rows"]),
+        "interface_bytes": interface_bytes(facts),
+        "call_overhead_s": call_overhead_s(run),
+        "migrations": sum(decision["adopt"] for decision in run.decisions),
+        "moved_blocks": run.keeper.moved,
+        "notes_missing": run.notes_missing,
+    }
+
+
+def payload_bytes(facts: Sequence[dict]) -> int:
+    """All that was handed to the transport for calls and their answers."""
+    from moe_edge.cluster.transport.wire import Kind
+
+    kinds = {int(Kind.CALL), int(Kind.ROWS)}
+    return sum(
+        size
+        for note in facts
+        for key, (_, size) in note["sent"].items()
+        if int(key.split(":")[1]) in kinds
+    )
+
+
+def interface_bytes(facts: Sequence[dict]) -> int | None:
+    """All that servers sent, headers of packets included; None if nobody counts it."""
+    counts = [note["interface"] for note in facts]
+    return None if not counts or None in counts else sum(counts)
+
+
+def call_overhead_s(run: MethodRun) -> float | None:
+    """Median of a decode call's duration minus the computation at its server.
+
+    Calls of one caller are answered in their order, so the n-th call to a server is the
+    n-th that it answered for this caller.
+    """
+    found = []
+    for caller, (_, arrays) in run.notes.items():
+        calls = arrays["calls"]
+        for callee, (_, theirs) in run.notes.items():
+            mine = calls[calls[:, CALLEE] == callee]
+            answered = theirs["answered"]
+            answered = answered[answered[:, 2] == caller]
+            if len(mine) == len(answered):
+                decode = mine[:, IN_DECODE] == 1
+                found.append((mine[:, DURATION] - answered[:, 1])[decode])
+    overheads = np.concatenate(found) if found else np.zeros(0)
+    return float(np.median(overheads)) if len(overheads) else None
+
+
+def trace_of(run: MethodRun, num_experts: int, top_k: int):
+    """The route trace of all servers, or None if nobody looked anything up."""
+    traces = []
+    for server, (_, arrays) in sorted(run.notes.items()):
+        rows = {
+            name.removeprefix("lookups_"): array
+            for name, array in arrays.items()
+            if name.startswith("lookups_")
+        }
+        if len(rows["step"]):
+            rows["server"] = np.full(len(rows["step"]), server, np.int32)
+            traces.append(ordered_trace(num_experts, top_k, **rows))
+    return join_traces(traces) if traces else None
+
+
+def events_of(run: MethodRun) -> list[Event]:
+    """Calls, migrations, failures and every token; seconds from the start of the run.
+
+    A token's event (`compute`, with its step) lasts from the one before it, or from the
+    request's arrival, until the scheduler knew it.
+    """
+    events = []
+    for one in run.asked:
+        last_s = one.arrived_s
+        for step, time_s in enumerate(one.times_s):
+            at = {"request": one.id, "step": step, "server": one.at}
+            events.append(Event(last_s - run.begun_s, time_s - last_s, "compute", **at))
+            last_s = time_s
+    for server, (_, arrays) in run.notes.items():
+        shift_s = run.offsets_s.get(server, 0.0) + run.begun_s
+        for call in arrays["calls"].tolist():
+            events.append(
+                Event(
+                    t_s=call[SENT] - shift_s,
+                    dur_s=call[DURATION],
+                    kind="call",
+                    request=int(call[REQUEST]),
+                    layer=int(call[LAYER]),
+                    server=int(call[CALLEE]),
+                    bytes=int(call[BYTES]),
+                )
+            )
+        for began_s, seconds, layer, block, _ in arrays["brought"].tolist():
+            events.append(
+                Event(
+                    t_s=began_s - shift_s,
+                    dur_s=seconds,
+                    kind="transfer",
+                    cause="migrate",
+                    layer=int(layer),
+                    expert=int(block),
+                    server=server,
+                )
+            )
+    for failure in run.failures:
+        events.append(Event(failure.detected_s, 0.0, "fail", server=failure.server))
+    return events
+
+
+def write_method(
+    folder: Path, name: str, run: MethodRun, num_experts: int, top_k: int
+) -> None:
+    """All files of one method."""
+    write_requests(folder / method_file("requests", name), served_rows(run))
+    placement = Placement(np.where(run.keeper.start_NLE, 0, -1))
+    placement.save(folder / method_file("placement", name), {"method": name})
+    changes = folder / method_file("migrations", name)
+    write_migrations(changes, run.keeper.changes)
+    write_events(folder / method_file("events", name), events_of(run))
+    trace = trace_of(run, num_experts, top_k)
+    if trace is not None:
+        write_trace(folder / method_file("trace", name), trace)
+
+
+def write_texts(
+    folder: Path,
+    asked: Sequence[Asked],
+    texts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    server: int | None = None,
+) -> None:
+    """`generations.jsonl`: a line a request, in order of arrival.
+
+    Args:
+      server: of all of them; None: each its home.
+    """
+    lines = []
+    for one, text in zip(asked, texts, strict=True):
+        completion = decode_after(tokenizer, list(one.prompt), one.tokens)
+        line = {"id": text.id, "text": completion, "tokens": one.tokens}
+        line["server"] = one.home if server is None else server
+        if one.error is not None:
+            line["error"] = one.error
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    path = folder / "generations.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")

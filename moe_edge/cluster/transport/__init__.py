@@ -1,0 +1,1 @@
+"""What carries calls, blocks and control between the processes of a cluster."""

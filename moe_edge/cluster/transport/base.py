@@ -1,0 +1,265 @@
+"""What carries calls, expert blocks and control between the cluster's processes.
+
+One interface, `Transport`; `messages/` and `collectives/` implement it. A process has a
+number, its `peer` number. It answers others by `Handlers`, in threads of the transport,
+in order; these never call others, so that no two processes can wait for each other.
+"""
+
+import abc
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from moe_edge.core.checks import MoeEdgeError
+
+LOSSES = {
+    "dead": "closed the connection",
+    "hung": "has not answered heartbeats",
+    "overdue": "has not answered in time",
+}
+
+
+class PeerLost(MoeEdgeError):
+    """A peer that cannot be waited for any longer.
+
+    Attributes:
+      peer: its number.
+      kind: one of LOSSES.
+    """
+
+    def __init__(self, peer: int, kind: str, text: str | None = None):
+        super().__init__(f"peer {peer} {text or LOSSES[kind]} ({kind})")
+        self.peer = peer
+        self.kind = kind
+
+
+class SecretRefused(PeerLost):
+    """A peer with which no handshake succeeds: its secret is another."""
+
+    def __init__(self, peer: int, address: "Address"):
+        where = f"{address.host}:{address.calls}"
+        super().__init__(
+            peer, "dead", f"at {where} refused the handshake; give all the same secret"
+        )
+
+
+class Refused(MoeEdgeError):
+    """What a peer answered instead of a result: the error of its handler."""
+
+    def __init__(self, peer: int, text: str):
+        super().__init__(f"peer {peer}: {text}")
+        self.peer = peer
+        self.text = text
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where a process listens."""
+
+    host: str
+    calls: int  # port of calls and control
+    blocks: int  # port of blocks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """Tokens for the experts that another process holds.
+
+    Attributes:
+      layer, bucket: where, and the padded number of tokens to compute with.
+      version: of the placement that the caller goes by.
+      x_TD: float32, C-contiguous; T <= 65536.
+      token_P: uint16, rows of x_TD, one a (token, block) pair.
+      block_P: uint16, the blocks.
+      weight_P: float32 where the callee adds a token's rows up (`partial`); None where
+        it returns one row a pair (`exact`).
+    """
+
+    layer: int
+    bucket: int
+    version: int
+    x_TD: np.ndarray
+    token_P: np.ndarray
+    block_P: np.ndarray
+    weight_P: np.ndarray | None = None
+
+
+class Handlers(Protocol):
+    """What a process answers. Received arrays are read-only views.
+
+    What a handler raises goes to the caller in one line (`Refused`).
+    """
+
+    def call(self, peer: int, call: Call) -> np.ndarray | None:
+        """float32 rows, rank 2, C-contiguous; None: a block is not here."""
+
+    def block(self, layer: int, block: int) -> np.ndarray | None:
+        """The record, C-contiguous, unchanged until the fetch ends; None: not here.
+
+        Asked once a fetch. Runs beside `call` and `control`, in another thread.
+        """
+
+    def control(
+        self, peer: int, name: str, fields: dict, arrays: dict[str, np.ndarray]
+    ) -> tuple[dict, dict[str, np.ndarray]]:
+        """Fields and arrays of the answer; nobody reads that of a `post`."""
+
+
+class Count(NamedTuple):
+    """Messages and their bytes, our headers included."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+class Traffic:
+    """What has passed between a process and its peers, by peer and kind of message."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts again from nothing."""
+        with self._lock:
+            self._sent: dict[tuple[int, int], list[int]] = {}
+            self._received: dict[tuple[int, int], list[int]] = {}
+
+    def add_sent(self, peer: int, kind: int, size_bytes: int) -> None:
+        """Counts a message on its way out."""
+        with self._lock:
+            _add(self._sent, (peer, kind), size_bytes)
+
+    def add_received(self, peer: int, kind: int, size_bytes: int) -> None:
+        """Counts a message that came in."""
+        with self._lock:
+            _add(self._received, (peer, kind), size_bytes)
+
+    def sent(self) -> dict[tuple[int, int], Count]:
+        """(peer, kind) -> messages and bytes handed to the transport."""
+        with self._lock:
+            return {key: Count(*count) for key, count in self._sent.items()}
+
+    def received(self) -> dict[tuple[int, int], Count]:
+        """(peer, kind) -> messages and bytes that came in."""
+        with self._lock:
+            return {key: Count(*count) for key, count in self._received.items()}
+
+
+def _add(counts: dict, key: tuple[int, int], size_bytes: int) -> None:
+    count = counts.get(key)
+    if count is None:
+        count = counts[key] = [0, 0]
+    count[0] += 1
+    count[1] += size_bytes
+
+
+class Transport(abc.ABC):
+    """Calls, blocks and control from one process to its peers.
+
+    `start` and `finish` belong to one thread, the engine's. All else may be called by
+    any thread but those that answer (`Handlers`), which never wait for a peer.
+
+    Attributes:
+      peer: own number.
+      address: where it listens.
+      traffic: what it has carried.
+      on_lost: called once for a lost peer with its number and "dead" or "hung", by a
+        thread of the transport; must return soon.
+    """
+
+    peer: int
+    address: Address
+    traffic: Traffic
+    on_lost: Callable[[int, str], None] | None = None
+
+    @abc.abstractmethod
+    def serve(self, handlers: Handlers) -> None:
+        """Begins to answer; messages that came before have waited."""
+
+    @abc.abstractmethod
+    def connect(self, peer: int, address: Address) -> None:
+        """Makes a peer known, instead of an earlier one of that number."""
+
+    @abc.abstractmethod
+    def disconnect(self, peer: int) -> None:
+        """Forgets a peer; what waits for it gets `PeerLost`, nothing is reported."""
+
+    @abc.abstractmethod
+    def start(self, peer: int, call: Call) -> int:
+        """Sends a call and returns at once.
+
+        Returns:
+          A ticket for `finish`.
+        Raises:
+          PeerLost: the peer is lost, or unknown.
+        """
+
+    @abc.abstractmethod
+    def finish(
+        self, tickets: Sequence[int], deadline_s: float
+    ) -> list[np.ndarray | None]:
+        """Waits for the answers of all tickets.
+
+        Where one fails, it raises at once; the other tickets, and a failed one's peers,
+        stay good. A ticket that is never collected is forgotten after some thousand
+        calls.
+
+        Returns:
+          float32 rows, or None where the peer no longer holds a block.
+        Raises:
+          PeerLost: a peer is lost, or has not answered after `deadline_s`.
+          Refused: the peer's handler raised.
+        """
+
+    @abc.abstractmethod
+    def fetch(
+        self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
+    ) -> bool:
+        """Copies a peer's block into `out` (C-contiguous, the size of the record).
+
+        Returns:
+          Whether the peer holds it; if not, `out` may be written in part.
+        Raises:
+          PeerLost, Refused: as `finish`.
+        """
+
+    @abc.abstractmethod
+    def control(
+        self,
+        peer: int,
+        name: str,
+        fields: dict | None = None,
+        arrays: dict[str, np.ndarray] | None = None,
+        deadline_s: float = 5.0,
+    ) -> tuple[dict, dict[str, np.ndarray]]:
+        """Asks a peer; in order with the posts to it.
+
+        Returns:
+          Fields and arrays of its answer.
+        Raises:
+          PeerLost, Refused: as `finish`.
+        """
+
+    @abc.abstractmethod
+    def post(
+        self,
+        peer: int,
+        name: str,
+        fields: dict | None = None,
+        arrays: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """Tells a peer without an answer; to a lost or unknown peer: nothing."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends all threads and connections; may be called again."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

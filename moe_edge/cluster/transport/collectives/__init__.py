@@ -1,0 +1,1 @@
+"""The transport `jax`: ppermute between two processes, blocks by pulls."""

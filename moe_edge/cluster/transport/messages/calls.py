@@ -1,0 +1,130 @@
+"""Calls of the engine's thread: it sends them and reads their rows itself.
+
+A thread of its own in between would cost two hand-overs a call.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import zmq
+
+from moe_edge.cluster.transport import wire
+from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Traffic
+from moe_edge.cluster.transport.messages.answer import ZERO_COPY_BYTES
+from moe_edge.cluster.transport.messages.link import Link, malformed, unexpected
+from moe_edge.cluster.transport.wire import Kind
+
+MAX_OPEN = 4096  # tickets not yet collected
+
+
+class Calls:
+    """Tickets of calls and their answers.
+
+    Args:
+      link: of a peer's number, or raises PeerLost.
+      lose: gives a link up.
+    """
+
+    def __init__(
+        self,
+        link: Callable[[int], Link],
+        lose: Callable[[Link, Callable[[], PeerLost]], None],
+        traffic: Traffic,
+    ):
+        self._link = link
+        self._lose = lose
+        self._traffic = traffic
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # held by who uses the call sockets
+        self._retired: list[zmq.Socket] = []  # for the lock's holder to close
+        self._open: dict[int, Link] = {}  # ticket -> who is to answer
+        self._answers: dict[int, np.ndarray | Refused | None] = {}
+
+    def start(self, peer: int, call: Call) -> int:
+        """As `Transport.start`."""
+        number = next(self._numbers)
+        frame = wire.encode_call(number, call)
+        with self._lock:
+            self._bury()
+            link = self._link(peer)
+            link.calls.send(frame, zmq.NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
+            self._open[number] = link
+            for tickets in (self._open, self._answers):
+                if len(tickets) > MAX_OPEN:
+                    del tickets[next(iter(tickets))]
+        self._traffic.add_sent(peer, Kind.CALL, len(frame))
+        return number
+
+    def finish(
+        self, tickets: Sequence[int], deadline_s: float
+    ) -> list[np.ndarray | None]:
+        """As `Transport.finish`."""
+        until_s = time.monotonic() + deadline_s
+        with self._lock:
+            self._bury()
+            for ticket in tickets:
+                while ticket not in self._answers:
+                    link = self._open[ticket]
+                    if link.lost is None and self._receive(link):
+                        continue
+                    self._check(tickets)
+                    if time.monotonic() > until_s:
+                        del self._open[ticket]
+                        raise PeerLost(link.peer, "overdue")
+                if isinstance(self._answers[ticket], Refused):
+                    raise self._answers.pop(ticket)
+            return [self._answers.pop(ticket) for ticket in tickets]
+
+    def retire(self, calls: zmq.Socket) -> None:
+        """Closes a call socket, or leaves that to who is using them (any thread)."""
+        self._retired.append(calls)
+        self.bury(0)
+
+    def bury(self, wait_s: float) -> None:
+        """Closes retired sockets, if the lock comes free within that time."""
+        if self._lock.acquire(timeout=wait_s):
+            try:
+                self._bury()
+            finally:
+                self._lock.release()
+
+    def _receive(self, link: Link) -> bool:
+        """Takes in one answer; False: none has come for a while."""
+        try:
+            frame = link.calls.recv()
+        except zmq.Again:
+            return False
+        try:
+            kind, _, number = wire.read_prefix(frame)
+            if kind == Kind.ROWS:
+                answer = wire.decode_rows(frame)
+            elif kind == Kind.NOT_HERE:
+                answer = None
+            elif kind == Kind.ON_ERROR:
+                answer = Refused(link.peer, wire.decode_text(frame))
+            else:
+                raise wire.WireError(unexpected(kind, frame))
+        except wire.WireError as error:
+            self._lose(link, malformed(link.peer, error))
+            return False
+        self._traffic.add_received(link.peer, kind, len(frame))
+        if self._open.get(number) is link:  # else it was overdue
+            del self._open[number]
+            self._answers[number] = answer
+        return True
+
+    def _check(self, tickets: Sequence[int]) -> None:
+        """Raises PeerLost for the first ticket of a lost peer; drops that peer's."""
+        for ticket in tickets:
+            link = self._open.get(ticket)
+            if link is not None and link.lost is not None:
+                self._open = {t: k for t, k in self._open.items() if k is not link}
+                link.check()
+
+    def _bury(self) -> None:
+        """Closes call sockets of lost peers."""
+        while self._retired:
+            self._retired.pop().close()

@@ -1,0 +1,234 @@
+"""The default transport: ZeroMQ over TCP, encrypted with keys from the shared secret.
+
+A process binds two ports, one for calls and control, one for blocks, so that calls
+never queue behind blocks. To each peer it has three connections: for the calls of
+the engine's thread (`messages_calls.py`), for control (`messages_watch.py`, which also
+notices lost peers) and for fetching blocks (`messages_fetch.py`). `messages_answer.py`
+answers.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import zmq
+
+from moe_edge.cluster.transport import wire
+from moe_edge.cluster.transport.base import (
+    Address,
+    Call,
+    Handlers,
+    PeerLost,
+    Traffic,
+    Transport,
+)
+from moe_edge.cluster.transport.messages.answer import (
+    Answering,
+    answer_blocks,
+    answer_calls,
+)
+from moe_edge.cluster.transport.messages.calls import Calls
+from moe_edge.cluster.transport.messages.delay import DelayLine
+from moe_edge.cluster.transport.messages.fetch import Fetcher
+from moe_edge.cluster.transport.messages.link import Link, monitored
+from moe_edge.cluster.transport.messages.sockets import LINGER_MS, Sockets, numeric_host
+from moe_edge.cluster.transport.messages.watch import Watch
+from moe_edge.cluster.transport.wire import Kind
+from moe_edge.cluster.transport.wire_control import encode_control
+from moe_edge.core.checks import ConfigError, check_count, check_from_zero
+
+END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behind
+
+_left_behind: list[zmq.Context] = []  # kept, as their end would wait for such threads
+
+
+class MessagesTransport(Transport):
+    """`Transport` by messages.
+
+    Args:
+      secret: shared by all (`keys.py`).
+      host: the address to bind, and that peers are told.
+      calls_port, blocks_port: 0 takes a free one.
+      delay_ms: emulated, one way, on what this process is sent and what it answers.
+      chunk_bytes, window: a block comes in pieces, this many asked for ahead.
+    Raises:
+      ConfigError: a port in use, a host that is not of this machine, a bad value.
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        calls_port: int = 0,
+        blocks_port: int = 0,
+        delay_ms: float = 0.0,
+        chunk_bytes: int = 1 << 16,
+        window: int = 2,
+    ):
+        check_from_zero("delay_ms", delay_ms)
+        check_count("window", window)
+        if not 0 < chunk_bytes <= wire.MAX_CHUNK_BYTES:
+            raise ConfigError(
+                f"chunk_bytes is {chunk_bytes}, expected 1 to {wire.MAX_CHUNK_BYTES}"
+            )
+        address = numeric_host(host)
+        self.peer = peer
+        self.traffic = Traffic()
+        self._delay_s = delay_ms / 1000
+        self._links: dict[int, Link] = {}
+        self._numbers = itertools.count(1)
+        self._routers: list[zmq.Socket] = []  # until `serve`
+        self._answering: list[Answering] = []
+        self._delays: list[DelayLine] = []
+        self._closing = threading.Lock()
+        self._closed = False
+        self._sockets = Sockets(peer, secret)
+        self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
+        lose = self._watch.lose
+        self._calls = Calls(self._link, lose, self.traffic)
+        self._fetcher = Fetcher(self._sockets, lose, self.traffic, chunk_bytes, window)
+        try:
+            ports = [self._bind(address, port) for port in (calls_port, blocks_port)]
+        except ConfigError:
+            self._watch.abandon()
+            self._sockets.context.destroy(linger=0)
+            raise
+        self.address = Address(host, *ports)
+        self._watch.start()
+
+    def serve(self, handlers: Handlers) -> None:
+        answers = answer_calls(handlers), answer_blocks(handlers)
+        for name, answer in zip(("calls", "blocks"), answers, strict=True):
+            socket = self._routers.pop(0)
+            if self._delay_s:
+                inside = self._sockets.pair(name, bind=True)
+                self._delays.append(DelayLine(socket, inside, self._delay_s))
+                socket = self._sockets.pair(name, bind=False)
+            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic)
+            self._answering.append(thread)
+        for thread in (*self._delays, *self._answering):
+            thread.start()
+
+    def connect(self, peer: int, address: Address) -> None:
+        self.disconnect(peer)
+        calls = self._sockets.dealer(b"c")
+        control = self._sockets.dealer(b"o", LINGER_MS)
+        link = Link(peer, address, calls, control, monitored(calls))
+        for socket in (calls, control):
+            socket.connect(f"tcp://{address.host}:{address.calls}")
+        self._links[peer] = link
+        self._watch.add(link)
+
+    def disconnect(self, peer: int) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._watch.forget(link)
+
+    def start(self, peer: int, call: Call) -> int:
+        return self._calls.start(peer, call)
+
+    def finish(
+        self, tickets: Sequence[int], deadline_s: float
+    ) -> list[np.ndarray | None]:
+        return self._calls.finish(tickets, deadline_s)
+
+    def fetch(
+        self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
+    ) -> bool:
+        number = next(self._numbers)
+        link = self._link(peer)
+        return self._fetcher.fetch(link, number, layer, block, out, deadline_s)
+
+    def control(
+        self,
+        peer: int,
+        name: str,
+        fields: dict | None = None,
+        arrays: dict[str, np.ndarray] | None = None,
+        deadline_s: float = 5.0,
+    ) -> tuple[dict, dict[str, np.ndarray]]:
+        def encode(number: int) -> bytes:
+            return encode_control(
+                Kind.CONTROL, number, name, fields or {}, arrays or {}
+            )
+
+        return self._watch.ask(self._link(peer), encode, deadline_s)
+
+    def post(
+        self,
+        peer: int,
+        name: str,
+        fields: dict | None = None,
+        arrays: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        frame = encode_control(Kind.POST, 0, name, fields or {}, arrays or {})
+        link = self._links.get(peer)
+        if link is not None:
+            self._watch.post(link, frame)
+
+    def close(self) -> None:
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
+        for peer in list(self._links):
+            self.disconnect(peer)
+        ended = []
+        for threads in (self._answering, self._delays):  # the last answers pass on
+            for thread in threads:
+                thread.stop()
+            ended += [_ended(thread, END_S) for thread in threads]
+        self._watch.stop()
+        until_s = time.monotonic() + END_S
+        while not _ended(self._watch, 0.01) and time.monotonic() < until_s:
+            self._calls.bury(0.01)  # `finish` gives up within a slice
+        if all(ended) and self._watch.clean:
+            self._sockets.context.destroy()
+        else:
+            _left_behind.append(self._sockets.context)
+
+    def _bind(self, host: str, port: int) -> int:
+        router, bound = self._sockets.router(host, port)
+        self._routers.append(router)
+        return bound
+
+    def _link(self, peer: int) -> Link:
+        """A peer's link.
+
+        Raises:
+          PeerLost: it is lost or unknown.
+        """
+        link = self._links.get(peer)
+        if link is None:
+            raise PeerLost(peer, "dead", "is not connected")
+        link.check()
+        return link
+
+    # The watch's thread.
+
+    def _report(self, link: Link) -> None:
+        if self.on_lost is not None:
+            self.on_lost(link.peer, link.lost().kind)
+
+    def _retire(self, link: Link) -> None:
+        """Closes the sockets of others, or leaves that to who is using them."""
+        self._calls.retire(link.calls)
+        if link.block_lock.acquire(blocking=False):
+            try:
+                if link.blocks is not None:
+                    link.blocks.close()
+            finally:
+                link.block_lock.release()
+
+
+def _ended(thread: threading.Thread, wait_s: float) -> bool:
+    """Whether a thread has ended, after waiting a while."""
+    if thread is threading.current_thread():
+        return False
+    thread.join(wait_s)
+    return not thread.is_alive()

@@ -1,0 +1,129 @@
+"""What all nodes of OD-MoE do with orders, losses and their own faults."""
+
+import threading
+
+import pytest
+
+from moe_edge.cluster.node.membership import SCHEDULER
+from moe_edge.cluster.od_moe.node import Node, NodeFault
+from moe_edge.cluster.od_moe.worker import WorkerNode
+from moe_edge.cluster.prism.server import SchedulerLost
+from moe_edge.core.checks import RequestError
+
+
+class Posts:
+    """A transport that keeps what is posted, and whom it forgets."""
+
+    def __init__(self):
+        self.told, self.forgotten = [], []
+
+    def post(self, peer, name, fields=None, arrays=None):
+        self.told.append((peer, name, fields))
+
+    def disconnect(self, peer):
+        self.forgotten.append(peer)
+
+
+class Counting(Node):
+    """Counts; dies of letters."""
+
+    def __init__(self):
+        super().__init__(4, Posts())
+        self.sum, self.lost = 0, []
+
+    def do_add(self, fields, arrays):
+        self.sum += 0 + fields["n"]
+
+    def do_notes(self, fields, arrays):
+        return {"sum": self.sum}, {}
+
+    def peer_lost(self, peer, kind):
+        self.lost.append((peer, kind))
+
+
+def told(node, *orders):
+    """Runs a node to its end with orders that are there already."""
+    for name, fields in orders:
+        node.control(SCHEDULER, name, fields, {})
+    thread = threading.Timer(0.05, lambda: node.control(SCHEDULER, "stop", {}, {}))
+    thread.start()
+    node.run()
+    thread.join()
+
+
+def test_orders_are_done_in_order_and_finish_is_confirmed():
+    node = Counting()
+    told(node, ("add", {"n": 2}), ("add", {"n": 3}), ("finish", {}))
+    assert node.sum == 5
+    assert node.transport.told == [(SCHEDULER, "finished", {"server": 3})]
+    assert node.control(SCHEDULER, "notes", {}, {}) == ({"sum": 5}, {})
+
+
+def test_unknown_order_is_refused_and_the_node_lives():
+    node = Counting()
+    with pytest.raises(RequestError, match="process 4 knows no order 'subtract'"):
+        node.control(SCHEDULER, "subtract", {}, {})
+    told(node, ("add", {"n": 2}))
+    assert node.sum == 2
+
+
+def test_fault_in_an_order_ends_the_node_with_one_line(capsys):
+    node = Counting()
+    with pytest.raises(
+        NodeFault, match="^process 4, add: TypeError: unsupp[^\n]*$"
+    ) as e:
+        told(node, ("add", {"n": "two"}))
+    assert e.value.exit_code == 1
+    assert "Traceback" in capsys.readouterr().err  # the log has more
+
+
+def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
+    node = Counting()
+    node.on_lost(2, "hung")
+    node.control(SCHEDULER, "lost", {"server": 4}, {})
+    assert node.lost == [(2, "hung"), (5, "dead")]
+    assert node.transport.forgotten == [5]
+    told(node)
+    node = Counting()
+    node.on_lost(SCHEDULER, "dead")
+    with pytest.raises(SchedulerLost, match="the scheduler is dead"):
+        node.run()
+
+
+class FaultyWorker:
+    """Fails as told."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def compute(self, call):
+        raise self.error
+
+    def expect(self, count, layer, experts):
+        raise self.error
+
+
+def test_fault_in_a_workers_answers_ends_it_but_a_bad_call_does_not(capsys):
+    node = WorkerNode(5, Posts(), FaultyWorker(RequestError("no such layer")))
+    with pytest.raises(RequestError, match="no such layer"):
+        node.call(1, None)
+    told(node)
+    fields = {"count": 1, "layer": 1, "experts": []}
+    for what, act in (
+        ("a call", lambda node: node.call(1, None)),
+        ("load", lambda node: node.control(2, "load", fields, {})),
+    ):
+        node = WorkerNode(5, Posts(), FaultyWorker(IndexError("pop\nfrom")))
+        line = f"^process 5, {what}: IndexError: pop from$"
+        with pytest.raises(NodeFault, match=line):  # whoever asked is told, too
+            act(node)
+        with pytest.raises(NodeFault, match=line):
+            node.run()
+
+
+@pytest.mark.parametrize("name", ["strike", "lost", "stop"])
+def test_orders_of_others_than_the_scheduler_are_refused(name):
+    node = Counting()
+    with pytest.raises(RequestError, match=f"process 3 says {name}"):
+        node.control(3, name, {"kind": "kill", "server": 1}, {})
+    assert not node.lost and not node.transport.forgotten

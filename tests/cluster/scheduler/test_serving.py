@@ -1,0 +1,364 @@
+"""Losses, slowness and errors while requests are served: tokens stay the same."""
+
+import dataclasses
+import functools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from moe_edge.cluster.node import remote
+from moe_edge.cluster.scheduler import scheduler
+from moe_edge.cluster.scheduler.asked import Drill, NobodyLeft
+from tests.support.live_cluster import (
+    BLOCKS,
+    SLOTS,
+    LiveCluster,
+    OnNth,
+    Wandering,
+    assert_tokens_of_one_machine,
+    random_held,
+    requests,
+)
+
+LENGTHS, NEW = (9, 16, 12, 5), 24
+
+
+def asked_of(servers: int):
+    return requests(LENGTHS, NEW, servers)
+
+
+def owned_by_one(servers: int) -> np.ndarray:
+    """bool [N, L, E]: every block once, equally shared."""
+    owner_LE = (np.arange(BLOCKS) * servers // BLOCKS).reshape(2, -1)
+    return owner_LE == np.arange(servers)[:, None, None]
+
+
+@pytest.mark.parametrize(
+    "way, name, count",
+    [
+        ("from", "token", 10),  # before any round
+        ("to", "bring", 2),  # blocks of a round are on their way
+        ("from", "arrived", 5),  # of some servers of a round
+        ("to", "table", 5),  # a table goes out
+        ("from", "confirmed", 7),  # by some
+        ("to", "drop", 3),  # by all
+    ],
+)
+def test_a_server_that_dies_around_a_migration_changes_no_token(way, name, count):
+    tables = [random_held(3, seed) for seed in range(4)]
+    with LiveCluster([SLOTS] * 3) as cluster:
+        cluster.scheduler.react = OnNth(way, name, count, lambda: cluster.kill(1))
+        run = cluster.run(tables[0], asked_of(3), policy=Wandering(tables, 0.02))
+        assert_tokens_of_one_machine(run.asked)
+        (failure,) = run.failures
+        assert (failure.server, failure.kind) == (1, "dead")
+        assert failure.resumed_s > failure.detected_s
+        assert run.keeper.moved and not run.keeper.degraded
+
+
+def test_a_moved_request_brings_the_tokens_that_it_has():
+    with LiveCluster([SLOTS] * 3) as cluster:
+        drill = Drill("kill", "1", 8)
+        run = cluster.run(random_held(3), asked_of(3), drill=drill)
+        assert_tokens_of_one_machine(run.asked)
+        moved = [one for one in run.asked if one.home == 1]
+        assert moved and all(one.at == 2 for one in moved)
+        talk = cluster.scheduler.talk
+        asked = [t for t in talk if t[:3] == ("to", 2, "request")]
+        known = [fields["known"] for *_, fields in asked if fields["id"] == moved[0].id]
+        told = [
+            fields["token"]
+            for way, server, name, fields in talk
+            if (way, server, name) == ("from", 1, "token")
+            and fields["id"] == moved[0].id
+        ]
+        assert known == [told] and 0 < len(told) < NEW
+        # Nobody told a known token again.
+        assert len(moved[0].times_s) == NEW
+        (failure,) = run.failures
+        assert failure.struck_s < failure.detected_s < failure.resumed_s
+        # Others' tokens in between do not count as its going on.
+        assert failure.resumed_s == moved[0].times_s[len(told)] - run.begun_s
+
+
+def test_blocks_of_a_dead_server_get_free_slots():
+    held_NLE = owned_by_one(3)
+    with LiveCluster([SLOTS] * 3) as cluster:
+        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", "0", 8))
+        assert_tokens_of_one_machine(run.asked)
+        first, second = run.keeper.changes
+        assert sorted(first.drops) == [
+            (0, *c) for c in np.argwhere(held_NLE[0]).tolist()
+        ]
+        assert sorted(m[1:] for m in second.moves) == [
+            d[1:] for d in sorted(first.drops)
+        ]
+        assert {m[0] for m in second.moves} == {1, 2} and not run.keeper.degraded
+        for one in cluster.servers[1:]:
+            there_LE = one.server.holdings.held_LE[1:]
+            np.testing.assert_array_equal(there_LE, run.keeper.held_NLE[one.me])
+
+
+def test_without_room_lost_blocks_are_read_for_each_call():
+    with LiveCluster([9, 9, 9]) as cluster:  # 8 blocks each, a spare slot
+        run = cluster.run(owned_by_one(3), asked_of(3), drill=Drill("kill", "0", 8))
+        assert_tokens_of_one_machine(run.asked)
+        assert len(run.keeper.degraded) == 8 and not run.keeper.moved
+        assert [run.notes[n][0]["most_used"] for n in (1, 2)] == [9, 9]
+
+
+def test_a_server_without_slots_asks_others_for_lost_blocks():
+    with LiveCluster([0, 13, 13]) as cluster:
+        held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
+        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", "1", 8))
+        assert_tokens_of_one_machine(run.asked)
+        assert len(run.keeper.degraded) == 12
+        assert run.notes[0][0]["local_pairs"] == 0
+
+
+@pytest.mark.parametrize("name, count", [("bring", 3), ("table", 4), ("drop", 1)])
+def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count):
+    """Who is in the midst of a step confirms nothing, so nothing may wait for that."""
+    start_NLE = owned_by_one(3)
+    goal_NLE = np.roll(start_NLE, 1, axis=0)
+    with LiveCluster([10, 10, 10], table_s=60.0) as cluster:
+        react = OnNth("to", name, count, lambda: cluster.kill(0))
+        cluster.scheduler.react = react
+        policy = Wandering([start_NLE, goal_NLE], 0.02)
+        run = cluster.run(start_NLE, asked_of(3), policy=policy)
+        assert_tokens_of_one_machine(run.asked)
+        assert react.left <= 0 and run.keeper.degraded
+        (failure,) = run.failures
+        assert failure.resumed_s - failure.detected_s < 30.0  # else table_s
+
+
+def test_servers_may_die_one_after_the_other():
+    with LiveCluster([SLOTS] * 4) as cluster:
+        kills = iter([2, 0, 3])
+        tokens = iter(range(1000))
+
+        def react(way, server, name, fields):
+            if (way, name) == ("from", "token") and next(tokens) in (8, 24, 40):
+                cluster.kill(next(kills))
+
+        cluster.scheduler.react = react
+        run = cluster.run(random_held(4, copies=0.2), asked_of(4))
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.server for f in run.failures] == [2, 0, 3]
+        assert {one.at for one in run.asked} == {1}
+        assert run.keeper.held_NLE[1].all() and not run.keeper.degraded
+
+
+def test_two_servers_may_die_at_once():
+    with LiveCluster([SLOTS] * 3) as cluster:
+
+        def kill():
+            cluster.kill(0)
+            cluster.kill(2)
+
+        cluster.scheduler.react = OnNth("from", "token", 8, kill)
+        run = cluster.run(random_held(3), asked_of(3))
+        assert_tokens_of_one_machine(run.asked)
+        assert sorted(f.server for f in run.failures) == [0, 2]
+
+
+def test_without_servers_the_run_ends_with_one_line():
+    with LiveCluster([SLOTS] * 2) as cluster:
+
+        def kill():
+            cluster.kill(0)
+            cluster.kill(1)
+
+        cluster.scheduler.react = OnNth("from", "token", 8, kill)
+        with pytest.raises(NobodyLeft, match="all servers are lost") as caught:
+            cluster.run(random_held(2), asked_of(2))
+        assert caught.value.exit_code == 3
+
+
+def test_without_slots_on_the_servers_left_the_run_ends_with_one_line():
+    with LiveCluster([0, SLOTS]) as cluster:
+        held_NLE = random_held(1)
+        held_NLE = np.concatenate([~held_NLE, held_NLE])
+        with pytest.raises(
+            NobodyLeft, match=r"servers \[0\] are left and have no slot"
+        ):
+            cluster.run(held_NLE, asked_of(2), drill=Drill("kill", "1", 8))
+
+
+def test_a_slow_server_is_asked_again_and_stays_on_the_list():
+    with LiveCluster([SLOTS] * 2, call_s=0.2) as cluster:
+        server = cluster.servers[1].server
+        compute, slow = server.call, iter([0.5, 0.5])
+
+        def call(peer, question):
+            time.sleep(next(slow, 0.0))
+            return compute(peer, question)
+
+        server.call = call
+        tables = [random_held(2, seed) for seed in range(3)]
+        run = cluster.run(tables[0], asked_of(2), policy=Wandering(tables, 0.02))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures
+        heard = [t for t in cluster.scheduler.talk if t[2] == "lost"]
+        assert {fields["kind"] for *_, fields in heard} == {"overdue"}
+
+
+def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
+    monkeypatch.setattr(scheduler, "SOON_S", 0.2)
+    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+        server = cluster.servers[1].server
+        compute = server.call
+
+        def call(peer, question):
+            time.sleep(0.3)
+            return compute(peer, question)
+
+        server.call = call
+        run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures and run.keeper.changes
+
+
+def test_a_call_that_is_never_answered_loses_the_server(monkeypatch):
+    monkeypatch.setattr(remote, "GROWTH", 1)
+    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+        stuck = threading.Event()
+        cluster.servers[1].server.call = lambda *_: stuck.wait()
+        run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
+        stuck.set()
+        assert_tokens_of_one_machine(run.asked)
+        assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
+
+
+def test_tokens_have_the_time_at_which_they_came():
+    with LiveCluster([SLOTS]) as cluster:
+        next_event = cluster.scheduler.next_event
+
+        def later(until_s):
+            event = next_event(until_s)
+            return event and event._replace(at_s=event.at_s + 1000)
+
+        cluster.scheduler.next_event = later
+        run = cluster.run(random_held(1), requests((5,), 4, 1))
+        assert all(t - run.begun_s > 1000 for t in run.asked[0].times_s)
+
+
+def test_blocks_that_do_not_come_are_read_from_the_own_checkpoint():
+    tables = [random_held(2, seed) for seed in range(3)]
+    with LiveCluster([SLOTS] * 2) as cluster:
+        for one in cluster.servers:
+            one.transport.fetch = lambda *_: False
+        policy = Wandering(tables, 0.02, source="network")
+        run = cluster.run(tables[0], asked_of(2), policy=policy)
+        assert_tokens_of_one_machine(run.asked)
+        assert run.keeper.moved
+        assert all((run.notes[n][1]["brought"][:, 4] == -1).all() for n in (0, 1))
+        for change in run.keeper.changes:
+            assert [m[0] for m in change.moves] == list(change.sources)
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": 0, "token": "one", "done": False}])
+def test_a_server_that_says_nonsense_is_lost(fields, capsys):
+    with LiveCluster([SLOTS] * 2) as cluster:
+        control = cluster.scheduler.control
+        nonsense = functools.partial(control, 1, "token", fields, {})
+        cluster.scheduler.react = OnNth("from", "token", 4, nonsense)
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.server for f in run.failures] == [0]
+        cluster.audit.expect = False
+    assert "server 0 says 'token'" in capsys.readouterr().err
+
+
+def test_notes_that_a_living_server_does_not_give_are_named(capsys):
+    with LiveCluster([SLOTS] * 2) as cluster:
+        server = cluster.servers[1].server
+        server._notes = lambda: {}["nothing"]
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        assert run.notes_missing == [1] and set(run.notes) == {0}
+    assert "servers [1] gave no notes" in capsys.readouterr().err
+
+
+def test_the_error_of_a_request_ends_that_request_only():
+    with LiveCluster([SLOTS] * 2) as cluster:
+        asked = asked_of(2)
+        asked[1] = dataclasses.replace(asked[1], max_new_tokens=5000)
+        asked[2] = dataclasses.replace(asked[2], prompt=(1, 999))
+        run = cluster.run(random_held(2), asked)
+        assert_tokens_of_one_machine([run.asked[0], run.asked[3]])
+        assert "exceed" in run.asked[1].error and "999" in run.asked[2].error
+        assert not any(one.done for one in run.asked[1:3]) and not run.failures
+
+
+def test_a_fault_in_a_request_ends_that_request_only(monkeypatch, capsys):
+    with LiveCluster([SLOTS] * 2) as cluster:
+        engine = cluster.servers[1].server.engine
+        prefill = engine.prefill
+
+        def broken(session, prompts):
+            if len(prompts[0]) == LENGTHS[1]:
+                raise RuntimeError("out of memory")
+            return prefill(session, prompts)
+
+        monkeypatch.setattr(engine, "prefill", broken)
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine([one for one in run.asked if one.id != 1])
+        assert run.asked[1].error == "RuntimeError: out of memory"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_requests_arrive_when_they_are_due():
+    with LiveCluster([SLOTS] * 2) as cluster:
+        asked = requests(LENGTHS, 4, 2, at_s=0.15)
+        run = cluster.run(random_held(2), asked)
+        assert_tokens_of_one_machine(run.asked)
+        late_s = [one.arrived_s - run.begun_s - one.arrival_s for one in run.asked]
+        assert min(late_s) >= 0
+
+
+def test_two_requests_take_turns():
+    with LiveCluster([SLOTS] * 2, max_batch=2) as cluster:
+        run = cluster.run(random_held(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        order = [
+            fields["id"]
+            for way, server, name, fields in cluster.scheduler.talk
+            if (way, server, name) == ("from", 0, "token")
+        ]
+        both = order[order.index(2) : -1]  # the first may begin alone
+        assert len(both) > NEW and set(both[::2]) == {2} and set(both[1::2]) == {0}
+
+
+def test_a_server_that_was_lost_before_the_run_is_known_to_it():
+    with LiveCluster([SLOTS] * 3) as cluster:
+        cluster.run(random_held(3), asked_of(3), drill=Drill("kill", "1", 80))
+        run = cluster.run(random_held(3, 1), asked_of(3))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures and not run.keeper.start_NLE[1].any()
+        assert run.keeper.start_NLE.any(axis=0).all() and not run.keeper.changes
+
+
+@pytest.mark.parametrize("heard", ["first", "last"])
+def test_a_server_that_dies_while_a_run_is_prepared_is_replaced(heard):
+    with LiveCluster([SLOTS] * 3) as cluster:
+        count = {"first": 1, "last": 3}[heard]
+        cluster.scheduler.react = OnNth("from", "ready", count, lambda: cluster.kill(1))
+        run = cluster.run(random_held(3), asked_of(3))
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.server for f in run.failures] == [1]
+
+
+def test_a_server_judged_lost_that_still_lives_ends():
+    with LiveCluster([SLOTS] * 2) as cluster:
+        lost = cluster.scheduler.on_lost
+        cluster.audit.expect = False
+        react = OnNth("from", "token", 8, lambda: lost(2, "hung"))
+        cluster.scheduler.react = react
+        run = cluster.run(random_held(2), asked_of(2))
+        cluster.servers[1].join()
+        assert cluster.servers[1].error is None
+        assert_tokens_of_one_machine(run.asked)
+        assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
