@@ -7,11 +7,12 @@ from typing import Any
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, interval_metric, metric
 from moe_edge.studies.od_moe.table2 import (
-    LEFT_OUT,
     RESIDENT,
     SAME_PROCESSES,
+    STAND_INS,
     Table2Settings,
     name_of,
+    ratio_name,
 )
 from moe_edge.studies.rounds import median_metric, median_panel, round_ratios
 from moe_edge.studies.study import median_and_spread
@@ -44,6 +45,7 @@ class Measured:
       texts: by (system, (tokens in, tokens out)), one a round.
       device_bytes: system -> role -> bytes of weights.
       fidelity: `Agreement` of every lossy system with the resident engine.
+      dropped: share of chosen experts that it left out, likewise.
       perplexity: of the resident engine and of all that give its tokens.
       expert_share: routed experts' bytes on shadow and workers over the model's.
       on_time: the check that nothing was compiled late.
@@ -53,6 +55,7 @@ class Measured:
     texts: Mapping[tuple[str, tuple[int, int]], Sequence[Text]]
     device_bytes: Mapping[str, Mapping[str, int]]
     fidelity: Mapping[str, Any]
+    dropped: Mapping[str, float]
     perplexity: float
     expert_share: float
     on_time: Mapping[str, bool]
@@ -104,20 +107,20 @@ def findings(settings: Table2Settings, found: Measured) -> Findings:
         if system != RESIDENT
     }
     own = [name_of(departure) for departure in settings.departures]
-    others = {system: decode[system] for system in LEFT_OUT}
+    others = {system: decode[system] for system in STAND_INS}
     mine, best = max(own, key=decode.get), max(others, key=others.get)
     whole = sum(found.device_bytes[RESIDENT].values())
     share = sum(found.device_bytes[own[0]].values()) / whole
     return Findings(
-        answer=f"{mine} decodes at {decode[mine]:.2f} of the resident speed with "
-        f"{share:.2f} of its bytes; of the peers with the same bytes and link {best} "
-        f"is fastest, at {others[best]:.2f}.",
-        details=[f"{peer} is run without {left}." for peer, left in LEFT_OUT.items()],
+        answer=f"{mine} decodes at {decode[mine]:.3f} of the resident engine's speed "
+        f"with {share:.2f} of its bytes; of the peers with the same bytes and link "
+        f"rate {best} is fastest, at {others[best]:.3f}.",
+        details=[f"{peer} is run without {left}." for peer, left in STAND_INS.items()],
         model=found.model,
         workload=found.workload,
         kind="emulated",
         metrics=metrics(settings, found),
-        baselines=[RESIDENT, *LEFT_OUT],
+        baselines=[RESIDENT, *STAND_INS],
         limits=[
             "OD-MoE's processes share two cores, which machines of their own would "
             "not; a peer has both for itself, and one link where OD-MoE has one a "
@@ -131,14 +134,14 @@ def findings(settings: Table2Settings, found: Measured) -> Findings:
         ],
         checks=checks(found, own),
         ours={
-            f"{system}: {measure} over resident": found.mean_over(system, measure)
-            for system in (*own, *LEFT_OUT)
+            ratio_name(system, measure): found.mean_over(system, measure)
             for measure in MEASURES
+            for system in (*own, *STAND_INS)
         }
         | {
-            f"{system}: bytes over resident": sum(held.values()) / whole
-            for system, held in found.device_bytes.items()
-            if system != RESIDENT
+            ratio_name(system, "bytes"): sum(found.device_bytes[system].values())
+            / whole
+            for system in (*own, *STAND_INS)
         },
         plot=lambda path: plot(path, settings, found),
         summary={"decode_over_resident": decode},
@@ -157,7 +160,7 @@ def checks(found: Measured, own: Sequence[str]) -> dict[str, bool]:
     checks = {
         "every lossless system gave the model's own tokens": all(same),
         "no peer holds more bytes than OD-MoE": all(
-            held[peer] <= held[own[0]] for peer in LEFT_OUT
+            held[peer] <= held[own[0]] for peer in STAND_INS
         ),
         "experts on shadow and workers: <= 1/3 of the model's bytes": (
             found.expert_share <= 1 / 3
@@ -193,6 +196,8 @@ def metrics(settings: Table2Settings, found: Measured) -> list[dict[str, Any]]:
             rows.append(metric(system, "perplexity", found.perplexity, "1"))
     for system, one in found.fidelity.items():
         rows.append(metric(system, "perplexity", one.perplexity, "1", one.tokens))
+        share = found.dropped[system]
+        rows.append(metric(system, "chosen experts dropped", share, "1", one.tokens))
         for name, value, interval in (
             ("perplexity ratio", one.perplexity_ratio, one.ratio_interval95),
             ("agreement", one.agreement, one.agreement_interval95),

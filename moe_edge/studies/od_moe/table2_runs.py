@@ -27,6 +27,7 @@ from moe_edge.studies.od_moe.live import run_od_moe
 from moe_edge.studies.od_moe.table2 import (
     RESIDENT,
     SAME_PROCESSES,
+    STAND_INS,
     Table2Settings,
     name_of,
     peers,
@@ -36,7 +37,6 @@ from moe_edge.studies.prompts import PromptPool, make_pool
 from moe_edge.studies.rounds import measure_rounds
 
 SPARE = 4  # prompts that are looked at for one that will do
-MAIN, SHADOW, WORKERS = "main (dense)", "shadow", "workers (slots)"
 Round = Mapping[int, list[int]]  # prompt of each length
 At = tuple[int, int]  # tokens in and out
 
@@ -160,22 +160,26 @@ class Table2:
         blocks = len(config.moe_layers) * config.moe.num_experts
         return blocks * store.block_bytes
 
-    def fidelity(self, engines: Mapping[str, LayeredEngine]) -> tuple[float, dict]:
-        """The resident engine's perplexity, and `Agreement` of what is lossy with it.
+    def fidelity(self, engines: Mapping[str, LayeredEngine]) -> dict:
+        """`Measured.fidelity`, `dropped` and `perplexity`.
 
-        Lossless engines give its tokens, which every text checks.
+        Lossless engines give the resident engine's tokens, which every text checks.
         """
         settings, bench = self.settings, self.bench
         length = settings.prompt_tokens + settings.new_tokens
         pool = make_pool(settings, bench.tokenizer, settings.fidelity_rows, length)
         rows = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
         own = score_batches(bench.resident, rows, 1)
-        found = {
-            name: compare(score_batches(engine, rows, 1), own)
-            for name, engine in engines.items()
-            if not engine.lossless
-        }
-        return compare(own, own).perplexity, found
+        fidelity, dropped = {}, {}
+        for name, engine in engines.items():
+            if engine.lossless:
+                continue
+            engine.reset_records()
+            fidelity[name] = compare(score_batches(engine, rows, 1), own)
+            counted = engine.report()
+            dropped[name] = counted["rerouted"] / counted["choices"]
+        perplexity = compare(own, own).perplexity
+        return {"fidelity": fidelity, "dropped": dropped, "perplexity": perplexity}
 
 
 def told(name: str, at: At, tokens_per_s: float) -> None:
@@ -199,24 +203,19 @@ def run(settings: Table2Settings) -> Findings:
         table.warm(here)
         measured = measure(table, here)
         texts = texts_by_system(measured, settings.departures)
-        perplexity, fidelity = table.fidelity(engines)
+        dense_bytes, block_bytes = bench.weights.num_bytes, bench.store.block_bytes
         device_bytes = {
-            RESIDENT: {MAIN: bench.weights.num_bytes, WORKERS: table.experts_bytes},
+            RESIDENT: roles(dense_bytes, 0, table.experts_bytes),
             **{name_of(departure): own_bytes for departure in settings.departures},
-            **{
-                name: {
-                    MAIN: bench.weights.num_bytes,
-                    WORKERS: engine.manager.spec.num_slots * bench.store.block_bytes,
-                }
-                for name, engine in engines.items()
-            },
         }
+        for name, engine in engines.items():
+            slots_bytes = engine.manager.spec.num_slots * block_bytes
+            device_bytes[name] = roles(dense_bytes, 0, slots_bytes)
         link = EmulatedLink(table.bytes_per_s).describe()
         found = Measured(
             texts=texts,
             device_bytes=device_bytes,
-            fidelity=fidelity,
-            perplexity=perplexity,
+            **table.fidelity(engines),
             expert_share=first["expert_bytes_share"],
             on_time=measured.checks(),
             model=bench.model,
@@ -228,11 +227,12 @@ def run(settings: Table2Settings) -> Findings:
 def by_role(device_bytes: Mapping[str, int]) -> dict[str, int]:
     """Bytes of a live run, all workers together."""
     workers = sum(n for who, n in device_bytes.items() if who.startswith("worker"))
-    return {
-        MAIN: device_bytes["main"],
-        SHADOW: device_bytes["shadow"],
-        WORKERS: workers,
-    }
+    return roles(device_bytes["main"], device_bytes["shadow"], workers)
+
+
+def roles(main: int, shadow: int, workers: int) -> dict[str, int]:
+    """Bytes by role, in the order of the table."""
+    return {"main (dense)": main, "shadow": shadow, "workers (slots)": workers}
 
 
 def measure(table: Table2, here: Mapping[str, Engine]):
@@ -248,7 +248,7 @@ def measure(table: Table2, here: Mapping[str, Engine]):
 
 
 def texts_by_system(measured, departures: Sequence[str]) -> dict:
-    """`Measured.texts`: live runs give two systems."""
+    """`Measured.texts`: live runs give two systems, which come behind the first."""
     texts: dict[tuple[str, At], list[Text]] = {}
     first = name_of(departures[0])
     for (system, at), found in measured.figures.items():
@@ -259,4 +259,5 @@ def texts_by_system(measured, departures: Sequence[str]) -> dict:
         texts[system, at] = list(own)
         if system == first:
             texts[SAME_PROCESSES, at] = list(resident)
-    return texts
+    order = [RESIDENT, *map(name_of, departures), SAME_PROCESSES, *STAND_INS]
+    return dict(sorted(texts.items(), key=lambda item: order.index(item[0][0])))

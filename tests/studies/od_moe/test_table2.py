@@ -6,9 +6,9 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.od_moe import table2_runs
 from moe_edge.studies.od_moe.table2 import (
-    LEFT_OUT,
     RESIDENT,
     SAME_PROCESSES,
+    STAND_INS,
     STUDY,
     Table2Settings,
     paper_ratios,
@@ -22,9 +22,9 @@ AT = (16, 64)
 OWN = "OD-MoE, speculative"
 
 
-def test_peers_are_those_whose_gaps_are_told():
+def test_peers_are_those_that_are_told():
     options = peers([[0, 1]], 2, 0.05)
-    assert list(options) == list(LEFT_OUT)
+    assert list(options) == list(STAND_INS)
     assert [name for name, one in options.items() if not one.lossless] == ["AdapMoE"]
 
 
@@ -38,12 +38,13 @@ def test_papers_averages_over_its_cached_model():
 def measured(**texts):
     """One round of each system; the peers hold 30 bytes, OD-MoE 31."""
     found = {RESIDENT: Text(1.0, 0.5), OWN: Text(2.0, 1.0), **texts}
-    found |= {SAME_PROCESSES: Text(2.0, 0.9)} | dict.fromkeys(LEFT_OUT, Text(2.0, 4.0))
+    found |= {SAME_PROCESSES: Text(2.0, 0.9)} | dict.fromkeys(STAND_INS, Text(2.0, 4.0))
     return Measured(
         texts={(system, AT): [one] for system, one in found.items()},
         device_bytes={RESIDENT: {"all": 90}, OWN: {"a": 1, "b": 30}}
-        | {peer: {"a": 1, "b": 29} for peer in LEFT_OUT},
+        | {peer: {"a": 1, "b": 29} for peer in STAND_INS},
         fidelity={},
+        dropped={},
         perplexity=3.0,
         expert_share=0.3,
         on_time={},
@@ -147,10 +148,11 @@ def test_study_writes_an_entry(settings, asked, tmp_path):
     assert values["OD-MoE, late", "decode, 8 in, 4 out"] == 50
     assert values[SAME_PROCESSES, "TTFT, 8 in, 4 out"] == pytest.approx(100)
     assert values["OD-MoE, late", "device bytes, in all"] == 126_000
-    for peer in LEFT_OUT:
+    for peer in STAND_INS:
         held = values[peer, "device bytes, in all"]
         assert 126_000 - 10_000 < held <= 126_000
     assert values["AdapMoE", "perplexity"] != values[RESIDENT, "perplexity"]
+    assert 0 < values["AdapMoE", "chosen experts dropped"] <= 0.5
     assert ("AdapMoE", "agreement") in values and ("HOBBIT", "agreement") not in values
 
 
