@@ -75,7 +75,7 @@ class MainNode(Node):
 
     def control(self, peer, name, fields, arrays):
         if name == "predicted":
-            self.engine.predicted[fields["count"]] = fields["experts"]
+            self.engine.predicted.update(enumerate(fields["experts"], fields["first"]))
             return {}, {}
         if name == "said":  # the shadow has said all: this comes behind it
             return {}, {}

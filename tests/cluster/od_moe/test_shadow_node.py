@@ -52,10 +52,10 @@ class Posts:
             self.shadow._attend()
         elif peer == MAIN:
             assert name == "predicted"
-            self.predicted[fields["count"]] = fields["experts"]
+            self.predicted.update(enumerate(fields["experts"], fields["first"]))
         elif name == "load":
-            where = fields["count"], fields["layer"], fields["experts"]
-            self.loads.append((peer - FIRST_WORKER, *where))
+            for where in fields["layers"]:
+                self.loads.append((peer - FIRST_WORKER, *where))
         elif name == "passed":
             self.passed.append((peer - FIRST_WORKER, fields["count"]))
 

@@ -35,16 +35,10 @@ def resident() -> Answers:
 
 @pytest.fixture
 def make():
-    made = []
-
     def worker(slots: int = 3) -> Worker:
-        one = Worker(StoreReader(CONFIG, dtype=DTYPE), programs_of(NAME, DTYPE), slots)
-        made.append(one)
-        return one
+        return Worker(StoreReader(CONFIG, dtype=DTYPE), programs_of(NAME, DTYPE), slots)
 
-    yield worker
-    for one in made:
-        one.close()
+    return worker
 
 
 def decode(count: int, blocks, layer: int = LAYER) -> Call:
