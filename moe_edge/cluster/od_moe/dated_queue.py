@@ -1,11 +1,13 @@
-"""The queue of a worker's blocks: copied when asked for, arrived when the link says so.
+"""The queue of a worker's blocks: they arrive when the link says so.
 
 Order and times are those of an emulated link (`offload/virtual_queue.py`), by the real
 clock and without a thread: on a machine that all processes share, a thread that wakes
-up for every block took more time than the copies.
+up for every block took more time than the copies. Copies are made when there is time
+(`copy`), at the latest when somebody waits for them.
 """
 
 import time
+from collections.abc import Iterable
 
 from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.link import EmulatedLink
@@ -26,6 +28,7 @@ class DatedQueue(VirtualQueue):
         link = EmulatedLink(bytes_per_s or 1e18)
         super().__init__(link, store.block_bytes, store.num_experts)
         self._store, self._slots = store, slots
+        self._uncopied: list[Transfer] = []
 
     @property
     def now_s(self) -> float:
@@ -40,10 +43,22 @@ class DatedQueue(VirtualQueue):
     def request(
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
     ) -> Transfer:
-        """As `BlockQueue.request`; the slot has the block when it returns."""
+        """As `BlockQueue.request`."""
         transfer = super().request(layer, expert, slot, cause, step)
-        self._slots.write(slot, self._store.record(layer, expert))
+        self._uncopied.append(transfer)
         return transfer
+
+    def copy(self) -> None:
+        """Puts what was asked for into the slots; its arrival is another matter."""
+        for transfer in self._uncopied:  # in order: a slot's last one stays
+            if transfer.state != "cancelled":
+                record_R = self._store.record(transfer.layer, transfer.expert)
+                self._slots.write(transfer.slot, record_R)
+        self._uncopied.clear()
+
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        self.copy()
+        return super().wait(transfers)
 
     def promote(self, transfer: Transfer) -> None:
         self.poll()  # what has begun by now is not overtaken
