@@ -28,10 +28,10 @@ class ClusterLost(MoeEdgeError):
 
 
 def _few_threads(processes: int) -> dict[str, str]:
-    """One thread of XLA's a process where processes are more than this machine's cores.
+    """A thread of XLA a process, where processes are more than this machine's cores.
 
-    They run at the same time, so more threads only wait for each other: OD-MoE's seven
-    on two cores took 1.6 times the processor time a token (docs/measurements.md).
+    Threads beyond the cores only wait for each other: OD-MoE's seven processes
+    on two cores took 1.3 times the processor time for a token (docs/measurements.md).
     """
     cores = len(os.sched_getaffinity(0))
     return {"NPROC": "1"} if processes > cores else {}
@@ -78,7 +78,7 @@ class Processes:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
-                    process_group=0,  # Ctrl-C is the supervisor's
+                    start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process
             if cores is not None:

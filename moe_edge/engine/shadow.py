@@ -97,7 +97,7 @@ class ShadowEngine(ResidentEngine):
         check_known("shadow precision", precision, PRECISIONS)
         self.precision = precision
         programs = programs or ShadowPrograms(weights.config, precision)
-        super().__init__(weights, layers_per_program=8, programs=programs)
+        super().__init__(weights, programs=programs)
 
     def _sibling(self, weights):
         programs = ShadowPrograms(weights.config, self.precision, self.programs.top)

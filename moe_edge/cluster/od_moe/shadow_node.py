@@ -190,7 +190,7 @@ class ShadowNode(Node):
         self._name(index, 0, [experts.tolist() for experts in some])
 
     def _name(self, index: int, place: int, chosen: list[list[int]]) -> None:
-        """Tells the experts of layers from a place on: main node, and workers' shares."""
+        """Names the experts of layers from a place on, to main node and workers."""
         first = (self._steps_before + index - 1) * len(self._layers) + place
         shares: dict[int, list] = {}
         for i, experts in enumerate(chosen):

@@ -47,7 +47,7 @@ class Posts:
         if peer == SHADOW:
             if "kv_start" in fields:
                 some = next(iter(arrays.values()))
-                self.kv.append((fields["kv_start"], some.shape[1]))
+                self.kv.append((fields["kv_start"], some.shape[2]))
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
