@@ -12,8 +12,8 @@ import numpy as np
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.tables import HERE, View
 from moe_edge.cluster.od_moe.groups import Groups
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.od_moe.worker import ATTEMPTS
+from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.session import Session
@@ -166,11 +166,7 @@ class ShadowLink:
             start_B = jax.device_put(np.array([start], np.int32))
             kv = self.read_kv(session.caches, start_B, count=count)
             kept = self._length if index == 1 else count
-            for layer, cache in enumerate(kv):
-                for name, array in cache.items():
-                    arrays[f"{layer}.{name}"] = np.ascontiguousarray(
-                        np.asarray(array)[:, :kept]
-                    )
+            arrays["kv"] = np.asarray(kv)[:, :, :kept]
             fields["kv_start"] = start
         self._post("token", fields, arrays)
 

@@ -12,8 +12,8 @@ import pytest
 
 from moe_edge.cluster.od_moe.groups import Groups
 from moe_edge.cluster.od_moe.main_engine import ShadowLink
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN, SHADOW
 from moe_edge.cluster.od_moe.shadow_node import ShadowNode
+from moe_edge.cluster.roles import FIRST_WORKER, MAIN, SHADOW
 from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import make_shadow
 from moe_edge.predict.shadow import Shadow
@@ -47,15 +47,15 @@ class Posts:
         if peer == SHADOW:
             if "kv_start" in fields:
                 some = next(iter(arrays.values()))
-                self.kv.append((fields["kv_start"], some.shape[1]))
+                self.kv.append((fields["kv_start"], some.shape[2]))
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
             assert name == "predicted"
-            self.predicted[fields["count"]] = fields["experts"]
+            self.predicted.update(enumerate(fields["experts"], fields["first"]))
         elif name == "load":
-            where = fields["count"], fields["layer"], fields["experts"]
-            self.loads.append((peer - FIRST_WORKER, *where))
+            for where in fields["layers"]:
+                self.loads.append((peer - FIRST_WORKER, *where))
         elif name == "passed":
             self.passed.append((peer - FIRST_WORKER, fields["count"]))
 
