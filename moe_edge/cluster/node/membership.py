@@ -12,8 +12,9 @@ import json
 import queue
 import random
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from moe_edge.cluster.roles import SCHEDULER
@@ -93,25 +94,51 @@ class Reception:
         return self.members
 
 
+class _Attempt:
+    """Holds back losses during a hello until it is known whether it succeeds."""
+
+    def __init__(self, on_lost: Callable[[int, str], None]):
+        self._on_lost, self._lock = on_lost, threading.Lock()
+        self._held: list[tuple[int, str]] | None = []
+
+    def __call__(self, peer: int, kind: str) -> None:
+        with self._lock:
+            if self._held is not None:
+                self._held.append((peer, kind))
+                return
+        self._on_lost(peer, kind)
+
+    def succeeded(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+        for loss in held:
+            self._on_lost(*loss)
+
+
 def say_hello(
     transport: Transport,
     coordinator: Address,
     facts: Mapping[str, Any],
     timeout_s: float,
+    on_lost: Callable[[int, str], None],
 ) -> None:
     """A server's side: returns once the scheduler has taken it in.
 
+    Args:
+      on_lost: is told of losses from then on, and of one meanwhile.
     Raises:
       ConfigError: the scheduler refuses it, or does not answer in time.
     """
     until_s = time.monotonic() + timeout_s
     where = f"{coordinator.host}:{coordinator.calls}"
     while True:
+        attempt = transport.on_lost = _Attempt(on_lost)
         transport.connect(SCHEDULER, coordinator)
         try:
             left_s = max(until_s - time.monotonic(), RETRY_S)
             deadline_s = min(left_s, HELLO_S)
             transport.control(SCHEDULER, "hello", dict(facts), deadline_s=deadline_s)
+            attempt.succeeded()
             return
         except Refused as error:
             raise ConfigError(error.text) from error

@@ -87,6 +87,18 @@ class Call:
     weight_P: np.ndarray | None = None
 
 
+class Answered(NamedTuple):
+    """What a call came back with.
+
+    Attributes:
+      rows: float32; None where the peer no longer holds a block.
+      at_s: when they came, by `time.perf_counter`.
+    """
+
+    rows: np.ndarray | None
+    at_s: float
+
+
 class Handlers(Protocol):
     """What a process answers. Received arrays are read-only views.
 
@@ -199,17 +211,13 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         """Waits for the answers of all tickets.
 
-        Where one fails, it raises at once; the other tickets, and a failed one's peers,
-        stay good. A ticket that is never collected is forgotten after some thousand
-        calls.
+        Meanwhile it takes in those of other tickets, too. Where one fails, it raises at
+        once; the other tickets, and a failed one's peers, stay good. A ticket that is
+        never collected is forgotten after some thousand calls.
 
-        Returns:
-          float32 rows, or None where the peer no longer holds a block.
         Raises:
           PeerLost: a peer is lost, or has not answered after `deadline_s`.
           Refused: the peer's handler raised.
