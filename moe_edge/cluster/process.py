@@ -17,13 +17,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from moe_edge.cluster.node.membership import (
     free_port,
     initialise_jax,
-    publish_roster,
-    read_roster,
     say_hello,
 )
 from moe_edge.cluster.roles import SCHEDULER
@@ -76,34 +73,6 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
     return MessagesTransport(number, secret, *where, delay_ms=options.delay_ms)
 
 
-@dataclasses.dataclass
-class Joined:
-    """A process that has joined: its transport, and the checkpoint's reader."""
-
-    transport: Transport
-    lobby: Lobby
-    reader: Any
-    began: Path
-
-    def become(self, node) -> None:
-        """From now on the node answers; the scheduler is told."""
-
-        def on_lost(peer: int, kind: str) -> None:
-            node.on_lost(peer, kind)
-            if peer == SCHEDULER:  # the main thread may be at something long
-                timer = threading.Timer(LEAVE_S, leave, (peer, kind))
-                timer.daemon = True
-                timer.start()
-
-        transport = self.transport
-        transport.on_lost, self.lobby.inner = on_lost, node
-        if not isinstance(transport, MessagesTransport):
-            self.lobby.inner = transport.answering(node)
-        self.began.touch()
-        self.transport.post(SCHEDULER, "there")
-        node.run()
-
-
 def leave(peer: int, kind: str) -> None:
     """Ends this process at once: it has lost another without which nothing goes on."""
     if peer == SCHEDULER:
@@ -111,9 +80,9 @@ def leave(peer: int, kind: str) -> None:
         os._exit(3)
 
 
-def join(spec: Spec, number: int, began: Path) -> Joined:
+def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
     """Says hello, waits for all others, and connects to them."""
-    options, lobby = spec.options, Lobby()
+    options = spec.options
     transport = transport_of(spec, number)
     transport.serve(lobby)
     facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
@@ -136,25 +105,39 @@ def join(spec: Spec, number: int, began: Path) -> Joined:
 
         transport = CollectivesTransport(transport)
         transport.on_lost = leave
-    for process, address in read_roster(timeout_s).items():
-        if process not in (SCHEDULER, number):
-            transport.connect(process, address)
-    return Joined(transport, lobby, open_checkpoint(options.checkpoint), began)
+    for process, where in welcome["roster"]:
+        if process != number:
+            transport.connect(process, Address(*where))
+    return transport
 
 
 def run_node(spec: Spec, number: int, began: Path) -> None:
     """All others than the scheduler."""
-    joined = join(spec, number, began)
-    where = number, spec.options, joined.transport
+    lobby = Lobby()
+    transport = join(spec, number, lobby)
+    reader = open_checkpoint(spec.options.checkpoint)
     if spec.options.mode == "prism":
         from moe_edge.cluster.prism.server import make_server
 
-        node = make_server(*where, joined.reader)
+        node = make_server(number, spec.options, transport, reader)
     else:
         from moe_edge.cluster.od_moe.nodes import Parts, make_node
 
-        node = make_node(*where, Parts(joined.reader))
-    joined.become(node)
+        node = make_node(number, spec.options, transport, Parts(reader))
+
+    def on_lost(peer: int, kind: str) -> None:
+        node.on_lost(peer, kind)
+        if peer == SCHEDULER:  # the main thread may be at something long
+            timer = threading.Timer(LEAVE_S, leave, (peer, kind))
+            timer.daemon = True
+            timer.start()
+
+    transport.on_lost, lobby.inner = on_lost, node
+    if not isinstance(transport, MessagesTransport):
+        lobby.inner = transport.answering(node)
+    began.touch()
+    transport.post(SCHEDULER, "there")
+    node.run()
 
 
 def run_scheduler(spec: Spec) -> None:
@@ -182,12 +165,12 @@ def run_scheduler(spec: Spec) -> None:
         os._exit(NobodyLeft.exit_code)
 
     transport.on_lost = on_lost
+    roster = [(n, dataclasses.astuple(where)) for n, where in addresses.items()]
     for process, where in addresses.items():
         transport.connect(process, where)
-        transport.post(process, "welcome", {"jax": jax_address})
+        transport.post(process, "welcome", {"jax": jax_address, "roster": roster})
     timeout_s = options.join_timeout_s
     initialise_jax(jax_address, options.processes, SCHEDULER, timeout_s)
-    publish_roster(addresses)
     import jax
 
     jax.local_devices()  # the servers' backends wait for that of every process

@@ -7,6 +7,7 @@ is: its transport closes without a word, and its thread ends.
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.roles import SCHEDULER
@@ -101,9 +102,9 @@ class LiveNodes:
         for one in self.live:
             if not one.killed:
                 one.join()
-        for one in self.live:
-            one.transport.close()
-        self.transport.close()
+        transports = [self.transport, *(one.transport for one in self.live)]
+        with ThreadPoolExecutor(len(transports)) as pool:  # each waits for its threads
+            list(pool.map(MessagesTransport.close, transports))
         if kind is None:
             self.check()
 

@@ -1,4 +1,4 @@
-"""How processes of a cluster find each other, before and through `jax.distributed`.
+"""How processes of a cluster find each other, before `jax.distributed`.
 
 `jax.distributed.initialize` ends a process without a word if another is missing. So all
 first say hello to the scheduler, over the transport and its secret: who they are, and
@@ -8,7 +8,6 @@ recoverability on, so that a server that dies later ends nobody else.
 
 import contextlib
 import errno
-import json
 import queue
 import random
 import socket
@@ -25,7 +24,6 @@ RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
-ROSTER_KEY = "moe_edge/roster"
 SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
 
@@ -184,13 +182,6 @@ def initialise_jax(coordinator: str, processes: int, process: int, timeout_s: fl
     )
 
 
-def key_value_store():
-    """Client of jax.distributed's store and barriers; JAX has no public name for it."""
-    from jax._src.distributed import global_state
-
-    return global_state.client
-
-
 @contextlib.contextmanager
 def compiled_is_kept() -> Iterator[None]:
     """What is compiled here goes into the compilation cache, if there is one.
@@ -206,20 +197,3 @@ def compiled_is_kept() -> Iterator[None]:
         yield
     finally:
         global_state.process_id = number
-
-
-def publish_roster(addresses: Mapping[int, Address]) -> None:
-    """The scheduler tells where everybody listens."""
-    stored = {str(n): [a.host, a.calls, a.blocks] for n, a in addresses.items()}
-    key_value_store().key_value_set(ROSTER_KEY, json.dumps(stored))
-
-
-def read_roster(timeout_s: float) -> dict[int, Address]:
-    """What `publish_roster` told."""
-    stored = key_value_store().blocking_key_value_get(ROSTER_KEY, int(1000 * timeout_s))
-    return {int(n): Address(*where) for n, where in json.loads(stored).items()}
-
-
-def meet(name: str, timeout_s: float) -> None:
-    """A barrier of all processes."""
-    key_value_store().wait_at_barrier(name, int(1000 * timeout_s))

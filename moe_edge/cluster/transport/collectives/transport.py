@@ -132,24 +132,11 @@ class CollectivesTransport(Transport):
         self.traffic.add_received(peer, Kind.CHUNK, out.nbytes)
         return True
 
-    def control(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-        deadline_s: float = 5.0,
-    ) -> tuple[dict, dict[str, np.ndarray]]:
-        return self._messages.control(peer, name, fields, arrays, deadline_s)
+    def control(self, *question, **more):
+        return self._messages.control(*question, **more)
 
-    def post(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-    ) -> None:
-        self._messages.post(peer, name, fields, arrays)
+    def post(self, *told, **more) -> None:
+        self._messages.post(*told, **more)
 
     def close(self) -> None:
         self._messages.close()
