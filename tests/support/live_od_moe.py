@@ -9,7 +9,6 @@ import numpy as np
 from moe_edge.cluster.od_moe.groups import NoWorkers
 from moe_edge.cluster.od_moe.nodes import Parts, make_node
 from moe_edge.cluster.od_moe.programme import OdProgramme
-from moe_edge.cluster.od_moe.worker import WorkerNode
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
@@ -97,12 +96,6 @@ class LiveOdMoe(LiveNodes):
 
     def kill(self, name: str) -> None:
         self.nodes[name].kill()
-
-    def __exit__(self, *what):
-        super().__exit__(*what)
-        for one in self.live:
-            if isinstance(one.node, WorkerNode):
-                one.node.worker.close()
 
     @property
     def errors(self) -> list[BaseException]:
