@@ -77,8 +77,16 @@ class LiveOdMoe(LiveNodes):
     @property
     def tokens(self) -> list[list[int]]:
         """Of every request, as written."""
+        return self._written("tokens")
+
+    @property
+    def servers(self) -> list[int]:
+        """Where each request came, as written."""
+        return self._written("server")
+
+    def _written(self, key: str) -> list:
         text = (self.folder / "generations.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line)["tokens"] for line in text.splitlines()]
+        return [json.loads(line)[key] for line in text.splitlines()]
 
     @property
     def wanted(self) -> list[list[int]]:

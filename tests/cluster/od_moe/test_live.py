@@ -7,12 +7,15 @@ from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.follower import Follower
 from moe_edge.predict.recall import recall, recall_by_index
+from moe_edge.workload.cluster_run_reader import read_requests
 
 
 def check(run, row):
     """What holds in every run."""
     assert run.tokens == run.wanted and row["same_tokens"]
     assert row["lost_requests"] == 0
+    homes = read_requests(run.folder / "requests_od_moe.csv")
+    assert {one.server for one in homes} == set(run.servers) == {0}  # the main node
     stored = run.predictions()
     actual, predicted = stored["actual_NLK"], stored["predicted_NLK"]
     steps = sum(len(tokens) - 1 for tokens in run.tokens)
