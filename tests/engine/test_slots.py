@@ -39,10 +39,10 @@ def test_tokens_in_company_are_those_alone_and_nothing_compiles(mode, name):
     slots.warm_up()
     compiled = slots.num_compiled()
     got = tokens_of(run(slots, ARRIVALS, leave=[("a", 7)]))
+    assert slots.num_compiled() == compiled
     for _, each in ARRIVALS:
         most = 7 if each.id == "a" else each.max_new_tokens
         assert got[each.id] == alone(name, each)[:most]
-    assert slots.num_compiled() == compiled
     assert len({tuple(tokens) for tokens in got.values()}) == len(ARRIVALS)
 
 
@@ -206,7 +206,11 @@ def test_bad_sizes_and_engines_of_one_sequence_are_refused():
     with layered() as traced, pytest.raises(ConfigError, match="a trace follows one"):
         RowSlots(traced, **SIZES)
     for mode in ("layered", "fused"):
-        options = OffloadOptions(device_memory="50%", mode=mode, eviction="lfu")
+        options = OffloadOptions(
+            device_memory="50%", mode=mode, eviction="static_prompt"
+        )
         with make_offloaded(StoreReader(GQA), options) as engine:
-            with pytest.raises(ConfigError, match="eviction policy lfu follows one"):
+            with pytest.raises(
+                ConfigError, match="eviction policy static_prompt follows one"
+            ):
                 RowSlots(engine, **SIZES)
