@@ -169,7 +169,9 @@ class LayeredEngine(Engine):
         """
         session = super().new_session(batch, capacity)
         sessions = self._turn.sessions
-        if not sessions:
+        if sessions:
+            self.manager.queue.wait([])  # raises what its thread died of
+        else:
             self.manager.drain()
         sessions.add(session)
         self.manager.finish_sequences({n for each in sessions for n in each.sequences})
