@@ -13,6 +13,18 @@ ORDER = (
     "simulate planner metrics studies"
 ).split()
 
+# The same within cluster/, of folders and of the files beside them. Those of one line
+# never import each other, but for its files.
+CLUSTER_ORDER = (
+    ("transport", "network"),
+    ("drills", "roles", "options", "model_checks", "spec"),
+    ("node",),
+    ("scheduler",),
+    ("prism", "od_moe"),
+    ("supervisor", "process", "run"),
+)
+CLUSTER_FILES = CLUSTER_ORDER[1] + CLUSTER_ORDER[-1]
+
 # Tables of names, which import what is asked for only.
 LAZY = ("moe_edge/configurables.py", "moe_edge/studies/registry.py")
 
@@ -59,6 +71,21 @@ def order_violations(folder: str, modules: list[str]) -> list[str]:
     return bad
 
 
+def cluster_violations(part: str, modules: list[str]) -> list[str]:
+    """The imports of a folder or file of cluster/ that point forwards or sideways."""
+    rank = {name: i for i, line in enumerate(CLUSTER_ORDER) for name in line}
+    bad = []
+    for module in modules:
+        parts = module.split(".")
+        if parts[:2] != ["moe_edge", "cluster"] or parts[2] == part:
+            continue
+        above = rank[parts[2]] > rank[part]
+        beside = rank[parts[2]] == rank[part] and part not in CLUSTER_FILES
+        if above or beside:
+            bad.append(module)
+    return bad
+
+
 def source_files() -> list[Path]:
     return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "launch").rglob("*.py")])
 
@@ -71,6 +98,9 @@ def import_faults(path: Path) -> list[str]:
     if relative.startswith("moe_edge/"):
         if path.parent != PACKAGE:
             faults += order_violations(path.relative_to(PACKAGE).parts[0], modules)
+        if relative.startswith("moe_edge/cluster/") and path.name != "__init__.py":
+            part = path.relative_to(PACKAGE / "cluster").parts[0].removesuffix(".py")
+            faults += cluster_violations(part, modules)
         # configurables.py imports everything: importing it would undo the order.
         upwards = ("launch", "importlib", "moe_edge.configurables")
         if relative in LAZY:
@@ -95,3 +125,18 @@ def test_order_names_every_folder():
 def test_order_violations_forward_import_is_found():
     assert order_violations("model", ["moe_edge.engine.resident"]) != []
     assert order_violations("engine", ["moe_edge.model.router.Router"]) == []
+
+
+def test_cluster_order_names_every_folder_and_file():
+    parts = {p.stem for p in (PACKAGE / "cluster").iterdir() if p.stem[:2] != "__"}
+    assert parts == {name for line in CLUSTER_ORDER for name in line}
+
+
+def test_cluster_violations_forward_and_sideways_imports_are_found():
+    table = "moe_edge.cluster.prism.table_keeper.TableKeeper"
+    for part in ("transport", "options", "node", "scheduler", "od_moe"):
+        assert cluster_violations(part, [table]) == [table]
+    for part in ("prism", "process"):
+        assert cluster_violations(part, [table]) == []
+    assert cluster_violations("spec", ["moe_edge.cluster.options.ClusterOptions"]) == []
+    assert cluster_violations("network", ["moe_edge.cluster.transport.base"]) != []

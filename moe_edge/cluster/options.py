@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from moe_edge.cluster.od_moe.roles import name_of as role_name
-from moe_edge.cluster.scheduler.asked import Drill, parse_drill
+from moe_edge.cluster import roles
+from moe_edge.cluster.drills import Drill, parse_drill
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
@@ -234,11 +234,7 @@ class ClusterOptions:
 
     def name_of(self, process: int) -> str:
         """Of a process: in logs, namespaces and drills."""
-        if process == 0:
-            return "scheduler"
-        if self.mode == "prism":
-            return f"server{process - 1}"
-        return role_name(process)
+        return roles.name_of(self.mode, process)
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
@@ -269,10 +265,10 @@ class ClusterOptions:
         """The drill, or None."""
         if self.drill is None:
             return None
-        known = [str(n) for n in range(self.servers)]
+        known = {str(n): n for n in range(self.servers)}
         if self.mode == "od_moe":
-            known = [role_name(n) for n in range(1, self.processes)]
-        return parse_drill(self.drill, [*known, "scheduler"])
+            known = {self.name_of(n + 1): n for n in range(self.processes - 1)}
+        return parse_drill(self.drill, known | {"scheduler": None})
 
     def slots_of(self, num_blocks: int) -> list[int]:
         """Blocks that each server may hold.

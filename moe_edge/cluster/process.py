@@ -21,15 +21,14 @@ from typing import Any
 
 from moe_edge.cluster.network.namespaces import DEVICE
 from moe_edge.cluster.node.membership import (
-    SCHEDULER,
     free_port,
     initialise_jax,
     publish_roster,
     read_roster,
     say_hello,
 )
-from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.options import PRECISIONS
+from moe_edge.cluster.roles import FIRST, MAIN, SCHEDULER, SHADOW
 from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport.base import Address, Transport
 from moe_edge.cluster.transport.keys import read_secret
@@ -150,7 +149,7 @@ def join(spec: Spec, number: int, began: Path) -> Joined:
 def run_server(spec: Spec, number: int, began: Path) -> None:
     """A server of Prism's: process `number` of 1 .. N."""
     joined = join(spec, number, began)
-    from moe_edge.cluster.prism.server import FIRST, Server, ServerOptions
+    from moe_edge.cluster.prism.server import Server, ServerOptions
 
     options, config = spec.options, joined.reader.config
     slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
@@ -187,12 +186,12 @@ def run_role(spec: Spec, number: int, began: Path) -> None:
     periods = Shadow(precision, options.token_period, options.kv_period)
     if options.shadow == "random":
         periods = Shadow(precision, 0, 0)  # nothing to align
-    if number == roles.MAIN:
+    if number == MAIN:
         from moe_edge.cluster.od_moe.main import MainNode
 
         weights = dense_weights(reader)
         node = MainNode(number, reader, weights, transport, groups, periods)
-    elif number == roles.SHADOW:
+    elif number == SHADOW:
         from moe_edge.cluster.od_moe.shadow_node import ShadowNode
         from moe_edge.engine.shadow import make_shadow
         from moe_edge.offload.store import HostStore
@@ -223,7 +222,7 @@ def run_scheduler(spec: Spec) -> None:
 
     options, address = spec.options, spec.address
     if options.mode == "prism":
-        from moe_edge.cluster.prism.programme import Programme
+        from moe_edge.cluster.prism.programme import PrismProgramme as Programme
     else:
         from moe_edge.cluster.od_moe.programme import OdProgramme as Programme
     started_s = time.perf_counter()

@@ -30,6 +30,8 @@ _TWICE = "FP16 tensor rate with FP32 accumulation = 2x the FP32 rate (GeForce)"
 
 # name -> (GB, peak TFLOP/s, peak GB/s, host link, all checked, source)
 DEVICES = {
+    "rtx_3080": (10, 59.5, 760.3, "pcie4_x16", False, f"OD-MoE section 4.2; public "
+                 f"lists: 760.3 GB/s, 29.77 TFLOP/s FP32; {_TWICE}, not checked"),
     "rtx_3080_ti": (12, 68.2, 912.4, "pcie4_x16", False, f"SMoE table III, CoServe "
                     f"table 1 (12 GB); 912.4 GB/s public lists; {_TWICE}, not checked"),
     "rtx_4060_ti": (16, 44.1, 288.0, "pcie4_x8", False, f"SMoE table III (16 GB); "

@@ -1,62 +1,40 @@
-"""First come, first served: a queue a lane, up to `max_batch` requests together."""
+"""First come, first served, in batches that run to their end at one K."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
-from moe_edge.schedule.policy import Decision, Job, Lane, SchedulePolicy
-
-NOTHING = Decision()
-
-
-def _at_once(n: int, m: int) -> float:
-    return 0.0
+from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, SchedulePolicy
 
 
 @dataclasses.dataclass(frozen=True)
 class Fifo(SchedulePolicy):
-    """Jobs stay where they came in and join the running ones between two steps.
+    """All that wait, up to `max_batch`, at the highest floor among them.
+
+    The next batch begins when the last of this one has ended.
 
     Attributes:
-      max_batch: jobs that a lane runs at a time; 1 serves one after another.
+      max_batch: requests of a batch; 1 is the paper's latency policy (section 5.2).
     """
 
     name: ClassVar[str] = "fifo"
-    SOURCE: ClassVar[str] = "Prism, section IV-A: each server serves its own requests"
-    max_batch: int = 1
+    SOURCE: ClassVar[str] = "MoE-Prism, section 6: baseline FIFO"
+    max_batch: int = 8
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
 
-    def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
-        return job.home
-
     def pick(self, lane: Lane, now_s: float) -> Decision:
-        free = self.max_batch - len(lane.running)
-        if free <= 0 or not lane.waiting:
-            return NOTHING
-        first = itertools.islice(lane.waiting, free)
-        return Decision([(job.id, None) for job in first])
+        return NOTHING if lane.running else as_one(lane.first(self.max_batch))
 
 
-@dataclasses.dataclass(frozen=True)
-class FifoToIdle(Fifo):
-    """As Fifo, but a busy lane passes a new job on to an idle one, if there is any.
+def as_one(jobs: Sequence[Job]) -> Decision:
+    """Begins a batch at the highest floor of its jobs, the lowest K for all of them."""
+    k = highest_floor(jobs)
+    return Decision([(job.id, k) for job in jobs])
 
-    Attributes:
-      reach_s: seconds of a message from one lane to another; the nearest idle lane is
-        chosen, the first of equals.
-    """
 
-    name: ClassVar[str] = "fifo_to_idle"
-    SOURCE: ClassVar[str] = "Prism, table I: MoE-Infinity with load balancing"
-    reach_s: Callable[[int, int], float] = _at_once
-
-    def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
-        if lanes[job.home].idle:
-            return job.home
-        idle = [lane.number for lane in lanes if lane.idle]
-        return min(idle, key=partial(self.reach_s, job.home), default=job.home)
+def highest_floor(jobs: Sequence[Job]) -> int | None:
+    """Of jobs; None where K is no matter."""
+    return max((job.floor for job in jobs if job.floor is not None), default=None)

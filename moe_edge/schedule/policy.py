@@ -5,9 +5,14 @@ collaboration of experts and the simulators run the same policies behind the sam
 """
 
 import dataclasses
+import itertools
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
+
+COMING, WAITING, RUNNING = "coming", "waiting", "running"
+OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -15,16 +20,30 @@ class Job:
     """A request as policies see it; whoever runs it adds what else it needs.
 
     Attributes:
-      id: unique among the requests of a loop.
+      id: unique among the requests of a loop that have not ended.
       home: number of the lane where it came in.
       arrival_s: when.
+      floor: fewest experts a token that it may run with; None where K is no matter.
+      deadline_s: when its answer is worth nothing any more; None: never.
+      kv_bytes: that its cache will have at most; reserved when it is admitted.
       k: experts a token that it runs with now; None where K is no matter.
+      lane: number of the lane that it was assigned to.
+      state: new, coming, waiting, running, or how it ended: one of OUTCOMES.
     """
+
+    GIVEN: ClassVar[tuple[str, ...]] = (
+        *("id", "home", "arrival_s", "floor", "deadline_s", "kv_bytes"),
+    )
 
     id: int
     home: int = 0
     arrival_s: float = 0.0
-    k: int | None = None
+    floor: int | None = None
+    deadline_s: float | None = None
+    kv_bytes: int = 0
+    k: int | None = dataclasses.field(default=None, init=False)
+    lane: int = dataclasses.field(default=0, init=False)
+    state: str = dataclasses.field(default="new", init=False)
 
 
 class Lane:
@@ -37,22 +56,47 @@ class Lane:
       coming: jobs that were assigned to this lane and are on their way to it.
       stepping: whether a step of the running jobs has begun and not ended.
       again_s: when the policy wants to be asked again; None: at the next event.
+      budget_bytes: that the caches of its running jobs may have together.
     """
 
-    __slots__ = ("again_s", "coming", "number", "running", "stepping", "waiting")
+    __slots__ = (
+        *("again_s", "budget_bytes", "coming", "number", "running", "stepping"),
+        *("waiting", "_together"),
+    )
 
-    def __init__(self, number: int):
+    def __init__(
+        self,
+        number: int,
+        budget_bytes: float = math.inf,
+        together: Callable[[Iterable[int]], int] = sum,
+    ):
         self.number = number
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.coming = 0
         self.stepping = False
         self.again_s: float | None = None
+        self.budget_bytes, self._together = budget_bytes, together
 
     @property
     def idle(self) -> bool:
         """Nothing to do, and nothing on its way here."""
         return not (self.running or self.waiting or self.coming)
+
+    def kv_bytes(self, more: Sequence[Job] = ()) -> int:
+        """Of the caches of the running jobs, and of more if these were admitted."""
+        return self._together([job.kv_bytes for job in (*self.running, *more)])
+
+    def fits(self, more: Sequence[Job] = ()) -> bool:
+        """Whether that is within the budget."""
+        return self.budget_bytes == math.inf or self.kv_bytes(more) <= self.budget_bytes
+
+    def first(self, most: int) -> list[Job]:
+        """The first waiting jobs, up to the first one for which there is no room."""
+        chosen = list(itertools.islice(self.waiting, max(most, 0)))
+        while chosen and not self.fits(chosen):
+            chosen.pop()
+        return chosen
 
 
 class Decision(NamedTuple):
@@ -67,6 +111,9 @@ class Decision(NamedTuple):
     admit: Sequence[tuple[int, int | None]] = ()
     k: Mapping[int, int] = {}
     again_s: float | None = None
+
+
+NOTHING = Decision()
 
 
 class SchedulePolicy:

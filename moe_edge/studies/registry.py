@@ -23,6 +23,7 @@ STUDIES = {
     "moe_prism_fig8": "moe_edge.studies.moe_prism.studies",
     "moe_prism_table2": "moe_edge.studies.moe_prism.studies",
     "moe_prism_table3": "moe_edge.studies.moe_prism.studies",
+    "od_moe_fig10": "moe_edge.studies.od_moe.fig10",
     "od_moe_fig3": "moe_edge.studies.od_moe.studies",
     "od_moe_fig6": "moe_edge.studies.od_moe.studies",
     "od_moe_fig8": "moe_edge.studies.od_moe.live",

@@ -6,8 +6,8 @@ import pytest
 
 from moe_edge.cluster import process
 from moe_edge.cluster.node.membership import BELOW_EPHEMERAL, free_port
+from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism.server import SchedulerLost
 from moe_edge.cluster.spec import Spec
 from moe_edge.core.checks import CapacityError
 

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.schedule.fifo import Fifo, FifoToIdle
-from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import Decision, Job, SchedulePolicy
+from moe_edge.schedule.to_idle import ToIdle
 
 
 def come(loop, *jobs, now_s=0.0):
@@ -19,8 +20,8 @@ def ids(jobs):
     return [job.id for job in jobs]
 
 
-def test_fifo_admits_in_order_of_arrival_between_steps():
-    loop = RequestLoop(Fifo(max_batch=2), 2)
+def test_continuous_admits_in_order_of_arrival_between_steps():
+    loop = RequestLoop(Continuous(max_batch=2), 2)
     jobs = [Job(0), Job(1), Job(2), Job(3, home=1)]
     assert come(loop, jobs[0]) == [True]
     assert ids(loop.begin_step(0, 0.0)) == [0]
@@ -37,7 +38,7 @@ def test_fifo_admits_in_order_of_arrival_between_steps():
 
 
 def test_busy_lane_passes_on_to_the_nearest_idle_one():
-    loop = RequestLoop(FifoToIdle(1, lambda n, m: abs(n - m)), 4)
+    loop = RequestLoop(ToIdle(1, lambda n, m: abs(n - m)), 4)
     come(loop, Job(0, home=3))
     assert loop.arrive(Job(1, home=3), 0.0) == 2  # on its way: 2 is no longer idle
     assert loop.arrive(Job(2, home=3), 0.0) == 1
@@ -81,7 +82,7 @@ def test_policies_place_wait_choose_k_and_follow_up():
 
 
 def test_what_a_policy_or_driver_must_not_do():
-    loop = RequestLoop(Fifo())
+    loop = RequestLoop(Continuous(1))
     come(loop, Job(0))
     with pytest.raises(RequestError, match="request 0 is open already"):
         loop.arrive(Job(0), 0.0)
@@ -91,9 +92,9 @@ def test_what_a_policy_or_driver_must_not_do():
     with pytest.raises(ConfigError, match="lane 0 has begun a step; end it first"):
         loop.begin_step(0, 0.0)
     with pytest.raises(ConfigError, match="max_batch must be a positive whole number"):
-        Fifo(0)
+        Continuous(0)
 
-    class Wrong(Fifo):
+    class Wrong(Continuous):
         def pick(self, lane, now_s):
             return Decision([(3, None)])
 
@@ -101,3 +102,103 @@ def test_what_a_policy_or_driver_must_not_do():
     come(wrong, Job(0), Job(1))
     with pytest.raises(ConfigError, match="admitted request 3, which does not wait in"):
         wrong.begin_step(0, 0.0)
+
+
+def test_requests_leave_in_every_state():
+    loop = RequestLoop(Continuous(1))
+    running, waiting, coming, other = (Job(i) for i in range(4))
+    come(loop, running, waiting, other)
+    loop.arrive(coming, 0.0)
+    loop.begin_step(0, 0.0)
+    assert loop.cancel(2) is coming and not loop.admit(coming, 0, 1.0)
+    assert loop.cancel(1) is waiting and ids(loop.lanes[0].waiting) == [3]
+    assert loop.cancel(0) is running and ids(loop.lanes[0].running) == [0]
+    assert loop.cancel(0) is None and loop.cancel(77) is None
+    assert loop.end_step(0, 1.0, [running]) == []  # too late: it was cancelled
+    assert ids(loop.begin_step(0, 1.0)) == [3]
+    loop.end_step(0, 2.0, [])
+    loop.cancel(3)  # between two steps it is gone at once
+    assert loop.lanes[0].idle and loop.num_waiting == 0
+    assert loop.outcomes == dict.fromkeys(loop.outcomes, 0) | {"cancelled": 4}
+
+
+def test_a_full_queue_and_a_request_beyond_the_budget_are_refused():
+    loop = RequestLoop(Continuous(1), limits=Limits(max_waiting=2, kv_budget_bytes=10))
+    large = Job(9, kv_bytes=11)
+    assert loop.arrive(large, 0.0) is None and not loop.has_room(large)
+    come(loop, Job(0, kv_bytes=10), Job(1, kv_bytes=10))
+    late = Job(2)
+    assert loop.full and loop.arrive(late, 0.0) is None and late.state == "refused"
+    loop.begin_step(0, 0.0)
+    assert not loop.full and come(loop, late) == [False]  # a refused one may come again
+    assert loop.outcomes["refused"] == 2 and loop.lanes[0].kv_bytes() == 10
+
+
+def test_deadlines_end_what_waits_and_cut_what_runs():
+    loop = RequestLoop(Continuous(1))
+    jobs = [Job(i, deadline_s=d) for i, d in enumerate((3.0, 2.0, None, 9.0))]
+    come(loop, *jobs)
+    assert loop.wake_s(0) == 2.0
+    loop.begin_step(0, 0.0)
+    assert loop.expire(1.9) == []
+    assert loop.expire(3.0) == [jobs[1], jobs[0]]
+    assert [job.state for job in jobs] == ["finished", "expired", "waiting", "waiting"]
+    assert ids(loop.lanes[0].running) == [0]  # until its step is over
+    loop.end_step(0, 3.1, [])
+    assert ids(loop.begin_step(0, 3.1)) == [2]
+    loop.end_step(0, 4.0, [jobs[2]])
+    come(loop, Job(10, deadline_s=8.0))
+    loop.cancel(10)
+    assert loop.wake_s(0) == 8.0 and loop.expire(8.5) == []  # it had ended
+    assert loop.wake_s(0) == 9.0
+
+
+def test_an_id_may_come_again_with_another_deadline():
+    loop = RequestLoop(Continuous(1))
+    come(loop, Job(0, deadline_s=1.0))
+    loop.cancel(0)
+    come(loop, Job(0, deadline_s=5.0))
+    assert loop.expire(1.0) == [] and loop.num_waiting == 1
+
+
+def test_one_request_fails_and_the_others_go_on():
+    loop = RequestLoop(ByK())
+    jobs = [Job(0), Job(1)]
+    come(loop, *jobs)
+    loop.begin_step(0, 0.0)
+    assert loop.end_step(0, 1.0, [jobs[0]], failed=[jobs[0]]) == []  # no follow-up
+    assert ids(loop.begin_step(0, 1.0)) == [1]
+    assert loop.outcomes["failed"] == 1 and jobs[0].state == "failed"
+
+
+@pytest.mark.parametrize(
+    "decision, message",
+    [
+        (Decision([(0, 7)]), "policy own gave request 0 K 7, its floor is 8"),
+        (Decision([(0, None)]), "policy own gave request 0 K None, its floor is 8"),
+        (Decision([(0, 8)], {1: 8}), "gave a K to request 1, which does not run in la"),
+        (Decision([(0, 8)], {0: 4}), "gave request 0 K 4, its floor is 8"),
+        (
+            Decision([(0, 8), (1, 8)]),
+            "lane 0 with caches of 12 bytes, the budget is 10",
+        ),
+    ],
+)
+def test_rules_that_no_policy_breaks(decision, message):
+    class Own(Continuous):
+        name = "own"
+
+        def pick(self, lane, now_s):
+            return decision
+
+    loop = RequestLoop(Own(), limits=Limits(kv_budget_bytes=10))
+    come(loop, Job(0, floor=8, kv_bytes=6), Job(1, floor=8, kv_bytes=6))
+    with pytest.raises(ConfigError, match=message):
+        loop.begin_step(0, 0.0)
+
+
+def test_limits_that_are_none_are_refused():
+    with pytest.raises(ConfigError, match="max_waiting must be a positive .*got 0"):
+        Limits(max_waiting=0)
+    with pytest.raises(ConfigError, match="kv_budget_bytes must be 0 or more.*got -1"):
+        Limits(kv_budget_bytes=-1)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from moe_edge.cluster.node.membership import SCHEDULER
+from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.server import Server, ServerOptions
+from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.scheduler.asked import Asked
-from moe_edge.cluster.scheduler.scheduler import FIRST, MethodRun, Scheduler
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.engine.generate import generate
 from moe_edge.place.migrate import Decision
@@ -114,7 +114,7 @@ class Audit:
                 self.wrong.append(f"nobody holds {lost[0].tolist()}")
 
 
-class LiveScheduler(Scheduler):
+class LiveScheduler(PrismScheduler):
     """Notes what it says and hears, and lets a test act then.
 
     Attributes:
@@ -130,7 +130,7 @@ class LiveScheduler(Scheduler):
         super().__init__(*args)
 
     def strike(self, drill):
-        self.on_strike(int(drill.who))
+        self.on_strike(drill.server)
 
     def tell(self, server, name, fields=None, arrays=None):
         super().tell(server, name, fields, arrays)
@@ -172,7 +172,6 @@ class LiveCluster:
         self.scheduler = LiveScheduler(
             self.transport,
             None,
-            len(slots),
             config.moe_layers,
             config.num_layers,
             config.moe.num_experts,

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.node.membership import SCHEDULER
+from moe_edge.cluster import roles
 from moe_edge.cluster.node.programs import PlacedPrograms
-from moe_edge.cluster.od_moe import roles
 from moe_edge.cluster.od_moe.groups import Groups, NoWorkers, slots_of
 from moe_edge.cluster.od_moe.main import MainNode
 from moe_edge.cluster.od_moe.programme import OdProgramme
@@ -21,6 +20,7 @@ from moe_edge.cluster.od_moe.shadow_node import ShadowNode
 from moe_edge.cluster.od_moe.worker import Worker, WorkerNode
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.process import dense_weights
+from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
@@ -121,7 +121,7 @@ class LiveOdMoe:
         self.scheduler.strike = self._strike
         self.transport.serve(self.scheduler)
         self.nodes = {
-            roles.name_of(number): self._node(number)
+            options.name_of(number): self._node(number)
             for number in range(1, options.processes)
         }
         peers = {one.transport.peer: one.transport for one in self.nodes.values()}
@@ -172,7 +172,7 @@ class LiveOdMoe:
     def wanted(self) -> list[list[int]]:
         """Of the model on one machine."""
         new = self.options.max_new_tokens
-        prompts = [tuple(one.prompt) for one in self.programme._wanted.asked]
+        prompts = [tuple(one.prompt) for one in self.programme.wanted.asked]
         return [resident_tokens(self.checkpoint, prompt, new) for prompt in prompts]
 
     def predictions(self) -> dict[str, np.ndarray]:
@@ -180,7 +180,7 @@ class LiveOdMoe:
             return dict(stored)
 
     def _strike(self, drill) -> None:
-        self.kill(roles.name_of(int(drill.who) + 1))
+        self.kill(self.options.name_of(drill.server + 1))
 
     def kill(self, name: str) -> None:
         self.nodes[name].kill()

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Address, PeerLost, Refused, Transport
 from moe_edge.core.checks import ConfigError
 
-SCHEDULER = 0
 RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster

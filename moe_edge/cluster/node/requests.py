@@ -17,7 +17,7 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import next_token
 from moe_edge.engine.session import Session
 from moe_edge.model.sampling import Sampling
-from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import Job
 
@@ -63,7 +63,7 @@ class Requests:
         on_error: Callable[[int, str], None],
         max_batch: int = 1,
     ):
-        self.engine, self._loop = engine, RequestLoop(Fifo(max_batch))
+        self.engine, self._loop = engine, RequestLoop(Continuous(max_batch))
         self._begin, self._on_token, self._on_error = begin, on_token, on_error
         self._stop_ids = set(engine.config.eos_ids)
         self._keys_B = jax.random.split(jax.random.key(0), 1)

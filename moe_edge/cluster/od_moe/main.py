@@ -8,16 +8,13 @@ import numpy as np
 
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.ledger import Ledger
-from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
-from moe_edge.cluster.node.requests import Requests, ServedRequest
-from moe_edge.cluster.node.warm_up import warm_up
+from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.od_moe.groups import Groups, NoWorkers
 from moe_edge.cluster.od_moe.main_engine import Asked, MainEngine, ShadowLink
-from moe_edge.cluster.od_moe.node import Node
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
+from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.programs import count_compiled
 from moe_edge.engine.session import capacity_for
@@ -27,8 +24,10 @@ from moe_edge.offload.store import device_dtype
 from moe_edge.predict.shadow import Shadow
 
 
-class MainNode(Node):
+class MainNode(ServingNode):
     """The process of the main node."""
+
+    of_others = "predicted", "said"
 
     def __init__(
         self,
@@ -51,64 +50,40 @@ class MainNode(Node):
         self._layer_bytes = reader.layout.size * dtype.itemsize * shape[1]
         self._link = ShadowLink(transport, groups, periods)
         self._nothing = _NoSlots(programs, reader)
-        self._answers = Answers(programs, self._nothing)
+        self.answers = Answers(programs, self._nothing)
         self.ledger = Ledger(groups.workers, groups.workers + 1, shape)
         self._remote = remote = Remote(
             groups.workers,
             transport,
-            self._answers,
+            self.answers,
             Asked(groups, shape),
             self.ledger,
             first_peer=FIRST_WORKER,
             deadline_s=call_s,
-            on_lost=self._call_failed,
+            on_lost=lambda worker, kind: self.on_lost(FIRST_WORKER + worker, kind),
         )
         self.engine = MainEngine(
             weights, self._nothing, remote, self.ledger, programs, groups
         )
-        self._requests: Requests | None = None
         self._began_s, self._decodes = 0.0, False
         self._step_s: list[float] = []
-        self._compiled = 0
 
-    # In the transport's threads.
+    def now_predicted(self, fields, arrays) -> None:
+        """What the shadow says of a layer."""
+        self.engine.predicted[fields["count"]] = fields["experts"]
 
-    def control(self, peer, name, fields, arrays):
-        if name == "predicted":
-            self.engine.predicted[fields["count"]] = fields["experts"]
-            return {}, {}
-        if name == "said":  # the shadow has said all: this comes behind it
-            return {}, {}
-        return super().control(peer, name, fields, arrays)
+    def now_said(self, fields, arrays) -> None:
+        """The shadow has said all: this comes behind it."""
 
-    def peer_lost(self, peer: int, kind: str) -> None:
+    def peer_lost(self, peer: int) -> None:
         if peer == SHADOW:
             self._link.alive = False
         else:
             self._groups.lose(peer - FIRST_WORKER)
-        self.tell("lost", {"who": peer - 1, "kind": kind})
 
-    def _call_failed(self, worker: int, kind: str) -> None:
-        """A worker is lost; in the engine's thread."""
-        self.peer_lost(FIRST_WORKER + worker, kind)
-
-    # Orders.
-
-    @property
-    def idle(self) -> bool:
-        return self._requests is None or self._requests.idle
-
-    def work(self) -> None:
-        if not self.idle:
-            self._requests.step()
-
-    def do_warm(self, fields, arrays) -> None:
-        sizes = arrays["sizes"].tolist()
-        with compiled_is_kept():
-            seconds = warm_up(self.engine, self._answers, sizes)
-            for capacity in {capacity_for(length + new) for length, new in sizes}:
-                self._link.rehearse(self.engine.new_session(1, capacity))
-        self.tell("warm", {"seconds": seconds})
+    def rehearse(self, sizes) -> None:
+        for capacity in {capacity_for(length + new) for length, new in sizes}:
+            self._link.rehearse(self.engine.new_session(1, capacity))
 
     def do_prepare(self, fields, arrays) -> None:
         """A new pass: with the shadow, or with all blocks at the workers."""
@@ -118,47 +93,32 @@ class MainNode(Node):
         load_s = 0.0 if rate is None else self._layer_bytes / rate
         self._remote.deadline_s = self._call_s + load_s
         self._step_s.clear()
-        self.ledger.clear()
-        self.transport.traffic.reset()
-        self._requests = Requests(
-            self.engine,
-            begin=self._begin,
-            on_token=self._new_token,
-            on_error=self._failed,
-        )
-        self._compiled = self._num_compiled()
-        self.tell("ready")
+        self.begin_run()
 
-    def _num_compiled(self) -> int:
-        return self.engine.num_compiled() + count_compiled(self._link)
+    def num_compiled(self) -> int:
+        return super().num_compiled() + count_compiled(self._link)
 
-    def do_request(self, fields, arrays) -> None:
-        request = ServedRequest(
-            fields["id"], arrays["prompt"].tolist(), fields["max_new_tokens"]
-        )
-        self._requests.add(request)
-
-    def _begin(self, request: int, is_decode: bool) -> None:
-        self.ledger.token(request, is_decode)
+    def begin_step(self, request: int, is_decode: bool) -> None:
+        super().begin_step(request, is_decode)
         self.engine.request = request
         self._began_s = time.perf_counter()
         self._decodes = is_decode
 
-    def _new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
+    def new_token(self, number: int, token: int, done: bool, now_s: float) -> None:
         if self._decodes:
             self._step_s.append(now_s - self._began_s)
-        self.tell("token", {"id": number, "token": token, "done": done})
+        super().new_token(number, token, done, now_s)
 
-    def _failed(self, number: int, line: str) -> None:
-        """A request ended by its own error, unless nobody is left to compute."""
+    def request_failed(self, number: int, line: str) -> None:
+        """By its own error, unless nobody is left to compute."""
         try:
             self._groups.left()
         except NoWorkers as error:
             self.fail(error)
         else:
-            self.tell("failed", {"id": number, "error": line})
+            super().request_failed(number, line)
 
-    def do_notes(self, fields, arrays):
+    def now_notes(self, fields, arrays):
         """What this node has counted."""
         engine, layers = self.engine, len(self.engine.config.moe_layers)
         K = engine.config.moe.top_k
@@ -169,7 +129,7 @@ class MainNode(Node):
             "t_main_s": float(own.mean() / layers) if known else None,
             "t_wait_s": float(waits[:known].mean() / layers) if known else None,
             "weight_bytes": engine.weights.num_bytes,
-            "compiled": self._num_compiled() - self._compiled,
+            "compiled": self.compiled,
         }
         rows = [
             (*where, *chosen, *_padded(engine.predicted.get(count, ()), K))

@@ -12,8 +12,8 @@ import numpy as np
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.tables import HERE, View
 from moe_edge.cluster.od_moe.groups import Groups
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.od_moe.worker import ATTEMPTS
+from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.session import Session

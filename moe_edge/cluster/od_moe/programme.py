@@ -12,27 +12,25 @@ import numpy as np
 
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
-from moe_edge.cluster.od_moe.passes import Pass, Serving
-from moe_edge.cluster.od_moe.roles import MAIN, SHADOW
+from moe_edge.cluster.od_moe.passes import Helpers, Pass
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
-from moe_edge.cluster.scheduler.asked import Failure
-from moe_edge.cluster.scheduler.outcome import served_rows, write_texts
+from moe_edge.cluster.roles import MAIN, SHADOW
+from moe_edge.cluster.scheduler.programme import Programme
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.scheduler.wanted import from_prompts, from_workload
+from moe_edge.cluster.scheduler.serving import Serving
+from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.base import Transport
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.engine.session import capacity_for, plan_chunks
 from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
 
-WARM_S, READY_S = 600.0, 300.0
+READY_S = 300.0
 
 
-class OdProgramme:
+class OdProgramme(Programme):
     """One run of OD-MoE.
 
     Attributes:
@@ -46,32 +44,13 @@ class OdProgramme:
         reception: Reception,
         folder: Path,
     ):
-        self._options, self._folder = options, folder
-        self._reader = open_checkpoint(options.checkpoint)
-        config = self._config = self._reader.config
-        self._tokenizer = load_tokenizer(self._reader)
-        limit = config.max_positions
-        if options.prompts is not None:
-            wanted = from_prompts(options.prompts, options, self._tokenizer, limit)
-        else:
-            own = dataclasses.replace(options, servers=len(options.families))
-            wanted = from_workload(own, self._tokenizer, limit)
-        self._wanted = wanted
-        processes = options.processes - 1
-        self.scheduler = Scheduler(
-            transport,
-            reception,
-            processes,
-            config.moe_layers,
-            config.num_layers,
-            config.moe.num_experts,
-            [0] * processes,
-        )
+        super().__init__(options, folder)
+        self.scheduler = Scheduler(transport, reception, options.processes - 1)
 
     @property
     def _workers(self) -> list[int]:
         """Their numbers among the scheduler's servers."""
-        return list(range(2, 2 + self._options.workers))
+        return list(range(2, 2 + self.options.workers))
 
     def run(self, members: dict[int, dict]) -> None:
         """Both passes, and all files."""
@@ -87,17 +66,12 @@ class OdProgramme:
 
     def _warm_up(self) -> None:
         sizes, buckets = set(), set()
-        for one in self._wanted.asked:
+        for one in self.wanted.asked:
             length, new = len(one.prompt), one.max_new_tokens
             sizes.add((length, new))
             capacity = capacity_for(length + new)
             buckets |= {size for _, size in plan_chunks(length, capacity)}
-        arrays = {
-            "sizes": np.array(sorted(sizes), np.int32),
-            "buckets": np.array(sorted(buckets), np.int32),
-        }
-        self.scheduler.tell_all("warm", {}, arrays)
-        self.scheduler.wait_for_all("warm", WARM_S)
+        self.warm_up(sizes=sizes, buckets=buckets)
 
     def _times(self, resident: Pass) -> dict:
         """t_main, t_worker, t_maxload; seconds. None where nothing was decoded."""
@@ -109,7 +83,7 @@ class OdProgramme:
             return dict.fromkeys(names)
         # Messages are the main node's: what it waits and no worker computes.
         layer_s = main_s + max(wait_s - worker_s, 0.0)
-        most_s = longest_load_s(layer_s, worker_s, self._options.groups)
+        most_s = longest_load_s(layer_s, worker_s, self.options.groups)
         return {
             "t_main_s": main_s,
             "t_message_s": max(wait_s - worker_s, 0.0),
@@ -119,10 +93,10 @@ class OdProgramme:
 
     def _rate(self, times: dict) -> float | None:
         """Bytes a second of each worker's link."""
-        given = self._options.load_bytes_per_s
+        given = self.options.load_bytes_per_s
         if given != BALANCED:
             return float(given)
-        config, options = self._config, self._options
+        config, options = self.config, self.options
         slots = slots_of(config.moe.top_k, options.workers, options.groups)
         if times["t_maxload_s"] is None:
             raise ConfigError(
@@ -130,15 +104,11 @@ class OdProgramme:
                 "no request had any; ask for 2 or more --max_new_tokens, or give a "
                 "number"
             )
-        return slots * self._block_bytes / times["t_maxload_s"]
-
-    @property
-    def _block_bytes(self) -> int:
-        return self._reader.layout.size * self._reader.dtype.itemsize
+        return slots * self.block_bytes / times["t_maxload_s"]
 
     def _serve(self, resident: bool, bytes_per_s: float | None = None) -> Pass:
         """All requests, one after another at the main node."""
-        scheduler, options = self.scheduler, self._options
+        scheduler, options = self.scheduler, self.options
         fields = {
             "resident": resident,
             "shadow": not resident and options.shadow != "none",
@@ -146,29 +116,24 @@ class OdProgramme:
         }
         scheduler.tell_all("prepare", fields)
         scheduler.wait_for_all("ready", READY_S)
-        asked = [one.fresh() for one in self._wanted.asked]
         drill = None if resident else options.drill_plan
-        failures: list[Failure] = []
-        Serving(scheduler, asked, drill, failures).run()
+        serving = Serving(scheduler, Helpers(scheduler), self.fresh(), drill)
+        serving.run()
         scheduler.tell_all("finish")
         scheduler.wait_for_all("finished", READY_S)
-        notes = {}
-        for server in scheduler.alive:
-            answer = scheduler.ask(server, "notes")
-            if answer is not None:
-                notes[server] = answer
-        return Pass(asked, notes, failures)
+        came = serving.asked, serving.failures, serving.begun_s
+        return Pass(*came, *scheduler.notes())
 
     def _row(self, resident: Pass, done: Pass, times: dict, rate) -> dict:
         actual, predicted, index = self._predictions(done)[1:]
-        options, workers = self._options, [done.facts(w) for w in self._workers]
+        options, workers = self.options, [done.facts(w) for w in self._workers]
         loads = [w["block_load_s"] for w in workers if w.get("block_load_s")]
-        slots = slots_of(self._config.moe.top_k, options.workers, options.groups)
+        slots = slots_of(self.config.moe.top_k, options.workers, options.groups)
         shadow, main = done.facts(SHADOW - 1), done.facts(MAIN - 1)
         slot_bytes = sum(w.get("slot_bytes", 0) for w in workers)
         held = slot_bytes + shadow.get("expert_bytes", 0)
-        config = self._config
-        whole = len(config.moe_layers) * config.moe.num_experts * self._block_bytes
+        config = self.config
+        whole = len(config.moe_layers) * config.moe.num_experts * self.block_bytes
         device_bytes = {"main": main.get("weight_bytes")}
         device_bytes["shadow"] = shadow.get("weight_bytes")
         for number, facts in enumerate(workers):
@@ -205,10 +170,10 @@ class OdProgramme:
 
     def _modelled(self, times, shadow_s, loads, actual, predicted) -> float | None:
         """What the timing model says of the same times, without lost processes."""
-        options, config = self._options, self._config
+        options, config = self.options, self.config
         if times["t_main_s"] is None or not loads or not len(actual):
             return None
-        steps = len(actual) / sum(one.max_new_tokens > 1 for one in self._wanted.asked)
+        steps = len(actual) / sum(one.max_new_tokens > 1 for one in self.wanted.asked)
         missed_NL = count_correct(actual, predicted) < config.moe.top_k
         slots = slots_of(config.moe.top_k, options.workers, options.groups)
         named = options.shadow != "none"
@@ -238,7 +203,7 @@ class OdProgramme:
 
     def _predictions(self, done: Pass):
         """request [N], actual, predicted [N, L, K], index [N]; a row a decode step."""
-        config = self._config
+        config = self.config
         place = {layer: i for i, layer in enumerate(config.moe_layers)}
         K, rows = config.moe.top_k, {}
         arrays = done.notes.get(MAIN - 1, ({}, {}))[1]
@@ -254,7 +219,7 @@ class OdProgramme:
         return request_N, rows_NLX[..., :K], rows_NLX[..., K:], index_N
 
     def _write(self, done: Pass, row: dict, same: list[bool]) -> None:
-        folder, options = self._folder, self._options
+        folder, options = self.folder, self.options
         request_N, actual, predicted, index = self._predictions(done)
         np.savez_compressed(
             folder / "predictions.npz",
@@ -263,9 +228,9 @@ class OdProgramme:
             actual_NLK=actual,
             predicted_NLK=predicted,
         )
-        write_requests(folder / method_file("requests", "od_moe"), served_rows(done))
-        texts = self._wanted.texts
-        write_texts(folder, done.asked, texts, self._tokenizer, server=MAIN - 1)
+        rows = served_rows(done.asked)
+        write_requests(folder / method_file("requests", "od_moe"), rows)
+        self.write_texts(done.asked)
         write_json(
             folder / "cluster.json",
             {

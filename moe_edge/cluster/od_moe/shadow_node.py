@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from moe_edge.cluster.node.membership import compiled_is_kept
+from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.od_moe.groups import Groups
-from moe_edge.cluster.od_moe.node import Node
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN
+from moe_edge.cluster.roles import FIRST_WORKER, MAIN
 from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
 from moe_edge.engine.follower import Follower
 from moe_edge.engine.generate import shape_of
@@ -31,6 +31,8 @@ class ShadowNode(Node):
       speculative: the departure.
       seed: of random experts.
     """
+
+    of_others = "begin", "token"
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class ShadowNode(Node):
         self.step_s: list[float] = []
         self.restarts = self._compiled = 0
 
-    def peer_lost(self, peer: int, kind: str) -> None:
+    def peer_lost(self, peer: int) -> None:
         if peer >= FIRST_WORKER:
             self._groups.lose(peer - FIRST_WORKER)
 
@@ -193,7 +195,7 @@ class ShadowNode(Node):
                 fields = {"count": count, "layer": layer, "experts": share}
                 self.transport.post(FIRST_WORKER + worker, "load", fields)
 
-    def do_notes(self, fields, arrays):
+    def now_notes(self, fields, arrays):
         """What this node has counted."""
         facts = {
             "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,

@@ -29,6 +29,9 @@ class Timing:
       token_period, kv_period: of alignment; 0 for never.
       missed_ratio: share of layers with a misprediction.
       reload_s: how long such a layer loads what is missing.
+      kv_s: how long a step's keys and values travel to a shadow that waits for them;
+        what is due carries those of all steps since the last time.
+      align_s: what aligning keys and values costs it besides, each time.
       rotates: whether groups go on across tokens, or each token begins with the first.
     """
 
@@ -43,6 +46,8 @@ class Timing:
     kv_period: int = 1
     missed_ratio: float = 0.0
     reload_s: float = 0.0
+    kv_s: float = 0.0
+    align_s: float = 0.0
     rotates: bool = True
 
     def __post_init__(self):
@@ -51,6 +56,7 @@ class Timing:
         for name in ("layers", "groups"):
             check_count(name, getattr(self, name))
         times = ["main_s", "worker_s", "load_s", "reload_s", "missed_ratio"]
+        times += ["kv_s", "align_s"]
         times += ["token_period", "kv_period"]
         if self.shadow_s is not None:
             times.append("shadow_s")
@@ -106,6 +112,8 @@ class _Shadow:
         )
         # Otherwise it runs ahead, by one step at most.
         start_s = max(now_s if waits else self._before_s, self._free_s)
+        if waits and step > 1 and is_due(step, timing.kv_period):
+            start_s += timing.kv_period * timing.kv_s + timing.align_s
         self._before_s, self._free_s = now_s, start_s + timing.shadow_s
         each_s = timing.shadow_s / timing.layers
         return [start_s + each_s * (layer + 1) for layer in range(timing.layers)]

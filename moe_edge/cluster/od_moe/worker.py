@@ -15,8 +15,8 @@ import numpy as np
 from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.membership import compiled_is_kept
+from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
-from moe_edge.cluster.od_moe.node import Node
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
 from moe_edge.cluster.transport.base import Call, Transport
 from moe_edge.offload.link import EmulatedLink, Link
@@ -193,6 +193,8 @@ class Worker:
 class WorkerNode(Node):
     """The process of a worker: all that comes is done as it comes, in one thread."""
 
+    of_others = "load", "passed"
+
     def __init__(self, number: int, transport: Transport, worker: Worker):
         super().__init__(number, transport)
         self.worker = worker
@@ -204,26 +206,23 @@ class WorkerNode(Node):
             return self.worker.compute(call)
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
-        if name not in ("load", "passed", "warm", "prepare"):
-            return super().control(peer, name, fields, arrays)
         with self.faults_end_it(name):
-            getattr(self, f"do_{name}")(fields, arrays)
-        return {}, {}
+            return super().control(peer, name, fields, arrays)
 
-    def do_load(self, fields, arrays) -> None:
+    def now_load(self, fields, arrays) -> None:
         self.worker.expect(fields["count"], fields["layer"], fields["experts"])
 
-    def do_passed(self, fields, arrays) -> None:
+    def now_passed(self, fields, arrays) -> None:
         self.worker.passed(fields["count"])
 
-    def do_warm(self, fields, arrays) -> None:
+    def now_warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()
         self._buckets = arrays["buckets"].tolist()
         with compiled_is_kept():
             self.worker.rehearse(self._buckets)
         self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
-    def do_prepare(self, fields, arrays) -> None:
+    def now_prepare(self, fields, arrays) -> None:
         """A new pass: with all blocks here, or with few slots behind a slow link."""
         self.worker.set_resident(fields["resident"])
         self.worker.set_link(fields["bytes_per_s"])
@@ -233,7 +232,7 @@ class WorkerNode(Node):
         self._compiled = self.worker.num_compiled()
         self.tell("ready")
 
-    def do_notes(self, fields, arrays):
+    def now_notes(self, fields, arrays):
         """What this worker has counted."""
         worker, stats = self.worker, self.worker.slots.queue.stats()
         moved = [stats.demand, stats.prefetch]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.scheduler.outcome import (
+from moe_edge.cluster.prism.method import MethodRun
+from moe_edge.cluster.prism.outcome import (
     BYTES,
     CALLEE,
     DURATION,
@@ -24,7 +25,6 @@ from moe_edge.cluster.scheduler.outcome import (
     STATES,
     payload_bytes,
 )
-from moe_edge.cluster.scheduler.scheduler import MethodRun
 from moe_edge.hardware.cluster_calibration import ClusterCalibration, Messages
 from moe_edge.hardware.cluster_fit import (
     AnswerSeen,

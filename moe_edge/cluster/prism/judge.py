@@ -15,7 +15,7 @@ from moe_edge.place.migration_policy import Ledger, MigrationPolicy, Proposal
 from moe_edge.place.plan import Placement
 
 if TYPE_CHECKING:
-    from moe_edge.cluster.scheduler.scheduler import Scheduler
+    from moe_edge.cluster.prism.method import PrismScheduler
 
 
 class Judge:
@@ -32,7 +32,7 @@ class Judge:
 
     def __init__(
         self,
-        scheduler: "Scheduler",
+        scheduler: "PrismScheduler",
         shape_NLE: tuple[int, int, int],
         policy: MigrationPolicy | None,
         cost_model: CostModel | None,

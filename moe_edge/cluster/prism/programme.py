@@ -1,4 +1,4 @@
-"""What the scheduler does in a run: warm up, learn what is asked, serve."""
+"""What the scheduler does in a run of Prism: warm up, learn what is asked, serve."""
 
 import dataclasses
 import functools
@@ -11,13 +11,11 @@ from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.calibrate import calibration_of
-from moe_edge.cluster.scheduler.asked import Asked
-from moe_edge.cluster.scheduler.outcome import summary_row, write_method, write_texts
-from moe_edge.cluster.scheduler.scheduler import MethodRun, Scheduler
-from moe_edge.cluster.scheduler.wanted import Wanted, from_workload, wanted_of
+from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
+from moe_edge.cluster.prism.outcome import summary_row, write_method
+from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
 from moe_edge.cluster.transport.base import Transport
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.session import PREFILL_CHUNK, bucket
 from moe_edge.hardware.cost_model import BlockShape, CostModel
@@ -29,13 +27,12 @@ from moe_edge.place.plan import Placement
 from moe_edge.place.policy import get_placer
 from moe_edge.workload.cluster_run import ClusterFacts
 
-WARM_S = 600.0  # compiling on a slow machine
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
 PAYLOAD = 1448 / 1514  # of a full packet
 HOST_BYTES_PER_S = 1e9  # of a block from the checkpoint, until it is measured
 
 
-class Programme:
+class PrismProgramme(Programme):
     """One run of the cluster.
 
     Attributes:
@@ -49,19 +46,14 @@ class Programme:
         reception: Reception,
         folder: Path,
     ):
-        self._options, self._folder = options, folder
-        self._reader = open_checkpoint(options.checkpoint)
-        config = self._config = self._reader.config
+        super().__init__(options, folder)
+        config = self.config
         blocks = len(config.moe_layers) * config.moe.num_experts
         self._slots_N = np.array(options.slots_of(blocks))
         self._room_N = options.room_of(blocks)
-        self._tokenizer = load_tokenizer(self._reader)
-        limit = config.max_positions
-        self._wanted = wanted_of(options, self._tokenizer, limit)
-        self.scheduler = Scheduler(
+        self.scheduler = PrismScheduler(
             transport,
             reception,
-            options.servers,
             config.moe_layers,
             config.num_layers,
             config.moe.num_experts,
@@ -70,7 +62,7 @@ class Programme:
 
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
-        options, config, scheduler = self._options, self._config, self.scheduler
+        options, config, scheduler = self.options, self.config, self.scheduler
         warm_s = self._warm_up()
         ready_at = time.time()
         print(f"compiled in {warm_s:.1f} s")
@@ -81,17 +73,17 @@ class Programme:
         for name in options.method_names:
             policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
             if options.transport == "jax":  # a message's first of its size compiles
-                scheduler.run_method(held_NLE, self._fresh())
+                scheduler.run_method(held_NLE, self.fresh())
             run = scheduler.run_method(
                 held_NLE,
-                self._fresh(),
+                self.fresh(),
                 policy=policy,
                 cost_model=costs,
                 drill=options.drill_plan,
             )
             rows[name] = summary_row(run, config.d_model)
             write_method(
-                self._folder, name, run, config.moe.num_experts, config.moe.top_k
+                self.folder, name, run, config.moe.num_experts, config.moe.top_k
             )
             failures += [dataclasses.asdict(failure) for failure in run.failures]
             lost += sum(not one.done for one in run.asked)
@@ -102,8 +94,7 @@ class Programme:
             runs.append(run)
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
-        texts = self._wanted.texts
-        write_texts(self._folder, tokens.asked, texts, self._tokenizer)
+        self.write_texts(tokens.asked)
         more = {
             "mode": options.mode,
             "options": dataclasses.asdict(options),
@@ -118,19 +109,19 @@ class Programme:
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
         }
-        self._facts().save(self._folder, more)
+        self._facts().save(self.folder, more)
         self._calibrate(runs)
 
     def _calibrate(self, runs: list[MethodRun]) -> None:
         """Writes what it cost, if all servers were there long enough to say it."""
-        options = self._options
+        options = self.options
         if whole := [run for run in runs if not run.failures]:
             mbps = options.link_mbps or LOOPBACK_MBPS
             link = f"{mbps:g} Mbit/s" if options.link_mbps else "loopback"
             try:
                 found = calibration_of(
                     whole,
-                    d_model=self._config.d_model,
+                    d_model=self.config.d_model,
                     chunk_tokens=PREFILL_CHUNK,
                     bucket=bucket,
                     line_bytes_per_s=mbps * 1e6 / 8 * PAYLOAD,
@@ -140,48 +131,38 @@ class Programme:
             except ConfigError as error:
                 print(f"no calibration: {error}")
             else:
-                found.save(self._folder)
+                found.save(self.folder)
         else:
             print("no calibration: a server was lost in every method's run")
 
-    def _fresh(self) -> list[Asked]:
-        return [one.fresh() for one in self._wanted.asked]
-
     def _facts(self) -> ClusterFacts:
-        options, config = self._options, self._config
-        reader = self._reader
+        options, config = self.options, self.config
         return ClusterFacts(
             methods=options.method_names,
             slots=self._room_N,
             num_layers=len(config.moe_layers),
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
-            block_bytes=reader.layout.size * reader.dtype.itemsize,
+            block_bytes=self.block_bytes,
             max_batch=options.max_batch,
             combine=options.combine,
         )
 
     def _warm_up(self) -> float:
-        options = self._options
-        sizes = {(len(one.prompt), one.max_new_tokens) for one in self._wanted.asked}
-        if options.prompts is None:
+        sizes = {(len(one.prompt), one.max_new_tokens) for one in self.wanted.asked}
+        if self.options.prompts is None:
             sizes |= {(len(one.prompt), 2) for one in self._sample.asked}
-        arrays = {"sizes": np.array(sorted(sizes), np.int32)}
-        self.scheduler.tell_all("warm", {}, arrays)
-        return max(
-            fields["seconds"]
-            for fields in self.scheduler.wait_for_all("warm", WARM_S).values()
-        )
+        return self.warm_up(sizes=sizes)
 
     @functools.cached_property
     def _sample(self) -> Wanted:
         """Other texts of the same families, for what placers are told first."""
-        where = self._options, self._tokenizer, self._config.max_positions
+        where = self.options, self.tokenizer, self.config.max_positions
         return from_workload(*where, purpose="sample", interval_s=0.0)
 
     def _frequencies(self) -> np.ndarray:
         """float64 [N, L, E]: uniform, or counted on other texts of each server."""
-        config, options = self._config, self._options
+        config, options = self.config, self.options
         layers, E = len(config.moe_layers), config.moe.num_experts
         uniform_NLE = np.full((options.servers, layers, E), 1 / E)
         if options.prompts is not None:
@@ -201,14 +182,14 @@ class Programme:
         placer = get_placer(name)
         costs = costs or self._cost_model()
         return placer.place(
-            frequency_NLE, room, costs, seed=self._options.seed, **context
+            frequency_NLE, room, costs, seed=self.options.seed, **context
         )
 
     def _placement(self, name: str, frequency_NLE, costs, traffic):
         """(what changes the placement, bool [N, L, E] what servers hold at first)."""
-        options = self._options
+        options = self.options
         if options.placement is not None:
-            placement = given_placement(options, self._config)
+            placement = given_placement(options, self.config)
             placer = get_placer("optimal")
         else:
             placement = self._place(name, frequency_NLE, costs, traffic)
@@ -226,16 +207,16 @@ class Programme:
         return policy, placement.on_NLE
 
     def _traffic(self) -> Traffic:
-        asked = self._wanted.asked
+        asked = self.wanted.asked
         return Traffic(
-            self._config.moe.top_k,
+            self.config.moe.top_k,
             float(np.mean([len(one.prompt) for one in asked])),
             float(np.mean([one.max_new_tokens for one in asked])),
         )
 
     def _cost_model(self) -> CostModel:
         """What placers and migration think that things cost here."""
-        config, options, reader = self._config, self._options, self._reader
+        config, options, reader = self.config, self.options, self.reader
         itemsize = reader.dtype.itemsize
         shape = BlockShape(config.d_model, config.moe.expert_dim, itemsize)
         memory = int(self._slots_N.max() + 1) * shape.num_bytes
@@ -266,6 +247,6 @@ class Programme:
         if other:
             print(
                 f"warning: {name} gave other tokens than "
-                f"{self._options.method_names[0]} for {', '.join(other)}"
+                f"{self.options.method_names[0]} for {', '.join(other)}"
             )
         return not other

@@ -1,14 +1,11 @@
 """A server: runs its own requests, answers others, and does what the scheduler says.
 
-The main thread steps the engine and, between two steps, takes over tables and orders.
-The transport's threads answer calls; they never wait for anybody. A third thread brings
-blocks. What others need to know goes to the scheduler as posts, in order.
+The main thread steps the engine and, between two steps, takes over tables. The
+transport's threads answer calls; they never wait for anybody. A third thread brings
+blocks.
 """
 
 import dataclasses
-import os
-import queue
-import threading
 import time
 
 import numpy as np
@@ -18,20 +15,15 @@ from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.ledger import Ledger
-from moe_edge.cluster.node.membership import SCHEDULER, compiled_is_kept
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
-from moe_edge.cluster.node.requests import Requests, ServedRequest
+from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.node.tables import Tables
-from moe_edge.cluster.node.warm_up import warm_up
 from moe_edge.cluster.prism.bringer import Bringer
-from moe_edge.cluster.scheduler.asked import SIGNALS
+from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.weights import Weights
-
-FIRST = 1  # the process of server 0
-IDLE_S = 0.5  # how often a server without work looks around
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +49,8 @@ class ServerOptions:
     device: str | None = None
 
 
-class SchedulerLost(MoeEdgeError):
-    """The scheduler is gone: nothing can go on."""
-
-    exit_code = 3
-
-
-class Server:
-    """One server of a cluster; also what the transport answers with (`Handlers`).
+class Server(ServingNode):
+    """One server of a cluster.
 
     Args:
       me: its number, from 0; others: how many there are in all.
@@ -83,8 +69,9 @@ class Server:
         options: ServerOptions,
         programs: PlacedPrograms | None = None,
     ):
+        super().__init__(FIRST + me, transport, options.max_batch)
         config = weights.config
-        self.me, self.options, self._transport = me, options, transport
+        self.me, self.options = me, options
         self._shape = config.num_layers, config.moe.num_experts
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
         self.tables = Tables(me, self.holdings)
@@ -103,19 +90,14 @@ class Server:
             partial=options.partial,
             deadline_s=options.call_s,
             table_s=options.table_s,
-            on_lost=self._found_lost,
+            on_lost=lambda server, kind: self.on_lost(FIRST + server, kind),
         )
         where = weights, self.holdings, remote, self.ledger, programs
         self.engine = PlacedEngine(*where)
-        self._orders: queue.SimpleQueue = queue.SimpleQueue()
-        self._requests: Requests | None = None
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
         self._answered: list[tuple] = []
         self._bringer = Bringer(
             self.holdings, self._bring_from, self._arrived, self.fail
         )
-        self._compiled = 0
 
     # What the transport answers with, in its threads.
 
@@ -149,38 +131,41 @@ class Server:
             return None
         return self.holdings.record(layer, block)
 
-    def control(self, peer: int, name: str, fields: dict, arrays: dict):
-        """Orders of the scheduler, and its questions."""
-        if peer != SCHEDULER:
-            raise RequestError(f"process {peer} gives no orders; the scheduler does")
-        if name == "time":
-            return {"now_s": time.perf_counter()}, {}
-        if name == "counts":
-            return {}, self.ledger.counts()
-        if name == "notes":
-            return self._notes()
-        if name == "strike":
-            os.kill(os.getpid(), SIGNALS[fields["kind"]])
-        elif name == "table":  # who waits in the midst of a step sees it at once
-            self.tables.offer(fields["version"], *_table(arrays))
-        elif name == "drop":  # nobody asks for them: before what comes into their slots
-            with self.answers.reading:
-                self.holdings.drop(arrays["cells"].tolist())
-        elif name == "bring":
-            self._bringer.bring(fields["order"], arrays["cells"])
-        elif name == "lost":
-            self._transport.disconnect(FIRST + fields["server"])
-        elif name == "stop":
-            self.tables.close(RequestError("the run is over"))
-            self._stopped.set()
-        self._orders.put((name, fields, arrays))
-        return {}, {}
+    def now_counts(self, fields, arrays):
+        return {}, self.ledger.counts()
 
-    def _notes(self):
+    def now_table(self, fields, arrays) -> None:
+        """Who waits in the midst of a step sees it at once."""
+        self.tables.offer(fields["version"], *_table(arrays))
+
+    def do_table(self, fields, arrays) -> None:
+        """Between steps: the newest table is in force."""
+        if self.tables.install() is not None:
+            self.tell("confirmed", {"version": self.tables.view.version})
+
+    def now_drop(self, fields, arrays) -> None:
+        """Nobody asks for them: before what comes into their slots."""
+        with self.answers.reading:
+            self.holdings.drop(arrays["cells"].tolist())
+
+    def now_bring(self, fields, arrays) -> None:
+        self._bringer.bring(fields["order"], arrays["cells"])
+
+    def now_stop(self, fields, arrays) -> None:
+        self.tables.close(RequestError("the run is over"))
+        super().now_stop(fields, arrays)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._stopped.is_set():
+            self.tables.close(error)  # whatever it waits for
+        super().fail(error)
+
+    def now_notes(self, fields, arrays):
+        """What this server has noted."""
         self.ledger.counts()
         sent = {
             f"{peer}:{int(kind)}": [count.messages, count.bytes]
-            for (peer, kind), count in self._transport.traffic.sent().items()
+            for (peer, kind), count in self.transport.traffic.sent().items()
         }
         facts = {
             "states": self.ledger.states,
@@ -191,7 +176,7 @@ class Server:
             "most_used": self.holdings.most_used,
             "sent": sent,
             "interface": self._interface.sent,
-            "compiled": self.engine.num_compiled() - self._compiled,
+            "compiled": self.compiled,
         }
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["calls"] = self.ledger.calls()
@@ -199,107 +184,24 @@ class Server:
         arrays["brought"] = self._bringer.brought
         return facts, arrays
 
-    # What this server tells the scheduler.
-
-    def _tell(self, name: str, fields: dict) -> None:
-        self._transport.post(SCHEDULER, name, fields)
-
-    def on_lost(self, peer: int, kind: str) -> None:
-        """The transport lost a process."""
-        if peer == SCHEDULER:
-            self.fail(SchedulerLost(f"the scheduler is {kind}; this server ends"))
-        else:
-            self._found_lost(peer - FIRST, kind)
-
-    def _found_lost(self, server: int, kind: str) -> None:
-        self._tell("lost", {"who": server, "kind": kind})
-
-    def fail(self, error: BaseException) -> None:
-        """Ends `run` by an error, whatever it waits for; any thread may call it."""
-        if self._stopped.is_set():
-            return
-        self._error = self._error or error
-        self.tables.close(error)
-        self._stopped.set()
-        self._orders.put(("wake", {}, {}))
-
     # The main thread.
 
     def run(self) -> None:
-        """Serves until the scheduler says stop.
-
-        Raises:
-          SchedulerLost: it is gone. Whatever a thread of this server died of.
-        """
         self._bringer.start()
-        while not self._stopped.is_set():
-            self._attend()
-            if self._requests is not None and not self._requests.idle:
-                self._requests.step()
-        self._bringer.stop()
-        if self._error is not None:
-            raise self._error
+        try:
+            super().run()
+        finally:
+            self._bringer.stop()
 
-    def _attend(self) -> None:
-        """Orders that have come; waits for one if there is nothing else to do."""
-        idle = self._requests is None or self._requests.idle
-        while True:
-            try:
-                name, fields, arrays = self._orders.get(idle, IDLE_S if idle else None)
-            except queue.Empty:
-                return
-            idle = False
-            self._do(name, fields, arrays)
-
-    def _do(self, name: str, fields: dict, arrays: dict) -> None:
-        if name == "warm":
-            sizes = arrays["sizes"].tolist()
-            with compiled_is_kept():
-                seconds = warm_up(self.engine, self.answers, sizes)
-            self._tell("warm", {"seconds": seconds})
-        elif name == "prepare":
-            self._prepare(fields, arrays)
-        elif name == "table":
-            self._confirm()
-        elif name == "request":
-            self._requests.add(
-                ServedRequest(
-                    fields["id"],
-                    arrays["prompt"].tolist(),
-                    fields["max_new_tokens"],
-                    arrays["known"].tolist(),
-                )
-            )
-
-    def _confirm(self) -> None:
-        """Between steps: the newest table is in force."""
-        if self.tables.install() is not None:
-            self._tell("confirmed", {"version": self.tables.view.version})
-
-    def _prepare(self, fields: dict, arrays: dict) -> None:
-        """A new run: its blocks are read, what was noted is forgotten."""
+    def do_prepare(self, fields, arrays) -> None:
+        """A new run: its blocks are read."""
         self.holdings.fill(arrays["held_LE"].astype(bool))
+        self.holdings.most_used = self.options.slots - self.holdings.free
         self.tables.begin(fields["version"], *_table(arrays))
-        self.ledger.clear()
         self._answered.clear()
         self._bringer.clear()
-        self.holdings.most_used = self.options.slots - self.holdings.free
-        self._transport.traffic.reset()
         self._interface.reset()
-        self._requests = Requests(
-            self.engine,
-            begin=self.ledger.token,
-            on_token=self._new_token,
-            on_error=lambda number, line: self._tell(
-                "failed", {"id": number, "error": line}
-            ),
-            max_batch=self.options.max_batch,
-        )
-        self._compiled = self.engine.num_compiled()
-        self._tell("ready", {"version": fields["version"]})
-
-    def _new_token(self, number: int, token: int, done: bool, _: float) -> None:
-        self._tell("token", {"id": number, "token": token, "done": done})
+        self.begin_run()
 
     # For the thread that brings blocks.
 
@@ -307,12 +209,12 @@ class Server:
         """A block of another server; whether it has come."""
         where = FIRST + source, layer, block
         try:
-            return self._transport.fetch(*where, out_R, self.options.fetch_s)
+            return self.transport.fetch(*where, out_R, self.options.fetch_s)
         except (PeerLost, Refused):
             return False
 
     def _arrived(self, order: int, own: list[tuple[int, int]]) -> None:
-        self._tell("arrived", {"order": order, "own": own})
+        self.tell("arrived", {"order": order, "own": own})
 
 
 def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.serving import Holders
 from moe_edge.place.call_targets import call_targets
 from moe_edge.place.rounds import Arrival, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
 
 if TYPE_CHECKING:
-    from moe_edge.cluster.prism.judge import Judge
-    from moe_edge.cluster.scheduler.scheduler import Scheduler
+    from moe_edge.cluster.prism.method import PrismScheduler
 
 Cell = tuple[int, int, int]  # server, layer (of those with experts), block
 
 
-class TableKeeper:
+class TableKeeper(Holders):
     """Versions of the table in one method's run.
 
     Attributes:
@@ -39,7 +40,7 @@ class TableKeeper:
       moved: blocks that arrived.
     """
 
-    def __init__(self, scheduler: "Scheduler", held_NLE: np.ndarray, judge: "Judge"):
+    def __init__(self, scheduler: "PrismScheduler", held_NLE: np.ndarray, judge: Judge):
         self._scheduler, self._judge = scheduler, judge
         self._coming: dict[tuple[int, int], list[Arrival]] = {}  # by server and order
         self._orders = 0
@@ -58,9 +59,9 @@ class TableKeeper:
         plan = recover(held_NLE, alive_N, self._room_N(), self._calls_NLE)
         self.held_NLE = plan.loaded_NLE
         self.start_NLE = self.held_NLE.copy()
+        self.actions = {"arrived": self.arrived, "confirmed": self.confirmed}
 
     def begin(self, begun_s: float) -> None:
-        """The run begins."""
         self._begun_s = begun_s
         self._judge.begin(begun_s)
 
@@ -222,6 +223,12 @@ class TableKeeper:
         if not self._coming:
             self._go_on()
 
+    def is_only_slow(self, server: int) -> bool:
+        if not self._scheduler.answers(server):
+            return False
+        self.repeat()
+        return True
+
     def repeat(self) -> None:
         """A new version of the same table: whoever waits asks again."""
         self._publish()
@@ -261,7 +268,6 @@ class TableKeeper:
         self._leaving = []
 
     def settle(self) -> None:
-        """The last request has ended: nothing new begins."""
         self._goal_NLE, self._ended = None, True
 
 

@@ -1,13 +1,9 @@
-"""What the scheduler keeps of requests, drills and failures."""
+"""What the scheduler keeps of requests and failures."""
 
 import dataclasses
-import re
-import signal
 from collections.abc import Sequence
 
-from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known
-
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # of drills
+from moe_edge.core.checks import MoeEdgeError
 
 
 class NobodyLeft(MoeEdgeError):
@@ -81,36 +77,3 @@ class Failure:
     detected_s: float
     resumed_s: float | None = None
     struck_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Drill:
-    """A failure made on purpose, after so many generated tokens.
-
-    Attributes:
-      kind: one of SIGNALS.
-      who: a server's number, scheduler, or a role of OD-MoE.
-    """
-
-    kind: str
-    who: str
-    tokens: int
-
-
-def parse_drill(text: str, known: Sequence[str]) -> Drill:
-    """`kill:1@40` -> Drill; `known`: whom it may strike.
-
-    Raises:
-      ConfigError: another form, kind or person.
-    """
-    match = re.fullmatch(r"(\w+):(\w+)@(\d+)", text)
-    if match is None:
-        raise ConfigError(
-            f"--drill is {text!r}, expected KIND:WHO@TOKENS such as kill:1@40"
-        )
-    kind, who, tokens = match.groups()
-    check_known("drill", kind, SIGNALS)
-    check_known("process in --drill", who, known)
-    if kind == "stop" and who == "scheduler":
-        raise ConfigError("--drill stop:scheduler: only servers can be stopped")
-    return Drill(kind, who, int(tokens))

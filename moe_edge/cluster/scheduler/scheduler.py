@@ -1,31 +1,26 @@
-"""Process 0: who is there, what servers are told and asked. It serves nothing itself.
+"""Process 0: who is there, what processes are told and asked. It serves nothing itself.
 
-Posts of servers, and losses that the transport reports, queue up as events for one
-thread. Nothing here waits for a server but questions with a deadline. `serving.py` acts
-on the events of a method's run.
+What they say, and losses that the transport reports, queue up as events for one thread.
+Nothing here waits for a process but questions with a deadline. `serving.py` acts on the
+events of a run.
 """
 
-import dataclasses
 import os
 import queue
 import sys
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
-from moe_edge.cluster.prism.judge import Judge
-from moe_edge.cluster.prism.table_keeper import TableKeeper
-from moe_edge.cluster.scheduler.asked import SIGNALS, Asked, Drill, Failure, NobodyLeft
-from moe_edge.cluster.scheduler.serving import Serving
+from moe_edge.cluster.roles import FIRST
+from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
-from moe_edge.hardware.cost_model import CostModel
-from moe_edge.place.migration_policy import MigrationPolicy
 
-FIRST = 1  # the process of server 0
 QUESTION_S = 20.0  # deadline of what a server is asked before a run
 NOTES_S = 120.0  # of all that it noted, when a run is over
 SOON_S = 2.0  # of what it is asked meanwhile
@@ -46,61 +41,23 @@ class Event(NamedTuple):
     at_s: float
 
 
-@dataclasses.dataclass
-class MethodRun:
-    """What came of one method.
-
-    Attributes:
-      asked: all requests, with tokens and times.
-      keeper: the table's history.
-      decisions: on migration, of all periods.
-      failures: servers that were lost.
-      notes: server -> (facts, arrays) of its ledger; the lost have none.
-      notes_missing: servers that live and gave none.
-      offsets_s: server -> its clock minus the scheduler's.
-      begun_s: when the run began, by the scheduler's clock.
-    """
-
-    asked: list[Asked]
-    keeper: TableKeeper
-    decisions: list[dict]
-    failures: list[Failure]
-    notes: dict[int, tuple[dict, dict]]
-    offsets_s: dict[int, float]
-    begun_s: float
-    notes_missing: list[int]
-
-
 class Scheduler:
-    """Runs methods one after another over the same servers.
+    """Talks to the other processes: server n is process n + 1, whatever its role.
 
     Args:
       reception: takes hellos; None where all are known.
       servers: how many there are.
-      moe_layers: of the model; tables and placements count these only.
-      num_layers, num_experts: of the model.
-      slots_N: blocks that each server may hold, its spare one among them.
 
     Attributes:
       alive_N: bool, who is on the list.
+      lost_between: (server, kind) of those that were lost while no run was served.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        reception: Reception | None,
-        servers: int,
-        moe_layers: Sequence[int],
-        num_layers: int,
-        num_experts: int,
-        slots_N: Sequence[int],
-    ):
+    def __init__(self, transport: Transport, reception: Reception | None, servers: int):
         self.transport, self._reception = transport, reception
-        self.moe_layers, self.num_layers = list(moe_layers), num_layers
-        self.num_experts, self.slots_N = num_experts, np.array(slots_N, np.int64)
         self.alive_N = np.ones(servers, bool)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._lost_between: list[tuple[int, str]] = []  # runs
+        self.lost_between: list[tuple[int, str]] = []
         transport.on_lost = self.on_lost
 
     # What the transport answers with, in its threads.
@@ -115,6 +72,8 @@ class Scheduler:
         """Hellos are answered; all else is an event."""
         if name == "hello" and self._reception is not None:
             return self._reception.hello(peer, fields), {}
+        if name not in SAID:
+            raise RequestError(f"process {peer} says {name!r}, which means nothing")
         self._events.put(Event(peer - FIRST, name, fields, time.perf_counter()))
         return {}, {}
 
@@ -132,8 +91,7 @@ class Scheduler:
 
     def is_alive(self, server: int) -> bool:
         """Whether a server is on the list."""
-        known = isinstance(server, int) and 0 <= server < len(self.alive_N)
-        return known and bool(self.alive_N[server])
+        return 0 <= server < len(self.alive_N) and bool(self.alive_N[server])
 
     def tell(self, server: int, name: str, fields=None, arrays=None) -> None:
         self.transport.post(FIRST + server, name, fields or {}, arrays or {})
@@ -167,25 +125,25 @@ class Scheduler:
             pass
         return True
 
-    def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
-        """[..., L of MoE layers, E] -> [..., all layers, E]."""
-        shape = (*array_NLE.shape[:-2], self.num_layers, self.num_experts)
-        full = np.full(shape, empty, array_NLE.dtype)
-        full[..., self.moe_layers, :] = array_NLE
-        return full
-
     def next_event(self, until_s: float) -> Event | None:
         """What has come; None: nothing, by this time of `time.monotonic`.
 
-        What a server says that is on the list no more is dropped.
+        What a server says that is on the list no more is dropped. One that says what
+        cannot be read is lost.
         """
         while True:
             try:
                 event = self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
             except queue.Empty:
                 return None
-            if self.is_alive(event.server):
+            if not self.is_alive(event.server):
+                continue
+            if is_well_formed(event.name, event.fields):
                 return event
+            what = f"{event.name!r} {event.fields}"
+            print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
+            fields = {"who": event.server, "kind": "hung"}
+            return event._replace(name="lost", fields=fields)
 
     def wait_for_all(
         self, name: str, timeout_s: float, may_lose: bool = True
@@ -208,12 +166,12 @@ class Scheduler:
             if event.name == name:
                 got[event.server] = event.fields
             elif event.name == "lost":
-                who, kind = event.fields.get("who"), event.fields.get("kind")
+                who, kind = event.fields["who"], event.fields["kind"]
                 if kind == "overdue" or not self.lose(who):
                     continue
                 if not may_lose:
                     raise NobodyLeft(f"server {who} is {kind} before all have begun")
-                self._lost_between.append((who, kind))
+                self.lost_between.append((who, kind))
         return got
 
     def clock_offsets(self) -> dict[int, float]:
@@ -252,47 +210,15 @@ class Scheduler:
 
     def strike(self, drill: Drill) -> None:
         """Kills or stops a process, as a drill says."""
-        if drill.who == "scheduler":
+        if drill.server is None:
             os.kill(os.getpid(), SIGNALS[drill.kind])
         else:
-            self.tell(int(drill.who), "strike", {"kind": drill.kind})
+            self.tell(drill.server, "strike", {"kind": drill.kind})
 
-    # One method.
-
-    def run_method(
-        self,
-        held_NLE: np.ndarray,
-        asked: Sequence[Asked],
-        *,
-        policy: MigrationPolicy | None = None,
-        cost_model: CostModel | None = None,
-        drill: Drill | None = None,
-        ready_s: float = 120.0,
-    ) -> MethodRun:
-        """Serves requests from a placement on, which may follow what is asked.
-
-        It begins with every server holding its blocks, and ends when every request has
-        its last token or is lost, and nothing is on its way.
-        """
-        asked, judge = list(asked), Judge(self, held_NLE.shape, policy, cost_model)
-        self._lost_between.clear()  # the keeper looks who is there
-        keeper = TableKeeper(self, held_NLE, judge)
-        for server, arrays in keeper.tables().items():
-            held_LE = self.full(keeper.held_NLE[server])
-            self.tell(server, "prepare", {"version": 0}, {"held_LE": held_LE} | arrays)
-        self.wait_for_all("ready", ready_s)
-        offsets_s = self.clock_offsets()
-        begun_s = time.perf_counter()
-        keeper.begin(begun_s)
-        serving = Serving(self, keeper, asked, drill, begun_s)
-        for who, kind in self._lost_between:
-            serving.replace(who, kind)
-        serving.run()
-        notes = {}
-        for server in self.alive:
-            answer = self.ask(server, "notes", NOTES_S)
-            if answer is not None:
-                notes[server] = answer
+    def notes(self) -> tuple[dict[int, tuple[dict, dict]], list[int]]:
+        """What all have noted in a run (facts, arrays); who lives and gave nothing."""
+        asked = {server: self.ask(server, "notes", NOTES_S) for server in self.alive}
+        notes = {server: answer for server, answer in asked.items() if answer}
         missing = [n for n in self.alive if n not in notes and self.answers(n)]
         if missing:
             print(
@@ -300,5 +226,4 @@ class Scheduler:
                 "is counted leaves them out",
                 file=sys.stderr,
             )
-        where = asked, keeper, judge.decisions, serving.failures
-        return MethodRun(*where, notes, offsets_s, begun_s, missing)
+        return notes, missing

@@ -1,30 +1,79 @@
-"""A method's run as the scheduler sees it: requests, their tokens, drills, losses.
+"""A run as the scheduler sees it: requests, their tokens, drills, losses.
 
 One thread takes events and acts on them. The scheduler alone decides who is lost; what
-it decides goes to the keeper of the table, and requests of the lost go to survivors.
+that changes for who computes what is the mode's business (`Holders`), and requests of
+the lost go to others.
 """
 
-import sys
+import dataclasses
 import time
-import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from moe_edge.cluster.prism.table_keeper import TableKeeper
-from moe_edge.cluster.scheduler.asked import Asked, Drill, Failure
-from moe_edge.core.checks import MoeEdgeError
-
-if TYPE_CHECKING:
-    from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.drills import Drill
+from moe_edge.cluster.scheduler.asked import Asked, Failure
+from moe_edge.cluster.scheduler.scheduler import Scheduler
 
 TICK_S = 0.05
 END_S = 30.0  # for what is on its way when the last request has ended
 
 
+class Holders:
+    """Who computes what in a run: each mode has its own.
+
+    Attributes:
+      actions: what it does about events of its own: (server, fields, at_s).
+      under_way: whether something is not finished yet.
+      unconfirmed: servers that are waited for then.
+    """
+
+    actions: dict[str, Callable[[int, dict, float], None]] = {}
+    under_way = False
+    unconfirmed: Sequence[int] = ()
+
+    def begin(self, begun_s: float) -> None:
+        """The run begins."""
+
+    def tick(self, busy: bool) -> None:
+        """Some time has passed; busy: requests are being served."""
+
+    def settle(self) -> None:
+        """The last request has ended: nothing new may begin."""
+
+    def is_only_slow(self, server: int) -> bool:
+        """Whether a server with an overdue call is not lost."""
+        return False
+
+    def lost(self, server: int) -> None:
+        """A server is gone.
+
+        Raises:
+          NobodyLeft: nothing can go on without it.
+        """
+
+
+@dataclasses.dataclass
+class Run:
+    """What came of a run.
+
+    Attributes:
+      asked: all requests, with tokens and times.
+      failures: servers that were lost.
+      begun_s: when it began, by the scheduler's clock.
+      notes: server -> (facts, arrays) that it has noted; the lost have none.
+      notes_missing: servers that live and gave none.
+    """
+
+    asked: list[Asked]
+    failures: list[Failure]
+    begun_s: float
+    notes: dict[int, tuple[dict, dict]]
+    notes_missing: list[int]
+
+
 class Serving:
-    """The events of one method's run.
+    """The events of one run, which begins now.
 
     Attributes:
       failures: servers that were lost.
@@ -32,60 +81,52 @@ class Serving:
 
     def __init__(
         self,
-        scheduler: "Scheduler",
-        keeper: TableKeeper,
+        scheduler: Scheduler,
+        holders: Holders,
         asked: Sequence[Asked],
         drill: Drill | None,
-        begun_s: float,
     ):
-        self.scheduler, self.keeper, self.asked = scheduler, keeper, asked
+        self.scheduler, self.holders, self.asked = scheduler, holders, asked
         self.failures: list[Failure] = []
-        self._drill, self._begun_s = drill, begun_s
+        self.begun_s = time.perf_counter()
+        self._drill = drill
         self._coming = sorted(asked, key=lambda one: one.arrival_s)[::-1]
         self._by_id = {one.id: one for one in asked}
         self._generated = 0
         self._struck_s: float | None = None
         self._resuming: list[tuple[Failure, list[Asked]]] = []
-        self._actions = {
+        self._actions = holders.actions | {
             "token": self._token,
             "failed": self._failed,
             "lost": self._lost,
-            "arrived": keeper.arrived,
-            "confirmed": keeper.confirmed,
         }
 
     @property
     def now_s(self) -> float:
         """Seconds from the beginning of the run."""
-        return time.perf_counter() - self._begun_s
+        return time.perf_counter() - self.begun_s
 
     def run(self) -> None:
         """To the last token of the last request, and until nothing is on its way."""
+        self.holders.begin(self.begun_s)
+        while self.scheduler.lost_between:
+            self._replace(*self.scheduler.lost_between.pop(0))
         while not all(one.ended for one in self.asked):
             self._send_due()
             self._take_one(min(self._until_next(), TICK_S))
-            self.keeper.tick(busy=not all(one.ended for one in self.asked))
-        self.keeper.settle()
+            self.holders.tick(busy=not all(one.ended for one in self.asked))
+        self.holders.settle()
         until_s = time.monotonic() + END_S
-        while self.keeper.under_way:
+        while self.holders.under_way:
             self._take_one(TICK_S)
             if time.monotonic() > until_s:
-                for server in self.keeper.unconfirmed:
-                    self.take_off(server, "hung")
+                for server in self.holders.unconfirmed:
+                    self._take_off(server, "hung")
 
     def _take_one(self, wait_s: float) -> None:
         event = self.scheduler.next_event(time.monotonic() + wait_s)
-        if event is None or event.name not in self._actions:
-            return
-        try:
+        if event is not None and event.name in self._actions:
             self._actions[event.name](event.server, event.fields, event.at_s)
-        except MoeEdgeError:  # such as that nobody is left
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-            traceback.print_exc()
-            what = f"{event.name!r} {event.fields}"
-            print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
-            self.take_off(event.server, "hung")
 
     def _until_next(self) -> float:
         if not self._coming:
@@ -114,11 +155,10 @@ class Serving:
         one = self._by_id.get(fields["id"])
         if one is None or one.at != server or one.ended:
             return
-        token, done = int(fields["token"]), bool(fields["done"])
         self._resume(one, at_s)
-        one.tokens.append(token)
+        one.tokens.append(fields["token"])
         one.times_s.append(at_s)
-        one.done = done
+        one.done = fields["done"]
         self._generated += 1
         drill = self._drill
         if drill is not None and self._generated >= drill.tokens:
@@ -127,11 +167,11 @@ class Serving:
 
     def _resume(self, one: Asked, at_s: float) -> None:
         """A request's new token may be the first after a loss (`Failure.resumed_s`)."""
-        last_s = (one.times_s[-1] if one.times_s else one.arrived_s) - self._begun_s
+        last_s = (one.times_s[-1] if one.times_s else one.arrived_s) - self.begun_s
         for failure, moved in list(self._resuming):
             begun_after = last_s >= failure.detected_s
             if one in moved or (begun_after and all(m.ended for m in moved)):
-                failure.resumed_s = at_s - self._begun_s
+                failure.resumed_s = at_s - self.begun_s
                 self._resuming.remove((failure, moved))
 
     def _failed(self, server: int, fields: dict, _: float) -> None:
@@ -144,23 +184,21 @@ class Serving:
         who, kind = fields["who"], fields["kind"]
         if not self.scheduler.is_alive(who):
             return
-        if kind == "overdue" and self.scheduler.answers(who):
-            self.keeper.repeat()  # only slow: whoever waits asks again
-        else:
-            self.take_off(who, kind)
+        if kind != "overdue" or not self.holders.is_only_slow(who):
+            self._take_off(who, kind)
 
-    def take_off(self, who: int, kind: str) -> None:
+    def _take_off(self, who: int, kind: str) -> None:
         """Takes a server off the list, unless it is lost already."""
         if self.scheduler.lose(who):
-            self.replace(who, kind)
+            self._replace(who, kind)
 
-    def replace(self, who: int, kind: str) -> None:
+    def _replace(self, who: int, kind: str) -> None:
         """Others take over what a lost server had."""
         failure = Failure(who, "dead" if kind == "dead" else "hung", self.now_s)
         failure.struck_s = self._struck_s
         self.failures.append(failure)
         moved = [one for one in self.asked if one.at == who and not one.ended]
         self._resuming.append((failure, moved))
-        self.keeper.lost(who)
+        self.holders.lost(who)
         for one in moved:
             self._send(one)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.roles import FIRST, MAIN
 from moe_edge.cluster.scheduler.asked import Asked
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
@@ -37,11 +38,18 @@ def wanted_of(options: ClusterOptions, tokenizer: Tokenizer, limit: int) -> Want
       RequestError: a bad line of the prompts, or a server that is none.
       CapacityError: a prompt that exceeds the model's context.
     """
+    is_prism = options.mode == "prism"
     if options.prompts is not None:
-        return from_prompts(options.prompts, options, tokenizer, limit)
-    if options.mode == "od_moe":  # the families take turns
-        options = dataclasses.replace(options, servers=len(options.families))
-    return from_workload(options, tokenizer, limit)
+        wanted = from_prompts(options.prompts, options, tokenizer, limit)
+    else:
+        if not is_prism:  # the families take turns
+            options = dataclasses.replace(options, servers=len(options.families))
+        wanted = from_workload(options, tokenizer, limit)
+    if is_prism:
+        return wanted
+    at_main = {"home": MAIN - FIRST, "arrival_s": 0.0}  # all at once
+    asked = [dataclasses.replace(one, **at_main) for one in wanted.asked]
+    return Wanted(asked, wanted.texts)
 
 
 def from_prompts(path: str, options: ClusterOptions, tokenizer, limit: int) -> Wanted:

@@ -13,7 +13,7 @@ from moe_edge.hardware.models import ModelShape
 from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Problem, Traffic
 from moe_edge.place.policy import PLACERS, get_placer
-from moe_edge.schedule.fifo import FifoToIdle
+from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
@@ -97,7 +97,7 @@ class Case:
         offload = OffloadPolicy(share=share) if share else None
         if ALONE.get(method):
             reach_s = functools.partial(self.cost_model.send_s, tokens=1)
-            schedule = FifoToIdle(options.max_batch, reach_s)
+            schedule = ToIdle(options.max_batch, reach_s)
         if method not in ALONE:
             placer, problem = get_placer(method), self.problem(seed, cache_share)
             placement = placer.solve(problem)

@@ -33,7 +33,7 @@ from moe_edge.core.clock import EventHeap
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.plan import Placement
-from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import SchedulePolicy
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
@@ -85,7 +85,7 @@ class ClusterLoop:
       requests: in order of arrival; pools: their routing.
       placement: where blocks are; None only where servers load every block.
       seed: of where requests read their routing.
-      schedule: order of requests (its follow-ups are not simulated); None: `Fifo`
+      schedule: order of requests (its follow-ups are not simulated); None: `Continuous`
         with the options' max_batch.
       migration: when the placement changes; None: never.
       offload: how servers load what they lack; None: they ask the others.
@@ -124,7 +124,7 @@ class ClusterLoop:
         self.heap, self.spans = EventHeap(), Spans(options.timeline_s)
         self.index = GpuIndex(cost_model)
         self.links = Links(cost_model, self.index, self.spans)
-        self.schedule = RequestLoop(schedule or Fifo(options.max_batch), N)
+        self.schedule = RequestLoop(schedule or Continuous(options.max_batch), N)
         self.servers = [ServerState() for _ in range(N)]
         self.rows = pools.rows(requests, seed)
         self.finish_R, self.first_R = np.full(R, np.nan), np.full(R, np.nan)

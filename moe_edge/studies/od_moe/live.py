@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -147,7 +147,7 @@ def run_fig8(settings: LiveSettings) -> Findings:
                 key = f"{name}, {departure}" if departure else name
                 row = runs.run(number, shadow, periods, departure or "late")
                 rows.setdefault(key, []).append(row)
-    return findings(settings, runs, rows, "What is aligned")
+    return findings(settings, runs, rows, case_panels, "What is aligned")
 
 
 def departures_of(settings: LiveSettings, shadow: str) -> Sequence[str | None]:
@@ -158,18 +158,60 @@ def departures_of(settings: LiveSettings, shadow: str) -> Sequence[str | None]:
 def run_fig9(settings: PeriodSettings) -> Findings:
     """All pairs of periods."""
     runs, rows = LiveRuns(settings), {}
-    pairs = list(itertools.product(settings.periods, repeat=2))
     for number in range(settings.rounds):
-        for token, kv in pairs:
+        for pair in itertools.product(settings.periods, repeat=2):
             for departure in settings.departures:
-                key = f"T{token}_KV{kv}, {departure}"
-                row = runs.run(number, "int8", (token, kv), departure)
-                rows.setdefault(key, []).append(row)
-    return findings(settings, runs, rows, "Periods of alignment")
+                row = runs.run(number, "int8", pair, departure)
+                rows.setdefault(period_case(*pair, departure), []).append(row)
+    return findings(settings, runs, rows, period_panels, "Periods of alignment")
+
+
+def period_case(token: int, kv: int, departure: str) -> str:
+    """Name of a case of figure 9; the periods as the paper writes them."""
+    return f"T{token}_KV{kv}, {departure}"
+
+
+SPEED = "decode speed over all experts resident"
+
+
+def case_panels(settings: LiveSettings, share: Mapping[str, float]) -> list[Panel]:
+    """A bar a case."""
+    title = f"{settings.workers} workers, {settings.groups} groups"
+    return [
+        Panel(title, SPEED, list(share), {"median of rounds": list(share.values())})
+    ]
+
+
+def period_panels(settings: PeriodSettings, share: Mapping[str, float]) -> list[Panel]:
+    """A panel a departure, a colour a period of the KV cache."""
+    return [
+        Panel(
+            f"{departure} departure, {settings.workers} workers",
+            SPEED,
+            [_every(token) for token in settings.periods],
+            {
+                f"KV cache {_every(kv)}": [
+                    share[period_case(token, kv, departure)]
+                    for token in settings.periods
+                ]
+                for kv in settings.periods
+            },
+            x_label="tokens aligned",
+        )
+        for departure in settings.departures
+    ]
+
+
+def _every(period: int) -> str:
+    return f"every {period}" if period else "never"
 
 
 def findings(
-    settings: LiveSettings, runs: LiveRuns, rows: Mapping[str, list[dict]], title: str
+    settings: LiveSettings,
+    runs: LiveRuns,
+    rows: Mapping[str, list[dict]],
+    panels_of: Callable[[LiveSettings, Mapping[str, float]], list[Panel]],
+    title: str,
 ) -> Findings:
     """The entry of a study of cases."""
     metrics, share = [], {}
@@ -194,12 +236,6 @@ def findings(
                 metrics.append(metric(name, label, value, unit, len(values), spread))
     best, worst = max(share, key=share.get), min(share, key=share.get)
     same = all(row["same_tokens"] for found in rows.values() for row in found)
-    panel = Panel(
-        f"{settings.workers} workers, {settings.groups} groups",
-        "decode speed over all experts resident",
-        list(share),
-        {"median of rounds": list(share.values())},
-    )
     return Findings(
         answer=f"Best: {best}, {share[best]:.2f} of the speed with all experts "
         f"resident; worst: {worst}, {share[worst]:.2f}.",
@@ -210,13 +246,17 @@ def findings(
             "new_tokens": settings.new_tokens,
             "prompts": settings.prompts,
             "rounds": settings.rounds,
+            "workers": settings.workers,
+            "groups": settings.groups,
         },
         kind="emulated",
         metrics=metrics,
         limits=LIMITS,
         checks={"every case gave the model's own tokens": same},
         ours=share,
-        plot=lambda path: draw_panels(path, [panel], title=title),
+        plot=lambda path: draw_panels(
+            path, panels_of(settings, share), title=title, share_y=True
+        ),
         summary={"share": share},
     )
 

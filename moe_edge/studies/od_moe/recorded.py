@@ -136,11 +136,13 @@ class Runs:
     """The recorded runs of a study, and shadows of their model.
 
     Attributes:
+      config: of the model.
       model, workload: of a results entry.
     """
 
     def __init__(self, settings: RecallSettings):
         self._bench = Bench(settings.checkpoint)
+        self.config = self._bench.config
         resident, tokenizer = self._bench.resident, self._bench.tokenizer
         pool = make_pool(settings, tokenizer, settings.rounds, settings.prompt_tokens)
         self.runs = [

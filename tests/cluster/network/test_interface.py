@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from moe_edge.cluster.network.interface import Interface, sent_bytes
-from moe_edge.cluster.scheduler.outcome import interface_bytes
+from moe_edge.cluster.prism.outcome import interface_bytes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/dev")
 

@@ -12,8 +12,8 @@ import pytest
 
 from moe_edge.cluster.od_moe.groups import Groups
 from moe_edge.cluster.od_moe.main_engine import ShadowLink
-from moe_edge.cluster.od_moe.roles import FIRST_WORKER, MAIN, SHADOW
 from moe_edge.cluster.od_moe.shadow_node import ShadowNode
+from moe_edge.cluster.roles import FIRST_WORKER, MAIN, SHADOW
 from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import make_shadow
 from moe_edge.predict.shadow import Shadow

@@ -52,6 +52,17 @@ def test_alignment_every_second_step_departs_late_every_second_step():
     assert never.token_ends_s(5) == spec.token_ends_s(5)
 
 
+def test_late_shadow_waits_for_keys_and_values_where_they_are_due():
+    parts = {"load_s": 8.0, "shadow_s": 1.0, "kv_period": 2, "kv_s": 0.25} | PARTS
+    # Steps 1 and 2 as without. Before step 3 come two steps' keys and a fixed second:
+    # named 29 and 29.5. Layer 0 is chosen before, at 28: loaded 36, computed 38; layer
+    # 1: loaded 37.5, chosen 39, computed 41.
+    timing = Timing(align_s=1.0, **parts)
+    assert timing.token_ends_s(3) == [13.5, 27.0, 41.0]
+    early = {"departure": "speculative", **parts}  # it goes on and is patched
+    assert Timing(align_s=1.0, **early).token_s(3) == Timing(**early).token_s(3)
+
+
 def test_mispredictions_add_their_reloads():
     timing = Timing(load_s=0.0, shadow_s=0.0, missed_ratio=0.25, reload_s=2.0, **PARTS)
     assert timing.token_s() == 6.0 + 2 * 0.25 * 2.0
@@ -86,6 +97,7 @@ def test_groups_that_begin_anew_with_each_token_wait_two_layers_each():
     [
         ({"groups": 0}, "groups.*0"),
         ({"load_s": -1.0}, "load_s.*-1"),
+        ({"align_s": -1.0}, "align_s.*-1"),
         ({"departure": "soon"}, "soon.*late"),
         ({"missed_ratio": 1.5}, "missed_ratio is 1.5"),
     ],

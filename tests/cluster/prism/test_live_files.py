@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from moe_edge.cluster.scheduler.asked import Drill
-from moe_edge.cluster.scheduler.outcome import (
+from moe_edge.cluster.drills import Drill
+from moe_edge.cluster.prism.outcome import (
     events_of,
     payload_bytes,
-    served_rows,
     summary_row,
     trace_of,
     write_method,
 )
+from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import ClusterFacts, locality, method_file
@@ -158,7 +158,7 @@ def test_a_run_with_a_lost_server_and_a_lost_request_is_written(tmp_path):
     with LiveCluster([SLOTS] * 2) as cluster:
         asked = requests((9, 5), NEW, 2)
         asked[1].max_new_tokens = 5000
-        run = cluster.run(random_held(2), asked, drill=Drill("kill", "1", 4))
+        run = cluster.run(random_held(2), asked, drill=Drill("kill", 1, 4))
     write_method(tmp_path, "x", run, E, K)
     text = (tmp_path / method_file("requests", "x")).read_text().splitlines()
     assert text[2].endswith(",,")
@@ -166,7 +166,7 @@ def test_a_run_with_a_lost_server_and_a_lost_request_is_written(tmp_path):
     assert row["latency_s_N"][1] is None and row["mean_latency_s"] > 0
     (failure,) = [event for event in events_of(run) if event.kind == "fail"]
     assert failure.server == 1
-    assert np.isnan(served_rows(run)[1].latency_s)
+    assert np.isnan(served_rows(run.asked)[1].latency_s)
 
 
 def test_partial_sums_give_the_routing_of_one_machine_within_gate_b():

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from moe_edge.cluster.prism.server import SchedulerLost
-from moe_edge.cluster.scheduler.asked import Drill
+from moe_edge.cluster.drills import Drill
+from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from tests.support.live_cluster import (
@@ -219,7 +219,7 @@ def test_what_the_thread_that_brings_blocks_dies_of_ends_the_server(cluster):
 def test_a_drill_strikes_the_server_that_is_told(monkeypatch, cluster):
     struck = []
     monkeypatch.setattr(os, "kill", lambda pid, number: struck.append((pid, number)))
-    type(cluster.scheduler).__mro__[1].strike(cluster.scheduler, Drill("kill", "1", 1))
+    type(cluster.scheduler).__mro__[1].strike(cluster.scheduler, Drill("kill", 1, 1))
     cluster.transport.control(2, "time")
     assert struck == [(os.getpid(), 9)]
     with pytest.raises(PeerLost):

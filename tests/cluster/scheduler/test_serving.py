@@ -8,9 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node import remote
 from moe_edge.cluster.scheduler import scheduler
-from moe_edge.cluster.scheduler.asked import Drill, NobodyLeft
+from moe_edge.cluster.scheduler.asked import NobodyLeft
 from tests.support.live_cluster import (
     BLOCKS,
     SLOTS,
@@ -60,7 +61,7 @@ def test_a_server_that_dies_around_a_migration_changes_no_token(way, name, count
 
 def test_a_moved_request_brings_the_tokens_that_it_has():
     with LiveCluster([SLOTS] * 3) as cluster:
-        drill = Drill("kill", "1", 8)
+        drill = Drill("kill", 1, 8)
         run = cluster.run(random_held(3), asked_of(3), drill=drill)
         assert_tokens_of_one_machine(run.asked)
         moved = [one for one in run.asked if one.home == 1]
@@ -86,7 +87,7 @@ def test_a_moved_request_brings_the_tokens_that_it_has():
 def test_blocks_of_a_dead_server_get_free_slots():
     held_NLE = owned_by_one(3)
     with LiveCluster([SLOTS] * 3) as cluster:
-        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", "0", 8))
+        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         first, second = run.keeper.changes
         assert sorted(first.drops) == [
@@ -103,7 +104,7 @@ def test_blocks_of_a_dead_server_get_free_slots():
 
 def test_without_room_lost_blocks_are_read_for_each_call():
     with LiveCluster([9, 9, 9]) as cluster:  # 8 blocks each, a spare slot
-        run = cluster.run(owned_by_one(3), asked_of(3), drill=Drill("kill", "0", 8))
+        run = cluster.run(owned_by_one(3), asked_of(3), drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         assert len(run.keeper.degraded) == 8 and not run.keeper.moved
         assert [run.notes[n][0]["most_used"] for n in (1, 2)] == [9, 9]
@@ -112,7 +113,7 @@ def test_without_room_lost_blocks_are_read_for_each_call():
 def test_a_server_without_slots_asks_others_for_lost_blocks():
     with LiveCluster([0, 13, 13]) as cluster:
         held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
-        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", "1", 8))
+        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 1, 8))
         assert_tokens_of_one_machine(run.asked)
         assert len(run.keeper.degraded) == 12
         assert run.notes[0][0]["local_pairs"] == 0
@@ -184,7 +185,7 @@ def test_without_slots_on_the_servers_left_the_run_ends_with_one_line():
         with pytest.raises(
             NobodyLeft, match=r"servers \[0\] are left and have no slot"
         ):
-            cluster.run(held_NLE, asked_of(2), drill=Drill("kill", "1", 8))
+            cluster.run(held_NLE, asked_of(2), drill=Drill("kill", 1, 8))
 
 
 def test_a_slow_server_is_asked_again_and_stays_on_the_list():
@@ -275,7 +276,7 @@ def test_a_server_that_says_nonsense_is_lost(fields, capsys):
 def test_notes_that_a_living_server_does_not_give_are_named(capsys):
     with LiveCluster([SLOTS] * 2) as cluster:
         server = cluster.servers[1].server
-        server._notes = lambda: {}["nothing"]
+        server.now_notes = lambda *_: {}["nothing"]
         run = cluster.run(random_held(2), asked_of(2))
         assert_tokens_of_one_machine(run.asked)
         assert run.notes_missing == [1] and set(run.notes) == {0}
@@ -334,7 +335,7 @@ def test_two_requests_take_turns():
 
 def test_a_server_that_was_lost_before_the_run_is_known_to_it():
     with LiveCluster([SLOTS] * 3) as cluster:
-        cluster.run(random_held(3), asked_of(3), drill=Drill("kill", "1", 80))
+        cluster.run(random_held(3), asked_of(3), drill=Drill("kill", 1, 80))
         run = cluster.run(random_held(3, 1), asked_of(3))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures and not run.keeper.start_NLE[1].any()

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.place.migration_policy import MigrationPolicy
-from moe_edge.schedule.fifo import FifoToIdle
+from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from tests.support.tiny_cluster import (
@@ -23,7 +23,7 @@ POOLS = constant_pools(2, a=[[0], [1]], b=[[1], [0]])
 
 def serve(requests, gpus=(1,), slots=2, policy=ALONE, redirect=False):
     costs = tiny_costs(gpus, slots)
-    schedule = FifoToIdle(1, lambda n, m: costs.send_s(n, m, 1)) if redirect else None
+    schedule = ToIdle(1, lambda n, m: costs.send_s(n, m, 1)) if redirect else None
     return run(requests, None, costs, POOLS, schedule=schedule, offload=policy)
 
 

@@ -1,9 +1,6 @@
 """Hand-computed timelines; the numbers of the tiny cluster are in its module."""
 
-import dataclasses
-
-from moe_edge.schedule.fifo import Fifo
-from moe_edge.schedule.policy import Decision
+from moe_edge.schedule.full_batch import FullBatch
 from tests.support.tiny_cluster import asked, constant_pools, placed, run, tiny_costs
 
 
@@ -110,25 +107,10 @@ def test_callers_spread_over_equal_replicas():
     assert result.bytes_NN["call"].nonzero()[0].tolist() == [0, 1, 2, 3]
 
 
-@dataclasses.dataclass(frozen=True)
-class FullBatch(Fifo):
-    """Starts with a full batch, or when the oldest has waited for so long."""
-
-    most_s: float = 0.0
-
-    def pick(self, lane, now_s):
-        if lane.running or len(lane.waiting) >= self.max_batch or not lane.waiting:
-            return super().pick(lane, now_s)
-        again_s = lane.waiting[0].arrival_s + self.most_s
-        return (
-            super().pick(lane, now_s) if now_s >= again_s else Decision((), {}, again_s)
-        )
-
-
 def test_a_policy_may_wait_for_a_full_batch():
     pools = constant_pools(2, a=[[0]])  # a step takes .75 s
     requests = asked(*((0, t, 1, 1, "a") for t in (0.0, 0.25, 2.0)))
     here = placed([[0, 0]])
-    policy = FullBatch(2, most_s=1.5)
+    policy = FullBatch(2, max_wait_s=1.5)
     loop, _ = run(requests, here, tiny_costs((1,)), pools, schedule=policy)
     assert loop.finish_R.tolist() == [1.0, 1.0, 2.0 + 1.5 + 0.75]

@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
+from moe_edge.cluster.prism.outcome import events_of
 from moe_edge.cluster.scheduler.asked import Asked, Failure
-from moe_edge.cluster.scheduler.outcome import events_of
 
 BEGUN_S, OFFSET_S = 100.0, 7.0  # the server's clock is ahead
 

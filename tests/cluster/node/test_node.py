@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from moe_edge.cluster.node.membership import SCHEDULER
-from moe_edge.cluster.od_moe.node import Node, NodeFault
+from moe_edge.cluster.node.node import Node, NodeFault, SchedulerLost
 from moe_edge.cluster.od_moe.worker import WorkerNode
-from moe_edge.cluster.prism.server import SchedulerLost
+from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.core.checks import RequestError
 
 
@@ -34,11 +33,11 @@ class Counting(Node):
     def do_add(self, fields, arrays):
         self.sum += 0 + fields["n"]
 
-    def do_notes(self, fields, arrays):
+    def now_notes(self, fields, arrays):
         return {"sum": self.sum}, {}
 
-    def peer_lost(self, peer, kind):
-        self.lost.append((peer, kind))
+    def peer_lost(self, peer):
+        self.lost.append(peer)
 
 
 def told(node, *orders):
@@ -55,7 +54,7 @@ def test_orders_are_done_in_order_and_finish_is_confirmed():
     node = Counting()
     told(node, ("add", {"n": 2}), ("add", {"n": 3}), ("finish", {}))
     assert node.sum == 5
-    assert node.transport.told == [(SCHEDULER, "finished", {"server": 3})]
+    assert node.transport.told == [(SCHEDULER, "finished", None)]
     assert node.control(SCHEDULER, "notes", {}, {}) == ({"sum": 5}, {})
 
 
@@ -81,7 +80,8 @@ def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
     node = Counting()
     node.on_lost(2, "hung")
     node.control(SCHEDULER, "lost", {"server": 4}, {})
-    assert node.lost == [(2, "hung"), (5, "dead")]
+    assert node.lost == [2, 5]
+    assert node.transport.told == [(SCHEDULER, "lost", {"who": 1, "kind": "hung"})]
     assert node.transport.forgotten == [5]
     told(node)
     node = Counting()
@@ -124,6 +124,6 @@ def test_fault_in_a_workers_answers_ends_it_but_a_bad_call_does_not(capsys):
 @pytest.mark.parametrize("name", ["strike", "lost", "stop"])
 def test_orders_of_others_than_the_scheduler_are_refused(name):
     node = Counting()
-    with pytest.raises(RequestError, match=f"process 3 says {name}"):
+    with pytest.raises(RequestError, match="process 3 gives no orders"):
         node.control(3, name, {"kind": "kill", "server": 1}, {})
     assert not node.lost and not node.transport.forgotten

@@ -1,20 +1,17 @@
-"""What a run of the cluster leaves: a row of the summary and files of each method."""
+"""What a method leaves: a row of the summary and its files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.cluster.scheduler.asked import Asked
-from moe_edge.cluster.scheduler.scheduler import MethodRun
-from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.cluster.prism.method import MethodRun
+from moe_edge.cluster.scheduler.written import served_rows
+from moe_edge.cluster.transport.wire import Kind
 from moe_edge.core.events import Event, write_events
-from moe_edge.engine.prompts import Prompt, decode_after
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
-    Served,
     join_traces,
     method_file,
     write_migrations,
@@ -29,21 +26,9 @@ SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = 
 )
 
 
-def served_rows(run: MethodRun) -> list[Served]:
-    """A line a request, times from its arrival."""
-    rows = []
-    for one in run.asked:
-        first = last = float("nan")
-        if one.done:
-            first = one.times_s[0] - one.arrived_s
-            last = one.times_s[-1] - one.arrived_s
-        rows.append(Served(one.home, one.domain, one.arrival_s, first, last))
-    return rows
-
-
 def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
     """One method's numbers; keys: interfaces of the cluster."""
-    served = served_rows(run)
+    served = served_rows(run.asked)
     latency_R = np.array([row.latency_s for row in served])
     server_R = np.array([row.server for row in served])
     done_R = ~np.isnan(latency_R)
@@ -79,8 +64,6 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
 
 def payload_bytes(facts: Sequence[dict]) -> int:
     """All that was handed to the transport for calls and their answers."""
-    from moe_edge.cluster.transport.wire import Kind
-
     kinds = {int(Kind.CALL), int(Kind.ROWS)}
     return sum(
         size
@@ -179,7 +162,7 @@ def write_method(
     folder: Path, name: str, run: MethodRun, num_experts: int, top_k: int
 ) -> None:
     """All files of one method."""
-    write_requests(folder / method_file("requests", name), served_rows(run))
+    write_requests(folder / method_file("requests", name), served_rows(run.asked))
     placement = Placement(np.where(run.keeper.start_NLE, 0, -1))
     placement.save(folder / method_file("placement", name), {"method": name})
     changes = folder / method_file("migrations", name)
@@ -188,27 +171,3 @@ def write_method(
     trace = trace_of(run, num_experts, top_k)
     if trace is not None:
         write_trace(folder / method_file("trace", name), trace)
-
-
-def write_texts(
-    folder: Path,
-    asked: Sequence[Asked],
-    texts: Sequence[Prompt],
-    tokenizer: Tokenizer,
-    server: int | None = None,
-) -> None:
-    """`generations.jsonl`: a line a request, in order of arrival.
-
-    Args:
-      server: of all of them; None: each its home.
-    """
-    lines = []
-    for one, text in zip(asked, texts, strict=True):
-        completion = decode_after(tokenizer, list(one.prompt), one.tokens)
-        line = {"id": text.id, "text": completion, "tokens": one.tokens}
-        line["server"] = one.home if server is None else server
-        if one.error is not None:
-            line["error"] = one.error
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    path = folder / "generations.jsonl"
-    path.write_text("".join(lines), encoding="utf-8")

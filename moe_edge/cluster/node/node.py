@@ -1,0 +1,162 @@
+"""A process that the scheduler tells what to do: orders, questions, losses, its end.
+
+A subclass has a method `now_NAME(fields, arrays)` for what is done or answered at once,
+in a thread of the transport, and `do_NAME` for what the main thread does in its turn,
+between pieces of the node's own work; an order may have both. What goes wrong in the
+main thread ends the node.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import traceback
+
+from moe_edge.cluster.drills import SIGNALS
+from moe_edge.cluster.roles import FIRST, SCHEDULER
+from moe_edge.cluster.transport.base import Transport
+from moe_edge.core.checks import MoeEdgeError, RequestError
+
+IDLE_S = 0.5  # how often a node without work looks around
+
+
+class SchedulerLost(MoeEdgeError):
+    """The scheduler is gone: nothing can go on."""
+
+    exit_code = 3
+
+
+class NodeFault(MoeEdgeError):
+    """A fault of ours in a node; its log has more."""
+
+    exit_code = 1
+
+
+class Node:
+    """One process; also what the transport answers with (`Handlers`).
+
+    Attributes:
+      number: of the process.
+      of_others: orders that other processes than the scheduler may give.
+      idle: whether there is nothing to do but orders.
+    """
+
+    of_others: tuple[str, ...] = ()
+    idle = True
+
+    def __init__(self, number: int, transport: Transport):
+        self.number, self.transport = number, transport
+        self._orders: queue.SimpleQueue = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._error: BaseException | None = None
+
+    # What the transport answers with, in its threads.
+
+    def call(self, peer, call):
+        raise RequestError(f"process {self.number} computes no experts")
+
+    def block(self, layer, block):
+        return None
+
+    def control(self, peer: int, name: str, fields: dict, arrays: dict):
+        if peer != SCHEDULER and name not in self.of_others:
+            raise RequestError(f"process {peer} gives no orders; the scheduler does")
+        now, later = getattr(self, f"now_{name}", None), hasattr(self, f"do_{name}")
+        if now is None and not later:
+            raise RequestError(f"process {self.number} knows no order {name!r}")
+        answer = None if now is None else now(fields, arrays)
+        if later:
+            self._orders.put((name, fields, arrays))
+        return answer or ({}, {})
+
+    def now_time(self, fields, arrays):
+        return {"now_s": time.perf_counter()}, {}
+
+    def now_strike(self, fields, arrays) -> None:
+        """A drill."""
+        os.kill(os.getpid(), SIGNALS[fields["kind"]])
+
+    def now_lost(self, fields, arrays) -> None:
+        """The scheduler has taken a process off the list."""
+        peer = FIRST + fields["server"]
+        self.transport.disconnect(peer)
+        self.peer_lost(peer)
+
+    def now_stop(self, fields, arrays) -> None:
+        self._stopped.set()
+        self._wake()
+
+    def on_lost(self, peer: int, kind: str) -> None:
+        """The transport lost a process, or a call found it lost."""
+        if peer == SCHEDULER:
+            self.fail(SchedulerLost(f"the scheduler is {kind}; this process ends"))
+        else:
+            self.peer_lost(peer)
+            self.tell("lost", {"who": peer - FIRST, "kind": kind})
+
+    def peer_lost(self, peer: int) -> None:
+        """Another process than the scheduler is lost; may be told twice of one."""
+
+    def fail(self, error: BaseException) -> None:
+        """Ends `run` by an error; any thread may call it."""
+        if not self._stopped.is_set():
+            self._error = error
+            self._stopped.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._orders.put(("wake", {}, {}))
+
+    @contextlib.contextmanager
+    def faults_end_it(self, what: str):
+        """A fault of ours in here, in whatever thread, ends the node with one line."""
+        try:
+            yield
+        except MoeEdgeError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            line = " ".join(str(error).split())
+            text = f"process {self.number}, {what}: {type(error).__name__}: {line}"
+            fault = NodeFault(text)
+            self.fail(fault)
+            raise fault from error
+
+    def tell(self, name: str, fields: dict | None = None, arrays=None) -> None:
+        """Tells the scheduler."""
+        self.transport.post(SCHEDULER, name, fields, arrays)
+
+    # The main thread.
+
+    def run(self) -> None:
+        """Until the scheduler says stop.
+
+        Raises:
+          SchedulerLost: it is gone. Whatever a thread of this node died of.
+        """
+        while not self._stopped.is_set():
+            self._attend()
+            self.work()
+        if self._error is not None:
+            raise self._error
+
+    def _attend(self) -> None:
+        """Orders that have come; waits for one if there is nothing else to do."""
+        idle = self.idle
+        while not self._stopped.is_set():
+            try:
+                name, fields, arrays = self._orders.get(idle, IDLE_S if idle else None)
+            except queue.Empty:
+                return
+            idle = False
+            if name != "wake":
+                with self.faults_end_it(name):
+                    getattr(self, f"do_{name}")(fields, arrays)
+
+    def do_finish(self, fields, arrays) -> None:
+        """All requests have ended; what was on its way has come."""
+        self.tell("finished")
+
+    def work(self) -> None:
+        """A piece of the node's own work."""

@@ -1,0 +1,90 @@
+"""One method's run: servers take a placement, requests are served, it may migrate."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from moe_edge.cluster.drills import Drill
+from moe_edge.cluster.node.membership import Reception
+from moe_edge.cluster.prism.judge import Judge
+from moe_edge.cluster.prism.table_keeper import TableKeeper
+from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.scheduler.serving import Run, Serving
+from moe_edge.cluster.transport.base import Transport
+from moe_edge.hardware.cost_model import CostModel
+from moe_edge.place.migration_policy import MigrationPolicy
+
+
+@dataclasses.dataclass
+class MethodRun(Run):
+    """What came of one method.
+
+    Attributes:
+      keeper: the table's history.
+      decisions: on migration, of all periods.
+      offsets_s: server -> its clock minus the scheduler's.
+    """
+
+    keeper: TableKeeper
+    decisions: list[dict]
+    offsets_s: dict[int, float]
+
+
+class PrismScheduler(Scheduler):
+    """Runs methods one after another over the same servers.
+
+    Args:
+      moe_layers: of the model; tables and placements count these only.
+      num_layers, num_experts: of the model.
+      slots_N: blocks that each server may hold, its spare one among them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        reception: Reception | None,
+        moe_layers: Sequence[int],
+        num_layers: int,
+        num_experts: int,
+        slots_N: Sequence[int],
+    ):
+        super().__init__(transport, reception, len(slots_N))
+        self.moe_layers, self.num_layers = list(moe_layers), num_layers
+        self.num_experts, self.slots_N = num_experts, np.array(slots_N, np.int64)
+
+    def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
+        """[..., L of MoE layers, E] -> [..., all layers, E]."""
+        shape = (*array_NLE.shape[:-2], self.num_layers, self.num_experts)
+        full = np.full(shape, empty, array_NLE.dtype)
+        full[..., self.moe_layers, :] = array_NLE
+        return full
+
+    def run_method(
+        self,
+        held_NLE: np.ndarray,
+        asked: Sequence[Asked],
+        *,
+        policy: MigrationPolicy | None = None,
+        cost_model: CostModel | None = None,
+        drill: Drill | None = None,
+        ready_s: float = 120.0,
+    ) -> MethodRun:
+        """Serves requests from a placement on, which may follow what is asked.
+
+        It begins with every server holding its blocks, and ends when every request has
+        its last token or is lost, and nothing is on its way.
+        """
+        asked, judge = list(asked), Judge(self, held_NLE.shape, policy, cost_model)
+        self.lost_between.clear()  # the keeper looks who is there
+        keeper = TableKeeper(self, held_NLE, judge)
+        for server, arrays in keeper.tables().items():
+            held_LE = self.full(keeper.held_NLE[server])
+            self.tell(server, "prepare", {"version": 0}, {"held_LE": held_LE} | arrays)
+        self.wait_for_all("ready", ready_s)
+        offsets_s = self.clock_offsets()
+        serving = Serving(self, keeper, asked, drill)
+        serving.run()
+        came = asked, serving.failures, serving.begun_s, *self.notes()
+        return MethodRun(*came, keeper, judge.decisions, offsets_s)

@@ -1,0 +1,59 @@
+"""What the runs of both modes begin with and leave."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.scheduler.wanted import wanted_of
+from moe_edge.cluster.scheduler.written import write_texts
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+
+WARM_S = 600.0  # compiling on a slow machine
+
+
+class Programme:
+    """One run of the cluster.
+
+    Attributes:
+      scheduler: talks to the other processes; a subclass makes it.
+      wanted: what is asked for.
+    """
+
+    scheduler: Scheduler
+
+    def __init__(self, options: ClusterOptions, folder: Path):
+        self.options, self.folder = options, folder
+        self.reader = open_checkpoint(options.checkpoint)
+        self.config = self.reader.config
+        self.tokenizer = load_tokenizer(self.reader)
+        self.wanted = wanted_of(options, self.tokenizer, self.config.max_positions)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.reader.layout.size * self.reader.dtype.itemsize
+
+    def fresh(self) -> list[Asked]:
+        """All requests, not served yet."""
+        return [one.fresh() for one in self.wanted.asked]
+
+    def warm_up(self, **sizes: set) -> float:
+        """All processes compile what such sizes need: the longest one's seconds.
+
+        Raises:
+          NobodyLeft: one is lost before it is done.
+        """
+        arrays = {
+            name: np.array(sorted(some), np.int32) for name, some in sizes.items()
+        }
+        self.scheduler.tell_all("warm", {}, arrays)
+        said = self.scheduler.wait_for_all("warm", WARM_S, may_lose=False)
+        return max(fields["seconds"] for fields in said.values())
+
+    def write_texts(self, asked: Sequence[Asked]) -> None:
+        """`generations.jsonl`"""
+        write_texts(self.folder, asked, self.wanted.texts, self.tokenizer)

@@ -1,0 +1,107 @@
+"""What a step of one model costs on one machine, by rows or tokens, and by K.
+
+MoE-Prism's C (section 5), measured by `profile_machine --checkpoint` or made from a
+preset. Two tables: a decode step by its rows, a prefill by its tokens; both by the
+experts a token, which is the mean where rows differ. Between points the tables are
+linear, beyond them they go on as between the last two; below the fewest rows or tokens
+they are level.
+"""
+
+import dataclasses
+import itertools
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moe_edge.core.checks import ConfigError, built, check_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class CostTable:
+    """Seconds at points of a grid.
+
+    Attributes:
+      sizes: rows or tokens, rising, at least two.
+      ks: experts a token, rising, at least two.
+      seconds: of each size, at each k.
+    """
+
+    sizes: Sequence[float]
+    ks: Sequence[float]
+    seconds: Sequence[Sequence[float]]
+
+    def __post_init__(self):
+        for name in ("sizes", "ks"):
+            points = getattr(self, name)
+            rises = all(a < b for a, b in itertools.pairwise(points))
+            if len(points) < 2 or not rises or not points[0] > 0:
+                raise ConfigError(
+                    f"{name} of a cost table are {list(points)}, expected at least two "
+                    "numbers above 0 that rise"
+                )
+        shape = [len(row) for row in self.seconds]
+        if shape != [len(self.ks)] * len(self.sizes):
+            raise ConfigError(
+                f"a cost table has rows of {shape} seconds, expected {len(self.sizes)} "
+                f"rows of {len(self.ks)}"
+            )
+        for seconds in itertools.chain(*self.seconds):
+            check_positive("seconds of a cost table", seconds)
+
+    def __call__(self, size: float, k: float) -> float:
+        """Seconds there."""
+        if size <= 0:
+            return 0.0
+        i, x = _place(self.sizes, max(size, self.sizes[0]))
+        j, y = _place(self.ks, k)
+        low, high = self.seconds[i], self.seconds[i + 1]
+        at_low = low[j] + y * (low[j + 1] - low[j])
+        at_high = high[j] + y * (high[j + 1] - high[j])
+        return max(at_low + x * (at_high - at_low), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCosts:
+    """Seconds of steps.
+
+    Attributes:
+      decode: of a decode step, by its rows; prefill: of prompts, by their tokens.
+      source: where the numbers come from.
+    """
+
+    decode: CostTable
+    prefill: CostTable
+    source: str
+
+    def decode_s(self, rows: float, k: float) -> float:
+        """One token of `rows` rows, at `k` experts a token on the mean."""
+        return self.decode(rows, k)
+
+    def prefill_s(self, tokens: float, k: float) -> float:
+        """Prompts, or parts of them, of so many tokens together."""
+        return self.prefill(tokens, k)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `step_costs` of a machine.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_json(cls, given: Any) -> "StepCosts":
+        """From `step_costs` of a machine.json.
+
+        Raises:
+          ConfigError: it is none.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"step_costs is {given!r:.60}, expected names and values")
+        tables = {
+            name: built(f"step_costs: {name}", CostTable, given.get(name), True)
+            for name in ("decode", "prefill")
+        }
+        return built("step_costs", cls, {**given, **tables}, True)
+
+
+def _place(points: Sequence[float], at: float) -> tuple[int, float]:
+    """The interval that is used at a number, and how far in it that is."""
+    i = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
+    return i, (at - points[i]) / (points[i + 1] - points[i])

@@ -1,0 +1,22 @@
+"""The control of continuous batching: one K for all rows, as other engines have it."""
+
+import dataclasses
+from typing import ClassVar
+
+from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.fifo import highest_floor
+from moe_edge.schedule.policy import Decision, Lane
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuousOneK(Continuous):
+    """As Continuous, every row at the highest floor of those that run now."""
+
+    name: ClassVar[str] = "continuous_one_k"
+    SOURCE: ClassVar[str] = "control of ours: what a K a row is worth"
+
+    def pick(self, lane: Lane, now_s: float) -> Decision:
+        first = lane.first(self.max_batch - len(lane.running))
+        k = highest_floor([*lane.running, *first])
+        changed = {} if k is None else {j.id: k for j in lane.running if j.k != k}
+        return Decision([(job.id, k) for job in first], changed)

@@ -1,0 +1,57 @@
+"""Costs of steps: between and beyond the points of a table."""
+
+import json
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.hardware.step_costs import CostTable, StepCosts
+
+TABLE = CostTable((1, 2, 4), (8, 32), [[2, 5], [3, 6], [7, 10]])
+
+
+@pytest.mark.parametrize(
+    "size, k, seconds",
+    [
+        *((1, 8, 2), (2, 32, 6), (4, 32, 10), (1, 20, 3.5), (3, 8, 5), (3, 20, 6.5)),
+        *((8, 8, 15), (0.5, 8, 2), (2, 40, 7), (2, 4, 2.5), (0, 8, 0)),
+    ],
+)
+def test_table_is_linear_between_and_beyond_its_points(size, k, seconds):
+    assert TABLE(size, k) == pytest.approx(seconds)
+
+
+def test_costs_survive_their_file():
+    costs = StepCosts(TABLE, CostTable((16, 32), (8, 9), [[1, 2], [3, 4]]), "here")
+    read = StepCosts.of_json(json.loads(json.dumps(costs.to_json())))
+    assert (read.decode_s(3, 20), read.prefill_s(24, 8)) == (6.5, 2)
+    assert read.source == "here"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"sizes": [2, 1]},
+            r"sizes of a cost table are \[2, 1\], expected at least two",
+        ),
+        ({"ks": [8]}, r"ks of a cost table are \[8\], expected at least two"),
+        ({"sizes": [0, 1]}, r"sizes of a cost table are \[0, 1\]"),
+        ({"seconds": [[1, 1]]}, r"has rows of \[2\] seconds, expected 2 rows of 2"),
+        ({"seconds": [[1, 1], [1, 0]]}, "seconds of a cost table must be pos.*got 0"),
+        ({"seconds": [[1, 1], [1, "x"]]}, "seconds.* is .*'x'.*, expected"),
+        ({"sizes": "12"}, "decode: sizes is '12', expected a list"),
+    ],
+)
+def test_costs_that_are_none_are_refused(change, message):
+    good = {"sizes": [1, 2], "ks": [8, 9], "seconds": [[1, 2], [3, 4]]}
+    given = {"decode": good | change, "prefill": good, "source": ""}
+    with pytest.raises(ConfigError, match=message):
+        StepCosts.of_json(given)
+
+
+def test_a_file_without_costs_is_refused():
+    with pytest.raises(ConfigError, match="step_costs is None, expected names and val"):
+        StepCosts.of_json(None)
+    with pytest.raises(ConfigError, match="step_costs: decode is None, expected names"):
+        StepCosts.of_json({"prefill": {}})

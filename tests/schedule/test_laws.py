@@ -1,0 +1,174 @@
+"""What holds under every policy, on random requests in computed time."""
+
+import collections
+
+import pytest
+
+from moe_edge.core.checks import RequestError
+from moe_edge.schedule.decisions import Recorder, replay
+from moe_edge.schedule.loop import Limits
+from moe_edge.schedule.policy import OUTCOMES
+from moe_edge.schedule.registry import POLICIES
+from moe_edge.schedule.token_loop import TokenJob, TokenLoop
+from moe_edge.simulate.serving import ComputedServer
+from tests.support.serving import COSTS, policies, random_load
+
+EACH = pytest.mark.parametrize("policy", policies(), ids=list(POLICIES))
+SEEDS = range(6)
+LIMITS = Limits(max_waiting=12, kv_budget_bytes=2000)
+# One capacity for all rows, as in a session of slots.
+SLOTS = Limits(12, 2400, lambda each: len(each) * max(each, default=0))
+
+
+def serve(policy, seed, limits=LIMITS, watch=None, drop=(), **more):
+    load = random_load(seed, **more)
+    loop = TokenLoop(policy, limits=limits, prefill_chunk=32)
+    server = ComputedServer(loop, COSTS, load.answers, watch)
+    cancelled = {n: t for n, t in load.cancelled.items() if n not in drop}
+    return load, loop, server.run(load.jobs, cancelled)
+
+
+@EACH
+@pytest.mark.parametrize("limits", [LIMITS, SLOTS], ids=["sum", "slots"])
+def test_each_request_ends_once_within_budget_and_never_below_its_floor(policy, limits):
+    steps = []
+
+    def watch(loop, now_s):
+        (lane,) = loop.lanes
+        assert lane.kv_bytes() <= limits.kv_budget_bytes
+        assert len(lane.running) <= policy.max_batch
+        assert loop.num_waiting <= limits.max_waiting
+        assert all(job.floor <= job.k <= 32 for job in lane.running)
+        arrived = sum(job.state != "new" for job in watch.jobs)
+        assert arrived == len(loop.open) + sum(loop.outcomes.values())
+        running, step = {job.id for job in lane.running}, loop.steps[0]
+        computed = [*(chunk.job.id for chunk in step.chunks)]
+        computed += [job.id for job in step.decode]
+        assert len(computed) == len(set(computed)) and running.issuperset(computed)
+        steps.append(len(running))
+
+    seen = collections.Counter()
+    for seed in SEEDS:
+        load = random_load(seed)
+        watch.jobs = load.jobs
+        loop = TokenLoop(policy, limits=limits, prefill_chunk=32)
+        server = ComputedServer(loop, COSTS, load.answers, watch)
+        served = server.run(load.jobs, load.cancelled)
+        outcomes = collections.Counter(one.outcome for one in served.values())
+        assert outcomes == +collections.Counter(loop.outcomes)
+        assert not loop.open and loop.lanes[0].idle
+        for job in load.jobs:
+            one = served[job.id]
+            expected = min(load.answers.get(job.id, 99), job.new_tokens)
+            if one.outcome == "finished" and job.deadline_s is None:
+                assert one.tokens == expected
+            assert one.tokens <= expected
+            assert not one.tokens or one.k_least >= job.floor
+        seen += outcomes
+    assert set(seen) == set(OUTCOMES) - {"failed"}  # all of them occur
+    assert max(steps) == policy.max_batch
+
+
+@EACH
+def test_who_waited_too_long_is_next_or_nobody(policy):
+    """The law of max_wait_s, where batches begin and where rows join."""
+    bound_s, late = 0.5, []
+
+    def watch(loop, now_s):
+        (lane,) = loop.lanes
+        before = watch.waiting
+        watch.waiting = list(lane.waiting)
+        joined = [job for job in before if job.state == "running"]
+        waited = [job for job in before if job.state in ("waiting", "running")]
+        if not joined or not waited:
+            return
+        oldest = min(waited, key=lambda job: job.arrival_s)
+        if now_s - oldest.arrival_s > bound_s:
+            late.append(oldest.id)
+            assert oldest in joined
+
+    class Watched(TokenLoop):
+        def begin_step(self, number, now_s):
+            watch.waiting = list(self.lanes[0].waiting)
+            return super().begin_step(number, now_s)
+
+    for seed in SEEDS:
+        load = random_load(seed, gap_s=0.01)
+        loop = Watched(policy, limits=Limits(kv_budget_bytes=1500), prefill_chunk=32)
+        ComputedServer(loop, COSTS, load.answers, watch).run(load.jobs, load.cancelled)
+    assert len(late) > 20
+
+
+@EACH
+def test_cancelling_one_changes_no_outcome_of_the_others(policy):
+    """Without deadlines and a bound of the queue: these depend on what others do."""
+    for seed in range(3):
+        load, _, before = serve(policy, seed, Limits(kv_budget_bytes=2000), count=30)
+        tokens = {n: one.tokens for n, one in before.items()}
+        for victim in load.cancelled:
+            _, _, after = serve(
+                policy, seed, Limits(kv_budget_bytes=2000), drop=[victim], count=30
+            )
+            for number, one in after.items():
+                if number == victim or load.jobs[number].deadline_s is not None:
+                    continue
+                if number not in load.cancelled:
+                    assert one.outcome == before[number].outcome == "finished"
+                    assert one.tokens == tokens[number]
+
+
+@EACH
+def test_slot_and_cache_of_a_cancelled_request_are_free_within_two_steps(policy):
+    for stage in ("waiting", "prefill", "decode"):
+        loop = TokenLoop(policy, limits=LIMITS, prefill_chunk=32)
+        jobs = [
+            TokenJob(i, floor=8, kv_bytes=400, prompt_tokens=p, new_tokens=9)
+            for i, p in enumerate((8, 70, 8, 8, 8))
+        ]
+        for job in jobs:
+            loop.admit(job, loop.arrive(job, 0.0), 0.0)
+        loop.begin_step(0, 1.0)
+        if stage == "decode":
+            loop.end_step(0, 1.1)
+            loop.begin_step(0, 1.1)
+        victim = {"waiting": 4, "prefill": 1, "decode": 0}[stage]
+        if stage == "prefill":
+            assert [chunk.job.id for chunk in loop.steps[0].chunks] == [0, 1, 2, 3]
+        assert loop.cancel(victim) is jobs[victim] and loop.cancel(victim) is None
+        loop.end_step(0, 1.2)
+        assert jobs[victim] not in (*loop.lanes[0].running, *loop.lanes[0].waiting)
+        assert loop.lanes[0].kv_bytes() == 400 * (4 if stage == "waiting" else 3)
+        loop.begin_step(0, 1.2)
+        assert all(job.id != victim for job in loop.steps[0].decode)
+        if not stage == "waiting" and policy.name.startswith(("cont", "elas")):
+            assert jobs[4] in loop.lanes[0].running  # it took the free slot
+
+
+@EACH
+def test_recorded_decisions_are_made_again(policy):
+    load = random_load(1)
+    recorder = Recorder(TokenLoop(policy, limits=LIMITS, prefill_chunk=32))
+    ComputedServer(recorder, COSTS, load.answers).run(load.jobs, load.cancelled)
+    fresh = TokenLoop(policy, limits=LIMITS, prefill_chunk=32)
+    count = replay(recorder.lines, fresh, TokenJob)
+    assert count == len(recorder.lines) > 200
+    assert fresh.outcomes == recorder.loop.outcomes
+
+
+def test_replay_names_the_first_decision_that_differs():
+    load, by_name = random_load(1), {p.name: p for p in policies()}
+    recorder = Recorder(TokenLoop(by_name["continuous"]))
+    ComputedServer(recorder, COSTS).run(load.jobs)
+    other = TokenLoop(by_name["continuous_one_k"])
+    with pytest.raises(RequestError, match=r"decision \d+ is .*\[\d+, 24\].*recorded"):
+        replay(recorder.lines, other, TokenJob)
+
+
+@EACH
+def test_the_same_requests_give_the_same_run(policy):
+    runs = [{n: vars_of(s) for n, s in serve(policy, 2)[2].items()} for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def vars_of(served):
+    return [getattr(served, name) for name in served.__slots__]

@@ -1,0 +1,85 @@
+"""Serving in computed time: one timeline by hand, and what load does."""
+
+import pytest
+
+from moe_edge.hardware.step_costs import CostTable, StepCosts
+from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.full_batch import FullBatch
+from moe_edge.schedule.token_loop import TokenJob, TokenLoop
+from moe_edge.simulate.serving import ComputedServer
+
+# A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
+COSTS = StepCosts(
+    CostTable((1, 2), (1, 2), [[2, 3], [3, 4]]),
+    CostTable((1, 2), (1, 2), [[1, 1], [2, 2]]),
+    "by hand",
+)
+
+
+def job(number, arrival_s, prompt, new, floor=1, **more):
+    return TokenJob(
+        number,
+        arrival_s=arrival_s,
+        floor=floor,
+        prompt_tokens=prompt,
+        new_tokens=new,
+        **more,
+    )
+
+
+def times(policy, *jobs, answers=None, cancelled=None):
+    server = ComputedServer(TokenLoop(policy), COSTS, answers)
+    served = server.run(jobs, cancelled)
+    return server, {n: (s.admitted_s, s.first_s, s.last_s) for n, s in served.items()}
+
+
+def test_rows_join_between_steps():
+    # 0: prompt until 3, then its rows. 1 came at 1: its prompt and the row of 0 from 3
+    # to 3 + 2 + 2 = 7; both rows, mean K 1.5, until 7 + 3.5; then 1 alone, K 2.
+    server, seen = times(Continuous(2), job(0, 0, 3, 3), job(1, 1, 2, 3, floor=2))
+    assert seen == {0: (0, 3, 10.5), 1: (3, 7, 13.5)}
+    assert server.steps == 4 and server.busy_s == 13.5
+    assert server.served[1].k_sum == 6 and server.served[0].k_least == 1
+
+
+def test_a_batch_runs_to_its_end():
+    _, seen = times(Fifo(2), job(0, 0, 3, 3), job(1, 1, 2, 3, floor=2))
+    assert seen == {0: (0, 3, 7), 1: (7, 9, 15)}
+
+
+def test_a_batch_that_waits_begins_by_itself():
+    _, seen = times(FullBatch(3, max_wait_s=5.0), job(0, 1, 1, 1), job(1, 2, 1, 1))
+    assert seen == {0: (6, 8, 8), 1: (6, 8, 8)}
+
+
+def test_what_comes_at_once_is_seen_at_once():
+    _, seen = times(Continuous(2), job(0, 0, 1, 1), job(1, 0, 1, 1))
+    assert seen == {0: (0, 2, 2), 1: (0, 2, 2)}
+
+
+def test_texts_end_deadlines_pass_and_clients_go():
+    server, seen = times(
+        Continuous(1),
+        *(job(0, 0, 1, 9), job(1, 0, 1, 1, deadline_s=4.0), job(2, 0, 1, 1)),
+        *(job(3, 20, 1, 9, deadline_s=23.5), job(4, 20, 1, 9)),
+        answers={0: 3},
+        cancelled={2: 2.0, 4: 28.0},
+    )
+    # 0 ends after three tokens at 5; 1 was given up at the step's end, then 5.
+    assert seen[0] == (0, 1, 5) and seen[1] == seen[2] == (None, None, None)
+    # 3 runs when its deadline passes: its answer is what it has at the step's end.
+    assert seen[3] == (20, 21, 25) and seen[4] == (25, 26, 26)
+    outcomes = [server.served[n].outcome for n in range(5)]
+    assert outcomes == ["finished", "expired", "cancelled", "finished", "cancelled"]
+
+
+def test_higher_load_waits_longer():
+    def mean_wait_s(gap_s):
+        jobs = [job(i, gap_s * i, 1, 2) for i in range(50)]
+        _, seen = times(Continuous(2), *jobs)
+        waits = [first - gap_s * i for i, (_, first, _) in seen.items()]
+        return sum(waits) / len(waits)
+
+    assert mean_wait_s(4.0) == pytest.approx(1)
+    assert mean_wait_s(4.0) < mean_wait_s(2.5) < mean_wait_s(1.5)
