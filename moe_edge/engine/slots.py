@@ -117,6 +117,14 @@ class RowSlots:
         """Bytes of the cache of a row of so many positions (`Row.need`)."""
         return cache_bytes(self.engine.config, 1, self.shapes.capacity_for(need))
 
+    def cached_tokens(self, prompt: Sequence[int], k: int | None = None) -> int:
+        """Tokens of a prompt that the prompt cache would spare now.
+
+        `self[id].cached` says what it did spare, once the row's prompt has begun.
+        """
+        k = self.engine.config.moe.top_k if k is None else k
+        return self.cache.find(prompt, k)[1]
+
     def num_compiled(self) -> int:
         """Programs compiled so far, the engine's among them."""
         return self.engine.num_compiled() + self._programs.num_compiled()
@@ -188,6 +196,13 @@ class RowSlots:
         self._keep(row)
         self._batch.remove(row)
 
+    def clear(self) -> None:
+        """All rows leave: after a step that raised, when caches may be lost."""
+        for row in self._rows.values():
+            row.released = True
+        self._rows, self._waiting, self._run = {}, [], None
+        self._batch = SlotBatch(self.engine, self._programs, self.shapes)
+
     def _keep(self, row: LiveRow) -> None:
         """Copies the first whole chunks of a row's cache, if they are news."""
         C = self.shapes.chunk
@@ -209,8 +224,12 @@ class RowSlots:
     # Steps.
 
     def step(self) -> list[NewToken]:
-        """At most one chunk of prompts, then a token of every running row."""
-        return self.prefill() + self.decode()
+        """A token of every running row, then at most one chunk of prompts.
+
+        A row decodes from the step after its prompt's last chunk, which gives its first
+        token (as in `schedule/token_loop.py`).
+        """
+        return self.decode() + self.prefill()
 
     def prefill(self) -> list[NewToken]:
         """Runs a chunk of waiting prompts; first tokens of those that are through."""

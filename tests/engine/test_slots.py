@@ -84,6 +84,8 @@ def test_prompt_cache_changes_nothing_but_what_is_computed(is_deterministic):
             prompt_cache_bytes=size,
         )
         run(slots, [(0, first)])
+        spared = [slots.cached_tokens(each.prompt, each.k) for each in again]
+        assert spared == ([32, 0] if size else [0, 0])
         slots.admit(again)
         got = {}
         while slots.is_busy:
@@ -143,8 +145,20 @@ def test_idle_rows_do_not_advance():
     for _ in range(8):
         slots.step()
     session = slots._batch.session
-    assert session.lengths == [9 + 1, 20 + 7]
+    assert session.lengths == [9 + 1, 20 + 6]
     np.testing.assert_array_equal(session.positions_B, session.lengths)
+
+
+def test_cleared_slots_begin_anew():
+    slots = RowSlots(engine_of("resident", "one_head"), **SIZES)
+    slots.admit([row("a", 9, 14, k=3), row("c", 33, 12, k=1)])
+    for _ in range(3):
+        slots.step()
+    slots.clear()
+    assert slots.num_rows == 0 and not slots.is_busy and slots.kv_bytes == 0
+    again = row("b", 20, 9, k=1)
+    assert tokens_of(run(slots, [(0, again)]))["b"] == alone("one_head", again)
+    assert slots.kv_bytes >= slots.row_bytes(again.need)
 
 
 def test_row_goes_on_at_another_k():
