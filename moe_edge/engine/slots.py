@@ -45,7 +45,8 @@ class RowSlots:
       prompt_cache_bytes: for the caches of rows that ended; 0 keeps none.
     Raises:
       ConfigError: an engine that keeps a record of one sequence (`check_rows`).
-      CapacityError: more than the model's context, or than a budget left for caches.
+      CapacityError: more than the model's context, or more bytes of caches than the
+        engine's budget left for them (`kv_limit_bytes`).
     """
 
     def __init__(
@@ -70,11 +71,28 @@ class RowSlots:
             deterministic=deterministic,
         )
         self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk)
+        self._check_budget()
         self._programs = SlotPrograms(engine.config)
         self._rows: dict[Hashable, LiveRow] = {}
         self._waiting: list[LiveRow] = []
         self._run: PromptRun | None = None
         self._batch = SlotBatch(engine, self._programs, self.shapes)
+
+    def _check_budget(self) -> None:
+        config, limit = self.engine.config, self.engine.kv_limit_bytes
+        largest = self.shapes.capacities[-1]
+        running, prompts = (
+            cache_bytes(config, rows[-1], largest)
+            for rows in (self.shapes.rows, self.shapes.prompt_rows)
+        )
+        kept = self.cache.budget_bytes
+        if limit is not None and running + prompts + kept > limit:
+            raise CapacityError(
+                f"caches of {self.shapes.max_rows} rows ({running} bytes), of prompts "
+                f"on their way ({prompts}) and of the prompt cache ({kept}) exceed the "
+                f"{limit} bytes that the device budget left for them; load the engine "
+                "for more, or ask for fewer rows or tokens"
+            )
 
     def warm_up(self) -> float:
         """Compiles all that rows may need; returns its seconds."""

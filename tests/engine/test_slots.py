@@ -6,6 +6,7 @@ import pytest
 from moe_edge.core.checks import CapacityError, ConfigError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.sampling import Sampling
 from tests.support.layered import StoreReader, layered
@@ -217,6 +218,10 @@ def test_bad_sizes_and_engines_of_one_sequence_are_refused():
         RowSlots(resident("gqa"), **SIZES | {"prompt_rows": 0})
     with pytest.raises(ConfigError, match="prompt_cache_bytes .* got -1"):
         RowSlots(resident("gqa"), **SIZES, prompt_cache_bytes=-1)
+    small = ResidentEngine(resident("gqa").weights)
+    small.kv_limit_bytes = 10_000
+    with pytest.raises(CapacityError, match=r"2 rows \(73728 bytes\).*10000 bytes"):
+        RowSlots(small, **SIZES)
     with layered() as traced, pytest.raises(ConfigError, match="a trace follows one"):
         RowSlots(traced, **SIZES)
     for mode in ("layered", "fused"):
