@@ -3,8 +3,10 @@
 The batch is a session of few rows and one capacity, both of few sizes; each row has a
 place in it. Caches stay contiguous: with few rows, pages would make XLA gather them at
 every step. Position, K, sampling rule, random key and step of a row are data, so no
-row compiles anything. Prompts run in a session of their own (`prompt_run`) and are then
-copied into their places. Works over every engine.
+row compiles anything. K: the model's own top-k is chosen, ranks beyond a row's K get id
+E, which no kernel computes. Prompts run in a session of their own (`prompt_run`), at
+most one chunk between two steps, and are then copied into their places; when rows
+leave, the batch moves into a smaller session. Works over every engine.
 
     slots = RowSlots(engine, max_rows=8, max_context=1024)
     slots.warm_up()                          # from here on nothing compiles
