@@ -68,11 +68,14 @@ class Recorder:
         finished: Collection[Job] = (),
         failed: Collection[Job] = (),
     ) -> list[Job]:
+        running = self.loop.lanes[number].running
+        progress = {job.id: [getattr(job, p) for p in job.PROGRESS] for job in running}
         following = self.loop.end_step(number, now_s, finished, failed)
         self._note(
             "end_step",
             now_s,
             lane=number,
+            progress=progress,
             finished=[job.id for job in finished],
             failed=[job.id for job in failed],
             following=[job.id for job in following],
@@ -120,5 +123,9 @@ def _call(loop: Recorder, given: dict, jobs: dict[int, Job], kind: type[Job]) ->
     elif event == "begin_step":
         loop.begin_step(given["lane"], now_s)
     else:
+        for number, values in given["progress"].items():
+            job = jobs[int(number)]
+            for name, value in zip(job.PROGRESS, values, strict=True):
+                setattr(job, name, value)
         ended = ([jobs[n] for n in given[name]] for name in ("finished", "failed"))
         loop.end_step(given["lane"], now_s, *ended)

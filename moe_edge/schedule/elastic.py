@@ -9,7 +9,7 @@ from moe_edge.core.checks import check_count
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.policy import Decision, Lane
-from moe_edge.schedule.token_loop import TokenJob
+from moe_edge.schedule.token_job import TokenJob
 
 PARTS = 4  # in how many parts what is free is taken back for a deadline
 

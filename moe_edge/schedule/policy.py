@@ -34,6 +34,7 @@ class Job:
     GIVEN: ClassVar[tuple[str, ...]] = (
         *("id", "home", "arrival_s", "floor", "deadline_s", "kv_bytes"),
     )
+    PROGRESS: ClassVar[tuple[str, ...]] = ()  # what its steps change and policies read
 
     id: int
     home: int = 0

@@ -6,7 +6,7 @@ from typing import ClassVar
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import NOTHING, Decision, Lane
-from moe_edge.schedule.token_loop import TokenJob
+from moe_edge.schedule.token_job import TokenJob
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,79 @@
 """Token serving in computed time: the server's request loop over measured costs.
 
-A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`), the
+A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`); the
 loop and all other software take no time.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from moe_edge.core.checks import check_count
 from moe_edge.core.clock import EventHeap
 from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
-from moe_edge.schedule.token_loop import Step, TokenJob, TokenLoop
+from moe_edge.schedule.token_job import TokenJob
 
 ARRIVE, CANCEL, END, WAKE = range(4)
+
+
+class Chunk(NamedTuple):
+    """A part of a prompt: tokens start .. stop - 1 of a request."""
+
+    job: TokenJob
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.job.prompt_tokens
+
+
+class Step(NamedTuple):
+    """What is computed between two decisions.
+
+    Attributes:
+      chunks: of prompts, that pass the model together; the last one of a prompt gives
+        its first token.
+      decode: jobs that then get one more token.
+    """
+
+    chunks: list[Chunk]
+    decode: list[TokenJob]
+
+
+class SlotSteps:
+    """What `engine.slots.RowSlots` computes in a step, without a model.
+
+    Prompts are prefilled a few together, a chunk a step; the next ones begin when all
+    of these are through. A row decodes from the step of its prompt's last chunk on.
+
+    Args:
+      prefill_chunk: tokens of a prompt that pass the model at a time.
+      prompt_rows: prompts that are prefilled together.
+    """
+
+    def __init__(self, prefill_chunk: int = 512, prompt_rows: int = 4):
+        check_count("prefill_chunk", prefill_chunk)
+        check_count("prompt_rows", prompt_rows)
+        self._chunk, self._rows = prefill_chunk, prompt_rows
+        self._group: list[Chunk] = []  # the last chunk of each prompt on its way
+
+    def next(self, running: Sequence[TokenJob]) -> Step:
+        """The step of admitted requests."""
+        group = [(job, stop) for job, _, stop in self._group if job.state == RUNNING]
+        group = [(job, stop) for job, stop in group if stop < job.prompt_tokens]
+        if not group:
+            group = [(job, 0) for job in running if not job.made][: self._rows]
+        self._group = [
+            Chunk(job, done, min(done + self._chunk, job.prompt_tokens))
+            for job, done in group
+        ]
+        through = [chunk.job for chunk in self._group if chunk.is_last]
+        decode = [j for j in running if j.made or (j in through and j.new_tokens > 1)]
+        return Step(self._group, decode)
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,33 +98,45 @@ class Served:
     k_least: int | None = None
     outcome: str = ""
 
+    def add(self, time_s: float, k: int) -> None:
+        """A token is there."""
+        self.first_s = time_s if self.first_s is None else self.first_s
+        self.last_s, self.tokens = time_s, self.tokens + 1
+        self.k_sum += k
+        self.k_least = k if self.k_least is None else min(k, self.k_least)
+
 
 class ComputedServer:
     """One engine that serves requests in computed time.
 
     Args:
       loop: of one lane, or a recorder of it; costs: of its engine's steps.
+      steps: what the engine computes in one; None: `SlotSteps` as they are by default.
       answers: id -> tokens after which a request's text ends; others run as long as
         they may.
-      watch: is told (loop, seconds) after each decision; None: nobody.
+      watch: is told (loop, step, seconds) as a step begins; None: nobody.
 
     Attributes:
       served: id -> what became of it.
-      steps: how many there were; busy_s: seconds of them.
+      num_steps: so far; busy_s: seconds of them.
     """
 
     def __init__(
         self,
-        loop: TokenLoop,
+        loop: RequestLoop,
         costs: StepCosts,
+        *,
+        steps: SlotSteps | None = None,
         answers: Mapping[int, int] | None = None,
-        watch: Callable[[TokenLoop, float], None] | None = None,
+        watch: Callable[[RequestLoop, Step, float], None] | None = None,
     ):
         self.loop, self.costs = loop, costs
-        self._answers, self._watch = answers or {}, watch
+        self._steps, self._answers = steps or SlotSteps(), answers or {}
+        self._watch = watch
         self.served: dict[int, Served] = {}
-        self.steps, self.busy_s = 0, 0.0
+        self.num_steps, self.busy_s = 0, 0.0
         self._jobs: dict[int, TokenJob] = {}
+        self._step, self._first_s = Step([], []), 0.0
 
     def run(
         self, jobs: Iterable[TokenJob], cancelled: Mapping[int, float] | None = None
@@ -83,12 +156,13 @@ class ComputedServer:
         while heap:
             now_s, kind, _, item = heap.pop()
             self._handle(now_s, kind, item)
-            if heap and heap.entries[0][0] == now_s:
+            next_s = heap.entries[0][0] if heap else math.inf
+            if next_s == now_s:
                 continue  # all that happens at once is seen at once
             loop.expire(now_s)
             if not loop.lanes[0].stepping and not self._begin(now_s, heap):
                 wake_s = loop.wake_s(0)
-                if wake_s < (heap.entries[0][0] if heap else float("inf")):
+                if wake_s < next_s:
                     heap.push(wake_s, WAKE)
         for number, job in self._jobs.items():
             self.served[number].outcome = job.state
@@ -108,44 +182,43 @@ class ComputedServer:
     def _begin(self, now_s: float, heap: EventHeap) -> bool:
         """A step begins, if there is anything to do."""
         running = self.loop.begin_step(0, now_s)
+        step = self._step = self._steps.next(running)
         if self._watch:
-            self._watch(self.loop, now_s)
+            self._watch(self.loop, step, now_s)
         if not running:
             return False
         for job in running:
             served = self.served[job.id]
             if served.admitted_s is None:
                 served.admitted_s = now_s
-        seconds = step_s(self.loop.steps[0], self.costs)
-        self.steps, self.busy_s = self.steps + 1, self.busy_s + seconds
-        heap.push(now_s + seconds, END)
+        self._first_s = now_s + chunks_s(step.chunks, self.costs)
+        end_s = self._first_s + decode_s(step.decode, self.costs)
+        self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
+        heap.push(end_s, END)
         return True
 
     def _end(self, now_s: float) -> None:
-        step = self.loop.steps[0]
-        fresh = [job for job, _, stop in step.chunks if stop == job.prompt_tokens]
-        stopped = []
-        for job in (*fresh, *step.decode):
-            if job.state != RUNNING:
-                continue
-            served = self.served[job.id]
-            served.tokens += 1
-            served.last_s = now_s
-            served.first_s = now_s if served.first_s is None else served.first_s
-            if job.k is not None:
-                served.k_sum += job.k
-                served.k_least = min(job.k, served.k_least or job.k)
-            if served.tokens == self._answers.get(job.id):
-                stopped.append(job)
-        self.loop.end_step(0, now_s, stopped)
+        chunks, decode = self._step
+        tokens = [(chunk.job, self._first_s) for chunk in chunks if chunk.is_last]
+        tokens += [(job, now_s) for job in decode]
+        ended = []
+        for job, time_s in tokens:
+            if job.state == RUNNING and job not in ended:
+                self.served[job.id].add(time_s, job.k)
+                job.made += 1
+                if job.made == self._answers.get(job.id, job.new_tokens):
+                    ended.append(job)
+        self.loop.end_step(0, now_s, ended)
 
 
-def step_s(step: Step, costs: StepCosts) -> float:
-    """Seconds of a step: its chunks, then its rows."""
-    tokens = sum(stop - start for _, start, stop in step.chunks)
-    pairs = sum((stop - start) * job.k for job, start, stop in step.chunks)
-    seconds = costs.prefill_s(tokens, pairs / tokens) if tokens else 0.0
-    if rows := len(step.decode):
-        k = sum(job.k for job in step.decode) / rows
-        seconds += costs.decode_s(rows, k)
-    return seconds
+def chunks_s(chunks: Sequence[Chunk], costs: StepCosts) -> float:
+    """Seconds of the chunks of a step."""
+    tokens = sum(stop - start for _, start, stop in chunks)
+    pairs = sum((stop - start) * job.k for job, start, stop in chunks)
+    return costs.prefill_s(tokens, pairs / tokens) if tokens else 0.0
+
+
+def decode_s(rows: Sequence[TokenJob], costs: StepCosts) -> float:
+    """Seconds of one token of rows."""
+    k = sum(job.k for job in rows)
+    return costs.decode_s(len(rows), k / len(rows)) if rows else 0.0

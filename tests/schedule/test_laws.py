@@ -6,11 +6,11 @@ import pytest
 
 from moe_edge.core.checks import RequestError
 from moe_edge.schedule.decisions import Recorder, replay
-from moe_edge.schedule.loop import Limits
+from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import OUTCOMES
 from moe_edge.schedule.registry import POLICIES
-from moe_edge.schedule.token_loop import TokenJob, TokenLoop
-from moe_edge.simulate.serving import ComputedServer
+from moe_edge.schedule.token_job import TokenJob
+from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from tests.support.serving import COSTS, policies, random_load
 
 EACH = pytest.mark.parametrize("policy", policies(), ids=list(POLICIES))
@@ -20,10 +20,16 @@ LIMITS = Limits(max_waiting=12, kv_budget_bytes=2000)
 SLOTS = Limits(12, 2400, lambda each: len(each) * max(each, default=0))
 
 
-def serve(policy, seed, limits=LIMITS, watch=None, drop=(), **more):
+def computed(loop, load, watch=None):
+    """A server whose prompts of up to 60 tokens take two chunks."""
+    steps, answers = SlotSteps(prefill_chunk=32), load.answers
+    return ComputedServer(loop, COSTS, steps=steps, answers=answers, watch=watch)
+
+
+def serve(policy, seed, limits=LIMITS, drop=(), **more):
     load = random_load(seed, **more)
-    loop = TokenLoop(policy, limits=limits, prefill_chunk=32)
-    server = ComputedServer(loop, COSTS, load.answers, watch)
+    loop = RequestLoop(policy, limits=limits)
+    server = computed(loop, load)
     cancelled = {n: t for n, t in load.cancelled.items() if n not in drop}
     return load, loop, server.run(load.jobs, cancelled)
 
@@ -33,7 +39,7 @@ def serve(policy, seed, limits=LIMITS, watch=None, drop=(), **more):
 def test_each_request_ends_once_within_budget_and_never_below_its_floor(policy, limits):
     steps = []
 
-    def watch(loop, now_s):
+    def watch(loop, step, now_s):
         (lane,) = loop.lanes
         assert lane.kv_bytes() <= limits.kv_budget_bytes
         assert len(lane.running) <= policy.max_batch
@@ -41,18 +47,18 @@ def test_each_request_ends_once_within_budget_and_never_below_its_floor(policy, 
         assert all(job.floor <= job.k <= 32 for job in lane.running)
         arrived = sum(job.state != "new" for job in watch.jobs)
         assert arrived == len(loop.open) + sum(loop.outcomes.values())
-        running, step = {job.id for job in lane.running}, loop.steps[0]
-        computed = [*(chunk.job.id for chunk in step.chunks)]
-        computed += [job.id for job in step.decode]
-        assert len(computed) == len(set(computed)) and running.issuperset(computed)
+        running = {job.id for job in lane.running}
+        for jobs in ([chunk.job for chunk in step.chunks], step.decode):
+            ids = {job.id for job in jobs}
+            assert len(ids) == len(jobs) and ids <= running
         steps.append(len(running))
 
     seen = collections.Counter()
     for seed in SEEDS:
         load = random_load(seed)
         watch.jobs = load.jobs
-        loop = TokenLoop(policy, limits=limits, prefill_chunk=32)
-        server = ComputedServer(loop, COSTS, load.answers, watch)
+        loop = RequestLoop(policy, limits=limits)
+        server = computed(loop, load, watch)
         served = server.run(load.jobs, load.cancelled)
         outcomes = collections.Counter(one.outcome for one in served.values())
         assert outcomes == +collections.Counter(loop.outcomes)
@@ -74,7 +80,7 @@ def test_who_waited_too_long_is_next_or_nobody(policy):
     """The law of max_wait_s, where batches begin and where rows join."""
     bound_s, late = 0.5, []
 
-    def watch(loop, now_s):
+    def watch(loop, step, now_s):
         (lane,) = loop.lanes
         before = watch.waiting
         watch.waiting = list(lane.waiting)
@@ -87,15 +93,15 @@ def test_who_waited_too_long_is_next_or_nobody(policy):
             late.append(oldest.id)
             assert oldest in joined
 
-    class Watched(TokenLoop):
+    class Watched(RequestLoop):
         def begin_step(self, number, now_s):
             watch.waiting = list(self.lanes[0].waiting)
             return super().begin_step(number, now_s)
 
     for seed in SEEDS:
         load = random_load(seed, gap_s=0.01)
-        loop = Watched(policy, limits=Limits(kv_budget_bytes=1500), prefill_chunk=32)
-        ComputedServer(loop, COSTS, load.answers, watch).run(load.jobs, load.cancelled)
+        loop = Watched(policy, limits=Limits(kv_budget_bytes=1500))
+        computed(loop, load, watch).run(load.jobs, load.cancelled)
     assert len(late) > 20
 
 
@@ -118,38 +124,33 @@ def test_cancelling_one_changes_no_outcome_of_the_others(policy):
 
 
 @EACH
-def test_slot_and_cache_of_a_cancelled_request_are_free_within_two_steps(policy):
-    for stage in ("waiting", "prefill", "decode"):
-        loop = TokenLoop(policy, limits=LIMITS, prefill_chunk=32)
-        jobs = [
-            TokenJob(i, floor=8, kv_bytes=400, prompt_tokens=p, new_tokens=9)
-            for i, p in enumerate((8, 70, 8, 8, 8))
-        ]
-        for job in jobs:
-            loop.admit(job, loop.arrive(job, 0.0), 0.0)
-        loop.begin_step(0, 1.0)
-        if stage == "decode":
-            loop.end_step(0, 1.1)
-            loop.begin_step(0, 1.1)
-        victim = {"waiting": 4, "prefill": 1, "decode": 0}[stage]
-        if stage == "prefill":
-            assert [chunk.job.id for chunk in loop.steps[0].chunks] == [0, 1, 2, 3]
-        assert loop.cancel(victim) is jobs[victim] and loop.cancel(victim) is None
-        loop.end_step(0, 1.2)
-        assert jobs[victim] not in (*loop.lanes[0].running, *loop.lanes[0].waiting)
-        assert loop.lanes[0].kv_bytes() == 400 * (4 if stage == "waiting" else 3)
-        loop.begin_step(0, 1.2)
-        assert all(job.id != victim for job in loop.steps[0].decode)
-        if not stage == "waiting" and policy.name.startswith(("cont", "elas")):
-            assert jobs[4] in loop.lanes[0].running  # it took the free slot
+@pytest.mark.parametrize("stage", ["waiting", "stepping", "between"])
+def test_slot_and_cache_of_a_cancelled_request_are_free_within_two_steps(policy, stage):
+    loop = RequestLoop(policy, limits=LIMITS)
+    jobs = [TokenJob(i, floor=8, kv_bytes=400, new_tokens=9) for i in range(5)]
+    for job in jobs:
+        loop.admit(job, loop.arrive(job, 0.0), 0.0)
+    loop.begin_step(0, 1.0)
+    if stage == "between":
+        loop.end_step(0, 1.1, [])
+    victim = jobs[4 if stage == "waiting" else 1]
+    assert loop.cancel(victim.id) is victim and loop.cancel(victim.id) is None
+    if stage != "between":
+        loop.end_step(0, 1.2, [])
+    lane = loop.lanes[0]
+    assert victim not in (*lane.running, *lane.waiting)
+    assert lane.kv_bytes() == 400 * (4 if stage == "waiting" else 3)
+    running = loop.begin_step(0, 1.2)
+    if stage != "waiting" and policy.name.startswith(("continuous", "elastic")):
+        assert jobs[4] in running  # it took the free slot
 
 
 @EACH
 def test_recorded_decisions_are_made_again(policy):
     load = random_load(1)
-    recorder = Recorder(TokenLoop(policy, limits=LIMITS, prefill_chunk=32))
-    ComputedServer(recorder, COSTS, load.answers).run(load.jobs, load.cancelled)
-    fresh = TokenLoop(policy, limits=LIMITS, prefill_chunk=32)
+    recorder = Recorder(RequestLoop(policy, limits=LIMITS))
+    computed(recorder, load).run(load.jobs, load.cancelled)
+    fresh = RequestLoop(policy, limits=LIMITS)
     count = replay(recorder.lines, fresh, TokenJob)
     assert count == len(recorder.lines) > 200
     assert fresh.outcomes == recorder.loop.outcomes
@@ -157,9 +158,9 @@ def test_recorded_decisions_are_made_again(policy):
 
 def test_replay_names_the_first_decision_that_differs():
     load, by_name = random_load(1), {p.name: p for p in policies()}
-    recorder = Recorder(TokenLoop(by_name["continuous"]))
-    ComputedServer(recorder, COSTS).run(load.jobs)
-    other = TokenLoop(by_name["continuous_one_k"])
+    recorder = Recorder(RequestLoop(by_name["continuous"]))
+    computed(recorder, load).run(load.jobs)
+    other = RequestLoop(by_name["continuous_one_k"])
     with pytest.raises(RequestError, match=r"decision \d+ is .*\[\d+, 24\].*recorded"):
         replay(recorder.lines, other, TokenJob)
 

@@ -11,8 +11,8 @@ from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import Job, Lane
 from moe_edge.schedule.qos import Qos
 from moe_edge.schedule.registry import POLICIES, get_policy
-from moe_edge.schedule.token_loop import TokenJob
-from tests.support.serving import linear_costs
+from moe_edge.schedule.token_job import TokenJob
+from tests.support.serving import linear_costs, waiting_line
 
 COSTS = linear_costs(base_s=0.01, pair_s=0.001)
 
@@ -103,6 +103,26 @@ def test_qos_triggers_timeout_before_full_before_best():
     assert admitted(policy, lane_of(32, 4, 4), 3.0) == {0: 32, 1: 32}
     # Of the batches that hold the oldest one the best.
     assert admitted(policy, lane_of(4, 32, 4), 9.0) == {0: 4, 2: 4}
+
+
+@pytest.mark.parametrize("now_s", [0.0, 1e6])
+@pytest.mark.parametrize("waiting", [5, 40, 1000])
+def test_qos_matches_virtual_queues_of_all_levels(waiting, now_s):
+    policy = Qos(8, max_wait_s=1.0, costs=COSTS)
+    for seed in range(5):
+        lane = Lane(0)
+        lane.waiting.extend(waiting_line(waiting, 32, seed))
+        queues = {
+            k: [job for job in lane.waiting if job.floor <= k][:8] for k in range(1, 33)
+        }
+        queues = {k: jobs for k, jobs in queues.items() if jobs}
+        if now_s:  # all have waited too long
+            queues = {k: q for k, q in queues.items() if lane.waiting[0] in q}
+        elif waiting > 8:
+            queues = {k: jobs for k, jobs in queues.items() if len(jobs) == 8}
+        best = max(queues, key=lambda k: policy.utility(queues[k], k))
+        expected = {job.id: best for job in queues[best]}
+        assert admitted(policy, lane, now_s) == expected
 
 
 def test_qos_fills_a_batch_as_far_as_there_is_room():

@@ -2,12 +2,14 @@
 
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
-from moe_edge.schedule.token_loop import TokenJob, TokenLoop
-from moe_edge.simulate.serving import ComputedServer
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.token_job import TokenJob
+from moe_edge.simulate.serving import ComputedServer, SlotSteps
 
 # A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
 COSTS = StepCosts(
@@ -29,17 +31,17 @@ def job(number, arrival_s, prompt, new, floor=1, **more):
 
 
 def times(policy, *jobs, answers=None, cancelled=None):
-    server = ComputedServer(TokenLoop(policy), COSTS, answers)
+    server = ComputedServer(RequestLoop(policy), COSTS, answers=answers)
     served = server.run(jobs, cancelled)
     return server, {n: (s.admitted_s, s.first_s, s.last_s) for n, s in served.items()}
 
 
 def test_rows_join_between_steps():
-    # 0: prompt until 3, then its rows. 1 came at 1: its prompt and the row of 0 from 3
-    # to 3 + 2 + 2 = 7; both rows, mean K 1.5, until 7 + 3.5; then 1 alone, K 2.
+    # 0: prompt until 3, its second token until 3 + 2. 1 came meanwhile: its prompt from
+    # 5 to 7, both rows at mean K 1.5 until 10.5; 0 has all. Then 1 alone, K 2.
     server, seen = times(Continuous(2), job(0, 0, 3, 3), job(1, 1, 2, 3, floor=2))
-    assert seen == {0: (0, 3, 10.5), 1: (3, 7, 13.5)}
-    assert server.steps == 4 and server.busy_s == 13.5
+    assert seen == {0: (0, 3, 10.5), 1: (5, 7, 13.5)}
+    assert server.num_steps == 3 and server.busy_s == 13.5
     assert server.served[1].k_sum == 6 and server.served[0].k_least == 1
 
 
@@ -62,16 +64,57 @@ def test_texts_end_deadlines_pass_and_clients_go():
     server, seen = times(
         Continuous(1),
         *(job(0, 0, 1, 9), job(1, 0, 1, 1, deadline_s=4.0), job(2, 0, 1, 1)),
-        *(job(3, 20, 1, 9, deadline_s=23.5), job(4, 20, 1, 9)),
-        answers={0: 3},
-        cancelled={2: 2.0, 4: 28.0},
+        *(job(3, 20, 1, 9, deadline_s=23.5), job(4, 20, 1, 9), job(5, 40, 1, 9)),
+        answers={0: 3, 5: 1},
+        cancelled={2: 2.0, 4: 29.0},
     )
-    # 0 ends after three tokens at 5; 1 was given up at the step's end, then 5.
+    # 0 ends after three tokens at 5; 1 was given up when that step was over.
     assert seen[0] == (0, 1, 5) and seen[1] == seen[2] == (None, None, None)
     # 3 runs when its deadline passes: its answer is what it has at the step's end.
-    assert seen[3] == (20, 21, 25) and seen[4] == (25, 26, 26)
-    outcomes = [server.served[n].outcome for n in range(5)]
-    assert outcomes == ["finished", "expired", "cancelled", "finished", "cancelled"]
+    assert seen[3] == (20, 21, 25)
+    assert seen[4] == (25, 26, 28)  # its client goes during the next step
+    # 5 ends with its first token; the step has taken its row along.
+    assert seen[5] == (40, 41, 41) and server.busy_s == 5 + 5 + 5 + 3
+    outcomes = [server.served[n].outcome for n in range(6)]
+    assert outcomes[:3] == ["finished", "expired", "cancelled"]
+    assert outcomes[3:] == ["finished", "cancelled", "finished"]
+
+
+def step(steps, *running):
+    """(id, start, stop) of its chunks, ids of the rows that decode."""
+    chunks, decode = steps.next(running)
+    for job in (*(chunk.job for chunk in chunks if chunk.is_last), *decode):
+        job.made += 1
+    return [(j.id, a, b) for j, a, b in chunks], [job.id for job in decode]
+
+
+def test_prompts_are_cut_and_run_a_few_together():
+    a, b, c, d = jobs = [job(i, 0, n, 9) for i, n in enumerate((2, 9, 3, 4))]
+    for each in jobs:
+        each.state = "running"
+    steps = SlotSteps(prefill_chunk=4, prompt_rows=2)
+    assert step(steps, a, b) == ([(0, 0, 2), (1, 0, 4)], [0])
+    assert step(steps, a, b, c) == ([(1, 4, 8)], [0])  # 2 waits for these prompts
+    assert step(steps, a, b, c) == ([(1, 8, 9)], [0, 1])
+    assert step(steps, a, b, c, d) == ([(2, 0, 3), (3, 0, 4)], [0, 1, 2, 3])
+    assert step(steps, a, d) == ([], [0, 3])
+
+
+def test_prompts_of_requests_that_ended_are_dropped():
+    a, b = jobs = [job(i, 0, 9, 9) for i in range(2)]
+    for each in jobs:
+        each.state = "running"
+    steps = SlotSteps(prefill_chunk=4)
+    assert step(steps, a) == ([(0, 0, 4)], [])
+    a.state = "cancelled"
+    assert step(steps, b) == ([(1, 0, 4)], [])
+
+
+def test_steps_of_no_size_are_refused():
+    with pytest.raises(ConfigError, match="prefill_chunk must be a positive .*got 0"):
+        SlotSteps(prefill_chunk=0)
+    with pytest.raises(ConfigError, match="prompt_rows must be a positive .*got 0"):
+        SlotSteps(prompt_rows=0)
 
 
 def test_higher_load_waits_longer():

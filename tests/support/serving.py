@@ -7,7 +7,7 @@ import numpy as np
 
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.registry import POLICIES, get_policy
-from moe_edge.schedule.token_loop import TokenJob
+from moe_edge.schedule.token_job import TokenJob
 
 OWN_K = 32
 
