@@ -170,7 +170,7 @@ class LayeredEngine(Engine):
         session = super().new_session(batch, capacity)
         sessions = self._turn.sessions
         if sessions:
-            self.manager.queue.wait([])  # raises what its thread died of
+            self.manager.queue.poll()  # raises what its thread died of
         else:
             self.manager.drain()
         sessions.add(session)

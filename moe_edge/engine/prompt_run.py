@@ -14,6 +14,7 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import PromptCache
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import LiveRow
+from moe_edge.engine.slot_tokens import scores_of
 
 
 class PromptRun:
@@ -32,7 +33,7 @@ class PromptRun:
         rows: Sequence[LiveRow],
         cache: PromptCache,
     ):
-        self._engine, self._shapes = engine, shapes
+        self._engine, self._programs, self._shapes = engine, programs, shapes
         self.rows: list[LiveRow | None] = list(rows)
         R = shapes.prompt_rows_for(len(rows))
         longest = max(len(row.row.prompt) for row in rows)
@@ -40,7 +41,9 @@ class PromptRun:
         session = self.session = shapes.new_session(engine, R, self._capacity)
         for place, row in enumerate(rows):
             row.sequence, row.prompt_k = session.sequences[place], row.k
-            kept, row.cached = cache.find(row.row.prompt, row.k)
+            kept = None
+            if not row.row.score_prompt:
+                kept, row.cached = cache.find(row.row.prompt, row.k)
             row.length = row.cached
             if kept is not None:
                 session.caches = programs.copy_caches(
@@ -85,6 +88,9 @@ class PromptRun:
         valid = np.arange(padded)[None] < np.array(sizes)[:, None]
         session.grow(sizes)
         x_BSD = engine.run_chunk(session, tokens, valid, start_B)
+        for place, row in enumerate(self.rows):
+            if sizes[place] and row.row.score_prompt:
+                self._score(row, x_BSD, place, sizes[place])
         through: list[LiveRow | None] = [None] * len(parts)
         for place, (row, size) in enumerate(zip(self.rows, sizes, strict=True)):
             if size:
@@ -97,3 +103,15 @@ class PromptRun:
         last_BD = jnp.zeros((len(parts), engine.config.d_model), jnp.float32)
         last_BD = top.last(x_BSD, last_BD, engine.put(at_B))
         return through, top.head(engine.weights.top, last_BD)
+
+    def _score(self, row: LiveRow, x_BSD, place: int, size: int) -> None:
+        """How likely the tokens are that follow those of a row's chunk."""
+        following = row.row.prompt[row.length + 1 : row.length + 1 + size]
+        next_S = np.zeros(x_BSD.shape[1], np.int32)
+        next_S[: len(following)] = following
+        row_next = self._engine.put((np.int32(place), next_S))
+        found = self._programs.prompt_log_probs(
+            self._engine.weights.top, x_BSD, *row_next
+        )
+        found = [each[: len(following)] for each in jax.device_get(found)]
+        row.prompt_scores += scores_of(row, found)

@@ -11,7 +11,7 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, check_count
 from moe_edge.engine.base import Engine
-from moe_edge.engine.programs import count_compiled, jit_step
+from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
 from moe_edge.engine.session import MIN_BUCKET, Session, capacity_for
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
@@ -22,16 +22,28 @@ _SMALLEST_CAPACITY = 256  # below, a smaller cache saves next to nothing
 
 
 class SlotPrograms:
-    """Copies between caches, and the next tokens of rows with rules of their own."""
+    """Copies between caches, next tokens by rules of each row, and how likely they are.
 
-    def __init__(self, config: ModelConfig):
+    Args:
+      config: the model.
+      top: the engine's programs of embedding and head.
+    """
+
+    def __init__(self, config: ModelConfig, top: TopPrograms):
         attention = config.attention
         heads = 1 if attention.kind == "mla" else attention.num_kv_heads
         copy = functools.partial(kv_cache.copy_row, heads=heads)
         self.copy_row = jax.jit(copy, donate_argnums=0)
         self.greedy = jit_step(greedy_rows)
         self.draw = jit_step(draw_rows)
+        self._head = top.head_step
         self.log_probs = jit_step(functools.partial(log_probs, top=MOST_LOGPROBS))
+        self.prompt_log_probs = jit_step(self._prompt_log_probs)
+
+    def _prompt_log_probs(self, top, x_BSD, row, next_S):
+        """`log_probs` of the tokens that follow those of a chunk's row."""
+        x_SD = jax.lax.dynamic_index_in_dim(x_BSD, row, keepdims=False)
+        return log_probs(self._head(top, x_SD), next_S, MOST_LOGPROBS)
 
     def num_compiled(self) -> int:
         """How many have been compiled so far (all shapes)."""

@@ -18,6 +18,9 @@ class Row:
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     # Likeliest tokens to report with each token's own log probability; None: neither.
     top_logprobs: int | None = None
+    # The same of the prompt's own tokens (`LiveRow.prompt_scores`), as its chunks run:
+    # it needs `top_logprobs`, and nothing is taken from the prompt cache.
+    score_prompt: bool = False
 
     @property
     def need(self) -> int:
@@ -25,13 +28,19 @@ class Row:
         return len(self.prompt) + self.max_new_tokens - 1
 
 
+class Score(NamedTuple):
+    """How likely a token was, in the model's distribution before any rule."""
+
+    logprob: float  # natural
+    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first, as asked
+
+
 class NewToken(NamedTuple):
     """A token that a row has got."""
 
     id: Hashable
     token: int
-    logprob: float | None = None  # natural, of the model's distribution before any rule
-    top: tuple[tuple[int, float], ...] = ()  # likeliest first, as many as asked for
+    score: Score | None = None  # if asked for
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,6 +57,8 @@ class LiveRow:
     prompt_k: int | None = None  # at which its first tokens are computed, once begun
     same_k: int | None = None  # how many tokens are; None: all
     released: bool = False
+    # Of the prompt's tokens from the second on, each after those before it.
+    prompt_scores: list["Score"] = dataclasses.field(default_factory=list)
 
     @property
     def emitted(self) -> int:

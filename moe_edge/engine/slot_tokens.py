@@ -7,7 +7,7 @@ import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.slot_programs import SlotPrograms
-from moe_edge.engine.slot_rows import LiveRow, NewToken
+from moe_edge.engine.slot_rows import LiveRow, NewToken, Score
 from moe_edge.model.row_sampling import Rules, make_rules
 from moe_edge.model.sampling import Sampling
 
@@ -50,6 +50,14 @@ def next_tokens(
 def _new_token(row: LiveRow, found, place: int) -> NewToken:
     if row.row.top_logprobs is None:
         return NewToken(row.row.id, row.tokens[-1])
-    own, values_N, ids_N = (each[place].tolist() for each in found)
-    top = tuple(zip(ids_N, values_N, strict=True))[: row.row.top_logprobs]
-    return NewToken(row.row.id, row.tokens[-1], own, top)
+    (score,) = scores_of(row, [each[place : place + 1] for each in found])
+    return NewToken(row.row.id, row.tokens[-1], score)
+
+
+def scores_of(row: LiveRow, found) -> list[Score]:
+    """Scores from NumPy arrays of `row_sampling.log_probs`, as many as a row asks."""
+    scores = []
+    for own, values_N, ids_N in zip(*(each.tolist() for each in found), strict=True):
+        top = tuple(zip(ids_N, values_N, strict=True))[: row.row.top_logprobs]
+        scores.append(Score(own, top))
+    return scores

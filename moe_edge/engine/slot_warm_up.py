@@ -87,6 +87,8 @@ def _prefill(engine, programs, session, size: int) -> None:
         logits_BV = top.head(engine.weights.top, last_BD)
         tokens_B = programs.greedy(logits_BV)
         programs.log_probs(logits_BV, tokens_B)
+        row_next = engine.put((np.int32(0), tokens[0]))
+        programs.prompt_log_probs(engine.weights.top, x_BSD, *row_next)
         rules = make_rules([(Sampling(temperature=1.0), 0)] * R)
         programs.draw(logits_BV, engine.put(rules))
     np.asarray(tokens_B)

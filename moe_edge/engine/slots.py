@@ -12,7 +12,7 @@ leave, the batch moves into a smaller session. Works over every engine.
     slots.warm_up()                          # from here on nothing compiles
     slots.admit([Row(id="a", prompt=(1, 2, 3), max_new_tokens=20, k=16)])
     while slots.is_busy:
-        for new in slots.step():             # NewToken(id, token, logprob, top)
+        for new in slots.step():             # NewToken(id, token, score)
             if new.token in stop_ids:
                 slots.release(new.id)
 
@@ -74,7 +74,7 @@ class RowSlots:
         )
         self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk)
         self._check_budget()
-        self._programs = SlotPrograms(engine.config)
+        self._programs = SlotPrograms(engine.config, engine.programs.top)
         self._rows: dict[Hashable, LiveRow] = {}
         self._waiting: list[LiveRow] = []
         self._run: PromptRun | None = None
@@ -183,6 +183,10 @@ class RowSlots:
             raise RequestError(
                 f"row {row.id!r}: top_logprobs must be 0..{MOST_LOGPROBS}, got "
                 f"{row.top_logprobs}"
+            )
+        if row.score_prompt and row.top_logprobs is None:
+            raise RequestError(
+                f"row {row.id!r}: score_prompt without top_logprobs; give 0 or more"
             )
         k = self._check_k(row.id, config.moe.top_k if row.k is None else row.k)
         return LiveRow(row, k, list(row.prompt))

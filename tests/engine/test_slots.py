@@ -1,5 +1,6 @@
 """Rows that join and leave a running batch get what they get alone."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,11 +17,13 @@ from tests.support.running import (
     alone,
     engine_of,
     log_probs_of,
+    numbers_of,
     resident,
     row,
     run,
     tokens_of,
 )
+from tests.support.tiny_models import score_all
 
 # Joins: one alone, one beside it (its prompt has two chunks), and others into the
 # places of those that left.
@@ -171,12 +174,32 @@ def test_row_goes_on_at_another_k():
     got = {"steady": [], "changing": []}
     while slots.is_busy:
         for new in slots.step():
-            got[new.id].append(new.logprob)
+            got[new.id].append(new.score.logprob)
         if len(got["changing"]) == 3:
             slots.set_k("changing", 1)
     assert got["steady"][:3] == pytest.approx(got["changing"][:3], abs=1e-5)
     assert got["steady"][3] != pytest.approx(got["changing"][3], abs=1e-5)
     assert slots["changing"].k == 1 and slots["changing"].same_k == 9 + 2
+
+
+def test_prompt_scores_are_those_of_the_whole_prompt():
+    engine = resident("gqa")
+    asked = {"top_logprobs": 2, "score_prompt": True}
+    rows = [row("a", 40, 1, **asked), row("b", 9, 1, **asked)]
+    slots = RowSlots(engine, **SIZES, prompt_cache_bytes=10**6)
+    for _ in range(2):  # the second time nothing comes from the prompt cache
+        slots.admit(rows)
+        while slots.is_busy:
+            slots.step()
+        for each in rows:
+            (logits_SV,) = score_all(engine, [each.prompt])
+            log_SV = np.array(jax.nn.log_softmax(logits_SV))[:-1]
+            got = numbers_of(slots[each.id].prompt_scores)
+            own_S = log_SV[np.arange(len(log_SV)), each.prompt[1:]]
+            np.testing.assert_allclose(got[:, 0], own_S, atol=1e-5)
+            top_SN = -np.sort(-log_SV)[:, :2]
+            np.testing.assert_allclose(got[:, 1:], top_SN, atol=1e-5)
+            slots.release(each.id)
 
 
 def test_draws_depend_on_seed_and_step_alone():
@@ -197,6 +220,7 @@ def test_bad_rows_are_refused():
         (row("x", 5, 5, k=4), RequestError, r"'x': K must be 1..3 .* got 4"),
         (row("x", 5, 5, k=0), RequestError, "got 0"),
         (row("x", 5, 5, top_logprobs=21), RequestError, "must be 0..20, got 21"),
+        (row("x", 5, 5, score_prompt=True), RequestError, "without top_logprobs"),
         (row("x", 5, 0), ConfigError, "max_new_tokens .* got 0"),
     ):
         with pytest.raises(kind, match=message):

@@ -84,7 +84,8 @@ def tokens_of(got) -> dict:
 
 def log_probs_of(got) -> dict:
     """id -> float64 array of every number that was reported."""
-    return {
-        id: np.array([(new.logprob, *(x for _, x in new.top)) for new in news])
-        for id, news in got.items()
-    }
+    return {id: numbers_of([new.score for new in news]) for id, news in got.items()}
+
+
+def numbers_of(scores) -> np.ndarray:
+    return np.array([(score.logprob, *(x for _, x in score.top)) for score in scores])
