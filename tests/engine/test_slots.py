@@ -34,7 +34,12 @@ ARRIVALS = [
     (5, row("d", 5, 6)),
     (6, row("e", 16, 20, k=3)),
 ]
-CASES = [("resident", "one_head"), ("layered", "mla"), ("fused", "gqa")]
+CASES = [
+    ("resident", "one_head"),
+    ("layered", "mla"),
+    ("waves", "gpt_oss"),
+    ("fused", "gqa"),
+]
 
 
 @pytest.mark.parametrize(("mode", "name"), CASES)

@@ -22,6 +22,13 @@ MODELS = {
     "one_head": dataclasses.replace(GQA, attention=_ONE_HEAD),
     "gpt_oss": GPT_OSS,
 }
+OPTIONS = {
+    # A record for each row, where rows join and leave.
+    "layered": {"device_memory": "50%", "predictor": "previous"},
+    # Fewer slots than a step chooses: 4.
+    "waves": {"device_memory": "17%", "predictor": "stale_gate"},
+    "fused": {"device_memory": "50%", "mode": "fused"},
+}
 SIZES = {"max_rows": 2, "max_context": 64, "prefill_chunk": 16, "prompt_rows": 2}
 
 
@@ -35,8 +42,7 @@ def engine_of(mode: str, name: str):
     """Engines are shared: most of a test's time is compilation."""
     if mode == "resident":
         return resident(name)
-    options = OffloadOptions(device_memory="50%", mode=mode)
-    return make_offloaded(StoreReader(MODELS[name]), options)
+    return make_offloaded(StoreReader(MODELS[name]), OffloadOptions(**OPTIONS[mode]))
 
 
 def row(id, length: int, new: int, **options) -> Row:
