@@ -20,7 +20,7 @@ A row that has its `max_new_tokens` takes no further step; every row is released
 caller, at whatever point: its place is free from then on. One thread at a time.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import jax
 
@@ -136,6 +136,14 @@ class RowSlots:
     def row_bytes(self, need: int) -> int:
         """Bytes of the cache of a row of so many positions (`Row.need`)."""
         return cache_bytes(self.engine.config, 1, self.shapes.capacity_for(need))
+
+    def together_bytes(self, rows_bytes: Iterable[int]) -> int:
+        """Bytes of a session of rows, from `row_bytes` of each: what a loop budgets."""
+        rows_bytes = list(rows_bytes)
+        if not rows_bytes:
+            return 0
+        rows = min(len(rows_bytes), self.shapes.max_rows)
+        return self.shapes.rows_for(rows) * max(rows_bytes)
 
     def cached_tokens(self, prompt: Sequence[int], k: int | None = None) -> int:
         """Tokens of a prompt that the prompt cache would spare now.

@@ -167,7 +167,14 @@ def test_cleared_slots_begin_anew():
     assert slots.num_rows == 0 and not slots.is_busy and slots.kv_bytes == 0
     again = row("b", 20, 9, k=1)
     assert tokens_of(run(slots, [(0, again)]))["b"] == alone("one_head", again)
-    assert slots.kv_bytes >= slots.row_bytes(again.need)
+    rows = [row("a", 9, 14, k=3), row("c", 33, 12, k=1)]
+    slots.admit(rows)
+    for _ in range(5):
+        slots.step()
+    each = [slots.row_bytes(row.need) for row in rows]
+    assert (
+        slots.together_bytes(each) == slots.kv_bytes and slots.together_bytes([]) == 0
+    )
 
 
 def test_row_goes_on_at_another_k():
