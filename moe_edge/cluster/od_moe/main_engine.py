@@ -80,7 +80,7 @@ class MainEngine(PlacedEngine):
         self.waits_s: list[float] = []
         self._decodes = False
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._view, self._decodes = self._asked.view, False
         self.steps += 1
         self.steps_before = self.steps
