@@ -35,20 +35,20 @@ class Step(NamedTuple):
     """What is computed between two decisions.
 
     Attributes:
-      chunks: of prompts, that pass the model together; the last one of a prompt gives
-        its first token.
-      decode: jobs that then get one more token.
+      decode: jobs that get one more token.
+      chunks: of prompts, that then pass the model together; the last one of a prompt
+        gives its first token.
     """
 
-    chunks: list[Chunk]
     decode: list[TokenJob]
+    chunks: list[Chunk]
 
 
 class SlotSteps:
     """What `engine.slots.RowSlots` computes in a step, without a model.
 
     Prompts are prefilled a few together, a chunk a step; the next ones begin when all
-    of these are through. A row decodes from the step of its prompt's last chunk on.
+    of these are through. A row decodes from the step after its prompt's last chunk.
 
     Args:
       prefill_chunk: tokens of a prompt that pass the model at a time.
@@ -71,9 +71,7 @@ class SlotSteps:
             Chunk(job, done, min(done + self._chunk, job.prompt_tokens))
             for job, done in group
         ]
-        through = [chunk.job for chunk in self._group if chunk.is_last]
-        decode = [j for j in running if j.made or (j in through and j.new_tokens > 1)]
-        return Step(self._group, decode)
+        return Step([job for job in running if job.made], self._group)
 
 
 @dataclasses.dataclass(slots=True)
@@ -136,7 +134,7 @@ class ComputedServer:
         self.served: dict[int, Served] = {}
         self.num_steps, self.busy_s = 0, 0.0
         self._jobs: dict[int, TokenJob] = {}
-        self._step, self._first_s = Step([], []), 0.0
+        self._step, self._decoded_s = Step([], []), 0.0
 
     def run(
         self, jobs: Iterable[TokenJob], cancelled: Mapping[int, float] | None = None
@@ -191,19 +189,19 @@ class ComputedServer:
             served = self.served[job.id]
             if served.admitted_s is None:
                 served.admitted_s = now_s
-        self._first_s = now_s + chunks_s(step.chunks, self.costs)
-        end_s = self._first_s + decode_s(step.decode, self.costs)
+        self._decoded_s = now_s + decode_s(step.decode, self.costs)
+        end_s = self._decoded_s + chunks_s(step.chunks, self.costs)
         self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
         heap.push(end_s, END)
         return True
 
     def _end(self, now_s: float) -> None:
-        chunks, decode = self._step
-        tokens = [(chunk.job, self._first_s) for chunk in chunks if chunk.is_last]
-        tokens += [(job, now_s) for job in decode]
+        decode, chunks = self._step
+        tokens = [(job, self._decoded_s) for job in decode]
+        tokens += [(chunk.job, now_s) for chunk in chunks if chunk.is_last]
         ended = []
         for job, time_s in tokens:
-            if job.state == RUNNING and job not in ended:
+            if job.state == RUNNING:
                 self.served[job.id].add(time_s, job.k)
                 job.made += 1
                 if job.made == self._answers.get(job.id, job.new_tokens):
