@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,50 +69,60 @@ class MeasuredSteps:
 
 
 def measure_steps(
-    engine: Engine, *, max_batch: int = 8, repeats: int = 5, seed: int = 0
+    engine: Engine,
+    *,
+    max_batch: int = 8,
+    max_context: int = 1024,
+    repeats: int = 5,
+    seed: int = 0,
 ) -> MeasuredSteps:
     """Times steps of row slots over an engine.
 
     Args:
       max_batch: most rows.
+      max_context: tokens of a row, at most; no longer prompts are timed.
       repeats: rounds through all settings; the medians count.
       seed: of tokens and held-out points.
+    Raises:
+      ConfigError: a context that is too short for it.
     """
     check_count("max_batch", max_batch)
     check_count("repeats", repeats)
-    timer = _Timer(engine, max_batch, repeats, np.random.default_rng(seed))
+    context = min(max_context, engine.config.max_positions)
+    slots = RowSlots(engine, max_rows=max_batch, max_context=context)
+    timer = _Timer(slots, engine.config.vocab_size, repeats, seed)
     rng, own = np.random.default_rng(seed + 1), engine.config.moe.top_k
     ks = sorted({max(1, round(own * share)) for share in SHARES})
     # Decoding: all numbers of rows, and settings of mixed K among them.
-    mixed: dict[int, list[tuple[int, ...]]] = {}
+    settings = {r: [(k,) * r for k in ks] for r in range(1, max_batch + 1)}
     for rows in rng.integers(1, max_batch + 1, DECODE_HELD_OUT).tolist():
-        mixed.setdefault(rows, []).append(tuple(rng.integers(1, own + 1, rows)))
+        settings[rows].append(tuple(rng.integers(1, own + 1, rows).tolist()))
     decode, held_out = [], []
-    for rows in range(1, max_batch + 1):
-        more = mixed.get(rows, [])
-        seconds = timer.decode([*((k,) * rows for k in ks), *more])
+    for rows, seconds in timer.decode(settings).items():
         decode.append(seconds[: len(ks)])
         held_out += [
-            ("decode", rows, float(np.mean(each)), seen)
-            for each, seen in zip(more, seconds[len(ks) :], strict=True)
+            ("decode", rows, statistics.mean(each), seen)
+            for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
         ]
-    # Prompts: at both ends of each padded size.
+    # Prompts: at both ends of each padded size, and in between.
     sizes, most = timer.sizes, timer.sizes[-1]
-    settings = [([size], k) for size, k in itertools.product(sizes, ks)]
+    grid = [([size], k) for size, k in itertools.product(sizes, ks)]
     others = []
     for number in range(PREFILL_HELD_OUT):
         together = 1 if number % 2 else min(4, max_batch)
         lengths = rng.integers(1, max(most // together, 2), together).tolist()
         others.append((lengths, int(rng.integers(1, own + 1))))
-    seconds = timer.prefill([*settings, *others])
-    grid = np.reshape(seconds[: len(settings)], (len(sizes), len(ks))).tolist()
+    seconds = timer.prefill([*grid, *others])
+    prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
     held_out += [
         ("prefill", sum(lengths), float(k), seen)
-        for (lengths, k), seen in zip(others, seconds[len(settings) :], strict=True)
+        for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True)
     ]
     source = f"measured: {max_batch} rows after {timer.prompt_tokens} tokens"
     rows = list(range(1, max_batch + 1))
-    costs = StepCosts(CostTable(rows, ks, decode), CostTable(sizes, ks, grid), source)
+    costs = StepCosts(
+        CostTable(rows, ks, decode), CostTable(sizes, ks, prefill), source
+    )
     tables = {"decode": costs.decode_s, "prefill": costs.prefill_s}
     points = (HeldOut(*point, tables[point[0]](*point[1:3])) for point in held_out)
     return MeasuredSteps(costs, tuple(points))
@@ -122,42 +132,53 @@ class _Timer:
     """Times steps of a running batch.
 
     Attributes:
-      sizes: prompt tokens at which a step's shape changes: the last of one and the
-        first of the next.
+      sizes: prompt tokens at which a step's shape changes (the last of one and the
+        first of the next), and halfway between.
       prompt_tokens: of rows that decode.
     """
 
-    def __init__(self, engine: Engine, max_batch: int, repeats: int, rng):
-        self._vocab, self._repeats, self._rng = engine.config.vocab_size, repeats, rng
-        context = min(1024, engine.config.max_positions)
-        self._slots = RowSlots(engine, max_rows=max_batch, max_context=context)
-        chunks = self._slots.shapes.chunks
-        edges = {edge for size in chunks for edge in (size, size + 1)}
-        self.sizes = sorted({max(chunks[0] // 2, 1), *edges} - {chunks[-1] + 1})
+    def __init__(self, slots: RowSlots, vocab_size: int, repeats: int, seed: int):
+        self._slots, self._vocab, self._repeats = slots, vocab_size, repeats
+        self._rng = np.random.default_rng(seed)
+        chunks, context = slots.shapes.chunks, slots.shapes.max_context
+        edges = {1, *chunks, *(size + 1 for size in chunks[:-1])}
+        edges = sorted({min(edge, context - 1) for edge in edges})
+        middles = [(low + high) // 2 for low, high in itertools.pairwise(edges)]
+        self.sizes = sorted({*edges[1:], *middles})
         self.prompt_tokens = min(PROMPT_TOKENS, context // 2)
         self._new_tokens = context - self.prompt_tokens
 
-    def decode(self, settings: Sequence[Sequence[int]]) -> list[float]:
-        """Seconds of a step at each setting: a K for each of so many rows."""
-        slots, ids = self._slots, range(len(settings[0]))
-        steps = STEPS * len(settings)
-        if steps >= self._new_tokens:
+    def decode(
+        self, settings: Mapping[int, Sequence[Sequence[int]]]
+    ) -> dict[int, list[float]]:
+        """Seconds of a step at each setting.
+
+        Args:
+          settings: number of rows -> settings: a K for each of them.
+        """
+        longest = STEPS * max(map(len, settings.values()))
+        if longest >= self._new_tokens:
             raise ConfigError(
                 f"a context of {self.prompt_tokens + self._new_tokens} tokens is too "
-                f"short to time {steps} steps; take a model with a longer one"
+                f"short to time {longest} steps; take a model with a longer one"
             )
-        times: list[list[float]] = [[] for _ in settings]
-        for _ in range(self._repeats):
-            slots.admit([self._row(i, self.prompt_tokens, steps + 1) for i in ids])
-            while slots.has_prompts:
-                slots.prefill()
-            for setting, seen in zip(settings, times, strict=True):
-                for id, k in enumerate(setting):
-                    slots.set_k(id, int(k))
-                seen += [_seconds(slots.decode) for _ in range(STEPS)][1:]
-            for id in ids:
-                slots.release(id)
-        return [statistics.median(seen) for seen in times]
+        times = {rows: [[] for _ in each] for rows, each in settings.items()}
+        for _ in range(self._repeats):  # what disturbs a moment, disturbs all a little
+            for rows, each in settings.items():
+                self._decode(rows, each, times[rows], longest + 1)
+        return {r: [statistics.median(t) for t in each] for r, each in times.items()}
+
+    def _decode(self, rows: int, settings, times: Sequence[list], new: int) -> None:
+        slots = self._slots
+        slots.admit([self._row(i, self.prompt_tokens, new) for i in range(rows)])
+        while slots.has_prompts:
+            slots.prefill()
+        for setting, seen in zip(settings, times, strict=True):
+            for id, k in enumerate(setting):
+                slots.set_k(id, k)
+            seen += [_seconds(slots.decode) for _ in range(STEPS)][1:]
+        for id in range(rows):
+            slots.release(id)
 
     def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
         """Seconds of the one chunk of prompts of these lengths, at a K."""
