@@ -4,7 +4,6 @@ A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`
 loop and all other software take no time.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,6 +14,8 @@ from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
+from moe_edge.workload.requests import Request
+from moe_edge.workload.served import Served
 
 ARRIVE, CANCEL, END, WAKE = range(4)
 
@@ -74,36 +75,6 @@ class SlotSteps:
         return Step([job for job in running if job.made], self._group)
 
 
-@dataclasses.dataclass(slots=True)
-class Served:
-    """What became of a request.
-
-    Attributes:
-      arrival_s: when it came.
-      admitted_s: when its first step began; first_s, last_s: when its first and last
-        token were there; None: never.
-      tokens: new ones.
-      k_sum: of the K of each of them; k_least: the smallest.
-      outcome: how it ended.
-    """
-
-    arrival_s: float
-    admitted_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    tokens: int = 0
-    k_sum: int = 0
-    k_least: int | None = None
-    outcome: str = ""
-
-    def add(self, time_s: float, k: int) -> None:
-        """A token is there."""
-        self.first_s = time_s if self.first_s is None else self.first_s
-        self.last_s, self.tokens = time_s, self.tokens + 1
-        self.k_sum += k
-        self.k_least = k if self.k_least is None else min(k, self.k_least)
-
-
 class ComputedServer:
     """One engine that serves requests in computed time.
 
@@ -147,7 +118,7 @@ class ComputedServer:
         heap, loop = EventHeap(), self.loop
         for job in jobs:
             self._jobs[job.id] = job
-            self.served[job.id] = Served(job.arrival_s)
+            self.served[job.id] = Served(job.arrival_s, job.floor)
             heap.push(job.arrival_s, ARRIVE, 0, job.id)
         for number, time_s in (cancelled or {}).items():
             heap.push(time_s, CANCEL, 0, number)
@@ -207,6 +178,28 @@ class ComputedServer:
                 if job.made == self._answers.get(job.id, job.new_tokens):
                     ended.append(job)
         self.loop.end_step(0, now_s, ended)
+
+
+def token_jobs(
+    requests: Sequence[Request], floors: Sequence[int], kv_token_bytes: int = 0
+) -> list[TokenJob]:
+    """Requests of one server as its loop takes them.
+
+    Args:
+      floors: of each request.
+      kv_token_bytes: of the cache of one token.
+    """
+    return [
+        TokenJob(
+            request.id,
+            arrival_s=request.arrival_s,
+            floor=int(floor),
+            kv_bytes=kv_token_bytes * (request.input_tokens + request.output_tokens),
+            prompt_tokens=request.input_tokens,
+            new_tokens=request.output_tokens,
+        )
+        for request, floor in zip(requests, floors, strict=True)
+    ]
 
 
 def chunks_s(chunks: Sequence[Chunk], costs: StepCosts) -> float:
