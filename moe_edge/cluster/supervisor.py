@@ -27,6 +27,16 @@ class ClusterLost(MoeEdgeError):
     exit_code = 3
 
 
+def _few_threads(processes: int) -> dict[str, str]:
+    """A thread of XLA a process, where processes are more than this machine's cores.
+
+    Threads beyond the cores only wait for each other: OD-MoE's seven processes
+    on two cores took 1.3 times the processor time for a token (docs/measurements.md).
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {"NPROC": "1"} if processes > cores else {}
+
+
 class Processes:
     """Processes started here; leaving the context ends them all."""
 
@@ -55,6 +65,9 @@ class Processes:
     def start(self, numbers: list[int]) -> None:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
+        environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
+        if self._options.mode == "od_moe" and cores is None:
+            environment = _few_threads(len(numbers)) | environment
         for number in numbers:
             command = [*self._prefixes.get(number, ()), sys.executable]
             command += ["-m", "moe_edge.cluster.process"]
@@ -64,7 +77,7 @@ class Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=UNLESS_GIVEN | os.environ | ENVIRONMENT,
+                    env=environment,
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process

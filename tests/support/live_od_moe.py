@@ -195,8 +195,6 @@ class LiveOdMoe:
                 one.join()
         for one in self.nodes.values():
             one.transport.close()
-            if isinstance(one.node, WorkerNode):
-                one.node.worker.close()
         self.transport.close()
         if kind is None:
             errors = [one.error for one in self.nodes.values() if one.error is not None]

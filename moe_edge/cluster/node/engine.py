@@ -44,7 +44,7 @@ class PlacedEngine(Engine):
         self._is_moe = [i in self.config.moe_layers for i in range(len(self._windows))]
         self._nothing: dict[int, np.ndarray] = {}  # rows where none is computed here
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._view: View = self.remote.tables.view
 
     def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:

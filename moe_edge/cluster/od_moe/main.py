@@ -70,7 +70,7 @@ class MainNode(ServingNode):
 
     def now_predicted(self, fields, arrays) -> None:
         """What the shadow says of a layer."""
-        self.engine.predicted[fields["count"]] = fields["experts"]
+        self.engine.predicted.update(enumerate(fields["experts"], fields["first"]))
 
     def now_said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""

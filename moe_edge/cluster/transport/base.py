@@ -107,6 +107,9 @@ class Handlers(Protocol):
     ) -> tuple[dict, dict[str, np.ndarray]]:
         """Fields and arrays of the answer; nobody reads that of a `post`."""
 
+    def answered(self) -> None:
+        """After an answer: work that it need not wait for. A handler may lack it."""
+
 
 class Count(NamedTuple):
     """Messages and their bytes, our headers included."""

@@ -108,7 +108,7 @@ def test_fault_in_a_workers_answers_ends_it_but_a_bad_call_does_not(capsys):
     with pytest.raises(RequestError, match="no such layer"):
         node.call(1, None)
     told(node)
-    fields = {"count": 1, "layer": 1, "experts": []}
+    fields = {"layers": [(1, 1, [])]}
     for what, act in (
         ("a call", lambda node: node.call(1, None)),
         ("load", lambda node: node.control(2, "load", fields, {})),

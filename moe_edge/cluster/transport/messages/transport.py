@@ -100,14 +100,17 @@ class MessagesTransport(Transport):
         self._watch.start()
 
     def serve(self, handlers: Handlers) -> None:
-        answers = answer_calls(handlers), answer_blocks(handlers)
-        for name, answer in zip(("calls", "blocks"), answers, strict=True):
+        answers = (
+            ("calls", answer_calls(handlers), getattr(handlers, "answered", None)),
+            ("blocks", answer_blocks(handlers), None),
+        )
+        for name, answer, after in answers:
             socket = self._routers.pop(0)
             if self._delay_s:
                 inside = self._sockets.pair(name, bind=True)
                 self._delays.append(DelayLine(socket, inside, self._delay_s))
                 socket = self._sockets.pair(name, bind=False)
-            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic)
+            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic, after)
             self._answering.append(thread)
         for thread in (*self._delays, *self._answering):
             thread.start()
