@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 
 POLL_S = 0.05
-END_S = 5.0  # for processes to end by themselves
+END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
 # Of each process. The coordinator of `jax.distributed` warns of what we ask it for; and
 # processes share a GPU's memory, unless the user says otherwise.
@@ -138,6 +139,11 @@ class Processes:
         return self._log(number).read_text(encoding="utf-8", errors="replace")
 
     def _wait_for_others(self) -> None:
+        drill = self._options.drill_plan
+        if drill is not None and drill.kind == "stop":
+            struck = self._running.get(FIRST + drill.server)
+            if struck is not None:  # it cannot end by itself
+                struck.kill()
         until_s = time.monotonic() + END_S
         while time.monotonic() < until_s:
             if all(p.poll() is not None for p in self._running.values()):

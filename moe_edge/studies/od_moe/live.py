@@ -260,7 +260,7 @@ def findings(
         metrics=metrics,
         limits=LIMITS,
         checks={"every case gave the model's own tokens": same},
-        ours=share,
+        ours={"best": best} | share,
         plot=lambda path: draw_panels(
             path, panels_of(settings, share), title=title, share_y=True
         ),

@@ -115,7 +115,14 @@ def findings(settings: Table2Settings, found: Measured) -> Findings:
         answer=f"{mine} decodes at {decode[mine]:.3f} of the resident engine's speed "
         f"with {share:.2f} of its bytes; of the peers with the same bytes and link "
         f"rate {best} is fastest, at {others[best]:.3f}.",
-        details=[f"{peer} is run without {left}." for peer, left in STAND_INS.items()],
+        details=[
+            *(
+                f"{system}: {found.mean_over(system, 'decode', SAME_PROCESSES):.2f} of "
+                "the decode speed of the same processes with all experts resident."
+                for system in own
+            ),
+            *(f"For {peer} stands: {what}." for peer, what in STAND_INS.items()),
+        ],
         model=found.model,
         workload=found.workload,
         kind="emulated",
@@ -219,7 +226,7 @@ def plot(path, settings: Table2Settings, found: Measured) -> None:
                 for system in found.systems
             },
             scale,
-            log=measure == "TTFT",
+            log=True,
         )
         for measure, (_, unit, scale) in MEASURES.items()
         if measure != "output"

@@ -144,6 +144,8 @@ def test_study_writes_an_entry(settings, asked, tmp_path):
     rates = [options["load_bytes_per_s"] for _, options in asked]
     assert rates == ["balanced", *["20000000.0"] * 4]
     assert {text for (text,), _ in asked[1:3]} == {asked[0][0][0]}
+    assert "0.50 of the decode speed of the same processes" in result["details"][0]
+    assert result["details"][2].startswith("For Mixtral-offloading stands: LRU and")
     values = {(r["policy"], r["name"]): r["value"] for r in result["metrics"]}
     assert values["OD-MoE, late", "decode, 8 in, 4 out"] == 50
     assert values[SAME_PROCESSES, "TTFT, 8 in, 4 out"] == pytest.approx(100)

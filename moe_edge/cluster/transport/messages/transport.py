@@ -2,8 +2,8 @@
 
 A process binds two ports, one for calls and control, one for blocks, so that calls
 never queue behind blocks. To each peer it has three connections: for the calls of
-the engine's thread (`messages_calls.py`), for control (`messages_watch.py`, which also
-notices lost peers) and for fetching blocks (`messages_fetch.py`). `messages_answer.py`
+the engine's thread (`calls.py`), for control (`watch.py`, which also
+notices lost peers) and for fetching blocks (`fetch.py`). `answer.py`
 answers.
 """
 
@@ -18,6 +18,7 @@ import zmq
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import (
     Address,
+    Answered,
     Call,
     Handlers,
     PeerLost,
@@ -133,9 +134,7 @@ class MessagesTransport(Transport):
     def start(self, peer: int, call: Call) -> int:
         return self._calls.start(peer, call)
 
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         return self._calls.finish(tickets, deadline_s)
 
     def fetch(
