@@ -259,7 +259,7 @@ class RowSlots:
         """A token of every running row, then at most one chunk of prompts.
 
         A row decodes from the step after its prompt's last chunk, which gives its first
-        token (as in `schedule/token_loop.py`).
+        token (as in `simulate/serving.py`).
         """
         return self.decode() + self.prefill()
 
