@@ -214,9 +214,7 @@ def findings(
         ours={
             "trend": f"{times:.1f} times as long from {_span(first, bins)} to "
             f"{_span(last, bins)} % remote",
-            "ms by % of pairs remote": {
-                _span(n, bins): ms for n, ms in medians.items()
-            },
+            "ms by % remote": {_span(n, bins): ms for n, ms in medians.items()},
             "slope, ms": round(whole.slope.value, 3),
         },
         plot=lambda path: plot(path, found, bins),
