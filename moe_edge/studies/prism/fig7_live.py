@@ -30,6 +30,7 @@ from moe_edge.training.generators import FAMILIES, examples
 from moe_edge.workload.cluster_run import method_file
 
 WITHOUT, WITH = "no migration", "migration"
+PARTS = "all", "before", "after"  # of a server's requests
 NEVER_S = 1e6  # a period that no run reaches: the same spare slots, no decision
 
 
@@ -134,12 +135,12 @@ class Changed:
     def means(self) -> dict[str, float]:
         """Mean seconds and local ratio of all requests and of each half."""
         half = self.seconds_NR.shape[1] // 2
-        parts = {"all": slice(None), "before": slice(half), "after": slice(half, None)}
+        spans = slice(None), slice(half), slice(half, None)
         tables = {"seconds": self.seconds_NR, "local": self.local_NR}
         return {
             f"{name} {part}": float(table_NR[:, rows].mean())
             for name, table_NR in tables.items()
-            for part, rows in parts.items()
+            for part, rows in zip(PARTS, spans, strict=True)
         }
 
 
