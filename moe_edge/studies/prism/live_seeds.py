@@ -37,9 +37,7 @@ class LiveServers(StudySettings):
       keep_dir: where the runs are kept; None: they are removed.
     """
 
-    rules = RULES | dict.fromkeys(
-        ("interval_s", "link_mbps", "host_bytes_per_s"), check_positive
-    )
+    rules = RULES | dict.fromkeys(("interval_s", "link_mbps"), check_positive)
     slots: str = "115,115,230"
     workload: str = "arithmetic,words,stories"
     requests_per_server: int = 10
@@ -128,8 +126,8 @@ def served(folder: Path, label: str, options: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def each_seed(settings: LiveMethods, folder: Path) -> Iterator[LiveSeed]:
-    """Runs every seed, one after another; raises as `served`."""
+def each_seed(settings: LiveMethods, folder: Path, **more) -> Iterator[LiveSeed]:
+    """Runs every seed, one after another, with `more` options; raises as `served`."""
     for seed in settings.all_seeds:
-        where = folder / f"seed_{seed}"
-        yield LiveSeed(seed, where, served(where, f"seed {seed}", settings.run(seed)))
+        where, options = folder / f"seed_{seed}", settings.run(seed) | more
+        yield LiveSeed(seed, where, served(where, f"seed {seed}", options))

@@ -9,16 +9,14 @@ import pytest
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.live import read_lines, token_times_s
-from moe_edge.studies.prism import live_seeds
-from moe_edge.studies.prism.live_seeds import LiveSeed
+from moe_edge.studies.prism import live_seeds, table1_live_entry
 from moe_edge.studies.prism.live_shares import queued_s
 from moe_edge.studies.prism.live_tokens import local_by_request, read_tokens
-from moe_edge.studies.prism.table1_live import layer_ms
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 from moe_edge.workload.cluster_run import TableChange, write_migrations
 from moe_edge.workload.trace_writer import write_trace
-from tests.support.cluster_runs import calibration, cluster_trace
+from tests.support.cluster_runs import cluster_trace
 
 FACTS = {"lost_requests": 0, "failures": [], "compiled_after_warmup": 0}
 FACTS |= {"same_tokens": True, "processors": ["one"], "block_bytes": 750_000}
@@ -80,11 +78,6 @@ def test_token_times_and_queues_by_hand():
     assert queued_s(spans) == {0: 0.0, 1: 3.0, 2: 0.0, 3: 0.0}
 
 
-def test_a_layer_at_home_is_what_the_calibration_says(tmp_path):
-    calibration(servers=3, dense_s=0.5, pair_s=0.25, block_s=0.125).save(tmp_path)
-    assert layer_ms(LiveSeed(0, tmp_path, {"top_k": 2})) == 1250.0
-
-
 SECONDS = {  # of servers 1, 2, 3
     "moe_infinity": [3.0, 2.0, 1.0],
     "moe_infinity_lb": [2.0, 2.0, 1.0],
@@ -108,14 +101,23 @@ def live(monkeypatch):
     return install
 
 
+@pytest.fixture
+def link(monkeypatch):
+    """A host link of a rate; a layer takes 5 ms."""
+
+    def host_link(factor):
+        return 150e6 / factor, 0.005
+
+    monkeypatch.setattr(table1_live_entry, "host_link", host_link)
+
+
 def table_run(folder, options):
-    folder.mkdir()
-    calibration(servers=3, dense_s=0.0015, pair_s=0.001, block_s=0.0).save(folder)
     rows = {}
     for method, seconds in SECONDS.items():
         row = {"latency_s_N": seconds, "mean_latency_s": float(np.mean(seconds))}
         alone = method != "uniform"
         row |= {"local_ratio": 1.0 if alone else 0.25, "remote_calls": 9}
+        row["call_overhead_s"] = None if alone else 0.001
         rows[method] = row | (
             {"hit_ratio": 0.5, "host_bytes": 10**7, "redirected": 2} if alone else {}
         )
@@ -131,7 +133,7 @@ def entry(name, tmp_path, **settings):
     return summary, validate_entry(tmp_path / "out")
 
 
-def test_table1_tells_signs_and_the_rate_of_the_host_link(live, tmp_path):
+def test_table1_tells_signs_and_the_rate_of_the_host_link(live, link, tmp_path):
     asked = live(table_run)
     summary, result = entry("prism_table1_live", tmp_path, seeds=2)
     assert result["kind"] == "emulated" and result["seeds"] == [0, 1]
@@ -141,15 +143,15 @@ def test_table1_tells_signs_and_the_rate_of_the_host_link(live, tmp_path):
     ]
     assert asked[0]["host_bytes_per_s"] == 75e6 and asked[0]["link_mbps"] == 500.0
     assert summary["change"]["uniform"] == "-30.0 %"
-    assert summary["load_over_layer"] == pytest.approx(10 / 3.5)
-    assert "10.00 ms from host memory: 2.9 times" in result["details"][0]
+    assert "75 MB/s. A block of 750 kB takes 2 times" in result["details"][0]
+    assert result["workload"]["layer_compute_s"] == 0.005
     failed = {name for name, passed in summary["checks"].items() if not passed}
     assert failed == set()  # the paper's signs, server by server
     ours = result["paper_claim"]["ours"]
     assert ours["uniform"] == [1.5, 1.4, 1.3, 1.4]
 
 
-def test_table1_tells_another_order(live, tmp_path, monkeypatch):
+def test_table1_tells_another_order(live, link, tmp_path, monkeypatch):
     live(table_run)
     monkeypatch.setitem(SECONDS, "uniform", [3.5, 1.4, 0.9])
     summary, _ = entry("prism_table1_live", tmp_path, seeds=1)
@@ -239,7 +241,7 @@ def test_bad_settings_are_refused_before_anything_runs():
     for study, arguments, message in (
         ("table1", {"methods": ("moe_infinity",)}, "expected 'moe_infinity' and 'unif"),
         ("table1", {"methods": ("best", "uniform")}, "unknown method 'best'"),
-        ("table1", {"host_bytes_per_s": 0.0}, "host_bytes_per_s must be positive"),
+        ("table1", {"link_factor": 0.0}, "link_factor must be positive"),
         ("table1", {"slots": "130,130,1"}, "slots"),
         ("fig5", {"methods": ("moe_infinity",)}, "unknown method 'moe_infinity'"),
         ("fig5", {"bins": 0}, "bins"),
