@@ -1,8 +1,8 @@
 """Prism, figure 7, live: every server's data changes half way; with migration, without.
 
 All requests come at once and each server runs one after another, so a request's time
-is from the end of the one before it. Both runs of a seed begin with the same placement,
-made for no data in particular.
+is from the end of the one before it. All runs of a seed begin with the same placement,
+made for no data in particular. The paper's rule keeps all statistics (keep 1).
 """
 
 import dataclasses
@@ -22,48 +22,58 @@ from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
 from moe_edge.studies.prism.live_seeds import LiveServers, check_cluster
 from moe_edge.studies.prism.live_shares import queued_s, request_spans
 from moe_edge.studies.prism.live_tokens import local_by_request
-from moe_edge.studies.prism.runs import RULES, Migration
+from moe_edge.studies.prism.runs import RULES
 from moe_edge.studies.prism.served import PRISM
 from moe_edge.studies.registry import later
 from moe_edge.studies.study import Claim, Study
 from moe_edge.training.generators import FAMILIES, examples
 from moe_edge.workload.cluster_run import method_file
 
-WITHOUT, WITH = "no migration", "migration"
+WITHOUT = "no migration"
 PARTS = "all", "before", "after"  # of a server's requests
 NEVER_S = 1e6  # a period that no run reaches: the same spare slots, no decision
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Figure7Live(Migration, LiveServers):
-    """`LiveServers` and `Migration` name the rest.
+class Figure7Live(LiveServers):
+    """`LiveServers` names the rest.
 
     Attributes:
       then_workload: a task family a server, of its second half of requests.
       requests_per_server: of each half.
       method: the placer.
+      period_s: between two decisions on migration.
+      keeps: share of the statistics kept at each decision; a run each, and one without
+        migration.
+      hysteresis: gain that a new placement must promise, as a share.
       source: where migrating blocks come from: host or network.
     """
 
     rules = LiveServers.rules | {
-        **{name: RULES[name] for name in ("keep", "hysteresis")},
+        **{name: RULES[name] for name in ("keeps", "hysteresis")},
         "period_s": check_positive,
         "method": lambda name, value: check_known(name, value, PLACERS),
         "source": lambda name, value: check_known(name, value, SOURCES),
     }
-    requests_per_server: int = 20
+    requests_per_server: int = 14
     seeds: int = 2
-    period_s: float = 4.0
     then_workload: str = "stories,arithmetic,words"
     method: str = PRISM
+    period_s: float = 3.0
+    keeps: Sequence[float] = (1.0, 0.5)
+    hysteresis: float = 0.0
     source: str = "host"
+
+    def variants(self) -> dict[str, float | None]:
+        """Names of a seed's runs: what each keeps; None: nothing moves."""
+        return {WITHOUT: None} | {f"keep {keep:g}": keep for keep in self.keeps}
 
     def halves(self) -> list[tuple[str, str]]:
         """Of every server, the families of its two halves."""
         both = self.workload.split(","), self.then_workload.split(",")
         return list(zip(*both, strict=True))
 
-    def run(self, seed: int, prompts: str, variant: str) -> dict[str, Any]:
+    def run(self, seed: int, prompts: str, keep: float | None) -> dict[str, Any]:
         """Options of a run."""
         return {
             "servers": self.servers,
@@ -72,8 +82,8 @@ class Figure7Live(Migration, LiveServers):
             "prompts": prompts,
             "max_new_tokens": self.output_tokens,
             "link_mbps": self.link_mbps,
-            "period_s": self.period_s if variant == WITH else NEVER_S,
-            "keep": self.keep,
+            "period_s": NEVER_S if keep is None else self.period_s,
+            "keep": 1.0 if keep is None else keep,
             "hysteresis": self.hysteresis,
             "source": self.source,
             "seed": seed,
@@ -96,7 +106,7 @@ def check(settings: Figure7Live) -> None:
                 f"a server has {families[0]!r} in workload and in then_workload; "
                 "expected other data in its second half"
             )
-    check_cluster(settings.run(settings.seed, __file__, WITH))  # any file that exists
+    check_cluster(settings.run(settings.seed, __file__, None))  # any file that exists
 
 
 def write_prompts(settings: Figure7Live, seed: int, path: Path) -> None:

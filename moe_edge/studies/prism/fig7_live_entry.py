@@ -1,5 +1,6 @@
-"""The entry of `prism_fig7_live`: two runs of each seed, compared."""
+"""The entry of `prism_fig7_live`: the runs of each seed, compared."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from moe_edge.metrics.results import Findings, metric
 from moe_edge.studies.prism import fig7
 from moe_edge.studies.prism.fig7_live import (
     PARTS,
-    WITH,
     WITHOUT,
     Changed,
     Figure7Live,
@@ -28,130 +28,166 @@ TAIL_BAR = 2.0  # p99 of a token while blocks move, over that of others
 MS = 1e3
 
 
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """All runs of all seeds.
+
+    Attributes:
+      runs: by variant, one a seed; the first variant moves nothing.
+    """
+
+    runs: Mapping[str, Sequence[Changed]]
+
+    @property
+    def moving(self) -> list[str]:
+        """Variants with migration, the paper's first."""
+        return [name for name in self.runs if name != WITHOUT]
+
+    def means(self, variant: str, key: str) -> np.ndarray:
+        """float64 [seeds]: of `Changed.means`."""
+        return np.array([one.means()[key] for one in self.runs[variant]])
+
+    def median(self, variant: str, key: str) -> float:
+        return float(np.median(self.means(variant, key)))
+
+    def ratio(self, variant: str, part: str) -> np.ndarray:
+        """float64 [seeds]: mean time of requests over that without migration."""
+        key = f"seconds {part}"
+        return self.means(variant, key) / self.means(WITHOUT, key)
+
+    def counts(self, variant: str, name: str) -> list[float]:
+        """A count of `Changed`, of every seed."""
+        return [float(getattr(one, name)) for one in self.runs[variant]]
+
+    def tails_ms(self) -> dict[str, float]:
+        """p99 of a decoded token, where there are tokens: with migration, without."""
+        moving = [one for name in self.moving for one in self.runs[name]]
+        tokens = {
+            MOVING: [s for one in moving for s in one.during_s],
+            OTHERWISE: [s for one in moving for s in one.others_s],
+            WITHOUT: [s for one in self.runs[WITHOUT] for s in one.others_s],
+        }
+        return {
+            name: MS * float(np.quantile(found, 0.99))
+            for name, found in tokens.items()
+            if found
+        }
+
+
 def measure(settings: Figure7Live) -> Findings:
-    """Both runs of every seed, taking turns in being first; the answer."""
-    runs: dict[str, list[Changed]] = {WITHOUT: [], WITH: []}
+    """All runs of every seed, taking turns in being first; the answer."""
+    variants = settings.variants()
+    runs: dict[str, list[Changed]] = {name: [] for name in variants}
     all_facts = []
     with settings.folder() as folder:
         for seed in settings.all_seeds:
             prompts = folder / f"prompts_{seed}.jsonl"
             write_prompts(settings, seed, prompts)
-            for variant in round_order(list(runs), seed - settings.seed):
-                where = folder / f"seed_{seed}_{variant.replace(' ', '_')}"
-                options = settings.run(seed, str(prompts), variant)
-                facts = served(where, f"seed {seed}, {variant}", options)
-                runs[variant].append(changed(settings, where, facts))
+            for name in round_order(list(variants), seed - settings.seed):
+                where = folder / f"seed_{seed}_{name.replace(' ', '_')}"
+                options = settings.run(seed, str(prompts), variants[name])
+                facts = served(where, f"seed {seed}, {name}", options)
+                runs[name].append(changed(settings, where, facts))
                 all_facts.append(facts)
-    return findings(settings, runs, all_facts)
+    return findings(settings, Compared(runs), all_facts)
 
 
 def findings(
-    settings: Figure7Live,
-    runs: Mapping[str, Sequence[Changed]],
-    facts: Sequence[Mapping],
+    settings: Figure7Live, compared: Compared, facts: Sequence[Mapping]
 ) -> Findings:
     """The entry of some runs."""
-    means = {name: [one.means() for one in by_seed] for name, by_seed in runs.items()}
-    both = list(zip(means[WITH], means[WITHOUT], strict=True))
-    ratios = {
-        part: np.array([a[f"seconds {part}"] / b[f"seconds {part}"] for a, b in both])
-        for part in PARTS
-    }
-    tails = tail_ms(runs)
-    local = {
-        name: float(np.median([one["local after"] for one in by_seed]))
-        for name, by_seed in means.items()
-    }
-    moved = [one.moved for one in runs[WITH]]
-    tail = tails[MOVING] / tails[OTHERWISE] if len(tails) > 2 else None
-    told = "no token came while blocks moved"
+    moving, tails = compared.moving, compared.tails_ms()
+    first, key = moving[0], "local after"
+    change = {name: percent(compared.ratio(name, "all")) for name in moving}
+    told = "No token came while blocks moved."
+    tail = tails[MOVING] / tails[OTHERWISE] if MOVING in tails else None
     if tail is not None:
         told = (
-            f"a token's p99 is {tails[MOVING]:.0f} ms while blocks move, "
+            f"A token's p99 is {tails[MOVING]:.0f} ms while blocks move, "
             f"{tails[OTHERWISE]:.0f} ms otherwise and {tails[WITHOUT]:.0f} ms in runs "
-            "without migration"
+            "without migration."
         )
     return live_findings(
         settings,
         facts,
-        answer=f"Migration changes a request's mean time by "
-        f"{percent(ratios['all'])} (paper {fig7.PAPER['change']}); after the "
-        f"data change {100 * local[WITH]:.0f} instead of {100 * local[WITHOUT]:.0f} % "
-        "of pairs are at home.",
-        details=[
-            f"Before the change {percent(ratios['before'])}, after it "
-            f"{percent(ratios['after'])}.",
-            f"{np.median([one.migrations for one in runs[WITH]]):.0f} migrations moved "
-            f"{np.median(moved):.0f} blocks in "
-            f"{np.median([one.moving_s for one in runs[WITH]]):.1f} s; {told}.",
-        ],
+        answer="Migration changes a request's mean time by "
+        + ", ".join(f"{change[name]} ({name})" for name in moving)
+        + f" (paper {fig7.PAPER['change']}); at home after the change: "
+        + ", ".join(
+            f"{100 * compared.median(name, key):.0f} % ({name})"
+            for name in compared.runs
+        )
+        + ".",
+        details=[*(_line(name, compared) for name in moving), told],
         workload={"arrivals": "all at once", "first placement": "uniform frequencies"},
-        metrics=metrics_of(runs, means, ratios, tails),
+        metrics=metrics_of(compared, tails),
         limits=[
             "Few requests; spreads are over seeds of requests. Tails are of all seeds' "
             "tokens together.",
         ],
         baselines=[WITHOUT],
         checks={
-            "blocks moved in every run with migration, in none without": min(moved) > 0
-            and not any(one.moved for one in runs[WITHOUT]),
+            "blocks moved in every run with migration, in none without": not any(
+                compared.counts(WITHOUT, "moved")
+            )
+            and all(min(compared.counts(name, "moved")) > 0 for name in moving),
             f"target: a token's p99 while blocks move is at most {TAIL_BAR:g} times "
             "that of others": tail is not None and tail <= TAIL_BAR,
-            "target: after the change more is computed at home with migration": (
-                all(a["local after"] > b["local after"] for a, b in both)
-            ),
-            "target: after the change requests are faster with migration": bool(
-                (ratios["after"] < 1).all()
-            ),
+        }
+        | {
+            f"target: {name}, after the change, {better}": bool(holds.all())
+            for name in moving
+            for better, holds in {
+                "computes more at home": compared.means(name, key)
+                > compared.means(WITHOUT, key),
+                "is faster": compared.ratio(name, "after") < 1,
+            }.items()
         },
         ours={
-            "without migration, s": _median(means[WITHOUT], "seconds all"),
-            "with, s": _median(means[WITH], "seconds all"),
-            "change": percent(ratios["all"]),
-            "change before": percent(ratios["before"]),
-            "change after": percent(ratios["after"]),
-        },
-        plot=lambda path: plot(path, runs),
-        files=curves(runs),
-        summary={"change": percent(ratios["all"]), "tail": tail},
+            "without migration, s": round(compared.median(WITHOUT, "seconds all"), 4),
+            "with, s": round(compared.median(first, "seconds all"), 4),
+            "change": change[first],
+        }
+        | {f"change, {name}": change[name] for name in moving[1:]},
+        plot=lambda path: plot(path, compared.runs),
+        files=curves(compared.runs),
+        summary={"change": change, "tail": tail},
     )
 
 
-def _median(rows: Sequence[Mapping[str, float]], key: str) -> float:
-    return round(float(np.median([row[key] for row in rows])), 4)
+def _line(name: str, compared: Compared) -> str:
+    """What migration by one rule did."""
+    migrations, moved, moving_s = (
+        float(np.median(compared.counts(name, count)))
+        for count in ("migrations", "moved", "moving_s")
+    )
+    return (
+        f"{name}: {percent(compared.ratio(name, 'before'))} before the change, "
+        f"{percent(compared.ratio(name, 'after'))} after it; {migrations:.0f} "
+        f"migrations moved {moved:.0f} blocks in {moving_s:.1f} s."
+    )
 
 
-def tail_ms(runs: Mapping[str, Sequence[Changed]]) -> dict[str, float]:
-    """p99 of a decoded token in milliseconds, where there are tokens."""
-    tokens = {
-        MOVING: [s for one in runs[WITH] for s in one.during_s],
-        OTHERWISE: [s for one in runs[WITH] for s in one.others_s],
-        WITHOUT: [s for one in runs[WITHOUT] for s in one.others_s],
-    }
-    return {
-        name: MS * float(np.quantile(found, 0.99))
-        for name, found in tokens.items()
-        if found
-    }
-
-
-def metrics_of(runs, means, ratios, tails) -> list[dict]:
+def metrics_of(compared: Compared, tails: Mapping[str, float]) -> list[dict]:
     """Rows of the entry."""
     rows = []
-    for name, by_seed in means.items():
-        for measure_of, unit in (("seconds", "s"), ("local", "1")):
-            label = "time of a request" if unit == "s" else "local ratio"
+    for name in compared.runs:
+        for key, label, unit in (
+            ("seconds", "time of a request", "s"),
+            ("local", "local ratio", "1"),
+        ):
             for part in PARTS:
-                found = [one[f"{measure_of} {part}"] for one in by_seed]
+                found = compared.means(name, f"{key} {part}")
                 rows.append(median_row(name, f"{label}, {part}", found, unit))
-    for part in PARTS:
-        label = f"time over no migration, {part}"
-        rows.append(median_row(WITH, label, ratios[part], "1"))
-    for label, of in (("migrations", "migrations"), ("moved blocks", "moved")):
-        found = [float(getattr(one, of)) for one in runs[WITH]]
-        rows.append(median_row(WITH, label, found, "1"))
+    for name in compared.moving:
+        for part in PARTS:
+            found = compared.ratio(name, part)
+            rows.append(median_row(name, f"time over {WITHOUT}, {part}", found, "1"))
+        for label, count in (("migrations", "migrations"), ("moved blocks", "moved")):
+            found = compared.counts(name, count)
+            rows.append(median_row(name, label, found, "1"))
     for name, ms in tails.items():
-        policy, label = (name, OTHERWISE) if name == WITHOUT else (WITH, name)
+        policy, label = (name, OTHERWISE) if name == WITHOUT else ("migration", name)
         rows.append(metric(policy, f"p99 of a decoded token, {label}", ms, "ms"))
     return rows
 
@@ -179,7 +215,7 @@ def plot(path: Path, runs: Mapping[str, Sequence[Changed]]) -> None:
     panels = []
     for name, y_label in CURVES.items():
         series = {variant: by_number(some, name) for variant, some in runs.items()}
-        count = len(series[WITH])
+        count = len(series[WITHOUT])
         title = f"data changes after request {count // 2}"
         numbers = list(range(1, count + 1))
         x_label = "request of a server"

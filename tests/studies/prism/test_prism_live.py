@@ -211,15 +211,18 @@ def changing_run(folder, options):
 
 def test_fig7_compares_halves_with_and_without(live, tmp_path):
     asked = live(changing_run)
-    settings = {"seeds": 1, "requests_per_server": 2}
+    settings = {"seeds": 1, "requests_per_server": 2, "keeps": (1.0, 0.0)}
     summary, result = entry("prism_fig7_live", tmp_path, **settings)
-    assert [options["period_s"] for options in asked] == [1e6, 4.0]
+    assert [options["period_s"] for options in asked] == [1e6, 3.0, 3.0]
+    assert [options["keep"] for options in asked] == [1.0, 1.0, 0.0]
     assert "workload" not in asked[0] and asked[0]["slots"] == asked[1]["slots"]
     ours = result["paper_claim"]["ours"]
     assert ours["without migration, s"] == 1.5 and ours["with, s"] == 1.25
-    assert ours["change before"] == "+0.0 %" and ours["change after"] == "-25.0 %"
+    assert ours["change"] == ours["change, keep 0"] == "-16.7 %"
     rows = {(r["policy"], r["name"]): r["value"] for r in result["metrics"]}
-    assert rows["migration", "local ratio, after"] == 0.5
+    assert rows["keep 1", "local ratio, after"] == 0.5
+    assert rows["keep 1", "time over no migration, before"] == 1.0
+    assert rows["keep 1", "time over no migration, after"] == 0.75
     assert rows["no migration", "local ratio, after"] == 0.25
     assert rows["migration", "p99 of a decoded token, while blocks move"] == 500.0
     assert summary["tail"] == pytest.approx(1.0) and all(summary["checks"].values())
@@ -229,12 +232,12 @@ def test_fig7_compares_halves_with_and_without(live, tmp_path):
 
 def test_fig7_says_so_if_nothing_moved(live, tmp_path):
     live(lambda folder, o: changing_run(folder, o | {"period_s": 1e6}))
-    settings = {"seeds": 1, "requests_per_server": 2}
+    settings = {"seeds": 1, "requests_per_server": 2, "keeps": (1.0, 0.0)}
     summary, result = entry("prism_fig7_live", tmp_path, **settings)
     assert not any(
         passed for name, passed in summary["checks"].items() if "compiled" not in name
     )
-    assert "no token came while blocks moved" in result["details"][1]
+    assert "no token came while" in result["details"][2].lower()
 
 
 def test_bad_settings_are_refused_before_anything_runs():
@@ -250,6 +253,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ("fig7", {"then_workload": "words,poems,tables"}, "task family 'poems'"),
         ("fig7", {"method": "best"}, "unknown method 'best'"),
         ("fig7", {"source": "moon"}, "unknown source 'moon'"),
+        ("fig7", {"keeps": (2.0,)}, "keeps must lie in"),
         ("fig7", {"period_s": 0.0}, "period_s must be positive"),
         ("fig7", {"slots": "10,10,10"}, "two slots of each server stay free"),
     ):
