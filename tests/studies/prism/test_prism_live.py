@@ -10,6 +10,7 @@ from moe_edge.core.checks import MoeEdgeError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.live import read_lines, token_times_s
 from moe_edge.studies.prism import live_seeds, table1_live_entry
+from moe_edge.studies.prism.fig5_live import Layers
 from moe_edge.studies.prism.live_shares import queued_s
 from moe_edge.studies.prism.live_tokens import local_by_request, read_tokens
 from moe_edge.studies.registry import find
@@ -173,6 +174,20 @@ def share_run(folder, options):
     for method in options["methods"].split(","):
         write_files(folder, method, [kinds] * 3, seconds)
     return {}
+
+
+def test_the_slope_within_requests_leaves_out_what_whole_requests_share():
+    remote_T = np.array([0.0, 0.5, 0.5, 1.0])
+    layers = Layers(np.array([1.0, 2.0, 10.0, 11.0]), remote_T, np.array([0, 0, 1, 1]))
+    everything = np.arange(4)
+    assert layers.within(everything) == pytest.approx(2.0)
+    assert layers.line(everything)[0] == pytest.approx(10.0)
+    drawn = layers.resampled(seed=0)
+    assert {tuple(sorted(set(rows.tolist()))) for rows in drawn} == {
+        (0, 1),
+        (2, 3),
+        (0, 1, 2, 3),
+    }
 
 
 def test_fig5_finds_the_slope(live, tmp_path):
