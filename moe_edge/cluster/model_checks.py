@@ -9,9 +9,11 @@ from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError, MoeEdgeError
+from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.slot_plan import MIN_SLOTS
 from moe_edge.place.plan import Placement
+from moe_edge.place.policy import ALONE
 
 
 def check_model(options: ClusterOptions, reader) -> None:
@@ -23,7 +25,12 @@ def check_model(options: ClusterOptions, reader) -> None:
     """
     config = reader.config
     if options.mode == "prism":
-        slots_of(options, len(config.moe_layers) * config.moe.num_experts)
+        slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
+        if options.serves_alone and min(slots) < MIN_SLOTS:
+            raise CapacityError(
+                f"a server with {min(slots)} slots cannot serve alone, which takes "
+                f"{MIN_SLOTS}; give it more, or leave out --methods {', '.join(ALONE)}"
+            )
         if options.placement is not None and options.is_scheduler:
             given_placement(options, config)
 

@@ -14,7 +14,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import check_there
 from moe_edge.place.migration_policy import MigrationRule
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.policy import ALONE, METHODS, PLACERS
 from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
 from moe_edge.workload.cluster_run import COMBINES
@@ -44,7 +44,9 @@ class ClusterOptions:
       slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
         model, shared equally. One slot of each stays free, for lost blocks that are
         read for a call; with migration another one, for blocks on their way.
-      methods: placers, separated by commas; each serves all requests in turn.
+      methods: placers, separated by commas; each serves all requests in turn. Also
+        moe_infinity (every server serves alone and loads what its slots lack from its
+        own host memory) and moe_infinity_lb (busy ones pass requests on to idle ones).
       placement: stem of a placement (`launch/place_experts.py`), instead of methods.
       workload: a task family a server, by commas (arithmetic, words, stories, tables).
       requests_per_server: with `workload`.
@@ -65,6 +67,8 @@ class ClusterOptions:
         (servers add first: fewer bytes, other last bits).
       link_mbps: of every server's network link, made by `tc` (needs root); None: as is.
       delay_ms: emulated delay of a message, one way.
+      host_bytes_per_s: of each server's emulated link to its host memory, for servers
+        that serve alone; None: as fast as the memory.
       call_s: deadline of a call of a server; it is made again with longer ones.
       secret_file: shared secret of all machines; None: one made for this run.
       coordinator: HOST:PORT of the scheduler, where processes are started one by one.
@@ -107,6 +111,7 @@ class ClusterOptions:
     combine: str = "exact"
     link_mbps: float | None = None
     delay_ms: float = 0.0
+    host_bytes_per_s: float | None = None
     call_s: float = 5.0
     secret_file: str | None = None
     coordinator: str | None = None
@@ -139,6 +144,8 @@ class ClusterOptions:
         check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
+        if self.host_bytes_per_s is not None:
+            check_positive("host_bytes_per_s", self.host_bytes_per_s)
         if self.is_scheduler:  # others need no requests
             if (self.workload is None) == (self.prompts is None):
                 got = "neither" if self.workload is None else "both"
@@ -151,7 +158,7 @@ class ClusterOptions:
 
     def _check_names(self) -> None:
         if self.placement is None:
-            chosen("placer", self.methods, PLACERS)
+            chosen("method", self.methods, METHODS)
         elif self.is_scheduler:
             for ending in ("npy", "json"):
                 check_there(f"{self.placement}.{ending}", "--placement")
@@ -255,7 +262,12 @@ class ClusterOptions:
         """What is run, in order."""
         if self.placement is not None:
             return ["given"]
-        return list(chosen("placer", self.methods, PLACERS) or PLACERS)
+        return list(chosen("method", self.methods, METHODS) or PLACERS)
+
+    @property
+    def serves_alone(self) -> bool:
+        """Whether some method needs servers that ask nobody."""
+        return self.mode == "prism" and not ALONE.keys().isdisjoint(self.method_names)
 
     @property
     def drill_plan(self) -> Drill | None:

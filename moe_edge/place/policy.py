@@ -24,6 +24,11 @@ PLACERS = {
     )
 }
 
+# Servers that load what they lack from their own memory and ask nobody: name -> whether
+# busy ones pass requests on to idle ones (Prism, table I).
+ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
+METHODS = (*PLACERS, *ALONE)
+
 
 def get_placer(name: str, **options) -> Placer:
     """The placer called `name`.

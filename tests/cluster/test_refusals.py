@@ -28,7 +28,7 @@ FEW = "few 16 random bytes and more"
         ({"transport": "mpi"}, "unknown transport 'mpi'; known: jax, messages"),
         ({"combine": "all"}, "unknown combine 'all'; known: exact, partial"),
         ({"source": "disk"}, "unknown source of blocks 'disk'; known: host, network"),
-        ({"methods": "optimal,best"}, "unknown placer 'best'; known: eplb, "),
+        ({"methods": "optimal,best"}, "unknown method 'best'; known: eplb, "),
         ({"servers": 0}, "servers must be a positive whole number, got 0"),
         ({"servers": 65}, "servers is 65, expected 1 to 64"),
         ({"max_batch": 0}, "max_batch must be a positive whole number, got 0"),
@@ -38,6 +38,7 @@ FEW = "few 16 random bytes and more"
         ({"hysteresis": 1}, "hysteresis is 1, expected 0 or more, below 1"),
         ({"delay_ms": float("nan")}, "delay_ms must be 0 or more and finite, got nan"),
         ({"link_mbps": 0}, "link_mbps must be positive, got 0"),
+        ({"host_bytes_per_s": 0}, "host_bytes_per_s must be positive, got 0"),
         ({"prompts": None}, "give either --workload or --prompts, got neither"),
         ({"workload": "words"}, "give either --workload or --prompts, got both"),
         (
@@ -135,6 +136,8 @@ def test_slots_that_do_not_fit_are_refused(refused):
     refused(ConfigError, "--slots is '9\\+9,9', expected one number", slots="9+9,9")
     text = "--slots 8,8 leave room for 14 blocks .* one copy of the model needs 16"
     refused(CapacityError, text, slots="8,8")
+    text = "a server with 1 slots cannot serve alone, which takes 2"
+    refused(CapacityError, text, slots="25,1", methods="optimal,moe_infinity")
 
 
 def test_prompts_that_cannot_be_served_are_refused(refused, tmp_path):

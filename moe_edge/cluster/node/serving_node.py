@@ -8,6 +8,7 @@ from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.requests import Requests, ServedRequest
 from moe_edge.cluster.node.warm_up import warm_up
 from moe_edge.cluster.transport.base import Transport
+from moe_edge.engine.base import Engine
 
 
 class ServingNode(Node):
@@ -46,12 +47,16 @@ class ServingNode(Node):
     def rehearse(self, sizes: list[tuple[int, int]]) -> None:
         """Compiles what else they need here."""
 
-    def begin_run(self) -> None:
-        """A new run: what was noted is forgotten, and the scheduler told."""
+    def begin_run(self, engine: Engine | None = None) -> None:
+        """A new run: what was noted is forgotten, and the scheduler told.
+
+        Args:
+          engine: instead of its own.
+        """
         self.ledger.clear()
         self.transport.traffic.reset()
         self._requests = Requests(
-            self.engine,
+            engine or self.engine,
             begin=self.begin_step,
             on_token=self.new_token,
             on_error=self.request_failed,

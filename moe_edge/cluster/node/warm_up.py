@@ -15,6 +15,7 @@ from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.remote import Outgoing, Remote
 from moe_edge.cluster.node.tables import HERE, Tables, View
+from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import next_token, shape_of
 from moe_edge.model.sampling import Sampling
 
@@ -42,24 +43,32 @@ def warm_up(
     actor = PlacedEngine(
         engine.weights, engine.holdings, rehearsal, ledger, engine.programs
     )
-    shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
-    keys_B, greedy = jax.random.split(jax.random.key(0), 1), Sampling()
-    for prompt, new in shapes.values():
+    for prompt, new in different(sizes):
         for away_E in _distributions(shape[1]):
             tables.view = _view(shape, away_E, engine.holdings.nowhere)
-            session = actor.new_session(1, prompt + new)
             ledger.token(0, False)
-            logits = actor.prefill(session, [[0] * prompt])
-            for step in range(min(2, new - 1) + 1):
-                number = jax.device_put(np.int32(step))
-                token_B = next_token(logits, keys_B, number, greedy)
-                if step == min(2, new - 1):
-                    break
-                token_B = jax.device_put(np.asarray(token_B))
-                active_B = jax.device_put(np.ones(1, bool))
-                logits = actor.decode(session, token_B, active_B)
-            np.asarray(token_B)
+            run_request(actor, prompt, new)
     return time.perf_counter() - started_s
+
+
+def run_request(engine: Engine, prompt: int, new: int) -> None:
+    """The programs of a request of so many tokens, as `Requests` runs them."""
+    keys_B, greedy = jax.random.split(jax.random.key(0), 1), Sampling()
+    session, last = engine.new_session(1, prompt + new), min(2, new - 1)
+    logits = engine.prefill(session, [[0] * prompt])
+    for step in range(last + 1):
+        number = jax.device_put(np.int32(step))
+        token_B = next_token(logits, keys_B, number, greedy)
+        if step < last:
+            token_B = jax.device_put(np.asarray(token_B))
+            active_B = jax.device_put(np.ones(1, bool))
+            logits = engine.decode(session, token_B, active_B)
+    np.asarray(token_B)
+
+
+def different(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """One (tokens of the prompt, most new tokens) of each shape among some."""
+    return list({shape_of([range(n)], new): (n, new) for n, new in sizes}.values())
 
 
 def _distributions(num_experts: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.scheduler.asked import Asked
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.scheduler.serving import Run, Serving
+from moe_edge.cluster.scheduler.serving import Holders, Run, Serving
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.model.config import ModelConfig
@@ -89,3 +89,24 @@ class PrismScheduler(Scheduler):
         serving.run()
         came = asked, serving.failures, serving.begun_s, *self.notes()
         return MethodRun(*came, keeper, judge.decisions, offsets_s)
+
+    def run_alone(
+        self,
+        asked: Sequence[Asked],
+        *,
+        passes_on: bool,
+        drill: Drill | None = None,
+        ready_s: float = 120.0,
+    ) -> Run:
+        """Serves requests by servers that ask nobody.
+
+        Args:
+          passes_on: a busy server's new request goes to an idle one, if there is any.
+        """
+        asked = list(asked)
+        self.lost_between.clear()
+        self.tell_all("alone")
+        self.wait_for_all("ready", ready_s)
+        serving = Serving(self, Holders(), asked, drill, passes_on)
+        serving.run()
+        return Run(asked, serving.failures, serving.begun_s, *self.notes())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.cluster.prism.method import MethodRun
+from moe_edge.cluster.scheduler.serving import Run
 from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.core.events import Event, write_events
@@ -26,18 +27,12 @@ SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = 
 )
 
 
-def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
-    """One method's numbers; keys: interfaces of the cluster."""
+def served_row(run: Run, servers: int) -> dict[str, Any]:
+    """How long requests took; keys: interfaces of the cluster."""
     served = served_rows(run.asked)
     latency_R = np.array([row.latency_s for row in served])
     server_R = np.array([row.server for row in served])
     done_R = ~np.isnan(latency_R)
-    servers = len(run.keeper.held_NLE)
-    facts = [note for note, _ in run.notes.values()]
-    total = {
-        name: sum(note[name] for note in facts)
-        for name in ("states", "rows", "pairs", "local_pairs", "remote_blocks")
-    }
     tokens = sum(len(one.tokens) for one in run.asked)
     ended_s = max((one.times_s[-1] for one in run.asked if one.times_s), default=0.0)
     by_server = [latency_R[done_R & (server_R == n)] for n in range(servers)]
@@ -47,18 +42,43 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "p95_latency_s": (
             float(np.quantile(latency_R[done_R], 0.95)) if done_R.any() else None
         ),
-        "local_ratio": total["local_pairs"] / total["pairs"]
-        if total["pairs"]
-        else None,
-        "remote_calls": total["remote_blocks"],
         "tokens_per_s": tokens / (ended_s - run.begun_s) if tokens else 0.0,
+        "notes_missing": run.notes_missing,
+    }
+
+
+def alone_row(run: Run, servers: int) -> dict[str, Any]:
+    """The numbers of servers that asked nobody: all is computed at home."""
+    facts = [note for note, _ in run.notes.values()]
+    hits, misses, host_bytes = (
+        sum(note[name] for note in facts) for name in ("hits", "misses", "host_bytes")
+    )
+    return served_row(run, servers) | {
+        "local_ratio": 1.0,
+        "remote_calls": 0,
+        "hit_ratio": hits / (hits + misses) if hits + misses else None,
+        "host_bytes": host_bytes,
+        "redirected": sum(one.at != one.home for one in run.asked),
+    }
+
+
+def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
+    """The numbers of a method that places blocks."""
+    facts = [note for note, _ in run.notes.values()]
+    total = {
+        name: sum(note[name] for note in facts)
+        for name in ("states", "rows", "pairs", "local_pairs", "remote_blocks")
+    }
+    pairs = total["pairs"]
+    return served_row(run, len(run.keeper.held_NLE)) | {
+        "local_ratio": total["local_pairs"] / pairs if pairs else None,
+        "remote_calls": total["remote_blocks"],
         "payload_bytes": payload_bytes(facts),
         "activation_bytes": 4 * d_model * (total["states"] + total["rows"]),
         "interface_bytes": interface_bytes(facts),
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
         "moved_blocks": run.keeper.moved,
-        "notes_missing": run.notes_missing,
     }
 
 
@@ -123,8 +143,8 @@ def trace_of(run: MethodRun, num_experts: int, top_k: int):
     return join_traces(traces) if traces else None
 
 
-def events_of(run: MethodRun) -> list[Event]:
-    """Calls, migrations, failures and every token; seconds from the start of the run.
+def token_events(run: Run) -> list[Event]:
+    """Failures and every token; seconds from the start of the run.
 
     A token's event (`compute`, with its step) lasts from the one before it, or from the
     request's arrival, until the scheduler knew it.
@@ -136,6 +156,14 @@ def events_of(run: MethodRun) -> list[Event]:
             at = {"request": one.id, "step": step, "server": one.at}
             events.append(Event(last_s - run.begun_s, time_s - last_s, "compute", **at))
             last_s = time_s
+    for failure in run.failures:
+        events.append(Event(failure.detected_s, 0.0, "fail", server=failure.server))
+    return events
+
+
+def events_of(run: MethodRun) -> list[Event]:
+    """The same, and calls and migrations."""
+    events = token_events(run)
     for server, (_, arrays) in run.notes.items():
         shift_s = run.offsets_s.get(server, 0.0) + run.begun_s
         for call in arrays["calls"].tolist():
@@ -162,21 +190,24 @@ def events_of(run: MethodRun) -> list[Event]:
                     server=server,
                 )
             )
-    for failure in run.failures:
-        events.append(Event(failure.detected_s, 0.0, "fail", server=failure.server))
     return events
+
+
+def write_served(folder: Path, name: str, run: Run, events: Sequence[Event]) -> None:
+    """What every method writes: its requests, and what happened."""
+    write_requests(folder / method_file("requests", name), served_rows(run.asked))
+    write_events(folder / method_file("events", name), events)
 
 
 def write_method(
     folder: Path, name: str, run: MethodRun, num_experts: int, top_k: int
 ) -> None:
-    """All files of one method."""
-    write_requests(folder / method_file("requests", name), served_rows(run.asked))
+    """All files of a method that places blocks."""
+    write_served(folder, name, run, events_of(run))
     placement = Placement(np.where(run.keeper.start_NLE, 0, -1))
     placement.save(folder / method_file("placement", name), {"method": name})
     changes = folder / method_file("migrations", name)
     write_migrations(changes, run.keeper.changes)
-    write_events(folder / method_file("events", name), events_of(run))
     trace = trace_of(run, num_experts, top_k)
     if trace is not None:
         write_trace(folder / method_file("trace", name), trace)

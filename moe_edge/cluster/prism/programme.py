@@ -12,8 +12,15 @@ from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.calibrate import calibration_of
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
-from moe_edge.cluster.prism.outcome import summary_row, write_method
+from moe_edge.cluster.prism.outcome import (
+    alone_row,
+    summary_row,
+    token_events,
+    write_method,
+    write_served,
+)
 from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.serving import Run
 from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.cluster.transport.base import Transport
@@ -25,7 +32,7 @@ from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
 from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Traffic
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import get_placer
+from moe_edge.place.policy import ALONE, get_placer
 from moe_edge.workload.cluster_run import ClusterFacts
 
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
@@ -57,55 +64,61 @@ class PrismProgramme(Programme):
 
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
-        options, config, scheduler = self.options, self.config, self.scheduler
+        options = self.options
         warm_s = self._warm_up()
         ready_at = time.time()
         print(f"compiled in {warm_s:.1f} s")
         frequency_NLE = self._frequencies()
         traffic, costs = self._traffic(), self._cost_model()
-        rows, failures, tokens, lost, degraded, compiled = {}, [], None, 0, 0, 0
-        same, runs = True, []
+        rows, runs = {}, {}
         for name in options.method_names:
-            policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
-            if options.transport == "jax":  # a message's first of its size compiles
-                scheduler.run_method(held_NLE, self.fresh())
-            run = scheduler.run_method(
-                held_NLE,
-                self.fresh(),
-                policy=policy,
-                cost_model=costs,
-                drill=options.drill_plan,
-            )
-            rows[name] = summary_row(run, config.d_model)
-            write_method(
-                self.folder, name, run, config.moe.num_experts, config.moe.top_k
-            )
-            failures += [dataclasses.asdict(failure) for failure in run.failures]
-            lost += sum(not one.done for one in run.asked)
-            degraded += len(run.keeper.degraded)
-            compiled += sum(facts["compiled"] for facts, _ in run.notes.values())
-            same &= self._same_tokens(name, run, tokens)
-            tokens = tokens or run
-            runs.append(run)
+            if name in ALONE:
+                runs[name], rows[name] = self._run_alone(name)
+            else:
+                policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
+                given = {"policy": policy, "cost_model": costs}
+                runs[name], rows[name] = self._run_placed(name, held_NLE, **given)
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
-        self.write_texts(tokens.asked)
+        self.write_texts(next(iter(runs.values())).asked)
+        placed = [run for run in runs.values() if isinstance(run, MethodRun)]
+        notes = [facts for run in runs.values() for facts, _ in run.notes.values()]
+        failures = [each for run in runs.values() for each in run.failures]
         more = {
             "mode": options.mode,
             "options": dataclasses.asdict(options),
             "rows": rows,
-            "failures": failures,
-            "lost_requests": lost,
-            "degraded": degraded,
-            "compiled_after_warmup": compiled,
-            "same_tokens": same,
+            "failures": [dataclasses.asdict(failure) for failure in failures],
+            "lost_requests": sum(
+                not one.done for run in runs.values() for one in run.asked
+            ),
+            "degraded": sum(len(run.keeper.degraded) for run in placed),
+            "compiled_after_warmup": sum(facts["compiled"] for facts in notes),
+            "same_tokens": self._same_tokens(runs),
             "warm_up_s": warm_s,
             "ready_at": ready_at,  # by the clock on the wall
             "processors": sorted({fields["processor"] for fields in members.values()}),
             "server_slots": self._slots_N.tolist(),
         }
         self._facts().save(self.folder, more)
-        self._calibrate(runs)
+        if placed:
+            self._calibrate(placed)
+
+    def _run_placed(self, name: str, held_NLE: np.ndarray, **given):
+        """A method that places blocks: its run and row; writes its files."""
+        moe, drill = self.config.moe, self.options.drill_plan
+        if self.options.transport == "jax":  # a message's first of its size compiles
+            self.scheduler.run_method(held_NLE, self.fresh())
+        run = self.scheduler.run_method(held_NLE, self.fresh(), drill=drill, **given)
+        write_method(self.folder, name, run, moe.num_experts, moe.top_k)
+        return run, summary_row(run, self.config.d_model)
+
+    def _run_alone(self, name: str):
+        """The same of servers that ask nobody."""
+        given = {"passes_on": ALONE[name], "drill": self.options.drill_plan}
+        run = self.scheduler.run_alone(self.fresh(), **given)
+        write_served(self.folder, name, run, token_events(run))
+        return run, alone_row(run, self.options.servers)
 
     def _calibrate(self, runs: list[MethodRun]) -> None:
         """Writes what it cost, if all servers were there long enough to say it."""
@@ -147,7 +160,8 @@ class PrismProgramme(Programme):
         sizes = {(len(one.prompt), one.max_new_tokens) for one in self.wanted.asked}
         if self.options.prompts is None:
             sizes |= {(len(one.prompt), 2) for one in self._sample.asked}
-        return self.warm_up(sizes=sizes)
+        alone = {"alone": self.options.host_bytes_per_s}
+        return self.warm_up(alone if self.options.serves_alone else {}, sizes=sizes)
 
     @functools.cached_property
     def _sample(self) -> Wanted:
@@ -233,15 +247,15 @@ class PrismProgramme(Programme):
         network = lan(options.link_mbps or LOOPBACK_MBPS)
         return CostModel(Cluster(servers=servers, network=network), shape)
 
-    def _same_tokens(self, name: str, run: MethodRun, first: MethodRun | None) -> bool:
-        """Whether a method gives the first one's tokens: it changes where, not what."""
-        if first is None:
-            return True
-        both = zip(run.asked, first.asked, strict=True)
-        other = [a.name for a, b in both if a.done and b.done and a.tokens != b.tokens]
-        if other:
-            print(
-                f"warning: {name} gave other tokens than "
-                f"{self.options.method_names[0]} for {', '.join(other)}"
-            )
-        return not other
+    def _same_tokens(self, runs: dict[str, Run]) -> bool:
+        """Whether methods give the first one's tokens: they change where, not what."""
+        (first, reference), *others = runs.items()
+        same = True
+        for name, run in others:
+            both = zip(run.asked, reference.asked, strict=True)
+            done = [(a, b) for a, b in both if a.done and b.done]
+            if other := [a.name for a, b in done if a.tokens != b.tokens]:
+                same = False
+                names = ", ".join(other)
+                print(f"warning: {name} gave other tokens than {first} for {names}")
+        return same

@@ -20,12 +20,15 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.node.tables import Tables
+from moe_edge.cluster.node.warm_up import different, run_request
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism.alone import load_alone, moved
 from moe_edge.cluster.prism.bringer import Bringer
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.slots import slots_of
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights
 
 
@@ -98,6 +101,9 @@ class Server(ServingNode):
         where = weights, self.holdings, remote, self.ledger, programs
         self.engine = PlacedEngine(*where)
         self._answered: list[tuple] = []
+        self._reader, self._weights = reader, weights
+        self._alone: LayeredEngine | None = None  # instead, where it asks nobody
+        self._serves_alone = False
         self._bringer = Bringer(
             self.holdings, self._bring_from, self._arrived, self.fail
         )
@@ -181,6 +187,8 @@ class Server(ServingNode):
             "interface": self._interface.sent,
             "compiled": self.compiled,
         }
+        if self._serves_alone:
+            facts |= moved(self._alone)
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["calls"] = self.ledger.calls()
         arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
@@ -195,9 +203,29 @@ class Server(ServingNode):
             super().run()
         finally:
             self._bringer.stop()
+            if self._alone is not None:
+                self._alone.close()
+
+    def do_warm(self, fields, arrays) -> None:
+        if "alone" in fields and self._alone is None:
+            where = self._reader, self._weights, self.options.slots, fields["alone"]
+            self._alone = load_alone(*where, self.engine.programs)
+        super().do_warm(fields, arrays)
+
+    def rehearse(self, sizes) -> None:
+        if self._alone is not None:
+            for size in different(sizes):
+                run_request(self._alone, *size)
+
+    def do_alone(self, fields, arrays) -> None:
+        """A new run in which it asks nobody: it begins with empty slots."""
+        self._serves_alone = True
+        self._alone.restart()
+        self.begin_run(self._alone)
 
     def do_prepare(self, fields, arrays) -> None:
         """A new run: its blocks are read."""
+        self._serves_alone = False
         self.holdings.fill(arrays["held_LE"].astype(bool))
         self.holdings.most_used = self.options.slots - self.holdings.free
         self.tables.begin(fields["version"], *_table(arrays))

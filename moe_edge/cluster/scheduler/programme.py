@@ -1,7 +1,8 @@
 """What the runs of both modes begin with and leave."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,16 +42,18 @@ class Programme:
         """All requests, not served yet."""
         return [one.fresh() for one in self.wanted.asked]
 
-    def warm_up(self, **sizes: set) -> float:
+    def warm_up(self, fields: Mapping[str, Any] | None = None, **sizes: set) -> float:
         """All processes compile what such sizes need: the longest one's seconds.
 
+        Args:
+          fields: what else they must know.
         Raises:
           NobodyLeft: one is lost before it is done.
         """
         arrays = {
             name: np.array(sorted(some), np.int32) for name, some in sizes.items()
         }
-        self.scheduler.tell_all("warm", {}, arrays)
+        self.scheduler.tell_all("warm", dict(fields or {}), arrays)
         said = self.scheduler.wait_for_all("warm", WARM_S, may_lose=False)
         return max(fields["seconds"] for fields in said.values())
 

@@ -8,15 +8,24 @@ the lost go to others.
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.scheduler.asked import Asked, Failure
 from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.schedule.to_idle import ToIdle
 
 TICK_S = 0.05
 END_S = 30.0  # for what is on its way when the last request has ended
+
+
+class Seen(NamedTuple):
+    """A server as a policy that passes requests on sees it (`schedule.policy.Lane`)."""
+
+    number: int
+    idle: bool
 
 
 class Holders:
@@ -75,6 +84,9 @@ class Run:
 class Serving:
     """The events of one run, which begins now.
 
+    Args:
+      passes_on: a busy server's new request goes to an idle one, if there is any.
+
     Attributes:
       failures: servers that were lost.
     """
@@ -85,11 +97,12 @@ class Serving:
         holders: Holders,
         asked: Sequence[Asked],
         drill: Drill | None,
+        passes_on: bool = False,
     ):
         self.scheduler, self.holders, self.asked = scheduler, holders, asked
         self.failures: list[Failure] = []
         self.begun_s = time.perf_counter()
-        self._drill = drill
+        self._drill, self._passes_on = drill, passes_on
         self._coming = sorted(asked, key=lambda one: one.arrival_s)[::-1]
         self._by_id = {one.id: one for one in asked}
         self._generated = 0
@@ -139,11 +152,19 @@ class Serving:
             one.arrived_s = time.perf_counter()
             self._send(one)
 
-    def _send(self, one: Asked) -> None:
-        """To its server, or to the next one after it that lives."""
+    def _server_for(self, one: Asked) -> int:
+        """A request's own server, or the next one after it that lives."""
         alive_N = self.scheduler.alive_N
+        if self._passes_on and alive_N[one.home]:
+            busy = {each.at for each in self.asked if not each.ended}
+            idle_N = alive_N & ~np.isin(np.arange(len(alive_N)), list(busy - {None}))
+            servers = [Seen(n, bool(idle)) for n, idle in enumerate(idle_N)]
+            return ToIdle().assign(one, servers, self.now_s)
         ring = (one.home + np.arange(len(alive_N))) % len(alive_N)
-        one.at = int(ring[alive_N[ring]][0])
+        return int(ring[alive_N[ring]][0])
+
+    def _send(self, one: Asked) -> None:
+        one.at = self._server_for(one)
         fields = {"id": one.id, "max_new_tokens": one.max_new_tokens}
         arrays = {
             "prompt": np.array(one.prompt, np.int32),

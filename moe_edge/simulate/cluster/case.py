@@ -12,16 +12,12 @@ from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
 from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Problem, Traffic
-from moe_edge.place.policy import PLACERS, get_placer
+from moe_edge.place.policy import ALONE, METHODS, get_placer
 from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.pools import RoutingPools
 from moe_edge.workload.requests import Request
-
-# Servers that serve alone: name -> whether busy ones pass requests on (Prism, table I).
-ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
-METHODS = (*PLACERS, *ALONE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.events import write_events
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder
+from moe_edge.place.policy import ALONE
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.recorded import Recorded
 from moe_edge.simulate.cluster.report import print_table, progress
@@ -43,14 +44,19 @@ def run_recorded(
     """Replays methods of a run with its own calibration; files and rows as it has.
 
     Args:
-      names: methods; None: all of the run.
+      names: methods; None: all of the run that place blocks.
     Raises:
       ConfigError: no such run or method; OSError: a file of it cannot be read.
     """
     cluster = ClusterRun(cluster_run)
-    names = list(cluster.facts.methods) if names is None else names
+    placed = [name for name in cluster.facts.methods if name not in ALONE]
+    if not (names := placed if names is None else names):
+        raise ConfigError(
+            f"cluster_run {cluster_run}: its servers served alone; expected a method "
+            "that places blocks, whose calls can be simulated"
+        )
     for name in names:
-        check_known("method of the run", name, cluster.facts.methods)
+        check_known("method of the run", name, placed)
     found = {name: Recorded(cluster, name, options) for name in names}
     if run.dry_run:
         return {"methods": names}

@@ -219,6 +219,14 @@ def test_software_is_what_the_difference_is(own):
     assert (faster.finish_R < loop.finish_R - 0.1).all()
 
 
+def test_a_run_of_servers_that_serve_alone_has_nothing_to_simulate(tmp_path):
+    served, ids = [Served(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
+    _, run, _ = replay(tmp_path, calibration(), served, ids, [1])
+    facts(methods=["moe_infinity", "moe_infinity_lb"]).save(run)
+    with pytest.raises(ConfigError, match="its servers served alone"):
+        run_simulate(cluster_run=str(run), out_dir=str(tmp_path / "o2"))
+
+
 def test_what_a_run_says_itself_is_refused(tmp_path):
     served, ids = [Served(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
     _, run, out = replay(tmp_path, calibration(), served, ids, [1])
