@@ -27,7 +27,7 @@ ROOTS = {
     "model_card": "training.model_card.run_model_card",
     "place_experts": "place.run_place.run_place",
     "pretrain": "training.run.run_pretrain",
-    "profile_machine": "hardware.run_profile_machine.run_profile_machine",
+    "profile_machine": "profile.run_profile_machine.run_profile_machine",
     "profile_model": "profile.run_profile.run_profile",
     "refactor_model": "refactor.run.run_refactor",
     "replay": "simulate.replay.run.run_replay",

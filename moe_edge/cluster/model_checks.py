@@ -7,6 +7,7 @@ import numpy as np
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
@@ -24,7 +25,7 @@ def check_model(options: ClusterOptions, reader) -> None:
     """
     config = reader.config
     if options.mode == "prism":
-        slots = options.slots_of(len(config.moe_layers) * config.moe.num_experts)
+        slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
         if options.serves_alone and min(slots) < MIN_SLOTS:
             raise CapacityError(
                 f"a server with {min(slots)} slots cannot serve alone, which takes "
@@ -57,7 +58,7 @@ def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
             f"--placement {stem} has (servers, layers, experts) "
             f"{placement.gpu_NLE.shape}, the cluster and the model ask for {shape}"
         )
-    room_N = options.room_of(len(layers) * experts)
+    room_N = room_of(options, len(layers) * experts)
     placement.check([np.array([n]) for n in room_N])
     return placement
 

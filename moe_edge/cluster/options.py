@@ -5,7 +5,6 @@ import dataclasses
 from moe_edge.cluster import roles
 from moe_edge.cluster.drills import Drill, parse_drill
 from moe_edge.core.checks import (
-    CapacityError,
     ConfigError,
     check_count,
     check_from_zero,
@@ -16,7 +15,6 @@ from moe_edge.core.checks import (
 from moe_edge.core.files import check_there
 from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import ALONE, METHODS, PLACERS
-from moe_edge.place.run_place import parse_slots
 from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
 from moe_edge.workload.cluster_run import COMBINES
@@ -32,7 +30,6 @@ SHARED = (
     *("workers", "groups", "shadow", "token_period", "kv_period", "departure", "seed"),
 )
 MAX_SERVERS = 64
-COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,39 +278,3 @@ class ClusterOptions:
         if self.mode == "od_moe":
             known = {self.name_of(n + 1): n for n in range(self.processes - 1)}
         return parse_drill(self.drill, known | {"scheduler": None})
-
-    def slots_of(self, num_blocks: int) -> list[int]:
-        """Blocks that each server may hold.
-
-        Raises:
-          ConfigError: slots of another number of servers, or of servers of many GPUs.
-          CapacityError: less than one copy of the model besides the free slots.
-        """
-        if self.slots is None:
-            each = -(-int(COPIES * num_blocks) // self.servers)
-            return [min(each, num_blocks) + self._spare] * self.servers
-        groups = parse_slots(self.slots)
-        if len(groups) != self.servers or any(len(group) != 1 for group in groups):
-            raise ConfigError(
-                f"--slots is {self.slots!r}, expected one number for each of the "
-                f"{self.servers} servers"
-            )
-        slots = [int(group[0]) for group in groups]
-        used = sum(max(n - self._spare, 0) for n in slots)
-        if used < num_blocks:
-            free = ("one slot of each server stays", "two slots of each server stay")
-            raise CapacityError(
-                f"--slots {self.slots} leave room for {used} blocks "
-                f"({free[self._spare - 1]} free), one copy of the model needs "
-                f"{num_blocks}; add slots or servers"
-            )
-        return slots
-
-    @property
-    def _spare(self) -> int:
-        """Slots of each server that no placement uses."""
-        return 1 + (self.period_s > 0)
-
-    def room_of(self, num_blocks: int) -> list[int]:
-        """Blocks that a placement may put on each server; raises as `slots_of`."""
-        return [max(n - self._spare, 0) for n in self.slots_of(num_blocks)]

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 
 POLL_S = 0.05
-END_S = 5.0  # for processes to end by themselves
+END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
 # Of each process. The coordinator of `jax.distributed` warns of what we ask it for; and
 # processes share a GPU's memory, unless the user says otherwise.
@@ -25,6 +26,16 @@ class ClusterLost(MoeEdgeError):
     """The scheduler or all servers are gone."""
 
     exit_code = 3
+
+
+def _few_threads(processes: int) -> dict[str, str]:
+    """A thread of XLA a process, where processes are more than this machine's cores.
+
+    Threads beyond the cores only wait for each other: OD-MoE's seven processes
+    on two cores took 1.3 times the processor time for a token (docs/measurements.md).
+    """
+    cores = len(os.sched_getaffinity(0))
+    return {"NPROC": "1"} if processes > cores else {}
 
 
 class Processes:
@@ -55,6 +66,9 @@ class Processes:
     def start(self, numbers: list[int]) -> None:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
+        environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
+        if self._options.mode == "od_moe" and cores is None:
+            environment = _few_threads(len(numbers)) | environment
         for number in numbers:
             command = [*self._prefixes.get(number, ()), sys.executable]
             command += ["-m", "moe_edge.cluster.process"]
@@ -64,7 +78,7 @@ class Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=UNLESS_GIVEN | os.environ | ENVIRONMENT,
+                    env=environment,
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process
@@ -125,6 +139,11 @@ class Processes:
         return self._log(number).read_text(encoding="utf-8", errors="replace")
 
     def _wait_for_others(self) -> None:
+        drill = self._options.drill_plan
+        if drill is not None and drill.kind == "stop":
+            struck = self._running.get(FIRST + drill.server)
+            if struck is not None:  # it cannot end by itself
+                struck.kill()
         until_s = time.monotonic() + END_S
         while time.monotonic() < until_s:
             if all(p.poll() is not None for p in self._running.values()):

@@ -51,8 +51,18 @@ class Engine:
         ]
         self._points: dict[int, Engine] = {self.config.moe.top_k: self}
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         """Prompts are about to run: one step, however many chunks."""
+
+    def check_rows(self) -> None:
+        """Raises ConfigError where rows of a session may not join and leave.
+
+        That is where something keeps a record of one sequence for all rows.
+        """
+
+    def put(self, tree):
+        """Arrays of the host on the device, as the engine's programs expect them."""
+        return jax.device_put(tree)
 
     def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:
         """A token of each row is about to run."""
@@ -166,7 +176,7 @@ class Engine:
         if any(session.lengths):
             raise CapacityError("prefill needs a fresh session; open a new one")
         session.grow(lengths)
-        self._begin_prompts(session, prompts)
+        self.begin_prompts(session, prompts)
         chunks = plan_chunks(max(lengths), session.capacity)
         padded = sum(chunks[-1])
         tokens = np.zeros((len(prompts), padded), np.int32)
@@ -175,14 +185,31 @@ class Engine:
         lengths = np.asarray(lengths, np.int32)
         valid = np.arange(padded)[None, :] < lengths[:, None]
         for start, size in chunks:
-            x, chunk = self.programs.top.embed(
-                self.weights.top["embed"],
-                jax.device_put(tokens[:, start : start + size]),
-                jax.device_put(np.full(len(prompts), start, np.int32)),
-                jax.device_put(valid[:, start : start + size]),
-            )
-            yield start, self._run_layers(session, x, chunk, on_routing)
+            start_B = np.full(len(prompts), start, np.int32)
+            here = slice(start, start + size)
+            chunk = tokens[:, here], valid[:, here], start_B
+            yield start, self.run_chunk(session, *chunk, on_routing)
         session.positions_B = jax.device_put(lengths)
+
+    def run_chunk(
+        self, session: Session, tokens_BS, valid_BS, start_B, on_routing=None
+    ):
+        """A chunk of every row's prompt, right-padded; returns x_BSD.
+
+        The caller counts what the rows hold (`Session.grow`, `positions_B`).
+
+        Args:
+          tokens_BS: int32 array of the host.
+          valid_BS: bool array of the host, False for padding.
+          start_B: int32 array of the host, position of each row's first token.
+          on_routing: as in `chunks`.
+        """
+        x, chunk = self.programs.top.embed(
+            self.weights.top["embed"],
+            *jax.device_put((tokens_BS, start_B, valid_BS)),
+            session.k_B,
+        )
+        return self._run_layers(session, x, chunk, on_routing)
 
     def prefill(self, session: Session, prompts, on_routing=None) -> jax.Array:
         """Logits after the last token of each prompt, float32 `[B, V]`."""
@@ -208,10 +235,14 @@ class Engine:
 
     def step(self, session: Session, tokens_B, active_B, on_routing=None):
         """As `decode`, up to the last hidden states `[B, 1, D]`."""
-        session.grow([1] * len(session.lengths))
+        session.grow(session.growth)
         self._begin_tokens(session, tokens_B, active_B)
         x, chunk, session.positions_B = self.programs.top.next_embed(
-            self.weights.top["embed"], tokens_B, session.positions_B, active_B
+            self.weights.top["embed"],
+            tokens_B,
+            session.positions_B,
+            active_B,
+            session.k_B,
         )
         return self._run_layers(session, x, chunk, on_routing)
 
@@ -225,3 +256,11 @@ class Engine:
         session = self.new_session(len(prompts), max(map(len, prompts), default=0))
         for start, x in self.chunks(session, prompts, on_routing):
             yield start, self.programs.top.head(self.weights.top, x)
+
+
+def refuse_rows(what: str) -> None:
+    """Raises ConfigError: rows would share the record of one sequence."""
+    raise ConfigError(
+        f"{what} follows one sequence, and a running batch has a row for each of many; "
+        "load the engine without it (eviction lru, predictor none, no trace)"
+    )

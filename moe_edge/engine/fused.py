@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.engine.base import Engine
+from moe_edge.engine.base import Engine, refuse_rows
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
@@ -70,16 +70,16 @@ class FusedEngine(Engine):
         super().__init__(
             dataclasses.replace(
                 weights,
-                top=self._commit(weights.top),
-                layers=self._commit(weights.layers),
+                top=self.put(weights.top),
+                layers=self.put(weights.layers),
                 experts=(None,) * config.num_layers,
             ),
             Programs(config),
         )
         self._cache_of = DeviceCache(spec, policy, config.moe_layers)
         self._route = route
-        self._windows = self._commit(self._windows)
-        self._layer_ids = self._commit([*np.arange(config.num_layers, dtype=np.int32)])
+        self._windows = self.put(self._windows)
+        self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
         self._decode = jit_step(
             self._decode_step, donate_argnames=("state", "positions_B", "caches")
         )
@@ -97,7 +97,7 @@ class FusedEngine(Engine):
         self._begin(self._cache_of.empty(self._state.slots_SR))
 
     def _begin(self, empty: Cache) -> None:
-        self._state = self._commit(empty)
+        self._state = self.put(empty)
         # The session whose record is in the state, and the records of the others.
         self._running: Callable[[], Session | None] = lambda: None
         self._records = weakref.WeakKeyDictionary()
@@ -127,7 +127,7 @@ class FusedEngine(Engine):
             **self.movement(),
         }
 
-    def _commit(self, tree):
+    def put(self, tree):
         """Says where arrays are, without a copy.
 
         Arrays in pinned memory have a stated place, and so has what is computed from
@@ -172,9 +172,11 @@ class FusedEngine(Engine):
         )
         return routing._replace(ids_TK=ids_TK, weights_TK=weights_TK)
 
-    def _decode_step(self, top, layers, state, tokens_B, positions_B, active_B, caches):
+    def _decode_step(
+        self, top, layers, state, tokens_B, positions_B, active_B, k_B, caches
+    ):
         x, chunk, positions_B = self.programs.top.next_embed_step(
-            top["embed"], tokens_B, positions_B, active_B
+            top["embed"], tokens_B, positions_B, active_B, k_B
         )
         state = state._replace(step=state.step + 1)
         new_caches, routings = [], []
@@ -193,12 +195,17 @@ class FusedEngine(Engine):
 
     # Steps.
 
+    def check_rows(self) -> None:
+        policy = self._cache_of.policy
+        if policy.per_sequence:
+            refuse_rows(f"eviction policy {policy.name}")
+
     def new_session(self, batch: int, capacity: int) -> Session:
         session = super().new_session(batch, capacity)
-        session.caches = self._commit(session.caches)
+        session.caches = self.put(session.caches)
         return session
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._turn_to(session)
         step = self._count(self._state.step)  # decoding counts its own steps
         self._state = self._state._replace(step=step)
@@ -216,7 +223,7 @@ class FusedEngine(Engine):
             step = jnp.int32(-1)
         policy = {**policy, "key_S": state.policy["key_S"]}
         policy = self._cache_of.policy.resume(policy)
-        self._state = self._commit(state._replace(policy=policy, step=step))
+        self._state = self.put(state._replace(policy=policy, step=step))
         self._running = weakref.ref(session)
 
     def _run_layers(self, session: Session, x, chunk, on_routing):
@@ -234,10 +241,10 @@ class FusedEngine(Engine):
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`, in one program."""
-        session.grow([1] * len(session.lengths))
+        session.grow(session.growth)
         self._turn_to(session)
-        tokens_B, active_B, session.positions_B = self._commit(
-            (tokens_B, active_B, session.positions_B)
+        tokens_B, active_B, session.positions_B, session.k_B = self.put(
+            (tokens_B, active_B, session.positions_B, session.k_B)
         )
         step = self._decode(
             self.weights.top,
@@ -246,6 +253,7 @@ class FusedEngine(Engine):
             tokens_B,
             session.positions_B,
             active_B,
+            session.k_B,
             session.caches,
         )
         logits, self._state, session.positions_B, session.caches, routings = step

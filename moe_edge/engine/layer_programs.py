@@ -85,7 +85,8 @@ class LayerPrograms(Programs):
         wanted_NE = None
         if gates:
             valid_T = chunk.valid_BS.reshape(-1)
-            wanted_NE = scores_ahead(self.config, gates, hidden_TD, valid_T)
+            tokens = hidden_TD, valid_T, chunk.k_T
+            wanted_NE = scores_ahead(self.config, gates, *tokens)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots

@@ -17,7 +17,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
-from moe_edge.engine.base import Engine
+from moe_edge.engine.base import Engine, refuse_rows
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
@@ -151,20 +151,33 @@ class LayeredEngine(Engine):
             "device_memory or lower batch_size to use it"
         ]
 
+    def check_rows(self) -> None:
+        policy = self.manager.cache.policy
+        if policy.per_sequence:
+            refuse_rows(f"eviction policy {policy.name}")
+        if self._shadow is not None:
+            refuse_rows(f"predictor {self._predictor.name}")
+        if self.trace is not None:
+            refuse_rows("a trace")
+
     def new_session(self, batch: int, capacity: int) -> Session:
         """As `Engine.new_session`.
 
         Sessions may take turns: policies and predictors with a record per sequence
-        have one for each. The records of a session that is gone end here.
+        have one for each. The records of a session that is gone end here, and what is
+        on its way, if nobody else runs.
         """
         session = super().new_session(batch, capacity)
         sessions = self._turn.sessions
+        if sessions:
+            self.manager.queue.poll()  # raises what its thread died of
+        else:
+            self.manager.drain()
         sessions.add(session)
-        self.manager.drain()
         self.manager.finish_sequences({n for each in sessions for n in each.sequences})
         return session
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._turn.step += 1
         if self._shadow is not None:
             self._shadow.note_prompts(session, prompts)

@@ -42,15 +42,16 @@ class TopPrograms:
         self.next_head = jit_step(lambda top, x_B1D: self.head_step(top, x_B1D[:, 0]))
         self.last = jit_step(_pick_last)
 
-    def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS):
-        chunk = make_chunk(self._config, start_B, valid_BS)
+    def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS, k_B=None):
+        chunk = make_chunk(self._config, start_B, valid_BS, k_B)
         return embed_tokens(embed_VD, tokens_BS), chunk
 
-    def next_embed_step(self, embed_VD, tokens_B, positions_B, active_B):
+    def next_embed_step(self, embed_VD, tokens_B, positions_B, active_B, k_B=None):
+        """A token of each row; the positions of idle rows stay."""
         x_B1D, chunk = self.embed_step(
-            embed_VD, tokens_B[:, None], positions_B, active_B[:, None]
+            embed_VD, tokens_B[:, None], positions_B, active_B[:, None], k_B
         )
-        return x_B1D, chunk, positions_B + 1
+        return x_B1D, chunk, positions_B + active_B.astype(positions_B.dtype)
 
     def head_step(self, top, x):
         """x `[..., D]` -> logits `[..., V]`."""

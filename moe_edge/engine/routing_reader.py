@@ -94,7 +94,8 @@ class RoutingReader:
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
             changed = int(np.count_nonzero(ids_TK != own_TK))
-            manager.statistics.count_route(ids_TK.size, changed)
+            real = int(np.count_nonzero(own_TK < self._moe.num_experts))
+            manager.statistics.count_route(real, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
         return Reading(*where, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE)

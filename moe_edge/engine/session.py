@@ -28,6 +28,13 @@ class Session:
     # The number of each row's sequence, for predictors and policies that keep a record
     # of every one; no two sequences have the same.
     sequences: list[int]
+    # int32, on the device: experts (or sub-experts) of each row's tokens, from 1 to the
+    # model's own k. Data: rows of any K are one program. None: all take the model's.
+    k_B: jax.Array | None = None
+    growth: list[int] = dataclasses.field(default_factory=list)  # of a step, each row
+
+    def __post_init__(self):
+        self.growth = self.growth or [1] * len(self.lengths)
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Counts tokens that are about to be written, of each row.

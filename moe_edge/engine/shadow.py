@@ -165,21 +165,20 @@ def _pack_all(flat: Flat, name: str):
     return {key: pack(to_float32(array), name) for key, array in flat.items()}
 
 
-# Keys and values of some positions, layer by layer: also what a message carries.
+# Keys and values of some positions in one array: also what a message carries.
 
 
 def read_kv(caches, start_B, count: int):
-    """Of every layer, name -> `[rows, count, width]` from positions start_B[b] on."""
+    """`[layers * names, rows, count, width]` from positions start_B[b] on."""
+    arrays = [cache[name] for cache in caches for name in cache]
+    return jnp.stack([kv_cache.read(array, start_B, count) for array in arrays])
+
+
+def _write_kv(caches, kv, start_B):
+    new = iter(kv)
     return [
-        {name: kv_cache.read(array, start_B, count) for name, array in cache.items()}
+        {name: kv_cache.write(cache[name], next(new), start_B)[0] for name in cache}
         for cache in caches
-    ]
-
-
-def _write_kv(caches, new, start_B):
-    return [
-        {name: kv_cache.write(cache[name], new[name], start_B)[0] for name in cache}
-        for cache, new in zip(caches, new, strict=True)
     ]
 
 

@@ -9,11 +9,14 @@ they are level.
 
 import dataclasses
 import itertools
+import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, built, check_positive
+from moe_edge.core.files import check_there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +24,8 @@ class CostTable:
     """Seconds at points of a grid.
 
     Attributes:
-      sizes: rows or tokens, rising, at least two.
-      ks: experts a token, rising, at least two.
+      sizes: rows or tokens, rising; of one alone the table says the same everywhere.
+      ks: experts a token, likewise.
       seconds: of each size, at each k.
     """
 
@@ -34,10 +37,10 @@ class CostTable:
         for name in ("sizes", "ks"):
             points = getattr(self, name)
             rises = all(a < b for a, b in itertools.pairwise(points))
-            if len(points) < 2 or not rises or not points[0] > 0:
+            if not len(points) or not rises or not points[0] > 0:
                 raise ConfigError(
-                    f"{name} of a cost table are {list(points)}, expected at least two "
-                    "numbers above 0 that rise"
+                    f"{name} of a cost table are {list(points)}, expected numbers "
+                    "above 0 that rise"
                 )
         shape = [len(row) for row in self.seconds]
         if shape != [len(self.ks)] * len(self.sizes):
@@ -52,11 +55,11 @@ class CostTable:
         """Seconds there."""
         if size <= 0:
             return 0.0
-        i, x = _place(self.sizes, max(size, self.sizes[0]))
-        j, y = _place(self.ks, k)
-        low, high = self.seconds[i], self.seconds[i + 1]
-        at_low = low[j] + y * (low[j + 1] - low[j])
-        at_high = high[j] + y * (high[j + 1] - high[j])
+        i, more, x = _place(self.sizes, max(size, self.sizes[0]))
+        j, higher, y = _place(self.ks, k)
+        low, high = self.seconds[i], self.seconds[more]
+        at_low = low[j] + y * (low[higher] - low[j])
+        at_high = high[j] + y * (high[higher] - high[j])
         return max(at_low + x * (at_high - at_low), 0.0)
 
 
@@ -101,7 +104,30 @@ class StepCosts:
         return built("step_costs", cls, {**given, **tables}, True)
 
 
-def _place(points: Sequence[float], at: float) -> tuple[int, float]:
-    """The interval that is used at a number, and how far in it that is."""
+def read_step_costs(path: str | Path) -> StepCosts:
+    """Costs in a machine.json of `profile_machine --checkpoint`.
+
+    Raises:
+      ConfigError: there are none; OSError: the file cannot be read.
+    """
+    path = Path(path)
+    check_there(path, "--costs", "launch/profile_machine.py --checkpoint writes it")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON file: {error}") from error
+    given = stored.get("step_costs") if isinstance(stored, dict) else None
+    if given is None:
+        raise ConfigError(
+            f"{path} has no step_costs; measure them with launch/profile_machine.py "
+            "--checkpoint"
+        )
+    return StepCosts.of_json(given)
+
+
+def _place(points: Sequence[float], at: float) -> tuple[int, int, float]:
+    """The two points that are used at a number, and how far from one to the other."""
+    if len(points) == 1:
+        return 0, 0, 0.0
     i = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
-    return i, (at - points[i]) / (points[i + 1] - points[i])
+    return i, i + 1, (at - points[i]) / (points[i + 1] - points[i])

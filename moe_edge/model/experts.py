@@ -148,16 +148,26 @@ def _or_zeros(compute, x_D, expert, experts: int):
 
 
 def add_pairs(x_TD, ids_TK, weights_TK, experts: int, compute, start_TD=None):
-    """The sum of `compute(x_D, expert)`, pair by pair in their order."""
-    K, ids_P = ids_TK.shape[1], ids_TK.reshape(-1)
+    """The sum of `compute(x_D, expert)`, pair by pair in their order.
 
-    def add(pair, y_TD):
-        token = pair // K
-        y_D = _or_zeros(compute, x_TD[token], ids_P[pair], experts)
-        return y_TD.at[token].add(weights_TK[token, pair % K] * y_D)
+    Of each token only the ranks from its first to its last expert are looked at: rows
+    that take fewer experts than others, or none, cost no more than they compute.
+    """
+    T, K = ids_TK.shape
+    ranks_1K, real_TK = jnp.arange(K, dtype=jnp.int32)[None], ids_TK < experts
+    first_T = jnp.min(jnp.where(real_TK, ranks_1K, K), axis=1)
+    end_T = jnp.max(jnp.where(real_TK, ranks_1K + 1, 0), axis=1)
+
+    def add_token(token, y_TD):
+        def add(rank, y_D):
+            out_D = _or_zeros(compute, x_TD[token], ids_TK[token, rank], experts)
+            return y_D + weights_TK[token, rank] * out_D
+
+        y_D = lax.fori_loop(first_T[token], end_T[token], add, y_TD[token])
+        return y_TD.at[token].set(y_D)
 
     start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
-    return lax.fori_loop(0, ids_P.size, add, start_TD)
+    return lax.fori_loop(0, T, add_token, start_TD)
 
 
 def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:

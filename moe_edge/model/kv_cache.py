@@ -92,3 +92,26 @@ def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:
     queries = start_B[:, None, None] + jnp.arange(num_queries).reshape(1, -1, 1)
     keys = jnp.arange(num_keys).reshape(1, 1, -1)
     return (keys <= queries) & (keys > queries - window)
+
+
+def copy_row(cache: Cache, to_row, other: Cache, row, heads: int) -> Cache:
+    """`cache` with a row of another one, as many positions as both can hold.
+
+    Args:
+      cache, other: of one layer, of any batch and capacity.
+      to_row, row: int32 scalars, rows of the batches.
+      heads: what a row of the batch is in `cache_shapes`: kv heads, 1 if latent.
+    """
+
+    def copy(array, source):
+        array_RMP, source_RMP = (
+            each if each.ndim == 3 else each[None] for each in (array, source)
+        )
+        M, P = min(array_RMP.shape[1], source_RMP.shape[1]), array.shape[-1]
+        part = jax.lax.dynamic_slice(source_RMP, (row * heads, 0, 0), (heads, M, P))
+        array_RMP = jax.lax.dynamic_update_slice(
+            array_RMP, part, (to_row * heads, 0, 0)
+        )
+        return array_RMP.reshape(array.shape)
+
+    return {name: copy(array, other[name]) for name, array in cache.items()}

@@ -25,10 +25,22 @@ def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:
     A row of `rank_shares` never rises, so a parent's first blocks come first; ties go
     to the better rank.
     """
-    shares_PU = np.minimum.accumulate(np.asarray(moe.rank_shares), axis=1)
-    best = np.argsort(-shares_PU, axis=None, kind="stable")[: moe.top_k]
-    counts_P = np.bincount(best // moe.sub_experts, minlength=moe.parent_top_k)
+    best_K = _best_shares(moe)
+    counts_P = np.bincount(best_K // moe.sub_experts, minlength=moe.parent_top_k)
     return tuple(counts_P.tolist())
+
+
+def _best_shares(moe: MoeConfig) -> np.ndarray:
+    """Of the parents' blocks, numbered rank by rank, the K best in order of share."""
+    shares_PU = np.minimum.accumulate(np.asarray(moe.rank_shares), axis=1)
+    return np.argsort(-shares_PU, axis=None, kind="stable")[: moe.top_k]
+
+
+def block_ranks(moe: MoeConfig) -> np.ndarray:
+    """int32 `[K]`: a smaller K computes those of `choose_blocks` ranked below it."""
+    if moe.gate == "proxy_global":
+        return np.arange(moe.top_k, dtype=np.int32)
+    return np.argsort(_best_shares(moe)).astype(np.int32)  # rank by rank of parents
 
 
 class GateNeurons(NamedTuple):

@@ -10,12 +10,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, add_params
 from moe_edge.model.matvec import linear
-from moe_edge.model.proxy_gate import GateNeurons, block_levels, choose_blocks
+from moe_edge.model.proxy_gate import (
+    GateNeurons,
+    block_levels,
+    block_ranks,
+    choose_blocks,
+)
 from moe_edge.model.shapes import router_shapes
 
 
@@ -44,17 +50,23 @@ def keep_best_groups(choice_TE: jax.Array, moe: MoeConfig) -> jax.Array:
     return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(T, E)
 
 
-def choose(logits_TE: jax.Array, moe: MoeConfig, correction_E=None) -> Routing:
+def choose(
+    logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None
+) -> Routing:
     """Applies the family's rule to router logits.
 
     Args:
       logits_TE: float32.
       moe: the rule.
       correction_E: float32 bias that changes the choice but not the weights.
+      k_T: int32, how many experts each token takes, 1..top_k; ranks beyond get id E
+        and weight 0. None: all take top_k.
     """
+    ranks = np.arange(moe.top_k, dtype=np.int32)
     if moe.scoring == "softmax_topk":
         top, ids = jax.lax.top_k(logits_TE, moe.top_k)
-        return Routing(ids, jax.nn.softmax(top, axis=-1), logits_TE)
+        weights = jax.nn.softmax(_cut(top, ranks, k_T, -jnp.inf), axis=-1)
+        return Routing(_cut(ids, ranks, k_T, moe.num_experts), weights, logits_TE)
     if moe.scoring == "sigmoid":
         scores = jax.nn.sigmoid(logits_TE)
     else:
@@ -65,10 +77,18 @@ def choose(logits_TE: jax.Array, moe: MoeConfig, correction_E=None) -> Routing:
     if moe.num_groups > 1:
         choice = keep_best_groups(choice, moe)
     _, ids = jax.lax.top_k(choice, moe.top_k)
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    weights = _cut(jnp.take_along_axis(scores, ids, axis=-1), ranks, k_T, 0.0)
     if moe.norm_topk:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+    ids = _cut(ids, ranks, k_T, moe.num_experts)
     return Routing(ids, weights * moe.routed_scaling, scores)
+
+
+def _cut(values_TK, ranks_K, k_T, beyond) -> jax.Array:
+    """The values, `beyond` for ranks of k_T and more; all of them without k_T."""
+    if k_T is None:
+        return values_TK
+    return jnp.where(jnp.asarray(ranks_K)[None] < k_T[:, None], values_TK, beyond)
 
 
 class Router(nnx.Module):
@@ -78,14 +98,19 @@ class Router(nnx.Module):
         self.moe = config.moe
         add_params(self, router_shapes(config), rngs)
 
-    def __call__(self, x_TD: jax.Array) -> Routing:
-        """Args: x_TD float32, the normed hidden state."""
+    def __call__(self, x_TD: jax.Array, k_T: jax.Array | None = None) -> Routing:
+        """Routes tokens.
+
+        Args:
+          x_TD: float32, the normed hidden state.
+          k_T: int32, how many blocks each token takes, as of `choose`.
+        """
         moe = self.moe
         logits = linear(x_TD, self.weight[...])
         logits = add_bias(logits, self.bias if moe.router_bias else None)
         correction = self.correction_bias[...] if moe.correction_bias else None
         if not moe.has_proxy_gate:
-            return choose(logits, moe, correction)
+            return choose(logits, moe, correction, k_T)
         parents = choose(logits, parent_rule(moe), correction)
         biases = (None, None)
         if moe.expert_bias:
@@ -101,6 +126,10 @@ class Router(nnx.Module):
         ids_TK, weights_TK = choose_blocks(
             parents.ids_TK, parents.weights_TK, levels_TPU, moe
         )
+        if k_T is not None:
+            ranks = block_ranks(moe)
+            ids_TK = _cut(ids_TK, ranks, k_T, moe.num_experts)
+            weights_TK = _cut(weights_TK, ranks, k_T, 0.0)
         return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
 
 

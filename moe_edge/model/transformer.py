@@ -32,6 +32,14 @@ class Chunk(NamedTuple):
     tables: tuple[jax.Array, jax.Array]  # rope cosines and sines `[B, S, dim / 2]`
     start_B: jax.Array  # int32, position of each row's first token
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
+    k_B: jax.Array | None = None  # int32, experts of a row's tokens; None: the model's
+
+    @property
+    def k_T(self) -> jax.Array | None:
+        """`k_B` of every token."""
+        if self.k_B is None:
+            return None
+        return jnp.repeat(self.k_B, self.valid_BS.shape[1])
 
 
 class Shared(NamedTuple):
@@ -41,10 +49,11 @@ class Shared(NamedTuple):
     logit_T1: jax.Array | None
 
 
-def make_chunk(config: ModelConfig, start_B, valid_BS) -> Chunk:
+def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
     """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
     positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
-    return Chunk(rope_tables(config.attention.rope, positions_BS), start_B, valid_BS)
+    tables = rope_tables(config.attention.rope, positions_BS)
+    return Chunk(tables, start_B, valid_BS, k_B)
 
 
 class Block(nnx.Module):
@@ -78,10 +87,13 @@ class Block(nnx.Module):
         return x_BSD + y, cache
 
     def route(self, x_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
-        """Normed hidden states `[T, D]` and their routing; padding gets id E."""
+        """Normed hidden states `[T, D]` and their routing.
+
+        Padding, and ranks beyond a row's K, get id E.
+        """
         hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
         hidden = hidden.reshape(-1, x_BSD.shape[-1])
-        routing = self.router(hidden)
+        routing = self.router(hidden, chunk.k_T)
         valid_T1 = chunk.valid_BS.reshape(-1, 1)
         ids = jnp.where(valid_T1, routing.ids_TK, self.num_experts)
         weights = jnp.where(valid_T1, routing.weights_TK, 0.0)

@@ -82,12 +82,18 @@ class Residency:
     def ready_slots(self, layer: int, ids_TK) -> np.ndarray | None:
         """int32 slots of the chosen experts if all are there already, else None.
 
-        Also None for padding rows and for policies whose lookup may empty slots.
+        S for id E, which is no expert. None also for policies whose lookup may empty
+        slots.
         """
         if self.cache.policy.forgets:
             return None
-        row = self.cache.rows[layer]
-        slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
+        row, E, nowhere = (
+            self.cache.rows[layer],
+            self.spec.num_experts,
+            self.spec.num_slots,
+        )
+        ids = ids_TK.reshape(-1).tolist()
+        slots = [row[expert] if expert < E else nowhere for expert in ids]
         if min(slots) < 0:
             return None
         pins = self.pins

@@ -44,7 +44,7 @@ def wanted_scores(
 
 
 def scores_ahead(
-    config: ModelConfig, gates: Sequence[Flat], hidden_TD, valid_T
+    config: ModelConfig, gates: Sequence[Flat], hidden_TD, valid_T, k_T=None
 ) -> jax.Array:
     """What later routers would choose on this layer's state.
 
@@ -52,6 +52,7 @@ def scores_ahead(
       gates: of the later layers, `GatePredictor.gates_after`.
       hidden_TD: float32, the normed state that this layer's router sees.
       valid_T: bool, False for padding.
+      k_T: int32, how many experts each token takes; None: the model's own k.
     Returns:
       float32 `[N, E]`, a row per gate: see `wanted_scores`.
     """
@@ -64,7 +65,7 @@ def scores_ahead(
             if name.startswith("router.")
         ]
         router = nnx.merge(graph, nnx.from_flat_state(params))
-        routing = router(hidden_TD * gate["scale"][None])
+        routing = router(hidden_TD * gate["scale"][None], k_T)
         ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
         return wanted_scores(ids_TK, routing.scores_TE, config.moe)
 

@@ -4,7 +4,6 @@ A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`
 loop and all other software take no time.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,6 +14,8 @@ from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
+from moe_edge.workload.requests import Request
+from moe_edge.workload.served import Served
 
 ARRIVE, CANCEL, END, WAKE = range(4)
 
@@ -35,20 +36,20 @@ class Step(NamedTuple):
     """What is computed between two decisions.
 
     Attributes:
-      chunks: of prompts, that pass the model together; the last one of a prompt gives
-        its first token.
-      decode: jobs that then get one more token.
+      decode: jobs that get one more token.
+      chunks: of prompts, that then pass the model together; the last one of a prompt
+        gives its first token.
     """
 
-    chunks: list[Chunk]
     decode: list[TokenJob]
+    chunks: list[Chunk]
 
 
 class SlotSteps:
     """What `engine.slots.RowSlots` computes in a step, without a model.
 
     Prompts are prefilled a few together, a chunk a step; the next ones begin when all
-    of these are through. A row decodes from the step of its prompt's last chunk on.
+    of these are through. A row decodes from the step after its prompt's last chunk.
 
     Args:
       prefill_chunk: tokens of a prompt that pass the model at a time.
@@ -71,39 +72,7 @@ class SlotSteps:
             Chunk(job, done, min(done + self._chunk, job.prompt_tokens))
             for job, done in group
         ]
-        through = [chunk.job for chunk in self._group if chunk.is_last]
-        decode = [j for j in running if j.made or (j in through and j.new_tokens > 1)]
-        return Step(self._group, decode)
-
-
-@dataclasses.dataclass(slots=True)
-class Served:
-    """What became of a request.
-
-    Attributes:
-      arrival_s: when it came.
-      admitted_s: when its first step began; first_s, last_s: when its first and last
-        token were there; None: never.
-      tokens: new ones.
-      k_sum: of the K of each of them; k_least: the smallest.
-      outcome: how it ended.
-    """
-
-    arrival_s: float
-    admitted_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    tokens: int = 0
-    k_sum: int = 0
-    k_least: int | None = None
-    outcome: str = ""
-
-    def add(self, time_s: float, k: int) -> None:
-        """A token is there."""
-        self.first_s = time_s if self.first_s is None else self.first_s
-        self.last_s, self.tokens = time_s, self.tokens + 1
-        self.k_sum += k
-        self.k_least = k if self.k_least is None else min(k, self.k_least)
+        return Step([job for job in running if job.made], self._group)
 
 
 class ComputedServer:
@@ -136,7 +105,7 @@ class ComputedServer:
         self.served: dict[int, Served] = {}
         self.num_steps, self.busy_s = 0, 0.0
         self._jobs: dict[int, TokenJob] = {}
-        self._step, self._first_s = Step([], []), 0.0
+        self._step, self._decoded_s = Step([], []), 0.0
 
     def run(
         self, jobs: Iterable[TokenJob], cancelled: Mapping[int, float] | None = None
@@ -149,7 +118,7 @@ class ComputedServer:
         heap, loop = EventHeap(), self.loop
         for job in jobs:
             self._jobs[job.id] = job
-            self.served[job.id] = Served(job.arrival_s)
+            self.served[job.id] = Served(job.arrival_s, job.floor)
             heap.push(job.arrival_s, ARRIVE, 0, job.id)
         for number, time_s in (cancelled or {}).items():
             heap.push(time_s, CANCEL, 0, number)
@@ -191,24 +160,46 @@ class ComputedServer:
             served = self.served[job.id]
             if served.admitted_s is None:
                 served.admitted_s = now_s
-        self._first_s = now_s + chunks_s(step.chunks, self.costs)
-        end_s = self._first_s + decode_s(step.decode, self.costs)
+        self._decoded_s = now_s + decode_s(step.decode, self.costs)
+        end_s = self._decoded_s + chunks_s(step.chunks, self.costs)
         self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
         heap.push(end_s, END)
         return True
 
     def _end(self, now_s: float) -> None:
-        chunks, decode = self._step
-        tokens = [(chunk.job, self._first_s) for chunk in chunks if chunk.is_last]
-        tokens += [(job, now_s) for job in decode]
+        decode, chunks = self._step
+        tokens = [(job, self._decoded_s) for job in decode]
+        tokens += [(chunk.job, now_s) for chunk in chunks if chunk.is_last]
         ended = []
         for job, time_s in tokens:
-            if job.state == RUNNING and job not in ended:
+            if job.state == RUNNING:
                 self.served[job.id].add(time_s, job.k)
                 job.made += 1
                 if job.made == self._answers.get(job.id, job.new_tokens):
                     ended.append(job)
         self.loop.end_step(0, now_s, ended)
+
+
+def token_jobs(
+    requests: Sequence[Request], floors: Sequence[int], kv_token_bytes: int = 0
+) -> list[TokenJob]:
+    """Requests of one server as its loop takes them.
+
+    Args:
+      floors: of each request.
+      kv_token_bytes: of the cache of one token.
+    """
+    return [
+        TokenJob(
+            request.id,
+            arrival_s=request.arrival_s,
+            floor=int(floor),
+            kv_bytes=kv_token_bytes * (request.input_tokens + request.output_tokens),
+            prompt_tokens=request.input_tokens,
+            new_tokens=request.output_tokens,
+        )
+        for request, floor in zip(requests, floors, strict=True)
+    ]
 
 
 def chunks_s(chunks: Sequence[Chunk], costs: StepCosts) -> float:

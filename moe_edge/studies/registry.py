@@ -30,6 +30,7 @@ STUDIES = {
     "od_moe_fig9": "moe_edge.studies.od_moe.live",
     "od_moe_one_machine": "moe_edge.studies.od_moe.studies",
     "od_moe_table1": "moe_edge.studies.od_moe.studies",
+    "od_moe_table2": "moe_edge.studies.od_moe.table2",
     "prism_fig5": "moe_edge.studies.prism.fig5",
     "prism_fig5_live": "moe_edge.studies.prism.fig5_live",
     "prism_fig6": "moe_edge.studies.prism.fig6",

@@ -3,6 +3,7 @@
 import pytest
 
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError
 
 
@@ -13,11 +14,11 @@ def options(**given) -> ClusterOptions:
 @pytest.mark.parametrize("period_s, spare", [(0.0, 1), (5.0, 2)])
 def test_placements_leave_a_slot_and_with_migration_two(period_s, spare):
     given = options(slots="13,12,1", period_s=period_s)
-    assert given.slots_of(20) == [13, 12, 1]
-    assert given.room_of(20) == [13 - spare, 12 - spare, 0]
+    assert slots_of(given, 20) == [13, 12, 1]
+    assert room_of(given, 20) == [13 - spare, 12 - spare, 0]
     shared = options(period_s=period_s)
-    assert shared.slots_of(24) == [11 + spare] * 3  # 1.3 copies
-    assert shared.room_of(24) == [11] * 3
+    assert slots_of(shared, 24) == [11 + spare] * 3  # 1.3 copies
+    assert room_of(shared, 24) == [11] * 3
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_placements_leave_a_slot_and_with_migration_two(period_s, spare):
 )
 def test_less_than_one_copy_besides_free_slots_is_refused(period_s, text):
     with pytest.raises(CapacityError, match=text):
-        options(slots="9,9,9", period_s=period_s).slots_of(25)
+        slots_of(options(slots="9,9,9", period_s=period_s), 25)
 
 
 def test_a_deadline_of_nothing_is_refused():

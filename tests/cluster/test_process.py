@@ -23,12 +23,12 @@ from moe_edge.core.checks import CapacityError
 def test_errors_of_a_server_that_runs_are_not_bad_input(
     has_begun, error, code, tmp_path, monkeypatch, capsys
 ):
-    def run_server(spec, number, began):
+    def run_node(spec, number, began):
         if has_begun:
             began.touch()
         raise error
 
-    monkeypatch.setattr(process, "run_server", run_server)
+    monkeypatch.setattr(process, "run_node", run_node)
     monkeypatch.setattr(process, "die_with_parent", lambda parent: None)
     options = ClusterOptions(workload="words,words,words")
     where = {"folder": "", "secret": "", "hosts": {}, "coordinator": ""}

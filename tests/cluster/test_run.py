@@ -15,7 +15,7 @@ from moe_edge.workload.trace_reader import read_trace
 from tests.support.live_run import unused_ports, wait_until
 
 NEW = 20
-SLOTS = "9,9,9"  # 24 - 3 places for 16 blocks
+SLOTS, SLOTS_OF_TWO = "10,10,10", "10,10"  # one size: programs are compiled once
 
 
 def tokens_in(folder) -> dict[str, list[int]]:
@@ -51,14 +51,14 @@ def serve(tiny, prompts, tmp_path):
 
 def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path):
     """Two methods in turn, blocks migrate over the network meanwhile."""
-    more = {"period_s": 0.05, "source": "network", "slots": "10,9,9"}
+    more = {"period_s": 0.05, "source": "network"}
     summary = serve(methods="optimal,greedy", **more)
     folder = tmp_path / "o"
     assert tokens_in(folder) == of_one_machine
     assert summary["same_tokens"] and not summary["failures"]
     assert (summary["lost_requests"], summary["compiled_after_warmup"]) == (0, 0)
     facts = read_facts(folder)
-    assert facts.slots == [8, 7, 7]
+    assert facts.slots == [8, 8, 8]
     for method in ("optimal", "greedy"):
         row = summary["methods"][method]
         trace = read_trace(folder / f"trace_{method}.csv.gz", facts.num_experts)
@@ -75,44 +75,82 @@ def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path)
 
 def test_workload_of_task_families(serve, tmp_path):
     more = {"requests_per_server": 1, "interval_s": 0.05, "output_tokens": 4}
-    summary = serve(workload="arithmetic,words,arithmetic", combine="partial", **more)
+    two = {"servers": 2, "slots": SLOTS_OF_TWO, "combine": "partial"}
+    summary = serve(workload="arithmetic,words", **two, **more)
     assert summary["lost_requests"] == 0
-    assert len(tokens_in(tmp_path / "o")) == 3
+    assert len(tokens_in(tmp_path / "o")) == 2
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop"])
-def test_a_server_that_a_drill_strikes_is_replaced(
-    serve, of_one_machine, tmp_path, kind
+def test_calls_and_blocks_by_jax_give_the_tokens_of_one_machine(
+    serve, of_one_machine, tmp_path
 ):
-    summary = serve(drill=f"{kind}:0@10")
+    two = {"servers": 2, "slots": SLOTS_OF_TWO, "period_s": 0.1, "source": "network"}
+    summary = serve(transport="jax", **two)
     assert tokens_in(tmp_path / "o") == of_one_machine
+    assert not summary["failures"] and summary["lost_requests"] == 0
+    assert summary["methods"]["optimal"]["remote_calls"] > 0
+
+
+def test_a_server_that_a_drill_stops_is_replaced(serve, of_one_machine, tmp_path):
+    summary = serve(drill="stop:0@10", servers=2, slots=SLOTS_OF_TWO)
+    assert tokens_in(tmp_path / "o") == of_one_machine
+    check_struck(summary, "hung")
+
+
+def check_struck(summary: dict, kind: str) -> None:
+    """Server 0 was lost by a drill, and no request with it."""
     (failure,) = summary["failures"]
-    assert (failure["server"], failure["kind"]) == (
-        0,
-        {"kill": "dead", "stop": "hung"}[kind],
-    )
+    assert (failure["server"], failure["kind"]) == (0, kind)
     # How fast is measured by the suite `cluster`: other tests load this machine.
     assert failure["struck_s"] < failure["detected_s"] < failure["resumed_s"]
     assert summary["lost_requests"] == 0
 
 
 def flags_of(tiny, prompts, **more) -> list[str]:
-    given = {"checkpoint": tiny, "servers": 2, "slots": "10,10", "out_dir": "o"}
+    given = {"checkpoint": tiny, "servers": 2, "slots": SLOTS_OF_TWO, "out_dir": "o"}
+    given["max_new_tokens"] = NEW
     if more.get("process_id", 0) == 0:
         given["prompts"] = prompts
     return [f"--{name}={value}" for name, value in (given | more).items()]
 
 
-def test_without_the_scheduler_all_end_with_code_3(start, tiny, prompts, tmp_path):
-    run = start(*flags_of(tiny, prompts, drill="kill:scheduler@10"))
-    run.wait_for("processes joined")
-    wait_until(lambda: 0 not in run.below())
-    seconds = wait_until(lambda: run.process.poll() is not None)
-    assert run.wait() == 3 and seconds < 20.0
-    assert run.errors == [
+@pytest.fixture
+def start_apart(start, tiny, prompts, tmp_path, secret):
+    """Starts a supervisor for each of three processes; servers read a copy."""
+
+    def start_all(**more) -> list:
+        copy = shutil.copytree(tiny, tmp_path / "copy")
+        where = {"coordinator": f"127.0.0.1:{unused_ports(1)[0]}"}
+        where["secret_file"] = secret
+        return [
+            start(
+                *flags_of(
+                    copy if number else tiny,
+                    prompts,
+                    process_id=number,
+                    out_dir=f"o{number}",
+                    **where | more,
+                )
+            )
+            for number in range(3)
+        ]
+
+    return start_all
+
+
+def test_without_the_scheduler_all_end_with_code_3(start_apart, tmp_path):
+    runs = start_apart(drill="kill:scheduler@10")
+    assert [run.wait() for run in runs] == [3, 3, 3], [run.stderr for run in runs]
+    assert runs[0].errors == [
         "error: scheduler was killed by signal 9; all its processes are ended"
     ]
-    assert not run.below() and not (tmp_path / "o").exists()
+    for server, run in enumerate(runs[1:]):
+        (line,) = run.errors
+        assert line.startswith(
+            f"error: server{server} ended with code 3: the scheduler"
+        )
+    assert not any(run.below() for run in runs)
+    assert not list(tmp_path.glob("o?"))
 
 
 @pytest.mark.parametrize(
@@ -135,28 +173,30 @@ def test_a_server_that_dies_at_its_start_ends_the_run_at_once(start, tiny, promp
     assert not run.below()
 
 
-def test_supervisors_of_several_machines_join(
-    start, tiny, prompts, of_one_machine, tmp_path, secret
+def test_a_server_that_dies_while_all_warm_up_ends_the_run(start, tiny, prompts):
+    run = start(*flags_of(tiny, prompts))
+    run.wait_for("processes joined")
+    os.kill(run.below()[2], signal.SIGKILL)
+    assert run.wait() == 3
+    assert run.errors == [
+        "error: scheduler ended with code 3: server 1 is dead before all have begun; "
+        "all its processes are ended"
+    ]
+    assert not run.below()
+
+
+def test_supervisors_of_several_machines_join_and_lose_a_server(
+    start_apart, of_one_machine, tmp_path
 ):
     """Each has its own copy of the checkpoint; only the first knows the requests."""
-    copy = shutil.copytree(tiny, tmp_path / "copy")
-    where = {"coordinator": f"127.0.0.1:{unused_ports(1)[0]}", "secret_file": secret}
-    runs = [
-        start(
-            *flags_of(
-                tiny if number == 0 else copy,
-                prompts,
-                process_id=number,
-                max_new_tokens=NEW,
-                **where | {"out_dir": f"o{number}"},
-            )
-        )
-        for number in range(3)
-    ]
-    assert [run.wait() for run in runs] == [0, 0, 0], [run.stderr for run in runs]
+    runs = start_apart(drill="kill:0@10")
+    assert [run.wait() for run in runs] == [0, 3, 0], [run.stderr for run in runs]
     assert tokens_in(tmp_path / "o0") == of_one_machine
-    assert runs[0].summary["lost_requests"] == 0
-    assert runs[1].summary == {"process_id": 1, "out_dir": "o1"}
+    check_struck(runs[0].summary, "dead")
+    assert runs[1].errors[-1:] == [  # before that, its log
+        "error: server0 was killed by signal 9; all its processes are ended"
+    ]
+    assert runs[2].summary == {"process_id": 2, "out_dir": "o2"}
     assert (tmp_path / "o2" / "logs" / "server1.log").is_file()
 
 

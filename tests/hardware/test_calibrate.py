@@ -9,8 +9,8 @@ from moe_edge.hardware.calibrate import Calibration, calibrate
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.presets import gpu, lan, read_machine
-from moe_edge.hardware.run_profile_machine import run_profile_machine
 from moe_edge.hardware.specs import Cluster, Server
+from moe_edge.profile.run_profile_machine import run_profile_machine
 
 
 def test_fit_gives_back_the_sizes_it_was_made_from(monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.hardware.step_costs import CostTable, StepCosts
+from moe_edge.hardware.step_costs import CostTable, StepCosts, read_step_costs
 
 TABLE = CostTable((1, 2, 4), (8, 32), [[2, 5], [3, 6], [7, 10]])
 
@@ -21,11 +21,28 @@ def test_table_is_linear_between_and_beyond_its_points(size, k, seconds):
     assert TABLE(size, k) == pytest.approx(seconds)
 
 
-def test_costs_survive_their_file():
+def test_table_of_one_point_says_the_same_everywhere():
+    assert CostTable((4,), (8, 32), [[1, 3]])(9, 20) == 2
+    assert CostTable((4,), (8,), [[5]])(1, 2) == 5
+
+
+def test_costs_survive_their_file(tmp_path):
     costs = StepCosts(TABLE, CostTable((16, 32), (8, 9), [[1, 2], [3, 4]]), "here")
-    read = StepCosts.of_json(json.loads(json.dumps(costs.to_json())))
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"step_costs": costs.to_json() | {"held_out": []}}))
+    read = read_step_costs(path)
     assert (read.decode_s(3, 20), read.prefill_s(24, 8)) == (6.5, 2)
     assert read.source == "here"
+
+
+def test_files_without_costs_are_refused(tmp_path):
+    path = tmp_path / "machine.json"
+    with pytest.raises(FileNotFoundError, match="--costs .* does not exist; launch/"):
+        read_step_costs(path)
+    for text, message in (("{", "is no JSON file"), ("[1]", "has no step_costs; meas")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"machine.json {message}"):
+            read_step_costs(path)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +50,9 @@ def test_costs_survive_their_file():
     [
         (
             {"sizes": [2, 1]},
-            r"sizes of a cost table are \[2, 1\], expected at least two",
+            r"sizes of a cost table are \[2, 1\], expected numbers abo",
         ),
-        ({"ks": [8]}, r"ks of a cost table are \[8\], expected at least two"),
+        ({"ks": []}, r"ks of a cost table are \[\], expected numbers above 0"),
         ({"sizes": [0, 1]}, r"sizes of a cost table are \[0, 1\]"),
         ({"seconds": [[1, 1]]}, r"has rows of \[2\] seconds, expected 2 rows of 2"),
         ({"seconds": [[1, 1], [1, 0]]}, "seconds of a cost table must be pos.*got 0"),

@@ -38,6 +38,26 @@ def test_softmax_topk_rule_normalises_over_the_chosen():
     np.testing.assert_allclose(got.weights_TK, softmax(chosen), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_topk": True, "routed_scaling": 2.5},
+        {"scoring": "sigmoid"},
+        {"scoring": "softmax_topk"},
+    ],
+)
+def test_k_of_a_token_is_data(options):
+    k_T = np.array([1, 3, 2, 2, 3, 1, 2], np.int32)
+    got = choose(jnp.asarray(LOGITS), rule(**options), k_T=jnp.asarray(k_T))
+    for token, k in enumerate(k_T):
+        alone = MoeConfig(num_experts=12, top_k=int(k), expert_dim=8, **options)
+        want = choose(jnp.asarray(LOGITS[token : token + 1]), alone)
+        np.testing.assert_array_equal(got.ids_TK[token, :k], want.ids_TK[0])
+        weights_K = got.weights_TK[token]
+        np.testing.assert_allclose(weights_K[:k], want.weights_TK[0], rtol=1e-6)
+        assert (got.ids_TK[token, k:] == 12).all() and not weights_K[k:].any()
+
+
 def test_correction_bias_changes_choice_not_weight():
     correction = np.zeros(12, np.float32)
     correction[5] = 10.0

@@ -11,7 +11,7 @@ from flax import nnx
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.layers import activate
-from moe_edge.model.proxy_gate import choose_blocks, pattern_counts
+from moe_edge.model.proxy_gate import block_ranks, choose_blocks, pattern_counts
 from moe_edge.model.router import Router
 from moe_edge.model.sub_experts import at_k, split_config
 from tests.support.tiny_models import GPT_OSS, GQA
@@ -94,6 +94,15 @@ def test_at_k_changes_nothing_else():
 def test_pattern_counts_take_the_largest_shares(k, counts):
     config = split_config(GQA, 4, gate="proxy_pattern", rank_shares=SHARES, **PROXY)
     assert pattern_counts(at_k(config, k).moe) == counts
+
+
+def test_block_ranks_leave_to_a_smaller_k_what_its_pattern_takes():
+    config = split_config(GQA, 4, gate="proxy_pattern", rank_shares=SHARES, **PROXY)
+    parent_K = np.repeat(np.arange(3), pattern_counts(config.moe))
+    for k in (1, 4, 7, 12):
+        kept_K = block_ranks(config.moe) < k
+        counts = np.bincount(parent_K[kept_K], minlength=3)
+        assert tuple(counts) == pattern_counts(at_k(config, k).moe)
 
 
 def reference_blocks(parents, weights, levels_PU, moe):

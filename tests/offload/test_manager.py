@@ -179,6 +179,10 @@ def test_copied_block_that_the_link_has_not_delivered_is_late():
     assert (
         manager.residency.ready_slots(1, ids_TK).tolist() == slots and max(slots[0]) < 6
     )
+    padded_TK = np.array([[2, 3], [3, manager.spec.num_experts]], np.int32)
+    nowhere = manager.spec.num_slots
+    ready_TK = manager.residency.ready_slots(1, padded_TK)
+    assert ready_TK.tolist() == [slots[0], [slots[0][1], nowhere]]
 
 
 def test_stale_prefetch_under_way_is_finished_and_one_of_another_layer_stays():

@@ -9,7 +9,9 @@ from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.token_job import TokenJob
-from moe_edge.simulate.serving import ComputedServer, SlotSteps
+from moe_edge.simulate.serving import ComputedServer, SlotSteps, token_jobs
+from moe_edge.workload.requests import Request
+from moe_edge.workload.served import summarise
 
 # A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
 COSTS = StepCosts(
@@ -37,11 +39,11 @@ def times(policy, *jobs, answers=None, cancelled=None):
 
 
 def test_rows_join_between_steps():
-    # 0: prompt until 3, its second token until 3 + 2. 1 came meanwhile: its prompt from
-    # 5 to 7, both rows at mean K 1.5 until 10.5; 0 has all. Then 1 alone, K 2.
+    # 0: prompt until 3, its second token until 5. 1 came meanwhile: its prompt from 5
+    # to 7; both rows, mean K 1.5, until 10.5; 0 has all. Then 1 alone, K 2.
     server, seen = times(Continuous(2), job(0, 0, 3, 3), job(1, 1, 2, 3, floor=2))
-    assert seen == {0: (0, 3, 10.5), 1: (5, 7, 13.5)}
-    assert server.num_steps == 3 and server.busy_s == 13.5
+    assert seen == {0: (0, 3, 10.5), 1: (3, 7, 13.5)}
+    assert server.num_steps == 4 and server.busy_s == 13.5
     assert server.served[1].k_sum == 6 and server.served[0].k_least == 1
 
 
@@ -73,19 +75,18 @@ def test_texts_end_deadlines_pass_and_clients_go():
     # 3 runs when its deadline passes: its answer is what it has at the step's end.
     assert seen[3] == (20, 21, 25)
     assert seen[4] == (25, 26, 28)  # its client goes during the next step
-    # 5 ends with its first token; the step has taken its row along.
-    assert seen[5] == (40, 41, 41) and server.busy_s == 5 + 5 + 5 + 3
+    assert seen[5] == (40, 41, 41) and server.busy_s == 5 + 5 + 5 + 1
     outcomes = [server.served[n].outcome for n in range(6)]
     assert outcomes[:3] == ["finished", "expired", "cancelled"]
     assert outcomes[3:] == ["finished", "cancelled", "finished"]
 
 
 def step(steps, *running):
-    """(id, start, stop) of its chunks, ids of the rows that decode."""
-    chunks, decode = steps.next(running)
+    """Ids of the rows that decode, then (id, start, stop) of chunks."""
+    decode, chunks = steps.next(running)
     for job in (*(chunk.job for chunk in chunks if chunk.is_last), *decode):
         job.made += 1
-    return [(j.id, a, b) for j, a, b in chunks], [job.id for job in decode]
+    return [job.id for job in decode], [(j.id, a, b) for j, a, b in chunks]
 
 
 def test_prompts_are_cut_and_run_a_few_together():
@@ -93,11 +94,11 @@ def test_prompts_are_cut_and_run_a_few_together():
     for each in jobs:
         each.state = "running"
     steps = SlotSteps(prefill_chunk=4, prompt_rows=2)
-    assert step(steps, a, b) == ([(0, 0, 2), (1, 0, 4)], [0])
-    assert step(steps, a, b, c) == ([(1, 4, 8)], [0])  # 2 waits for these prompts
-    assert step(steps, a, b, c) == ([(1, 8, 9)], [0, 1])
-    assert step(steps, a, b, c, d) == ([(2, 0, 3), (3, 0, 4)], [0, 1, 2, 3])
-    assert step(steps, a, d) == ([], [0, 3])
+    assert step(steps, a, b) == ([], [(0, 0, 2), (1, 0, 4)])
+    assert step(steps, a, b, c) == ([0], [(1, 4, 8)])  # 2 waits for these prompts
+    assert step(steps, a, b, c) == ([0], [(1, 8, 9)])
+    assert step(steps, a, b, c, d) == ([0, 1], [(2, 0, 3), (3, 0, 4)])
+    assert step(steps, a, d) == ([0, 3], [])
 
 
 def test_prompts_of_requests_that_ended_are_dropped():
@@ -105,9 +106,9 @@ def test_prompts_of_requests_that_ended_are_dropped():
     for each in jobs:
         each.state = "running"
     steps = SlotSteps(prefill_chunk=4)
-    assert step(steps, a) == ([(0, 0, 4)], [])
+    assert step(steps, a) == ([], [(0, 0, 4)])
     a.state = "cancelled"
-    assert step(steps, b) == ([(1, 0, 4)], [])
+    assert step(steps, b) == ([], [(1, 0, 4)])
 
 
 def test_steps_of_no_size_are_refused():
@@ -126,3 +127,14 @@ def test_higher_load_waits_longer():
 
     assert mean_wait_s(4.0) == pytest.approx(1)
     assert mean_wait_s(4.0) < mean_wait_s(2.5) < mean_wait_s(1.5)
+
+
+def test_requests_of_a_trace_become_jobs():
+    requests = [Request(0, 0, 0.5, 3, 4, "a"), Request(1, 0, 0.5, 1, 2, "a")]
+    first, second = token_jobs(requests, [8, 16], kv_token_bytes=10)
+    assert (first.prompt_tokens, first.new_tokens, first.kv_bytes) == (3, 4, 70)
+    assert (second.id, second.arrival_s, second.floor) == (1, 0.5, 16)
+    server = ComputedServer(RequestLoop(Continuous(2)), COSTS)
+    figures = summarise(list(server.run([first, second]).values()))
+    assert figures["outcomes"] == {"finished": 2} and figures["floor_violations"] == 0
+    assert figures["mean_k"] == (4 * 8 + 2 * 16) / 6

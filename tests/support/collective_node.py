@@ -122,7 +122,7 @@ def make_call(layer=0, value=1.0, version=0, tokens=2, width=3, partial=False):
 def ask(transport, peer, deadline_s=30.0, **kwargs):
     """One number that all rows of an answer hold; None: not here."""
     ticket = transport.start(peer, make_call(**kwargs))
-    rows = transport.finish([ticket], deadline_s)[0]
+    rows = transport.finish([ticket], deadline_s)[0].rows
     return None if rows is None else float(np.unique(rows).item())
 
 
@@ -150,7 +150,7 @@ def drive(transport, node, pids: dict[int, int]) -> dict:
     found["refused"] = error_of(lambda: ask(transport, 1, layer=4))
     tickets = [transport.start(peer, make_call(value=float(peer))) for peer in pids]
     found["together"] = [
-        float(rows[0, 0]) for rows in transport.finish(tickets[::-1], 30.0)
+        float(each.rows[0, 0]) for each in transport.finish(tickets[::-1], 30.0)
     ]
     slow = lambda: ask(transport, 1, layer=3, version=500, deadline_s=0.1, value=9.0)  # noqa: E731
     found["overdue"] = error_of(slow)

@@ -1,9 +1,4 @@
-"""A live cluster in one process: servers in threads, the scheduler in that of the test.
-
-Every part is the real one (engine, transport over loopback, tables, migration), but for
-`jax.distributed`, and all servers share compiled programs. A server is killed as a
-process is: its transport closes without a word, and its thread ends.
-"""
+"""Prism's servers and their scheduler, live in one process; requests and policies."""
 
 import functools
 import threading
@@ -15,16 +10,15 @@ from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.server import Server, ServerOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.scheduler.asked import Asked
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.engine.generate import generate
 from moe_edge.place.migrate import Decision
 from moe_edge.place.migration_policy import Proposal
 from moe_edge.place.plan import Placement
 from tests.support.layered import StoreReader, resident_of
+from tests.support.live_nodes import LiveNode, LiveNodes
 from tests.support.tiny_models import ALL, BF16, random_prompts
 from tests.support.tiny_servers import dense_weights, programs_of
 
-SECRET = b"a secret of the tests"
 BITS = ("gqa", BF16)
 MOE_LAYERS = (1, 2)  # of that model
 BLOCKS = 24
@@ -32,48 +26,23 @@ SLOTS = 25  # one copy and a spare slot: few sizes, few programs
 READY_S = 60.0
 
 
-class Killed(Exception):
-    """Ends the threads of a server that a test kills."""
+class LiveServer(LiveNode):
+    """A server and its thread."""
 
-
-class LiveServer:
-    """A server and its thread.
-
-    Attributes:
-      error: what its thread ended by, if anything.
-    """
-
-    def __init__(self, me: int, servers: int, options: ServerOptions, secret: bytes):
-        self.me, self.error, self.killed = me, None, False
-        self.transport = MessagesTransport(FIRST + me, secret)
+    def __init__(self, me: int, servers: int, options: ServerOptions):
         reader, weights = StoreReader(ALL[BITS[0]], dtype=BITS[1]), dense_weights(*BITS)
-        where = reader, weights, self.transport, options
-        self.server = Server(me, servers, *where, programs=programs_of(*BITS))
-        self.transport.on_lost = self.server.on_lost
-        self.transport.serve(self.server)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        programs = programs_of(*BITS)
+        self.me = me
+        super().__init__(
+            FIRST + me,
+            lambda transport: Server(
+                me, servers, reader, weights, transport, options, programs
+            ),
+        )
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.server.run()
-        except Killed:
-            pass
-        except BaseException as error:
-            self.error = error
-            self.transport.close()  # as the end of its process would
-
-    def kill(self) -> None:
-        """Ends it at once: nothing that it does from now on leaves it."""
-        self.killed = True
-        self.transport.close()
-        self.server.fail(Killed())
-
-    def join(self) -> None:
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+    @property
+    def server(self) -> Server:
+        return self.node
 
 
 class Audit:
@@ -150,45 +119,29 @@ class LiveScheduler(PrismScheduler):
         self.react(way, server, name, fields)
 
 
-class LiveCluster:
-    """Servers that hold a tiny model together; a context manager.
+class LiveCluster(LiveNodes):
+    """Servers that hold a tiny model together.
 
     Args:
       slots: of each server.
       options: more of `ServerOptions`.
 
     Attributes:
-      servers: by number; transport: the scheduler's.
+      servers: by number.
     """
 
     def __init__(self, slots: Sequence[int], **options):
-        config, self.slots = ALL[BITS[0]], list(slots)
-        options = {"call_s": 3.0} | options
-        self.transport = MessagesTransport(SCHEDULER, SECRET)
+        super().__init__()
+        config, options = ALL[BITS[0]], {"call_s": 3.0} | options
         self.servers = [
-            LiveServer(me, len(slots), ServerOptions(n, **options), SECRET)
+            LiveServer(me, len(slots), ServerOptions(n, **options))
             for me, n in enumerate(slots)
         ]
-        self.scheduler = LiveScheduler(
-            self.transport,
-            None,
-            config.moe_layers,
-            config.num_layers,
-            config.moe.num_experts,
-            slots,
-        )
+        self.scheduler = LiveScheduler(self.transport, None, config, slots)
         self.scheduler.on_strike = self.kill
-        self.transport.serve(self.scheduler)
         self.audit = Audit(self.servers, slots)
         self.scheduler.serving = self.audit.begin
-        for one in self.servers:
-            self.transport.connect(FIRST + one.me, one.transport.address)
-            one.transport.connect(SCHEDULER, self.transport.address)
-            for other in self.servers:
-                if other is not one:
-                    where = FIRST + other.me, other.transport.address
-                    one.transport.connect(*where)
-            one.start()
+        self.start(self.servers)
 
     def run(self, held_NLE, asked: Sequence[Asked], **more) -> MethodRun:
         """Serves requests; every block is held at every instant, until a `kill`."""
@@ -216,21 +169,9 @@ class LiveCluster:
                     found[*ends, kind] = tuple(count)
         return found
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        self.scheduler.tell_all("stop")
-        for one in self.servers:
-            if not one.killed:
-                one.join()
-        for one in self.servers:
-            one.transport.close()
-        self.transport.close()
-        if kind is None:
-            assert not self.audit.wrong, self.audit.wrong[0]
-            errors = [one.error for one in self.servers if one.error is not None]
-            assert not errors, errors[0]
+    def check(self) -> None:
+        assert not self.audit.wrong, self.audit.wrong[0]
+        super().check()
 
 
 def requests(lengths: Sequence[int], new: int, servers: int, at_s=0.0) -> list[Asked]:

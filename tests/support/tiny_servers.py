@@ -1,6 +1,7 @@
 """Servers of one tiny model in one process, joined by plain function calls."""
 
 import functools
+import time
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.tables import Tables
-from moe_edge.cluster.transport.base import Call, PeerLost
+from moe_edge.cluster.transport.base import Answered, Call, PeerLost
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.store import device_dtype
 from moe_edge.place.call_targets import call_targets
@@ -39,14 +40,15 @@ class DirectTransport:
         self.calls.append((peer, call))
         return len(self.calls) - 1
 
-    def finish(self, tickets, deadline_s: float) -> list[np.ndarray | None]:
-        rows = []
+    def finish(self, tickets, deadline_s: float) -> list[Answered]:
+        answers = []
         for ticket in tickets:
             peer, call = self.calls[ticket]
             if peer in self.lost:
                 raise PeerLost(peer, "dead")
-            rows.append(self.answers[peer].compute(call))
-        return rows
+            rows = self.answers[peer].compute(call)
+            answers.append(Answered(rows, time.perf_counter()))
+        return answers
 
 
 @functools.cache

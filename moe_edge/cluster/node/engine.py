@@ -14,10 +14,17 @@ from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote, cut
 from moe_edge.cluster.node.tables import View
+from moe_edge.convert.hf_reader import HfReader
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.session import Session
-from moe_edge.engine.weights import Weights
+from moe_edge.engine.weights import Weights, load_weights
+
+
+def dense_weights(reader) -> Weights:
+    """All of an open checkpoint's model but its experts."""
+    is_hf = isinstance(reader, HfReader)
+    return load_weights(reader, check_finite=is_hf, with_experts=False)
 
 
 class PlacedEngine(Engine):
@@ -44,7 +51,7 @@ class PlacedEngine(Engine):
         self._is_moe = [i in self.config.moe_layers for i in range(len(self._windows))]
         self._nothing: dict[int, np.ndarray] = {}  # rows where none is computed here
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._view: View = self.remote.tables.view
 
     def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:

@@ -5,7 +5,6 @@ is needed (`_pack`), so that nothing else stays in memory and a question is quic
 """
 
 import threading
-import time
 
 import numpy as np
 
@@ -122,9 +121,10 @@ class Ledger:
         self.local_pairs += int(np.count_nonzero(~away_P))
         self.remote_blocks += int(np.count_nonzero(away_P[first_A]))
 
-    def called(self, server: int, call: Call, rows: np.ndarray, sent_s: float) -> None:
+    def called(
+        self, server: int, call: Call, rows: np.ndarray, sent_s: float, ended_s: float
+    ) -> None:
         """A call has come back whole."""
-        ended_s = time.perf_counter()
         states, back = len(call.x_TD), len(rows)
         self.states += states
         self.rows += back

@@ -1,4 +1,4 @@
-"""How processes of a cluster find each other, before and through `jax.distributed`.
+"""How processes of a cluster find each other, before `jax.distributed`.
 
 `jax.distributed.initialize` ends a process without a word if another is missing. So all
 first say hello to the scheduler, over the transport and its secret: who they are, and
@@ -8,12 +8,12 @@ recoverability on, so that a server that dies later ends nobody else.
 
 import contextlib
 import errno
-import json
 import queue
 import random
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from moe_edge.cluster.roles import SCHEDULER
@@ -24,7 +24,6 @@ RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
 HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
-ROSTER_KEY = "moe_edge/roster"
 SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
 
 
@@ -93,25 +92,51 @@ class Reception:
         return self.members
 
 
+class _Attempt:
+    """Holds back losses during a hello until it is known whether it succeeds."""
+
+    def __init__(self, on_lost: Callable[[int, str], None]):
+        self._on_lost, self._lock = on_lost, threading.Lock()
+        self._held: list[tuple[int, str]] | None = []
+
+    def __call__(self, peer: int, kind: str) -> None:
+        with self._lock:
+            if self._held is not None:
+                self._held.append((peer, kind))
+                return
+        self._on_lost(peer, kind)
+
+    def succeeded(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+        for loss in held:
+            self._on_lost(*loss)
+
+
 def say_hello(
     transport: Transport,
     coordinator: Address,
     facts: Mapping[str, Any],
     timeout_s: float,
+    on_lost: Callable[[int, str], None],
 ) -> None:
     """A server's side: returns once the scheduler has taken it in.
 
+    Args:
+      on_lost: is told of losses from then on, and of one meanwhile.
     Raises:
       ConfigError: the scheduler refuses it, or does not answer in time.
     """
     until_s = time.monotonic() + timeout_s
     where = f"{coordinator.host}:{coordinator.calls}"
     while True:
+        attempt = transport.on_lost = _Attempt(on_lost)
         transport.connect(SCHEDULER, coordinator)
         try:
             left_s = max(until_s - time.monotonic(), RETRY_S)
             deadline_s = min(left_s, HELLO_S)
             transport.control(SCHEDULER, "hello", dict(facts), deadline_s=deadline_s)
+            attempt.succeeded()
             return
         except Refused as error:
             raise ConfigError(error.text) from error
@@ -157,13 +182,6 @@ def initialise_jax(coordinator: str, processes: int, process: int, timeout_s: fl
     )
 
 
-def key_value_store():
-    """Client of jax.distributed's store and barriers; JAX has no public name for it."""
-    from jax._src.distributed import global_state
-
-    return global_state.client
-
-
 @contextlib.contextmanager
 def compiled_is_kept() -> Iterator[None]:
     """What is compiled here goes into the compilation cache, if there is one.
@@ -179,20 +197,3 @@ def compiled_is_kept() -> Iterator[None]:
         yield
     finally:
         global_state.process_id = number
-
-
-def publish_roster(addresses: Mapping[int, Address]) -> None:
-    """The scheduler tells where everybody listens."""
-    stored = {str(n): [a.host, a.calls, a.blocks] for n, a in addresses.items()}
-    key_value_store().key_value_set(ROSTER_KEY, json.dumps(stored))
-
-
-def read_roster(timeout_s: float) -> dict[int, Address]:
-    """What `publish_roster` told."""
-    stored = key_value_store().blocking_key_value_get(ROSTER_KEY, int(1000 * timeout_s))
-    return {int(n): Address(*where) for n, where in json.loads(stored).items()}
-
-
-def meet(name: str, timeout_s: float) -> None:
-    """A barrier of all processes."""
-    key_value_store().wait_at_barrier(name, int(1000 * timeout_s))

@@ -190,13 +190,14 @@ class Remote:
             return None
         try:
             deadline_s = self.deadline_s * GROWTH**attempt
-            rows = self._transport.finish([each.ticket], deadline_s)[0]
+            (answer,) = self._transport.finish([each.ticket], deadline_s)
         except PeerLost as error:
             self._lost(error, attempt)
             return None
-        if rows is not None:
-            self._ledger.called(server, call, rows, each.sent_s)
-        return rows
+        if answer.rows is not None:
+            times_s = each.sent_s, answer.at_s
+            self._ledger.called(server, call, answer.rows, *times_s)
+        return answer.rows
 
     def _lost(self, error: PeerLost, attempt: int = 0) -> None:
         kind = error.kind

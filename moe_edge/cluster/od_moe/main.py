@@ -34,17 +34,16 @@ class MainNode(ServingNode):
         number: int,
         reader,
         weights: Weights,
+        programs: PlacedPrograms,
         transport: Transport,
         groups: Groups,
         periods: Shadow,
         call_s: float = 30.0,
-        programs: PlacedPrograms | None = None,
     ):
         super().__init__(number, transport)
         config = weights.config
         shape = config.num_layers, config.moe.num_experts
         dtype = device_dtype(reader.dtype)
-        programs = programs or PlacedPrograms(config, dtype)
         self._groups, self._call_s = groups, call_s
         # A worker that is left alone loads all blocks of a layer for one call.
         self._layer_bytes = reader.layout.size * dtype.itemsize * shape[1]
@@ -70,7 +69,7 @@ class MainNode(ServingNode):
 
     def now_predicted(self, fields, arrays) -> None:
         """What the shadow says of a layer."""
-        self.engine.predicted[fields["count"]] = fields["experts"]
+        self.engine.predicted.update(enumerate(fields["experts"], fields["first"]))
 
     def now_said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""

@@ -80,7 +80,7 @@ class MainEngine(PlacedEngine):
         self.waits_s: list[float] = []
         self._decodes = False
 
-    def _begin_prompts(self, session: Session, prompts) -> None:
+    def begin_prompts(self, session: Session, prompts) -> None:
         self._view, self._decodes = self._asked.view, False
         self.steps += 1
         self.steps_before = self.steps
@@ -166,11 +166,7 @@ class ShadowLink:
             start_B = jax.device_put(np.array([start], np.int32))
             kv = self.read_kv(session.caches, start_B, count=count)
             kept = self._length if index == 1 else count
-            for layer, cache in enumerate(kv):
-                for name, array in cache.items():
-                    arrays[f"{layer}.{name}"] = np.ascontiguousarray(
-                        np.asarray(array)[:, :kept]
-                    )
+            arrays["kv"] = np.asarray(kv)[:, :, :kept]
             fields["kv_start"] = start
         self._post("token", fields, arrays)
 

@@ -88,8 +88,7 @@ class ShadowNode(Node):
                         kv = self._shadow.programs.read_kv(
                             follower.session.caches, _at(0), count=count
                         )
-                        kv = jax.tree.map(np.asarray, kv)
-                        follower.align_kv(kv, _at(0))
+                        follower.align_kv(np.asarray(kv), _at(0))
                 for token in (None, 0) if self._periods.needs_prompt else (0, None):
                     given = None if token is None else _at(token)
                     choices = follower.step(self._active_B, given)
@@ -134,26 +133,21 @@ class ShadowNode(Node):
             self._name_random(index + 1)
             return
         if "kv_start" in fields:
-            self._align(fields["kv_start"], arrays)
+            self._align(fields["kv_start"], arrays["kv"])
         token = fields["token"] if self._periods.aligns_token(index) else None
         if self._done < index:
-            self._step(index, token)
+            self._step(index, token, awaited=True)
         elif token is not None and token != self._used:
             self._go_back()
             self.restarts += 1
-            self._step(index, token)
+            self._step(index, token, awaited=True)
         self._go_on(index + 1)
 
-    def _align(self, start: int, arrays: dict) -> None:
-        session = self._follower.session
-        layers = [{} for _ in session.caches]
-        for name, array in arrays.items():
-            layer, key = name.split(".", 1)
-            if start == 0 and array.shape[1] != session.capacity:
-                missing = session.capacity - array.shape[1]
-                array = np.pad(array, ((0, 0), (0, missing), (0, 0)))
-            layers[int(layer)][key] = array
-        self._follower.align_kv(layers, _at(start))
+    def _align(self, start: int, kv: np.ndarray) -> None:
+        missing = self._follower.session.capacity - kv.shape[2]
+        if start == 0 and missing:  # a prompt's: one shape for all
+            kv = np.pad(kv, ((0, 0), (0, 0), (0, missing), (0, 0)))
+        self._follower.align_kv(kv, _at(start))
 
     def _go_on(self, index: int) -> None:
         """Runs ahead of the main node by a step, where nothing need be waited for."""
@@ -161,7 +155,7 @@ class ShadowNode(Node):
         due = periods.aligns_token(index) or periods.aligns_kv(index)
         full = max(session.lengths) >= session.capacity
         if not full and (self._speculative or not due):
-            self._step(index, None)
+            self._step(index, None, awaited=False)
 
     def _go_back(self) -> None:
         """Takes the last step back: the next one overwrites what it wrote."""
@@ -169,31 +163,45 @@ class ShadowNode(Node):
         session.positions_B = session.positions_B - 1
         session.lengths = [length - 1 for length in session.lengths]
 
-    def _step(self, index: int, token: int | None) -> None:
-        """Runs a step and names the experts of one layer after another."""
+    def _step(self, index: int, token: int | None, awaited: bool) -> None:
+        """Runs a step and names its experts.
+
+        Args:
+          awaited: the main node has begun it: each layer is named as soon as it is
+            known, else all together, in fewer messages.
+        """
         started_s, follower = time.perf_counter(), self._follower
         if token is None:
             token = int(np.asarray(follower.own_tokens())[0])
         choices = follower.step(self._active_B, _at(token))
         self._done, self._used = index, token
-        for place, layer in enumerate(self._layers):
-            experts = np.asarray(choices[layer])[0].tolist()
-            self._name(index, place, layer, experts)
+        size = 1 if awaited else len(self._layers)
+        for first in range(0, len(self._layers), size):
+            layers = self._layers[first : first + size]
+            chosen = [np.asarray(choices[layer])[0].tolist() for layer in layers]
+            self._name(index, first, chosen)
         self.step_s.append(time.perf_counter() - started_s)
 
     def _name_random(self, index: int) -> None:
-        for place, layer in enumerate(self._layers):
-            experts = self._rng.choice(self._experts, self._top_k, replace=False)
-            self._name(index, place, layer, experts.tolist())
+        size = self._top_k
+        some = [
+            self._rng.choice(self._experts, size, replace=False) for _ in self._layers
+        ]
+        self._name(index, 0, [experts.tolist() for experts in some])
 
-    def _name(self, index: int, place: int, layer: int, experts: list[int]) -> None:
-        """Tells the main node, and the workers of the layer their shares."""
-        count = (self._steps_before + index - 1) * len(self._layers) + place
-        self.transport.post(MAIN, "predicted", {"count": count, "experts": experts})
-        for worker, share in self._groups.share(count, experts).items():
-            if share:
-                fields = {"count": count, "layer": layer, "experts": share}
-                self.transport.post(FIRST_WORKER + worker, "load", fields)
+    def _name(self, index: int, place: int, chosen: list[list[int]]) -> None:
+        """Names the experts of layers from a place on, to main node and workers."""
+        first = (self._steps_before + index - 1) * len(self._layers) + place
+        shares: dict[int, list] = {}
+        for i, experts in enumerate(chosen):
+            for worker, share in self._groups.share(first + i, experts).items():
+                if share:
+                    load = first + i, self._layers[place + i], share
+                    shares.setdefault(worker, []).append(load)
+        fields = {"first": first, "experts": chosen}
+        self.transport.post(MAIN, "predicted", fields)
+        for worker, layers in shares.items():
+            self.transport.post(FIRST_WORKER + worker, "load", {"layers": layers})
 
     def now_notes(self, fields, arrays):
         """What this node has counted."""

@@ -1,7 +1,7 @@
 """A worker: loads the experts that are predicted, computes with them, keeps nothing.
 
 Everything happens in the thread that answers calls, in the order in which messages
-come; only the link's own thread copies. A worker has slots for its share of one layer.
+come. A worker has slots for its share of one layer.
 What was predicted for its group's next layer is loaded as soon as the slots are free;
 what is asked for and not there is loaded then, while the main node waits.
 """
@@ -19,7 +19,6 @@ from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
 from moe_edge.cluster.transport.base import Call, Transport
-from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.store import HostStore
 
 ATTEMPTS = 16  # of a call: a call's version is count * ATTEMPTS + attempt
@@ -59,10 +58,7 @@ class Worker:
 
     def set_link(self, bytes_per_s: float | None) -> None:
         """Slots behind a link of this rate (None: a plain copy), all empty."""
-        if self.slots is not None:
-            self.slots.queue.close()
-        link = Link() if bytes_per_s is None else EmulatedLink(bytes_per_s)
-        self.slots = WorkerSlots(self._store, self.num_slots, link)
+        self.slots = WorkerSlots(self._store, self.num_slots, bytes_per_s)
         self._answers = Answers(self._programs, self.slots)
         self._coming.clear()
         self._passed = -1
@@ -121,15 +117,15 @@ class Worker:
             return self._compute_prompt(call)
         count = call.version // ATTEMPTS
         self._forget(count - 1)
-        blocks, rows = list(dict.fromkeys(call.block_P.tolist())), None
-        # More blocks than slots only where other workers are lost.
-        for first in range(0, len(blocks), self.num_slots):
-            some = blocks[first : first + self.num_slots]
-            mine = np.isin(call.block_P, some)
-            part = self._compute_some(part_of(call, mine), count, some)
-            if rows is None:
-                rows = np.empty((len(call.block_P), part.shape[1]), np.float32)
-            rows[mine] = part
+        blocks = list(dict.fromkeys(call.block_P.tolist()))
+        if len(blocks) <= self.num_slots:
+            rows = self._compute_some(call, count, blocks)
+        else:  # other workers are lost
+            rows = np.empty((len(call.block_P), call.x_TD.shape[1]), np.float32)
+            for first in range(0, len(blocks), self.num_slots):
+                some = blocks[first : first + self.num_slots]
+                mine = np.isin(call.block_P, some)
+                rows[mine] = self._compute_some(part_of(call, mine), count, some)
         self.passed(count)
         return rows
 
@@ -185,10 +181,6 @@ class Worker:
         """How many programs have been compiled so far."""
         return self._programs.num_compiled()
 
-    def close(self) -> None:
-        """Ends the link's thread."""
-        self.slots.queue.close()
-
 
 class WorkerNode(Node):
     """The process of a worker: all that comes is done as it comes, in one thread."""
@@ -209,11 +201,18 @@ class WorkerNode(Node):
         with self.faults_end_it(name):
             return super().control(peer, name, fields, arrays)
 
+    def answered(self) -> None:
+        with self.faults_end_it("a copy"):
+            self.worker.slots.queue.copy()
+
     def now_load(self, fields, arrays) -> None:
-        self.worker.expect(fields["count"], fields["layer"], fields["experts"])
+        for count, layer, experts in fields["layers"]:
+            self.worker.expect(count, layer, experts)
+        self.answered()
 
     def now_passed(self, fields, arrays) -> None:
         self.worker.passed(fields["count"])
+        self.answered()
 
     def now_warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()

@@ -5,11 +5,10 @@ from collections.abc import Collection
 
 import numpy as np
 
+from moe_edge.cluster.od_moe.dated_queue import DatedQueue
 from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.link import Link
 from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer_queue import TransferQueue
 
 
 class WorkerSlots:
@@ -19,10 +18,10 @@ class WorkerSlots:
       lock, array, nowhere: as in `Holdings`.
     """
 
-    def __init__(self, store: HostStore, num_slots: int, link: Link):
+    def __init__(self, store: HostStore, num_slots: int, bytes_per_s: float | None):
         self._slots = make_slots(num_slots, store.record_size, store.dtype)
         self.lock, self.nowhere = threading.RLock(), num_slots
-        self.queue = TransferQueue(store, self._slots, link)
+        self.queue = DatedQueue(store, self._slots, bytes_per_s)
         self._free = list(range(num_slots))
         self._here: dict[tuple[int, int], Transfer] = {}
 
@@ -62,7 +61,6 @@ class WorkerSlots:
         self.queue.cancel_prefetches(
             {t.key for cell, t in self._here.items() if cell in keep}
         )
-        self.queue.wait([t for c in gone if (t := self._here[c]).state == "running"])
         for cell in gone:
             self._free.append(self._here.pop(cell).slot)
 

@@ -23,6 +23,7 @@ from moe_edge.cluster.prism.outcome import (
     ROWS,
     SENT,
     STATES,
+    calls_of,
     payload_bytes,
 )
 from moe_edge.hardware.cluster_calibration import ClusterCalibration, Messages
@@ -145,23 +146,12 @@ def observe(
 
 
 def _calls(run: MethodRun) -> dict[int, dict[int, list[tuple[np.ndarray, float]]]]:
-    """Of every server: request -> its calls in order, and the callee's seconds.
-
-    Calls of one caller are answered in their order.
-    """
+    """Of every server: request -> its calls in order, and the callee's seconds."""
     found: dict[int, dict[int, list]] = {}
-    for caller, (_, arrays) in run.notes.items():
-        calls = arrays["calls"][np.argsort(arrays["calls"][:, SENT], kind="stable")]
-        seconds_C = np.full(len(calls), np.nan)
-        for callee, (_, theirs) in run.notes.items():
-            mine = calls[:, CALLEE] == callee
-            spent = theirs["answered"][theirs["answered"][:, 2] == caller]
-            if mine.sum() == len(spent):
-                seconds_C[mine] = spent[:, 1]
-        by_request: dict[int, list] = {}
+    for caller, (calls, seconds_C) in calls_of(run).items():
+        by_request = found[caller] = {}
         for call, spent_s in zip(calls, seconds_C.tolist(), strict=True):
             by_request.setdefault(int(call[REQUEST]), []).append((call, spent_s))
-        found[caller] = by_request
     return found
 
 

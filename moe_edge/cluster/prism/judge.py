@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moe_edge.cluster.scheduler.scheduler import SOON_S
 from moe_edge.core.checks import CapacityError
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.migration_policy import Ledger, MigrationPolicy, Proposal
@@ -96,7 +97,7 @@ class Judge:
         """What servers have counted since the last time."""
         layers = self._scheduler.moe_layers
         for server in self._scheduler.alive:
-            answer = self._scheduler.ask_soon(server, "counts")
+            answer = self._scheduler.ask(server, "counts", SOON_S)
             if answer is None:
                 continue
             arrays = answer[1]

@@ -14,6 +14,7 @@ from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Run, Serving
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.hardware.cost_model import CostModel
+from moe_edge.model.config import ModelConfig
 from moe_edge.place.migration_policy import MigrationPolicy
 
 
@@ -36,27 +37,27 @@ class PrismScheduler(Scheduler):
     """Runs methods one after another over the same servers.
 
     Args:
-      moe_layers: of the model; tables and placements count these only.
-      num_layers, num_experts: of the model.
       slots_N: blocks that each server may hold, its spare one among them.
+
+    Attributes:
+      moe_layers: of the model; tables and placements count these only.
     """
 
     def __init__(
         self,
         transport: Transport,
         reception: Reception | None,
-        moe_layers: Sequence[int],
-        num_layers: int,
-        num_experts: int,
+        config: ModelConfig,
         slots_N: Sequence[int],
     ):
         super().__init__(transport, reception, len(slots_N))
-        self.moe_layers, self.num_layers = list(moe_layers), num_layers
-        self.num_experts, self.slots_N = num_experts, np.array(slots_N, np.int64)
+        self.slots_N = np.array(slots_N, np.int64)
+        self.moe_layers = list(config.moe_layers)
+        self._shape = config.num_layers, config.moe.num_experts
 
     def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
         """[..., L of MoE layers, E] -> [..., all layers, E]."""
-        shape = (*array_NLE.shape[:-2], self.num_layers, self.num_experts)
+        shape = (*array_NLE.shape[:-2], *self._shape)
         full = np.full(shape, empty, array_NLE.dtype)
         full[..., self.moe_layers, :] = array_NLE
         return full

@@ -99,23 +99,32 @@ def interface_bytes(facts: Sequence[dict]) -> int | None:
     return None if not counts or None in counts else sum(counts)
 
 
-def call_overhead_s(run: MethodRun) -> float | None:
-    """Median of a decode call's duration minus the computation at its server.
+def calls_of(run: MethodRun) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Of every server: its calls in order, and seconds that each took its callee.
 
     Calls of one caller are answered in their order, so the n-th call to a server is the
-    n-th that it answered for this caller.
+    n-th that it answered for this caller; NaN where it noted another number.
     """
-    found = []
+    found = {}
     for caller, (_, arrays) in run.notes.items():
-        calls = arrays["calls"]
+        calls = arrays["calls"][np.argsort(arrays["calls"][:, SENT], kind="stable")]
+        seconds_C = np.full(len(calls), np.nan)
         for callee, (_, theirs) in run.notes.items():
-            mine = calls[calls[:, CALLEE] == callee]
-            answered = theirs["answered"]
-            answered = answered[answered[:, 2] == caller]
-            if len(mine) == len(answered):
-                decode = mine[:, IN_DECODE] == 1
-                found.append((mine[:, DURATION] - answered[:, 1])[decode])
-    overheads = np.concatenate(found) if found else np.zeros(0)
+            mine = calls[:, CALLEE] == callee
+            spent = theirs["answered"][theirs["answered"][:, 2] == caller]
+            if mine.sum() == len(spent):
+                seconds_C[mine] = spent[:, 1]
+        found[caller] = calls, seconds_C
+    return found
+
+
+def call_overhead_s(run: MethodRun) -> float | None:
+    """Median of a decode call's duration minus the computation at its server."""
+    found = [np.zeros(0)]
+    for calls, seconds_C in calls_of(run).values():
+        known = (calls[:, IN_DECODE] == 1) & ~np.isnan(seconds_C)
+        found.append((calls[:, DURATION] - seconds_C)[known])
+    overheads = np.concatenate(found)
     return float(np.median(overheads)) if len(overheads) else None
 
 

@@ -22,6 +22,7 @@ from moe_edge.cluster.prism.outcome import (
 from moe_edge.cluster.scheduler.programme import Programme
 from moe_edge.cluster.scheduler.serving import Run
 from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
+from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.session import PREFILL_CHUNK, bucket
@@ -56,16 +57,10 @@ class PrismProgramme(Programme):
         super().__init__(options, folder)
         config = self.config
         blocks = len(config.moe_layers) * config.moe.num_experts
-        self._slots_N = np.array(options.slots_of(blocks))
-        self._room_N = options.room_of(blocks)
-        self.scheduler = PrismScheduler(
-            transport,
-            reception,
-            config.moe_layers,
-            config.num_layers,
-            config.moe.num_experts,
-            self._slots_N,
-        )
+        self._slots_N = np.array(slots_of(options, blocks))
+        self._room_N = room_of(options, blocks)
+        where = transport, reception, config, self._slots_N
+        self.scheduler = PrismScheduler(*where)
 
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""

@@ -11,8 +11,9 @@ import time
 import numpy as np
 
 from moe_edge.cluster.network.interface import Interface
+from moe_edge.cluster.network.namespaces import DEVICE
 from moe_edge.cluster.node.answers import Answers
-from moe_edge.cluster.node.engine import PlacedEngine
+from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
@@ -20,9 +21,11 @@ from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.node.tables import Tables
 from moe_edge.cluster.node.warm_up import different, run_request
+from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.alone import load_alone, moved
 from moe_edge.cluster.prism.bringer import Bringer
 from moe_edge.cluster.roles import FIRST
+from moe_edge.cluster.slots import slots_of
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.layered import LayeredEngine
@@ -243,6 +246,23 @@ class Server(ServingNode):
 
     def _arrived(self, order: int, own: list[tuple[int, int]]) -> None:
         self.tell("arrived", {"order": order, "own": own})
+
+
+def make_server(
+    number: int, options: ClusterOptions, transport: Transport, reader
+) -> Server:
+    """The server of process `number`."""
+    config, me = reader.config, number - FIRST
+    slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
+    own = ServerOptions(
+        slots=slots[me],
+        max_batch=options.max_batch,
+        partial=options.combine == "partial",
+        call_s=options.call_s,
+        device=None if options.link_mbps is None else DEVICE,
+    )
+    weights = dense_weights(reader)
+    return Server(me, options.servers, reader, weights, transport, own)
 
 
 def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -49,15 +49,8 @@ class Asked:
 
     def fresh(self) -> "Asked":
         """The same request, not served yet."""
-        return Asked(
-            self.id,
-            self.name,
-            self.home,
-            self.domain,
-            self.arrival_s,
-            self.prompt,
-            self.max_new_tokens,
-        )
+        new = {"at": None, "arrived_s": None, "done": False, "error": None}
+        return dataclasses.replace(self, tokens=[], times_s=[], **new)
 
 
 @dataclasses.dataclass

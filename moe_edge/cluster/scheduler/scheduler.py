@@ -107,10 +107,6 @@ class Scheduler:
         except (PeerLost, Refused):
             return None
 
-    def ask_soon(self, server: int, name: str):
-        """The same while others wait: None also if it is busy for long."""
-        return self.ask(server, name, SOON_S)
-
     def answers(self, server: int) -> bool:
         """Whether a server still answers, however long the call that it is at.
 

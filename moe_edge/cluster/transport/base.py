@@ -87,6 +87,18 @@ class Call:
     weight_P: np.ndarray | None = None
 
 
+class Answered(NamedTuple):
+    """What a call came back with.
+
+    Attributes:
+      rows: float32; None where the peer no longer holds a block.
+      at_s: when they came, by `time.perf_counter`.
+    """
+
+    rows: np.ndarray | None
+    at_s: float
+
+
 class Handlers(Protocol):
     """What a process answers. Received arrays are read-only views.
 
@@ -107,6 +119,9 @@ class Handlers(Protocol):
     ) -> tuple[dict, dict[str, np.ndarray]]:
         """Fields and arrays of the answer; nobody reads that of a `post`."""
 
+    def answered(self) -> None:
+        """After an answer: work that it need not wait for. A handler may lack it."""
+
 
 class Count(NamedTuple):
     """Messages and their bytes, our headers included."""
@@ -125,36 +140,31 @@ class Traffic:
     def reset(self) -> None:
         """Starts again from nothing."""
         with self._lock:
-            self._sent: dict[tuple[int, int], list[int]] = {}
-            self._received: dict[tuple[int, int], list[int]] = {}
+            self._sent: dict[tuple[int, int], Count] = {}
+            self._received: dict[tuple[int, int], Count] = {}
 
     def add_sent(self, peer: int, kind: int, size_bytes: int) -> None:
         """Counts a message on its way out."""
-        with self._lock:
-            _add(self._sent, (peer, kind), size_bytes)
+        self._add(self._sent, (peer, kind), size_bytes)
 
     def add_received(self, peer: int, kind: int, size_bytes: int) -> None:
         """Counts a message that came in."""
+        self._add(self._received, (peer, kind), size_bytes)
+
+    def _add(self, counts: dict, key: tuple[int, int], size_bytes: int) -> None:
         with self._lock:
-            _add(self._received, (peer, kind), size_bytes)
+            messages, num_bytes = counts.get(key, (0, 0))
+            counts[key] = Count(messages + 1, num_bytes + size_bytes)
 
     def sent(self) -> dict[tuple[int, int], Count]:
         """(peer, kind) -> messages and bytes handed to the transport."""
         with self._lock:
-            return {key: Count(*count) for key, count in self._sent.items()}
+            return dict(self._sent)
 
     def received(self) -> dict[tuple[int, int], Count]:
         """(peer, kind) -> messages and bytes that came in."""
         with self._lock:
-            return {key: Count(*count) for key, count in self._received.items()}
-
-
-def _add(counts: dict, key: tuple[int, int], size_bytes: int) -> None:
-    count = counts.get(key)
-    if count is None:
-        count = counts[key] = [0, 0]
-    count[0] += 1
-    count[1] += size_bytes
+            return dict(self._received)
 
 
 class Transport(abc.ABC):
@@ -199,17 +209,13 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         """Waits for the answers of all tickets.
 
-        Where one fails, it raises at once; the other tickets, and a failed one's peers,
-        stay good. A ticket that is never collected is forgotten after some thousand
-        calls.
+        Meanwhile it takes in those of other tickets, too. Where one fails, it raises at
+        once; the other tickets, and a failed one's peers, stay good. A ticket that is
+        never collected is forgotten after some thousand calls.
 
-        Returns:
-          float32 rows, or None where the peer no longer holds a block.
         Raises:
           PeerLost: a peer is lost, or has not answered after `deadline_s`.
           Refused: the peer's handler raised.

@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 from moe_edge.cluster.od_moe.groups import longest_load_s
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.core.checks import check_from_zero, check_known, check_positive
-from moe_edge.hardware.cost_model import BlockShape, roofline_s
-from moe_edge.hardware.models import model_shape
-from moe_edge.hardware.presets import DEVICES, gpu, lan
+from moe_edge.hardware.presets import DEVICES
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
 from moe_edge.predict.shadow import Shadow
@@ -25,20 +23,22 @@ from moe_edge.studies.od_moe.held import (
     checks_of,
     missed_ratio,
 )
-from moe_edge.studies.od_moe.studies import PAPER as PAPER_RECALL
+from moe_edge.studies.od_moe.paper_scale import (
+    CACHED_TOKENS_PER_S,
+    GROUPS,
+    MBPS,
+    SHAPE,
+    TEST_BED,
+    VALUE_BYTES,
+    parts_of,
+    scaled_recall,
+)
 from moe_edge.studies.od_moe.studies import SHADOW_RULES, RecallSettings
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.registry import later
 from moe_edge.studies.settings import Rules
 from moe_edge.studies.study import Claim, Study
 
-SHAPE = model_shape("mixtral_8x7b")
-VALUE_BYTES = 4  # the paper's model is in float32
-CACHED_TOKENS_PER_S = 4.89  # table 2, Transformers with all experts on eight GPUs
-KV_BYTES = 8e3 * SHAPE.num_layers  # of a token, section 4.2
-MBPS = 1000.0
-GROUPS = 4  # of two workers
-TEST_BED = "rtx_3090"  # of the cached runs, and of all nodes but in figure 10
 PAPER = {
     "best KV period, rtx_3090": 1,
     "best KV period, rtx_3080": 4,
@@ -92,46 +92,6 @@ def check(settings: Fig10Settings) -> None:
     LiveEntry.read(settings.live)
 
 
-def parts_of(gpu_name: str, settings: Fig10Settings) -> dict[str, Any]:
-    """The model's parts at the paper's scale, with such GPUs in the workers.
-
-    The cached model's time is the paper's, software and all. Of a layer, what is not
-    its two experts' (one after the other, by the roofline) is the main node's. The
-    main node sends a hidden state to each of its layer's workers in turn, and they
-    send one back.
-    """
-    block = BlockShape(SHAPE.block.d_model, SHAPE.block.expert_dim, VALUE_BYTES)
-    workers, network = gpu(gpu_name), lan(MBPS)
-    cached_s = 1 / CACHED_TOKENS_PER_S
-    layer_s = cached_s / SHAPE.num_layers
-    there, own = (
-        float(roofline_s(device, block.flops(1), block.num_bytes))
-        for device in (gpu(TEST_BED).device, workers.device)
-    )
-    message_s = network.seconds(SHAPE.top_k * block.token_bytes)
-    return {
-        "layers": SHAPE.num_layers,
-        "main_s": layer_s - SHAPE.top_k * there + message_s,
-        "worker_s": own + message_s,
-        "load_s": workers.host_link.seconds(block.num_bytes),
-        "reload_s": workers.host_link.seconds(block.num_bytes),
-        "shadow_s": settings.shadow_share * cached_s,
-        "groups": GROUPS,
-        "kv_s": network.busy_s(KV_BYTES),
-    }
-
-
-def scaled_recall(ours: Mapping[int, float], precision: str) -> dict[int, float]:
-    """By KV period, from ours: every step aligned is the paper's, misses in proportion.
-
-    A precision that the paper does not name stays ours.
-    """
-    best = max(ours.values())
-    at_best = PAPER_RECALL.get(precision, best)
-    scale = (1 - at_best) / (1 - best) if best < 1 else 1.0
-    return {period: 1 - scale * (1 - recall) for period, recall in ours.items()}
-
-
 Speeds = Mapping[tuple[str, str, float], Mapping[int, float]]
 
 
@@ -139,7 +99,7 @@ def speeds_of(settings: Fig10Settings, recall: Mapping[int, float]) -> Speeds:
     """Tokens a second by (GPU, departure, cost of an alignment), then by KV period."""
     found = {}
     for name in settings.gpus:
-        parts = parts_of(name, settings)
+        parts = parts_of(name, settings.shadow_share)
         cases = [(LATE, cost_s) for cost_s in settings.align_costs_s]
         for departure, cost_s in [*cases, (EARLY, 0.0)]:  # its patches delay nothing
             found[name, departure, cost_s] = {
@@ -240,7 +200,7 @@ def details(settings: Fig10Settings, recall: Mapping[int, float]) -> list[str]:
     """What went into the model."""
     lines = []
     for name in settings.gpus:
-        parts = parts_of(name, settings)
+        parts = parts_of(name, settings.shadow_share)
         times = {
             f"t_{k[:-2]}": 1e3 * parts[k] for k in ("main_s", "worker_s", "load_s")
         }

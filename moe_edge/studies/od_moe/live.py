@@ -103,28 +103,35 @@ class LiveRuns:
 
     def run(self, number: int, shadow: str, periods, departure: str) -> dict:
         """The row of one run, by the prompts of a round."""
-        from moe_edge.cluster.run import run_cluster
-
         settings = self.settings
         first = number * settings.prompts
-        with tempfile.TemporaryDirectory() as work:
-            path = Path(work) / "prompts.jsonl"
-            texts = self._texts[first : first + settings.prompts]
-            lines = [{"id": str(i), "prompt": text} for i, text in enumerate(texts)]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            return run_cluster(
-                out_dir=str(Path(work) / "run"),
-                mode="od_moe",
-                checkpoint=settings.checkpoint,
-                prompts=str(path),
-                max_new_tokens=settings.new_tokens,
-                workers=settings.workers,
-                groups=settings.groups,
-                shadow=shadow,
-                token_period=periods[0],
-                kv_period=periods[1],
-                departure=departure,
-            )
+        return run_od_moe(
+            self._texts[first : first + settings.prompts],
+            checkpoint=settings.checkpoint,
+            max_new_tokens=settings.new_tokens,
+            workers=settings.workers,
+            groups=settings.groups,
+            shadow=shadow,
+            token_period=periods[0],
+            kv_period=periods[1],
+            departure=departure,
+        )
+
+
+def run_od_moe(texts: Sequence[str], **options) -> dict:
+    """The row of one run over these prompts; `options`: of `ClusterOptions`."""
+    from moe_edge.cluster.run import run_cluster
+
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work) / "prompts.jsonl"
+        lines = [{"id": str(i), "prompt": text} for i, text in enumerate(texts)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run_cluster(
+            out_dir=str(Path(work) / "run"),
+            mode="od_moe",
+            prompts=str(path),
+            **options,
+        )
 
 
 def count_parameters(config) -> int:
@@ -253,7 +260,7 @@ def findings(
         metrics=metrics,
         limits=LIMITS,
         checks={"every case gave the model's own tokens": same},
-        ours=share,
+        ours={"best": best} | share,
         plot=lambda path: draw_panels(
             path, panels_of(settings, share), title=title, share_y=True
         ),

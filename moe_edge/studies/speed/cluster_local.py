@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.cluster.node.answers import Answers
-from moe_edge.cluster.node.engine import PlacedEngine
+from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.tables import Tables
-from moe_edge.cluster.process import dense_weights
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
-from moe_edge.cluster.node.membership import SCHEDULER, Reception, say_hello
-from moe_edge.cluster.transport.base import Address
+from moe_edge.cluster.node.membership import Reception, say_hello
+from moe_edge.cluster.roles import SCHEDULER
+from moe_edge.cluster.transport.base import Address, PeerLost
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.core.checks import ConfigError
 from tests.support.live_run import unused_ports
@@ -44,7 +45,7 @@ def where(reception):
 def hello(where, process: int, secret: bytes = SECRET, timeout_s=5.0, **changes):
     facts = FACTS | {"instance": f"i{process}", "address": []} | changes
     with MessagesTransport(process, secret) as transport:
-        say_hello(transport, where, facts, timeout_s)
+        say_hello(transport, where, facts, timeout_s, lambda *_: None)
 
 
 def test_all_that_fit_are_taken_in_in_any_order(reception, where):
@@ -94,3 +95,26 @@ def test_without_a_scheduler_the_hello_ends_in_time():
     (port,) = unused_ports(1)
     with pytest.raises(ConfigError, match=f"no scheduler at 127.0.0.1:{port} within"):
         hello(Address("127.0.0.1", port, port), 1, timeout_s=0.3)
+
+
+class Failing:
+    """A transport whose first hello fails; who answers the second is lost meanwhile."""
+
+    def __init__(self):
+        self.attempts, self.on_lost = 0, None
+
+    def connect(self, peer, address):
+        self.attempts += 1
+
+    def control(self, peer, name, fields, deadline_s):
+        self.on_lost(peer, "hung" if self.attempts == 1 else "dead")
+        if self.attempts == 1:
+            raise PeerLost(peer, "hung")
+
+
+def test_loss_of_the_scheduler_is_told_from_the_hello_on_that_succeeded():
+    transport, lost = Failing(), []
+    say_hello(transport, Address("x", 1, 1), {}, 5.0, lambda *what: lost.append(what))
+    assert transport.attempts == 2 and lost == [(SCHEDULER, "dead")]
+    transport.on_lost(SCHEDULER, "hung")
+    assert lost[1:] == [(SCHEDULER, "hung")]

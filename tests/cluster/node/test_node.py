@@ -1,26 +1,11 @@
-"""What all nodes of OD-MoE do with orders, losses and their own faults."""
-
-import threading
+"""What all nodes do with orders, losses and their own faults."""
 
 import pytest
 
 from moe_edge.cluster.node.node import Node, NodeFault, SchedulerLost
-from moe_edge.cluster.od_moe.worker import WorkerNode
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.core.checks import RequestError
-
-
-class Posts:
-    """A transport that keeps what is posted, and whom it forgets."""
-
-    def __init__(self):
-        self.told, self.forgotten = [], []
-
-    def post(self, peer, name, fields=None, arrays=None):
-        self.told.append((peer, name, fields))
-
-    def disconnect(self, peer):
-        self.forgotten.append(peer)
+from tests.support.posts import Posts, told
 
 
 class Counting(Node):
@@ -38,16 +23,6 @@ class Counting(Node):
 
     def peer_lost(self, peer):
         self.lost.append(peer)
-
-
-def told(node, *orders):
-    """Runs a node to its end with orders that are there already."""
-    for name, fields in orders:
-        node.control(SCHEDULER, name, fields, {})
-    thread = threading.Timer(0.05, lambda: node.control(SCHEDULER, "stop", {}, {}))
-    thread.start()
-    node.run()
-    thread.join()
 
 
 def test_orders_are_done_in_order_and_finish_is_confirmed():
@@ -88,37 +63,6 @@ def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
     node.on_lost(SCHEDULER, "dead")
     with pytest.raises(SchedulerLost, match="the scheduler is dead"):
         node.run()
-
-
-class FaultyWorker:
-    """Fails as told."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def compute(self, call):
-        raise self.error
-
-    def expect(self, count, layer, experts):
-        raise self.error
-
-
-def test_fault_in_a_workers_answers_ends_it_but_a_bad_call_does_not(capsys):
-    node = WorkerNode(5, Posts(), FaultyWorker(RequestError("no such layer")))
-    with pytest.raises(RequestError, match="no such layer"):
-        node.call(1, None)
-    told(node)
-    fields = {"count": 1, "layer": 1, "experts": []}
-    for what, act in (
-        ("a call", lambda node: node.call(1, None)),
-        ("load", lambda node: node.control(2, "load", fields, {})),
-    ):
-        node = WorkerNode(5, Posts(), FaultyWorker(IndexError("pop\nfrom")))
-        line = f"^process 5, {what}: IndexError: pop from$"
-        with pytest.raises(NodeFault, match=line):  # whoever asked is told, too
-            act(node)
-        with pytest.raises(NodeFault, match=line):
-            node.run()
 
 
 @pytest.mark.parametrize("name", ["strike", "lost", "stop"])

@@ -47,15 +47,15 @@ class Posts:
         if peer == SHADOW:
             if "kv_start" in fields:
                 some = next(iter(arrays.values()))
-                self.kv.append((fields["kv_start"], some.shape[1]))
+                self.kv.append((fields["kv_start"], some.shape[2]))
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
             assert name == "predicted"
-            self.predicted[fields["count"]] = fields["experts"]
+            self.predicted.update(enumerate(fields["experts"], fields["first"]))
         elif name == "load":
-            where = fields["count"], fields["layer"], fields["experts"]
-            self.loads.append((peer - FIRST_WORKER, *where))
+            for where in fields["layers"]:
+                self.loads.append((peer - FIRST_WORKER, *where))
         elif name == "passed":
             self.passed.append((peer - FIRST_WORKER, fields["count"]))
 

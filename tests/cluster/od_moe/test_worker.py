@@ -35,16 +35,10 @@ def resident() -> Answers:
 
 @pytest.fixture
 def make():
-    made = []
-
     def worker(slots: int = 3) -> Worker:
-        one = Worker(StoreReader(CONFIG, dtype=DTYPE), programs_of(NAME, DTYPE), slots)
-        made.append(one)
-        return one
+        return Worker(StoreReader(CONFIG, dtype=DTYPE), programs_of(NAME, DTYPE), slots)
 
-    yield worker
-    for one in made:
-        one.close()
+    return worker
 
 
 def decode(count: int, blocks, layer: int = LAYER) -> Call:
@@ -251,3 +245,22 @@ def test_call_that_cannot_be_is_refused_and_changes_nothing(make):
     assert worker.slots.cells == cells(3)
     ask(worker, decode(5, [3]))
     assert worker.reloads == 0
+
+
+def test_blocks_are_copied_when_there_is_time_or_when_they_are_wanted(make):
+    worker = make()
+    array = worker.slots.array
+    ask(worker, decode(4, [7, 8, 9]))
+    worker.expect(5, LAYER, [3, 8, 1])
+    records = [worker.slots.queue._store.record(LAYER, b) for b in (3, 8, 1)]
+
+    def there() -> bool:
+        slots = worker.slots.slot_E(LAYER, E)[[3, 8, 1]]
+        return bool((np.asarray(array)[slots] == np.stack(records)).all())
+
+    assert not there()
+    worker.slots.queue.copy()
+    assert there()
+    worker.expect(5, LAYER, [4, 5, 6])  # the shadow has started over
+    worker.expect(5, LAYER, [3, 8, 1])
+    ask(worker, decode(5, [3, 8, 1]))

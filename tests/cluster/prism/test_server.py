@@ -14,7 +14,6 @@ from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from tests.support.live_cluster import (
-    SECRET,
     SLOTS,
     LiveCluster,
     Wandering,
@@ -22,6 +21,7 @@ from tests.support.live_cluster import (
     random_held,
     requests,
 )
+from tests.support.live_nodes import SECRET
 
 WIDTH = 40  # of the tiny model
 
@@ -53,7 +53,7 @@ def call_of(layer=1, block=0, tokens=1, version=0, width=WIDTH) -> Call:
 
 
 def ask(transport, call: Call):
-    return transport.finish([transport.start(1, call)], 20.0)[0]
+    return transport.finish([transport.start(1, call)], 20.0)[0].rows
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def eventually(value, expected) -> None:
 
 
 def ask(transport, peer=1, deadline_s=WAIT_S, **kwargs):
-    return transport.finish([transport.start(peer, make_call(**kwargs))], deadline_s)[0]
+    ticket = transport.start(peer, make_call(**kwargs))
+    return transport.finish([ticket], deadline_s)[0].rows
 
 
 def test_call_returns_rows(caller):
@@ -108,15 +109,15 @@ def test_calls_are_collected_in_any_order(caller):
     assert caller.finish([], WAIT_S) == []
     for part in np.array_split(order, 7):
         answers = caller.finish([tickets[i] for i in part], WAIT_S)
-        for i, rows in zip(part, answers, strict=True):
-            np.testing.assert_array_equal(rows, np.full((3, 3), 2.0 * i))
+        for i, answer in zip(part, answers, strict=True):
+            np.testing.assert_array_equal(answer.rows, np.full((3, 3), 2.0 * i))
 
 
 def test_large_call_and_rows(caller):
     x_TD = np.random.default_rng(0).normal(size=(128, 1024)).astype(np.float32)
     token_P = np.arange(128, dtype=np.uint16)
     ticket = caller.start(1, Call(0, 128, 0, x_TD, token_P, token_P))
-    np.testing.assert_array_equal(caller.finish([ticket], WAIT_S)[0], 2 * x_TD)
+    np.testing.assert_array_equal(caller.finish([ticket], WAIT_S)[0].rows, 2 * x_TD)
 
 
 def test_error_of_a_handler_reaches_the_caller_only(caller, handlers, capfd):
@@ -150,7 +151,28 @@ def test_failed_ticket_leaves_the_others(caller, handlers):
     last = caller.start(1, make_call(value=2.0))
     with pytest.raises(Refused, match="no layer 4"):
         caller.finish([good, bad, last], WAIT_S)
-    assert [rows[0, 0] for rows in caller.finish([good, last], WAIT_S)] == [2.0, 4.0]
+    assert [a.rows[0, 0] for a in caller.finish([good, last], WAIT_S)] == [2.0, 4.0]
+
+
+def test_answers_are_stamped_when_they_come_whoever_is_waited_for(caller, gate):
+    """The first one is slow; the second one's time must not hold the wait for it."""
+    with MessagesTransport(2, SECRET) as quick:
+        quick.serve(Handlers())
+        caller.connect(2, quick.address)
+        ask(caller, 2)
+        slow = caller.start(1, make_call(layer=9))
+        sent_s = time.perf_counter()
+        soon = caller.start(2, make_call(value=2.0))
+        opened_s = []
+        timer = threading.Timer(
+            1.0, lambda: opened_s.append(time.perf_counter()) or gate.set()
+        )
+        timer.start()
+        (late,) = caller.finish([slow], WAIT_S)
+        (early,) = caller.finish([soon], WAIT_S)
+        timer.join()
+    assert late.at_s > opened_s[0] > early.at_s > sent_s
+    assert early.rows[0, 0] == 4.0
 
 
 def test_overdue_answer_is_not_taken_for_another(caller, gate):
@@ -527,7 +549,7 @@ def test_delay_holds_each_message_and_no_other():
         tickets = [caller.start(1, make_call(value=float(i))) for i in range(20)]
         answers = caller.finish(tickets, WAIT_S)
         took_s = time.monotonic() - start_s
-        assert [rows[0, 0] for rows in answers] == [2.0 * i for i in range(20)]
+        assert [a.rows[0, 0] for a in answers] == [2.0 * i for i in range(20)]
         assert 0.06 <= took_s < 1.1  # one after another: 1.2
         assert caller.fetch(1, 0, 0, np.zeros(200_001, np.uint8), WAIT_S)
 
@@ -573,7 +595,7 @@ def test_tickets_never_collected_are_forgotten(caller, monkeypatch):
     monkeypatch.setattr("moe_edge.cluster.transport.messages.calls.MAX_OPEN", 10)
     for _ in range(30):
         ticket = caller.start(1, make_call())
-    assert caller.finish([ticket], WAIT_S)[0] is not None
+    assert caller.finish([ticket], WAIT_S)[0].rows is not None
     assert len(caller._calls._open) + len(caller._calls._answers) <= 20
 
 
@@ -628,7 +650,7 @@ def test_stopped_peer_hangs_but_a_busy_one_does_not():
         with pytest.raises(PeerLost, match=r"not answered heartbeats \(hung\)"):
             caller.finish([ticket], WAIT_S)
         eventually(lambda: lost, [(1, "hung")])
-        assert caller.finish([long], WAIT_S)[0] is not None
+        assert caller.finish([long], WAIT_S)[0].rows is not None
         assert time.monotonic() - start_s > 3.9
         assert lost == [(1, "hung")]
 

@@ -14,11 +14,10 @@ from moe_edge.studies.od_moe.fig10 import (
     STUDY,
     Fig10Settings,
     findings,
-    parts_of,
-    scaled_recall,
     speeds_of,
 )
 from moe_edge.studies.od_moe.held import LiveEntry, LiveModel, checks_of, timing_of
+from moe_edge.studies.od_moe.paper_scale import parts_of, scaled_recall
 
 MODEL = LiveModel(layers=2, top_k=2, workers=4, groups=2)
 ALIGNED = "1 both aligned, late"
@@ -92,8 +91,8 @@ def test_recall_keeps_the_proportion_of_misses():
 
 
 def test_parts_add_up_to_the_papers_cached_model():
-    parts = parts_of("rtx_3090", Fig10Settings())
-    slower = parts_of("rtx_3080", Fig10Settings())
+    parts = parts_of("rtx_3090", 0.5)
+    slower = parts_of("rtx_3080", 0.5)
     resident_s = 32 * (parts["main_s"] + parts["worker_s"])
     assert 0.18 < resident_s < 0.22  # 1 / 4.89 s, one expert's time against messages
     assert parts["load_s"] == slower["load_s"] == pytest.approx(0.028, rel=0.01)

@@ -1,11 +1,11 @@
 """The transport `jax`: calls by `ppermute` between two processes, blocks by pulls.
 
-An alternative to `messages.py`, on top of it: control stays there, lost peers are
+An alternative to `messages`, on top of it: control stays there, lost peers are
 noticed there, and a call is announced there, because both processes must run the same
 program at the same time. The programs move the frames of `wire.py`, padded to a few
 sizes. A program with a collective blocks its thread, for ever if the other process is
 stopped; so each direction of each pair has a thread at both ends
-(`collectives_lane.py`). A stuck one is left behind: end the process by `os._exit`.
+(`lane.py`). A stuck one is left behind: end the process by `os._exit`.
 
 JAX's ports have no authentication: whoever reaches them can read blocks and disturb
 calls. Blocks do not go by pieces, so a call may stand behind one on a slow link.
@@ -24,6 +24,7 @@ import numpy as np
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import (
     Address,
+    Answered,
     Call,
     Handlers,
     PeerLost,
@@ -102,9 +103,7 @@ class CollectivesTransport(Transport):
         lane.submit(lambda: self._ask(lane, peer, frame, sizes, future))
         return number
 
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         asked = {ticket: self._open[ticket] for ticket in tickets}
         futures = [future for _, future in asked.values()]
         when = concurrent.futures.FIRST_EXCEPTION
@@ -133,24 +132,11 @@ class CollectivesTransport(Transport):
         self.traffic.add_received(peer, Kind.CHUNK, out.nbytes)
         return True
 
-    def control(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-        deadline_s: float = 5.0,
-    ) -> tuple[dict, dict[str, np.ndarray]]:
-        return self._messages.control(peer, name, fields, arrays, deadline_s)
+    def control(self, *question, **more):
+        return self._messages.control(*question, **more)
 
-    def post(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-    ) -> None:
-        self._messages.post(peer, name, fields, arrays)
+    def post(self, *told, **more) -> None:
+        self._messages.post(*told, **more)
 
     def close(self) -> None:
         self._messages.close()
@@ -189,7 +175,8 @@ class CollectivesTransport(Transport):
             if kind == Kind.ON_ERROR:
                 _settle(future, Refused(peer, wire.decode_text(answer)))
             else:
-                _settle(future, wire.decode_rows(answer) if kind == Kind.ROWS else None)
+                rows = wire.decode_rows(answer) if kind == Kind.ROWS else None
+                _settle(future, Answered(rows, time.perf_counter()))
         except Exception as error:  # of the collective, or a malformed answer
             text = f"broke off a call: {first_line(error)}"
             if self._give_up(peer, lambda: PeerLost(peer, "dead", text)):

@@ -32,6 +32,7 @@ class Answering(threading.Thread):
     Args:
       socket: a ROUTER, or a PAIR that carries its messages; closed at the end.
       answer: (identity, peer, frame) -> answer or None; raises WireError.
+      after: done when an answer is on its way.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Answering(threading.Thread):
         socket: zmq.Socket,
         answer: Callable[[bytes, int, bytes], bytes | None],
         traffic: Traffic,
+        after: Callable[[], None] | None = None,
     ):
         super().__init__(name=name, daemon=True)
+        self._after = after
         self._socket = socket
         self._answer = answer
         self._traffic = traffic
@@ -85,6 +88,8 @@ class Answering(threading.Thread):
         if answer is not None:
             self._traffic.add_sent(peer, answer[wire.KIND_AT], len(answer))
             self._send(identity, answer)
+            if self._after is not None:
+                self._after()
 
     def _send(self, identity: bytes, answer: bytes) -> None:
         self._socket.send(identity, zmq.SNDMORE)

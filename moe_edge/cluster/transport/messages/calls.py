@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import zmq
 
 from moe_edge.cluster.transport import wire
-from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Traffic
+from moe_edge.cluster.transport.base import Answered, Call, PeerLost, Refused, Traffic
 from moe_edge.cluster.transport.messages.answer import ZERO_COPY_BYTES
 from moe_edge.cluster.transport.messages.link import Link, malformed, unexpected
+from moe_edge.cluster.transport.messages.sockets import SLICE_MS
 from moe_edge.cluster.transport.wire import Kind
 
 MAX_OPEN = 4096  # tickets not yet collected
@@ -41,7 +41,7 @@ class Calls:
         self._lock = threading.Lock()  # held by who uses the call sockets
         self._retired: list[zmq.Socket] = []  # for the lock's holder to close
         self._open: dict[int, Link] = {}  # ticket -> who is to answer
-        self._answers: dict[int, np.ndarray | Refused | None] = {}
+        self._answers: dict[int, Answered | Refused] = {}
 
     def start(self, peer: int, call: Call) -> int:
         """As `Transport.start`."""
@@ -58,9 +58,7 @@ class Calls:
         self._traffic.add_sent(peer, Kind.CALL, len(frame))
         return number
 
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         """As `Transport.finish`."""
         until_s = time.monotonic() + deadline_s
         with self._lock:
@@ -68,7 +66,7 @@ class Calls:
             for ticket in tickets:
                 while ticket not in self._answers:
                     link = self._open[ticket]
-                    if link.lost is None and self._receive(link):
+                    if self._receive():
                         continue
                     self._check(tickets)
                     if time.monotonic() > until_s:
@@ -91,18 +89,29 @@ class Calls:
             finally:
                 self._lock.release()
 
-    def _receive(self, link: Link) -> bool:
-        """Takes in one answer; False: none has come for a while."""
+    def _receive(self) -> bool:
+        """Takes in what has come of any peer; False: nothing for a while."""
+        links = [k for k in dict.fromkeys(self._open.values()) if k.lost is None]
+        if len(links) < 2:  # a poll would only cost time
+            return any(self._take(link, 0) for link in links)
+        waiting = [(link.calls, zmq.POLLIN) for link in links]
+        ready = {socket for socket, _ in zmq.zmq_poll(waiting, SLICE_MS)}
+        some = [link for link in links if link.calls in ready]
+        return any([self._take(link, zmq.NOBLOCK) for link in some])
+
+    def _take(self, link: Link, flags: int) -> bool:
+        """Takes in one answer of a peer."""
         try:
-            frame = link.calls.recv()
+            frame = link.calls.recv(flags)
         except zmq.Again:
             return False
+        at_s = time.perf_counter()
         try:
             kind, _, number = wire.read_prefix(frame)
             if kind == Kind.ROWS:
-                answer = wire.decode_rows(frame)
+                answer = Answered(wire.decode_rows(frame), at_s)
             elif kind == Kind.NOT_HERE:
-                answer = None
+                answer = Answered(None, at_s)
             elif kind == Kind.ON_ERROR:
                 answer = Refused(link.peer, wire.decode_text(frame))
             else:

@@ -2,8 +2,8 @@
 
 A process binds two ports, one for calls and control, one for blocks, so that calls
 never queue behind blocks. To each peer it has three connections: for the calls of
-the engine's thread (`messages_calls.py`), for control (`messages_watch.py`, which also
-notices lost peers) and for fetching blocks (`messages_fetch.py`). `messages_answer.py`
+the engine's thread (`calls.py`), for control (`watch.py`, which also
+notices lost peers) and for fetching blocks (`fetch.py`). `answer.py`
 answers.
 """
 
@@ -18,6 +18,7 @@ import zmq
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import (
     Address,
+    Answered,
     Call,
     Handlers,
     PeerLost,
@@ -100,14 +101,17 @@ class MessagesTransport(Transport):
         self._watch.start()
 
     def serve(self, handlers: Handlers) -> None:
-        answers = answer_calls(handlers), answer_blocks(handlers)
-        for name, answer in zip(("calls", "blocks"), answers, strict=True):
+        answers = (
+            ("calls", answer_calls(handlers), getattr(handlers, "answered", None)),
+            ("blocks", answer_blocks(handlers), None),
+        )
+        for name, answer, after in answers:
             socket = self._routers.pop(0)
             if self._delay_s:
                 inside = self._sockets.pair(name, bind=True)
                 self._delays.append(DelayLine(socket, inside, self._delay_s))
                 socket = self._sockets.pair(name, bind=False)
-            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic)
+            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic, after)
             self._answering.append(thread)
         for thread in (*self._delays, *self._answering):
             thread.start()
@@ -130,9 +134,7 @@ class MessagesTransport(Transport):
     def start(self, peer: int, call: Call) -> int:
         return self._calls.start(peer, call)
 
-    def finish(
-        self, tickets: Sequence[int], deadline_s: float
-    ) -> list[np.ndarray | None]:
+    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
         return self._calls.finish(tickets, deadline_s)
 
     def fetch(

@@ -10,6 +10,8 @@ from moe_edge.core.run_folder import RunFolder, root
 def run_profile_machine(
     run: RunFolder,
     *,
+    checkpoint: str = "",
+    max_batch: int = 8,
     name: str = "this_machine",
     d_model: int = 2048,
     expert_dim: int = 1408,
@@ -24,6 +26,9 @@ def run_profile_machine(
     Args:
       run: folder of `machine.json` (by its path a preset: a cluster of such
         machines, or a GPU in `cluster_options`) and `config.gin`.
+      checkpoint: model whose steps are timed too, for schedulers that ask what a step
+        costs (`step_costs`); empty for none.
+      max_batch: most rows of its steps.
       name: given to the device.
       d_model: width of the expert block that is timed.
       expert_dim: its neurons.
@@ -36,7 +41,12 @@ def run_profile_machine(
       ConfigError: bad input; OutputError: `out_dir` cannot be written.
     """
     given = dict(locals())
-    del given["run"]
+    for other in ("run", "checkpoint", "max_batch"):
+        del given[other]
+    if checkpoint:
+        from moe_edge.engine.load import check_checkpoint
+
+        check_checkpoint(checkpoint, with_tokenizer=False)
     import jax  # only now: a refused value should not wait for it
 
     from moe_edge.hardware.calibrate import calibrate
@@ -46,8 +56,12 @@ def run_profile_machine(
     if run.dry_run:
         return {"dtype": given["dtype"]}
     measured = calibrate(**given)
+    stored, steps = measured.to_json(), {}
+    if checkpoint:
+        steps = _steps(checkpoint, max_batch, repeats, seed)
+        stored["step_costs"] = {"checkpoint": checkpoint, **steps}
     with run.writing() as folder:
-        write_json(folder / "machine.json", measured.to_json())
+        write_json(folder / "machine.json", stored)
     device, link = measured.gpu.device, measured.gpu.host_link
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:
@@ -63,4 +77,21 @@ def run_profile_machine(
         "copy_bytes_per_s": measured.copy_bytes_per_s,
         "worst_error": measured.worst_error,
         "warning": measured.warning,
+        **{name: value for name, value in steps.items() if name.endswith("_error")},
     }
+
+
+def _steps(checkpoint: str, max_batch: int, repeats: int, seed: int) -> dict[str, Any]:
+    """`step_costs` of machine.json."""
+    from moe_edge.engine.load import load_engine
+    from moe_edge.profile.step_costs import measure_steps
+
+    engine = load_engine(checkpoint, with_tokenizer=False).engine
+    with engine:
+        found = measure_steps(engine, max_batch=max_batch, repeats=repeats, seed=seed)
+    for point in found.held_out:
+        print(
+            f"{point.kind:>8}{point.size:5} at K {point.k:5.1f}"
+            f"{1e3 * point.measured_s:9.3f} ms, by the table {1e3 * point.fitted_s:.3f}"
+        )
+    return found.to_json()

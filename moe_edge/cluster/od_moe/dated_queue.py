@@ -1,0 +1,69 @@
+"""The queue of a worker's blocks: they arrive when the link says so.
+
+Order and times are those of an emulated link (`offload/virtual_queue.py`), by the real
+clock and without a thread: on a machine that all processes share, a thread that wakes
+up for every block took more time than the copies. Copies are made when there is time
+(`copy`), at the latest when somebody waits for them.
+"""
+
+import time
+from collections.abc import Iterable
+
+from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.slots import Slots
+from moe_edge.offload.store import HostStore
+from moe_edge.offload.virtual_queue import VirtualQueue
+
+
+class DatedQueue(VirtualQueue):
+    """All methods belong to one thread, which also dispatches what reads the slots.
+
+    Args:
+      bytes_per_s: of the link; None: blocks are there as soon as they are copied.
+    """
+
+    def __init__(self, store: HostStore, slots: Slots, bytes_per_s: float | None):
+        # A link so fast is none: a block takes less than a clock's tick.
+        link = EmulatedLink(bytes_per_s or 1e18)
+        super().__init__(link, store.block_bytes, store.num_experts)
+        self._store, self._slots = store, slots
+        self._uncopied: list[Transfer] = []
+
+    @property
+    def now_s(self) -> float:
+        """The present; to move on to a moment is to wait for it."""
+        return time.perf_counter()
+
+    @now_s.setter
+    def now_s(self, moment_s: float) -> None:
+        while (left_s := moment_s - time.perf_counter()) > 0:
+            time.sleep(left_s)  # to the end: others need the core
+
+    def request(
+        self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
+    ) -> Transfer:
+        """As `BlockQueue.request`."""
+        transfer = super().request(layer, expert, slot, cause, step)
+        self._uncopied.append(transfer)
+        return transfer
+
+    def copy(self) -> None:
+        """Puts what was asked for into the slots; its arrival is another matter."""
+        for transfer in self._uncopied:  # in order: a slot's last one stays
+            if transfer.state != "cancelled":
+                record_R = self._store.record(transfer.layer, transfer.expert)
+                self._slots.write(transfer.slot, record_R)
+        self._uncopied.clear()
+
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        self.copy()
+        return super().wait(transfers)
+
+    def promote(self, transfer: Transfer) -> None:
+        self.poll()  # what has begun by now is not overtaken
+        super().promote(transfer)
+
+    def cancel_prefetches(self, keep=()) -> list[tuple[int, int, int]]:
+        self.poll()
+        return super().cancel_prefetches(keep)

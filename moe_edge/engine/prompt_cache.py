@@ -1,0 +1,97 @@
+"""Keys and values of prompts that ran before, for prompts that begin like them.
+
+A cache is kept in whole chunks, because a chunk's bits depend on where it begins, and
+with the K at which all its tokens were computed. The least recently used leave first.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from moe_edge.core.checks import check_from_zero
+from moe_edge.model.kv_cache import Cache
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """Caches of every layer, of one row, that hold these tokens."""
+
+    tokens: tuple[int, ...]  # whole chunks
+    caches: list[Cache]
+    num_bytes: int
+
+
+class PromptCache:
+    """Finds the longest beginning of a prompt that was computed at the same K.
+
+    Args:
+      budget_bytes: most bytes of all caches; 0 keeps none.
+      chunk: tokens of a chunk.
+    """
+
+    def __init__(self, budget_bytes: int, chunk: int):
+        check_from_zero("prompt_cache_bytes", budget_bytes)
+        self.budget_bytes, self.chunk, self.num_bytes = budget_bytes, chunk, 0
+        # (K, tokens) -> Kept, least recently used first.
+        self._kept: collections.OrderedDict[tuple, Kept] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, prompt: Sequence[int], k: int) -> tuple[Kept | None, int]:
+        """(caches, how many of their first tokens the prompt begins with).
+
+        Whole chunks, and fewer than all tokens of the prompt: the last one is run,
+        because its logits are wanted.
+        """
+        most = (len(prompt) - 1) // self.chunk
+        best_key, best = None, 0
+        for key, kept in self._kept.items():
+            if key[0] == k:
+                shared = self._shared_chunks(prompt, kept.tokens, most)
+                if shared > best:
+                    best_key, best = key, shared
+        if best_key is None:
+            return None, 0
+        self._kept.move_to_end(best_key)
+        return self._kept[best_key], best * self.chunk
+
+    def _shared_chunks(self, prompt, tokens, most: int) -> int:
+        count, C = 0, self.chunk
+        for first in range(0, min(most, len(tokens) // C) * C, C):
+            if tuple(prompt[first : first + C]) != tokens[first : first + C]:
+                break
+            count += 1
+        return count
+
+    def wants(self, tokens: tuple[int, ...], k: int, num_bytes: int) -> bool:
+        """Whether a row's first tokens would be kept: they fit and are news.
+
+        Args:
+          tokens: whole chunks.
+        """
+        if not tokens or num_bytes > self.budget_bytes:
+            return False
+        for key, kept in self._kept.items():
+            if key[0] == k and kept.tokens[: len(tokens)] == tokens:
+                self._kept.move_to_end(key)
+                return False
+        return True
+
+    def make_room(self, num_bytes: int) -> None:
+        """The least recently used leave until so many bytes more fit."""
+        while self._kept and self.num_bytes + num_bytes > self.budget_bytes:
+            _, kept = self._kept.popitem(last=False)
+            self.num_bytes -= kept.num_bytes
+
+    def add(self, k: int, kept: Kept) -> None:
+        """Keeps caches (`wants` said so); beginnings of them are no longer needed."""
+        for key in [key for key in self._kept if self._begins(key, k, kept.tokens)]:
+            self.num_bytes -= self._kept.pop(key).num_bytes
+        self.make_room(kept.num_bytes)
+        self._kept[k, kept.tokens] = kept
+        self.num_bytes += kept.num_bytes
+
+    @staticmethod
+    def _begins(key: tuple, k: int, tokens: tuple[int, ...]) -> bool:
+        return key[0] == k and tokens[: len(key[1])] == key[1]

@@ -1,0 +1,109 @@
+"""The session of a running batch: rows in places, of few sizes of batch and capacity.
+
+It grows when a row needs more, and shrinks when the rows left need less, by copying
+their caches into another session: a step's time follows rows and capacity.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moe_edge.engine.base import Engine
+from moe_edge.engine.session import Session
+from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
+from moe_edge.engine.slot_rows import LiveRow, NewToken
+from moe_edge.engine.slot_tokens import next_tokens, rules_of
+
+
+class SlotBatch:
+    """Rows that decode together, over an engine."""
+
+    def __init__(self, engine: Engine, programs: SlotPrograms, shapes: SlotShapes):
+        self._engine, self._programs, self._shapes = engine, programs, shapes
+        self.session: Session | None = None
+        self.places: list[LiveRow | None] = []
+        self._numbers: list[int] = []  # sequences of the places while nobody is there
+        self.changed = True  # the device does not know the rows as they are
+        self._tokens_B = self._active_B = self._rules = None
+
+    @property
+    def rows(self) -> list[LiveRow]:
+        return [row for row in self.places if row is not None]
+
+    def insert(self, row: LiveRow, session: Session, place: int) -> None:
+        """Copies a row's cache out of the prompts' session into a free place."""
+        if not self._suits(row):
+            self._resize(row)
+        row.place = self.places.index(None)
+        self._put(row, session, place)
+
+    def remove(self, row: LiveRow) -> None:
+        """A row's place is free."""
+        self.session.sequences[row.place] = self._numbers[row.place]
+        self.places[row.place], row.place = None, None
+        self.changed = True
+
+    def decode(self, may_shrink: bool = True) -> list[NewToken]:
+        """A token of every active row."""
+        if not any(row.is_active for row in self.rows):
+            return []
+        if may_shrink and self.changed and not self._suits():
+            self._resize()
+        rows = [row if row and row.is_active else None for row in self.places]
+        if self.changed:
+            self._tell(rows)
+        logits_BV = self._engine.decode(self.session, self._tokens_B, self._active_B)
+        new, self._tokens_B, self._rules = next_tokens(
+            self._programs, logits_BV, rows, self._rules
+        )
+        for row in rows:
+            if row is not None:
+                row.length += 1
+                self.changed |= not row.is_active
+        return new
+
+    def _suits(self, *more: LiveRow) -> bool:
+        """Whether the session is of the size that its rows and more of them need."""
+        wanted = self._sizes([*self.rows, *more])
+        return self.session is not None and wanted == (
+            len(self.places),
+            self.session.capacity,
+        )
+
+    def _sizes(self, rows: Sequence[LiveRow]) -> tuple[int, int]:
+        need = max(row.row.need for row in rows)
+        return self._shapes.rows_for(len(rows)), self._shapes.capacity_for(need)
+
+    def _resize(self, *more: LiveRow) -> None:
+        """Another session for the running rows and more."""
+        rows, old = self.rows, self.session
+        B, M = self._sizes([*rows, *more])
+        self.session = self._shapes.new_session(self._engine, B, M)
+        self._numbers = list(self.session.sequences)
+        self.places = [None] * B
+        for place, row in enumerate(rows):
+            source, row.place = row.place, place
+            self._put(row, old, source)
+
+    def _put(self, row: LiveRow, session: Session, place: int) -> None:
+        here = self.session
+        here.caches = self._programs.copy_caches(
+            here.caches, row.place, session.caches, place
+        )
+        here.sequences[row.place] = row.sequence
+        self.places[row.place] = row
+        self.changed = True
+
+    def _tell(self, rows: Sequence[LiveRow | None]) -> None:
+        """Tells the device who runs, at what K and by which rule."""
+        session, put = self.session, self._engine.put
+        session.lengths = [0 if row is None else row.length for row in self.places]
+        session.growth = [int(row is not None) for row in rows]
+        tokens = [0 if row is None else row.tokens[-1] for row in rows]
+        ks = [1 if row is None else row.k for row in rows]
+        session.positions_B = put(np.array(session.lengths, np.int32))
+        session.k_B = put(np.array(ks, np.int32))
+        self._tokens_B = put(np.array(tokens, np.int32))
+        self._active_B = put(np.array([row is not None for row in rows]))
+        self._rules = rules_of(rows, self._engine)
+        self.changed = False

@@ -1,0 +1,70 @@
+"""A row of a running batch: what was asked for, and how far it has come."""
+
+import dataclasses
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from moe_edge.model.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A prompt to continue, with the rule of its own."""
+
+    id: Hashable  # names the row in every call; of no other row that is not released
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    k: int | None = None  # experts (or sub-experts) a token; None: the model's own
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    # Likeliest tokens to report with each token's own log probability; None: neither.
+    top_logprobs: int | None = None
+    # The same of the prompt's own tokens (`LiveRow.prompt_scores`), as its chunks run:
+    # it needs `top_logprobs`, and nothing is taken from the prompt cache.
+    score_prompt: bool = False
+
+    @property
+    def need(self) -> int:
+        """Positions of the cache that it takes: the last token is never written."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+
+class Score(NamedTuple):
+    """How likely a token was, in the model's distribution before any rule."""
+
+    logprob: float  # natural
+    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first, as asked
+
+
+class NewToken(NamedTuple):
+    """A token that a row has got."""
+
+    id: Hashable
+    token: int
+    score: Score | None = None  # if asked for
+
+
+@dataclasses.dataclass(eq=False)
+class LiveRow:
+    """A row between `admit` and `release`."""
+
+    row: Row
+    k: int
+    tokens: list[int]  # the prompt and what followed
+    sequence: int = -1  # see `Session.sequences`
+    place: int | None = None  # in the running session; None before
+    length: int = 0  # tokens in the cache
+    cached: int = 0  # of those, how many came from the prompt cache
+    prompt_k: int | None = None  # at which its first tokens are computed, once begun
+    same_k: int | None = None  # how many tokens are; None: all
+    released: bool = False
+    # Of the prompt's tokens from the second on, each after those before it.
+    prompt_scores: list["Score"] = dataclasses.field(default_factory=list)
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens) - len(self.row.prompt)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it takes part in the next step."""
+        return self.place is not None and self.emitted < self.row.max_new_tokens

@@ -1,0 +1,63 @@
+"""The next tokens of rows that differ in rule, seed and step."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from moe_edge.engine.base import Engine
+from moe_edge.engine.slot_programs import SlotPrograms
+from moe_edge.engine.slot_rows import LiveRow, NewToken, Score
+from moe_edge.model.row_sampling import Rules, make_rules
+from moe_edge.model.sampling import Sampling
+
+Rows = Sequence[LiveRow | None]  # by place; None: nobody asks
+
+_IDLE = Sampling(), 0
+
+
+def rules_of(rows: Rows, engine: Engine) -> Rules | None:
+    """How rows draw next, on the device; None if all are greedy: no draw is paid."""
+    pairs = [_IDLE if row is None else (row.row.sampling, row.emitted) for row in rows]
+    if all(sampling.temperature == 0 for sampling, _ in pairs):
+        return None
+    return engine.put(make_rules(pairs))
+
+
+def next_tokens(
+    programs: SlotPrograms, logits_BV: jax.Array, rows: Rows, rules: Rules | None
+) -> tuple[list[NewToken], jax.Array, Rules | None]:
+    """Gives every row its next token; waits for the device.
+
+    Returns:
+      (tokens of the rows, the same as int32 [B] on the device, rules of the next step).
+    """
+    if rules is None:
+        tokens_B = programs.greedy(logits_BV)
+    else:
+        tokens_B, rules = programs.draw(logits_BV, rules)
+    asked = any(row and row.row.top_logprobs is not None for row in rows)
+    found = programs.log_probs(logits_BV, tokens_B) if asked else ()
+    tokens, found = np.asarray(tokens_B).tolist(), jax.device_get(found)
+    new = []
+    for place, row in enumerate(rows):
+        if row is not None:
+            row.tokens.append(tokens[place])
+            new.append(_new_token(row, found, place))
+    return new, tokens_B, rules
+
+
+def _new_token(row: LiveRow, found, place: int) -> NewToken:
+    if row.row.top_logprobs is None:
+        return NewToken(row.row.id, row.tokens[-1])
+    (score,) = scores_of(row, [each[place : place + 1] for each in found])
+    return NewToken(row.row.id, row.tokens[-1], score)
+
+
+def scores_of(row: LiveRow, found) -> list[Score]:
+    """Scores from NumPy arrays of `row_sampling.log_probs`, as many as a row asks."""
+    scores = []
+    for own, values_N, ids_N in zip(*(each.tolist() for each in found), strict=True):
+        top = tuple(zip(ids_N, values_N, strict=True))[: row.row.top_logprobs]
+        scores.append(Score(own, top))
+    return scores

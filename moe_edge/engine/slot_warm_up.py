@@ -1,0 +1,94 @@
+"""Runs every program of a running batch once, so that serving compiles nothing."""
+
+import itertools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.engine.base import Engine
+from moe_edge.engine.prompt_cache import PromptCache
+from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
+from moe_edge.model.row_sampling import make_rules
+from moe_edge.model.sampling import Sampling
+
+
+def warm_up(
+    engine: Engine, programs: SlotPrograms, shapes: SlotShapes, cache: PromptCache
+) -> float:
+    """Compiles all shapes of steps, prompts and copies; returns its seconds.
+
+    Steps run with all rows at the model's K and with one row at K 1: an engine with few
+    slots takes other programs for many experts than for few.
+    """
+    started_s = time.perf_counter()
+    running = [*itertools.product(shapes.rows, shapes.capacities)]
+    prompts = [*itertools.product(shapes.prompt_rows, shapes.capacities)]
+    for B, M in running:
+        _decode(engine, programs, shapes.new_session(engine, B, M))
+    for R, M in prompts:
+        for size in sorted({min(size, M) for size in shapes.chunks}):
+            _prefill(engine, programs, shapes.new_session(engine, R, M), size)
+    copies = [
+        *itertools.product(prompts, running),
+        *itertools.product(running, running),
+    ]
+    if cache.budget_bytes:
+        sizes = {shapes.kept_capacity(n) for n in range(1, shapes.max_context + 1)}
+        kept = [(1, size) for size in sorted(sizes)]
+        copies += [*itertools.product(running, kept), *itertools.product(kept, prompts)]
+    for source, target in dict.fromkeys(copies):
+        caches, others = (
+            shapes.new_session(engine, *shape).caches[:1] for shape in (target, source)
+        )
+        jax.block_until_ready(programs.copy_caches(caches, 0, others, 0))
+    return time.perf_counter() - started_s
+
+
+def _tokens(engine: Engine, shape) -> np.ndarray:
+    """Tokens that differ, so that many experts are chosen."""
+    drawn = np.random.default_rng(0).integers(0, engine.config.vocab_size, shape)
+    return drawn.astype(np.int32)
+
+
+def _ks(engine: Engine, rows: int):
+    """(K of every row, who is active): all at the model's K, then one at K 1."""
+    own, first = engine.config.moe.top_k, np.arange(rows) == 0
+    yield np.full(rows, own, np.int32), np.ones(rows, bool)
+    yield np.ones(rows, np.int32), first
+
+
+def _decode(engine, programs, session) -> None:
+    B, put = len(session.lengths), engine.put
+    tokens_B = put(_tokens(engine, B))
+    for k_B, active_B in _ks(engine, B):
+        session.positions_B = put(np.array(session.lengths, np.int32))
+        session.k_B, session.growth = put(k_B), active_B.astype(int).tolist()
+        rules = put(make_rules([(Sampling(temperature=1.0), 0)] * B))
+        for _ in range(2):  # once with arrays of the host, once with a program's
+            logits_BV = engine.decode(session, tokens_B, put(active_B))
+            tokens_B = programs.greedy(logits_BV)
+            programs.log_probs(logits_BV, tokens_B)
+            _, rules = programs.draw(logits_BV, rules)
+    np.asarray(tokens_B)
+
+
+def _prefill(engine, programs, session, size: int) -> None:
+    R, top = len(session.lengths), engine.programs.top
+    tokens, start_B = _tokens(engine, (R, size)), np.zeros(R, np.int32)
+    engine.begin_prompts(session, tokens.tolist())
+    for k_B, active_B in _ks(engine, R):
+        session.k_B = engine.put(k_B)
+        valid = np.broadcast_to(active_B[:, None], (R, size)).copy()
+        x_BSD = engine.run_chunk(session, tokens, valid, start_B)
+        last_BD = jnp.zeros((R, engine.config.d_model), jnp.float32)
+        last_BD = top.last(x_BSD, last_BD, engine.put(start_B))
+        logits_BV = top.head(engine.weights.top, last_BD)
+        tokens_B = programs.greedy(logits_BV)
+        programs.log_probs(logits_BV, tokens_B)
+        row_next = engine.put((np.int32(0), tokens[0]))
+        programs.prompt_log_probs(engine.weights.top, x_BSD, *row_next)
+        rules = make_rules([(Sampling(temperature=1.0), 0)] * R)
+        programs.draw(logits_BV, engine.put(rules))
+    np.asarray(tokens_B)

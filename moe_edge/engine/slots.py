@@ -1,0 +1,290 @@
+"""Row slots: a running batch whose rows join and leave between steps.
+
+The batch is a session of few rows and one capacity, both of few sizes; each row has a
+place in it. Caches stay contiguous: with few rows, pages would make XLA gather them at
+every step. Position, K, sampling rule, random key and step of a row are data, so no
+row compiles anything. K: the model's own top-k is chosen, ranks beyond a row's K get id
+E, which no kernel computes. Prompts run in a session of their own (`prompt_run`), at
+most one chunk between two steps, and are then copied into their places; when rows
+leave, the batch moves into a smaller session. Works over every engine.
+
+    slots = RowSlots(engine, max_rows=8, max_context=1024)
+    slots.warm_up()                          # from here on nothing compiles
+    slots.admit([Row(id="a", prompt=(1, 2, 3), max_new_tokens=20, k=16)])
+    while slots.is_busy:
+        for new in slots.step():             # NewToken(id, token, score)
+            if new.token in stop_ids:
+                slots.release(new.id)
+
+A row that has its `max_new_tokens` takes no further step; every row is released by the
+caller, at whatever point: its place is free from then on. One thread at a time.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import jax
+
+from moe_edge.core.checks import CapacityError, RequestError, check_count
+from moe_edge.engine.base import Engine
+from moe_edge.engine.prompt_cache import Kept, PromptCache
+from moe_edge.engine.prompt_run import PromptRun
+from moe_edge.engine.session import cache_bytes, check_prompts
+from moe_edge.engine.slot_batch import SlotBatch
+from moe_edge.engine.slot_programs import MOST_LOGPROBS, SlotPrograms, SlotShapes
+from moe_edge.engine.slot_rows import LiveRow, NewToken, Row
+from moe_edge.engine.slot_tokens import next_tokens, rules_of
+from moe_edge.engine.slot_warm_up import warm_up
+
+
+class RowSlots:
+    """A running batch over an engine.
+
+    Args:
+      engine: of any mode; nobody else uses it meanwhile.
+      max_rows, max_context, prefill_chunk, prompt_rows, deterministic: see
+        `SlotShapes`. Deterministic: the bits of a row's log probabilities do not
+        depend on other rows or on the prompt cache.
+      prompt_cache_bytes: for the caches of rows that ended; 0 keeps none.
+    Raises:
+      ConfigError: an engine that keeps a record of one sequence (`check_rows`).
+      CapacityError: more than the model's context, or more bytes of caches than the
+        engine's budget left for them (`kv_limit_bytes`).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_rows: int = 8,
+        max_context: int,
+        prefill_chunk: int = 512,
+        prompt_rows: int = 4,
+        deterministic: bool = False,
+        prompt_cache_bytes: int = 0,
+    ):
+        engine.check_rows()
+        self.engine = engine
+        self.shapes = SlotShapes(
+            engine.config,
+            max_rows=max_rows,
+            max_context=max_context,
+            prefill_chunk=prefill_chunk,
+            prompt_rows=min(prompt_rows, max_rows),
+            deterministic=deterministic,
+        )
+        self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk)
+        self._check_budget()
+        self._programs = SlotPrograms(engine.config, engine.programs.top)
+        self._rows: dict[Hashable, LiveRow] = {}
+        self._waiting: list[LiveRow] = []
+        self._run: PromptRun | None = None
+        self._batch = SlotBatch(engine, self._programs, self.shapes)
+
+    def _check_budget(self) -> None:
+        config, limit = self.engine.config, self.engine.kv_limit_bytes
+        largest = self.shapes.capacities[-1]
+        running, prompts = (
+            cache_bytes(config, rows[-1], largest)
+            for rows in (self.shapes.rows, self.shapes.prompt_rows)
+        )
+        kept = self.cache.budget_bytes
+        if limit is not None and running + prompts + kept > limit:
+            raise CapacityError(
+                f"caches of {self.shapes.max_rows} rows ({running} bytes), of prompts "
+                f"on their way ({prompts}) and of the prompt cache ({kept}) exceed the "
+                f"{limit} bytes that the device budget left for them; load the engine "
+                "for more, or ask for fewer rows or tokens"
+            )
+
+    def warm_up(self) -> float:
+        """Compiles all that rows may need; returns its seconds."""
+        return warm_up(self.engine, self._programs, self.shapes, self.cache)
+
+    # Who runs.
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step would compute anything."""
+        return self.has_prompts or any(row.is_active for row in self._batch.rows)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt waits or is on its way."""
+        return bool(self._waiting) or self._run is not None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are admitted and not released."""
+        return len(self._rows)
+
+    @property
+    def ids(self) -> list[Hashable]:
+        """Of the rows that are not released, in the order of admission."""
+        return list(self._rows)
+
+    def __getitem__(self, id: Hashable) -> LiveRow:
+        """What is known of a row that is not released."""
+        return self._rows[id]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the caches of the running rows and of the prompts on their way."""
+        sessions = [self._batch.session, self._run and self._run.session]
+        arrays = jax.tree.leaves([each.caches for each in sessions if each])
+        return sum(array.nbytes for array in arrays)
+
+    def row_bytes(self, need: int) -> int:
+        """Bytes of the cache of a row of so many positions (`Row.need`)."""
+        return cache_bytes(self.engine.config, 1, self.shapes.capacity_for(need))
+
+    def together_bytes(self, rows_bytes: Iterable[int]) -> int:
+        """Bytes of a session of rows, from `row_bytes` of each: what a loop budgets."""
+        rows_bytes = list(rows_bytes)
+        if not rows_bytes:
+            return 0
+        rows = min(len(rows_bytes), self.shapes.max_rows)
+        return self.shapes.rows_for(rows) * max(rows_bytes)
+
+    def cached_tokens(self, prompt: Sequence[int], k: int | None = None) -> int:
+        """Tokens of a prompt that the prompt cache would spare now.
+
+        `self[id].cached` says what it did spare, once the row's prompt has begun.
+        """
+        k = self.engine.config.moe.top_k if k is None else k
+        return self.cache.find(prompt, k)[1]
+
+    def num_compiled(self) -> int:
+        """Programs compiled so far, the engine's among them."""
+        return self.engine.num_compiled() + self._programs.num_compiled()
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Rows join: their prompts run in the next steps, in this order.
+
+        Raises:
+          RequestError: an id that runs already, an empty prompt or unknown token, a K
+            outside 1..own K, or too many log probabilities.
+          CapacityError: a row longer than max_context, or more rows than max_rows.
+        """
+        free = self.shapes.max_rows - self.num_rows
+        if len(rows) > free:
+            raise CapacityError(
+                f"{len(rows)} rows for {free} free of {self.shapes.max_rows} slots; "
+                "release rows first"
+            )
+        live = [self._check(row) for row in rows]
+        ids = {row.id for row in rows}
+        if len(ids) < len(rows) or ids & self._rows.keys():
+            raise RequestError("two rows have one id; give each its own")
+        self._waiting += live
+        self._rows |= {each.row.id: each for each in live}
+
+    def _check(self, row: Row) -> LiveRow:
+        config = self.engine.config
+        check_prompts([row.prompt], config.vocab_size)
+        check_count("max_new_tokens", row.max_new_tokens)
+        if len(row.prompt) + row.max_new_tokens > self.shapes.max_context:
+            raise CapacityError(
+                f"row {row.id!r}: {len(row.prompt)} tokens and {row.max_new_tokens} "
+                f"new ones exceed max_context {self.shapes.max_context}"
+            )
+        if row.top_logprobs is not None and not 0 <= row.top_logprobs <= MOST_LOGPROBS:
+            raise RequestError(
+                f"row {row.id!r}: top_logprobs must be 0..{MOST_LOGPROBS}, got "
+                f"{row.top_logprobs}"
+            )
+        if row.score_prompt and row.top_logprobs is None:
+            raise RequestError(
+                f"row {row.id!r}: score_prompt without top_logprobs; give 0 or more"
+            )
+        k = self._check_k(row.id, config.moe.top_k if row.k is None else row.k)
+        return LiveRow(row, k, list(row.prompt))
+
+    def _check_k(self, id: Hashable, k: int) -> int:
+        own = self.engine.config.moe.top_k
+        if not 1 <= k <= own:
+            raise RequestError(f"row {id!r}: K must be 1..{own} (the model's), got {k}")
+        return k
+
+    def set_k(self, id: Hashable, k: int) -> None:
+        """A row goes on at another K.
+
+        Raises: as `admit`.
+        """
+        row = self._rows[id]
+        if self._check_k(id, k) != row.k:
+            if row.same_k is None and row.prompt_k is not None:
+                row.same_k = row.length
+            row.k, self._batch.changed = k, True
+
+    def release(self, id: Hashable) -> None:
+        """A row leaves, at once; what it computed goes to the prompt cache."""
+        row = self._rows.pop(id)
+        row.released = True
+        self._waiting = [each for each in self._waiting if each is not row]
+        if self._run is not None and self._run.is_done:
+            self._run = None
+        if row.place is None:
+            return
+        self._keep(row)
+        self._batch.remove(row)
+
+    def clear(self) -> None:
+        """All rows leave: after a step that raised, when caches may be lost."""
+        for row in self._rows.values():
+            row.released = True
+        self._rows, self._waiting, self._run = {}, [], None
+        self._batch = SlotBatch(self.engine, self._programs, self.shapes)
+
+    def _keep(self, row: LiveRow) -> None:
+        """Copies the first whole chunks of a row's cache, if they are news."""
+        C = self.shapes.chunk
+        length = row.length if row.same_k is None else row.same_k
+        if self.shapes.deterministic:  # a decoded token's bits are not a prompt's
+            length = min(length, len(row.row.prompt))
+        tokens = tuple(row.tokens[: length // C * C])
+        capacity = self.shapes.kept_capacity(len(tokens))
+        num_bytes = cache_bytes(self.engine.config, 1, capacity)
+        if not self.cache.wants(tokens, row.prompt_k, num_bytes):
+            return
+        self.cache.make_room(num_bytes)
+        caches = self.shapes.new_session(self.engine, 1, capacity).caches
+        caches = self._programs.copy_caches(
+            caches, 0, self._batch.session.caches, row.place
+        )
+        self.cache.add(row.prompt_k, Kept(tokens, caches, num_bytes))
+
+    # Steps.
+
+    def step(self) -> list[NewToken]:
+        """A token of every running row, then at most one chunk of prompts.
+
+        A row decodes from the step after its prompt's last chunk, which gives its first
+        token (as in `simulate/serving.py`).
+        """
+        return self.decode() + self.prefill()
+
+    def prefill(self) -> list[NewToken]:
+        """Runs a chunk of waiting prompts; first tokens of those that are through."""
+        if self._run is None:
+            if not self._waiting:
+                return []
+            most = self.shapes.prompt_rows[-1]
+            rows, self._waiting = self._waiting[:most], self._waiting[most:]
+            where = self.engine, self._programs, self.shapes
+            self._run = PromptRun(*where, rows, self.cache)
+        run = self._run
+        through, logits_BV = run.chunk()
+        if run.is_done:
+            self._run = None
+        if logits_BV is None:
+            return []
+        rules = rules_of(through, self.engine)
+        new, *_ = next_tokens(self._programs, logits_BV, through, rules)
+        for place, row in enumerate(through):
+            if row is not None:
+                self._batch.insert(row, run.session, place)
+        return new
+
+    def decode(self) -> list[NewToken]:
+        """A token of every running row."""
+        return self._batch.decode(may_shrink=not self.has_prompts)

@@ -1,0 +1,205 @@
+"""Measures what the steps of a running batch cost: by rows or tokens, and by K.
+
+Rows have random tokens: which experts they choose matters little to the time of an
+engine whose experts are resident. The tables are judged at points that they were not
+made from: rows of different K, prompts of other lengths and several at a time.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.engine.base import Engine
+from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slots import RowSlots
+from moe_edge.hardware.step_costs import CostTable, StepCosts
+
+SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the model's own K
+DECODE_HELD_OUT, PREFILL_HELD_OUT = 12, 8
+PROMPT_TOKENS = 96  # of rows that decode
+STEPS = 3  # in a row at one setting; the first is not timed
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """A point beside the tables.
+
+    Attributes:
+      kind: decode or prefill; size: rows or tokens; k: the mean.
+      measured_s, fitted_s: seconds of it.
+    """
+
+    kind: str
+    size: int
+    k: float
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.fitted_s / self.measured_s - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredSteps:
+    """Costs of steps and how far they are off."""
+
+    costs: StepCosts
+    held_out: tuple[HeldOut, ...]
+
+    def errors(self) -> dict[str, float]:
+        """Mean and worst relative error at the held-out points, by kind."""
+        found = {}
+        for kind in ("decode", "prefill"):
+            each = [point.error for point in self.held_out if point.kind == kind]
+            found[f"{kind}_mean_error"] = statistics.mean(each)
+            found[f"{kind}_worst_error"] = max(each)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """`step_costs` of a machine.json."""
+        held_out = [dataclasses.asdict(point) for point in self.held_out]
+        return {**self.costs.to_json(), **self.errors(), "held_out": held_out}
+
+
+def measure_steps(
+    engine: Engine,
+    *,
+    max_batch: int = 8,
+    max_context: int = 1024,
+    repeats: int = 5,
+    seed: int = 0,
+) -> MeasuredSteps:
+    """Times steps of row slots over an engine.
+
+    Args:
+      max_batch: most rows.
+      max_context: tokens of a row, at most; no longer prompts are timed.
+      repeats: rounds through all settings; the medians count.
+      seed: of tokens and held-out points.
+    Raises:
+      ConfigError: a context that is too short for it.
+    """
+    check_count("max_batch", max_batch)
+    check_count("repeats", repeats)
+    context = min(max_context, engine.config.max_positions)
+    slots = RowSlots(engine, max_rows=max_batch, max_context=context)
+    timer = _Timer(slots, engine.config.vocab_size, repeats, seed)
+    rng, own = np.random.default_rng(seed + 1), engine.config.moe.top_k
+    ks = sorted({max(1, round(own * share)) for share in SHARES})
+    # Decoding: all numbers of rows, and settings of mixed K among them.
+    settings = {r: [(k,) * r for k in ks] for r in range(1, max_batch + 1)}
+    for rows in rng.integers(1, max_batch + 1, DECODE_HELD_OUT).tolist():
+        settings[rows].append(tuple(rng.integers(1, own + 1, rows).tolist()))
+    decode, held_out = [], []
+    for rows, seconds in timer.decode(settings).items():
+        decode.append(seconds[: len(ks)])
+        held_out += [
+            ("decode", rows, statistics.mean(each), seen)
+            for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
+        ]
+    # Prompts: at both ends of each padded size, and in between.
+    sizes, most = timer.sizes, timer.sizes[-1]
+    grid = [([size], k) for size, k in itertools.product(sizes, ks)]
+    others = []
+    for number in range(PREFILL_HELD_OUT):
+        together = 1 if number % 2 else min(4, max_batch)
+        lengths = rng.integers(1, max(most // together, 2), together).tolist()
+        others.append((lengths, int(rng.integers(1, own + 1))))
+    seconds = timer.prefill([*grid, *others])
+    prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
+    held_out += [
+        ("prefill", sum(lengths), float(k), seen)
+        for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True)
+    ]
+    source = f"measured: {max_batch} rows after {timer.prompt_tokens} tokens"
+    rows = list(range(1, max_batch + 1))
+    costs = StepCosts(
+        CostTable(rows, ks, decode), CostTable(sizes, ks, prefill), source
+    )
+    tables = {"decode": costs.decode_s, "prefill": costs.prefill_s}
+    points = (HeldOut(*point, tables[point[0]](*point[1:3])) for point in held_out)
+    return MeasuredSteps(costs, tuple(points))
+
+
+class _Timer:
+    """Times steps of a running batch.
+
+    Attributes:
+      sizes: prompt tokens at which a step's shape changes (the last of one and the
+        first of the next), and halfway between.
+      prompt_tokens: of rows that decode.
+    """
+
+    def __init__(self, slots: RowSlots, vocab_size: int, repeats: int, seed: int):
+        self._slots, self._vocab, self._repeats = slots, vocab_size, repeats
+        self._rng = np.random.default_rng(seed)
+        chunks, context = slots.shapes.chunks, slots.shapes.max_context
+        edges = {1, *chunks, *(size + 1 for size in chunks[:-1])}
+        edges = sorted({min(edge, context - 1) for edge in edges})
+        middles = [(low + high) // 2 for low, high in itertools.pairwise(edges)]
+        self.sizes = sorted({*edges[1:], *middles})
+        self.prompt_tokens = min(PROMPT_TOKENS, context // 2)
+        self._new_tokens = context - self.prompt_tokens
+
+    def decode(
+        self, settings: Mapping[int, Sequence[Sequence[int]]]
+    ) -> dict[int, list[float]]:
+        """Seconds of a step at each setting.
+
+        Args:
+          settings: number of rows -> settings: a K for each of them.
+        """
+        longest = STEPS * max(map(len, settings.values()))
+        if longest >= self._new_tokens:
+            raise ConfigError(
+                f"a context of {self.prompt_tokens + self._new_tokens} tokens is too "
+                f"short to time {longest} steps; take a model with a longer one"
+            )
+        times = {rows: [[] for _ in each] for rows, each in settings.items()}
+        for _ in range(self._repeats):  # what disturbs a moment, disturbs all a little
+            for rows, each in settings.items():
+                self._decode(rows, each, times[rows], longest + 1)
+        return {r: [statistics.median(t) for t in each] for r, each in times.items()}
+
+    def _decode(self, rows: int, settings, times: Sequence[list], new: int) -> None:
+        slots = self._slots
+        slots.admit([self._row(i, self.prompt_tokens, new) for i in range(rows)])
+        while slots.has_prompts:
+            slots.prefill()
+        for setting, seen in zip(settings, times, strict=True):
+            for id, k in enumerate(setting):
+                slots.set_k(id, k)
+            seen += [_seconds(slots.decode) for _ in range(STEPS)][1:]
+        for id in range(rows):
+            slots.release(id)
+
+    def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
+        """Seconds of the one chunk of prompts of these lengths, at a K."""
+        times: list[list[float]] = [[] for _ in settings]
+        for once in range(self._repeats + 1):
+            for (lengths, k), seen in zip(settings, times, strict=True):
+                rows = [self._row(i, n, 1, k) for i, n in enumerate(lengths)]
+                self._slots.admit(rows)
+                seconds = _seconds(self._slots.prefill)
+                if once:  # the first round compiles
+                    seen.append(seconds)
+                for row in rows:
+                    self._slots.release(row.id)
+        return [statistics.median(seen) for seen in times]
+
+    def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
+        tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
+        return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+
+
+def _seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -1,0 +1,100 @@
+"""Costs of steps: an engine whose times follow a formula, and a real tiny one."""
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.profile import step_costs as module
+from moe_edge.profile.step_costs import measure_steps
+from tests.support.layered import StoreReader
+from tests.support.tiny_models import GQA
+
+
+class Machine:
+    """Row slots whose steps take what a formula says; also the clock."""
+
+    def __init__(self, engine, max_rows, max_context):
+        self.shapes = self
+        self.chunks, self.max_context = (32, 128), max_context
+        self.rows, self.prompts, self.now_s = {}, [], 0.0
+
+    @property
+    def has_prompts(self):
+        return bool(self.prompts)
+
+    def admit(self, rows):
+        self.prompts += rows
+        self.rows |= {row.id: row.k for row in rows}
+
+    def set_k(self, id, k):
+        self.rows[id] = k
+
+    def release(self, id):
+        del self.rows[id]
+
+    def prefill(self):
+        tokens = max(sum(len(row.prompt) for row in self.prompts), 16)  # padded
+        self.now_s += 0.01 + 1e-4 * tokens * (self.prompts[0].k or 0)
+        self.prompts = []
+
+    def decode(self):
+        self.now_s += 0.002 + 1e-3 * len(self.rows) + 1e-4 * sum(self.rows.values())
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = []
+
+    def make(engine, **sizes):
+        made.append(Machine(engine, **sizes))
+        return made[0]
+
+    monkeypatch.setattr(module, "RowSlots", make)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: made[0].now_s)
+
+
+class Engine:
+    config = GQA
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_formula_is_found_again():
+    found = measure_steps(Engine, max_batch=4, max_context=256, repeats=2)
+    costs = found.costs
+    assert costs.decode_s(3, 2) == pytest.approx(0.002 + 0.003 + 6e-4)
+    assert costs.decode_s(6, 1.5) == pytest.approx(0.002 + 0.006 + 9e-4)
+    assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4)
+    assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
+    assert costs.prefill.sizes == [16, 32, 33, 80, 128]
+    assert len(found.held_out) == 20 and max(found.errors().values()) < 1e-9
+    stored = found.to_json()
+    assert StepCosts.of_json(stored) == costs and len(stored["held_out"]) == 20
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_step_off_the_tables_is_reported(monkeypatch):
+    real = Machine.decode
+
+    def slower_if_mixed(self):
+        real(self)
+        self.now_s += 0.05 * (len(set(self.rows.values())) > 1)
+
+    monkeypatch.setattr(Machine, "decode", slower_if_mixed)
+    errors = measure_steps(Engine, max_batch=4, max_context=256, repeats=1).errors()
+    assert errors["decode_worst_error"] > 0.8 and errors["prefill_worst_error"] < 1e-9
+
+
+@pytest.mark.usefixtures("machine")
+def test_too_short_a_context_is_refused():
+    with pytest.raises(ConfigError, match="context of 40 tokens is too short"):
+        measure_steps(Engine, max_batch=2, max_context=40)
+
+
+def test_steps_of_a_real_engine_are_timed():
+    engine = ResidentEngine(load_weights(StoreReader(GQA)))
+    found = measure_steps(engine, max_batch=2, max_context=128, repeats=1)
+    assert found.costs.decode_s(2, 3) > 0 and found.costs.prefill_s(100, 3) > 0
+    assert all(point.measured_s > 0 for point in found.held_out)
+    assert found.costs.prefill.sizes == [16, 32, 33, 80, 127]

@@ -1,0 +1,113 @@
+"""The processes of a cluster in one process: nodes in threads, on real sockets.
+
+Every part is the real one (engine, transport over loopback, scheduler), but for
+`jax.distributed`, and all nodes share compiled programs. A node is killed as a process
+is: its transport closes without a word, and its thread ends.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from moe_edge.cluster.node.node import Node
+from moe_edge.cluster.roles import SCHEDULER
+from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import MessagesTransport
+
+SECRET = b"a secret of the tests"
+
+
+class Killed(Exception):
+    """Ends the threads of a node that a test kills."""
+
+
+class LiveNode:
+    """A node and its thread.
+
+    Args:
+      make: the node of a transport.
+
+    Attributes:
+      error: what its thread ended by, if anything.
+    """
+
+    def __init__(self, number: int, make: Callable[[Transport], Node]):
+        self.error, self.killed = None, False
+        self.transport = MessagesTransport(number, SECRET)
+        self.node = make(self.transport)
+        self.transport.on_lost = self.node.on_lost
+        self.transport.serve(self.node)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.node.run()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.error = error
+            self.transport.close()  # as the end of its process would
+
+    def kill(self) -> None:
+        """Ends it at once: nothing that it does from now on leaves it."""
+        self.killed = True
+        self.transport.close()
+        self.node.fail(Killed())
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+class LiveNodes:
+    """The scheduler in the thread of the test, and all others; a context manager.
+
+    Attributes:
+      transport, scheduler: of process 0.
+      live: the others, in order.
+    """
+
+    scheduler: Scheduler
+
+    def __init__(self):
+        self.transport = MessagesTransport(SCHEDULER, SECRET)
+        self.live: list[LiveNode] = []
+
+    def start(self, live: Iterable[LiveNode]) -> None:
+        """Joins them, each with each, and starts them; the scheduler is there."""
+        self.live = list(live)
+        self.transport.serve(self.scheduler)
+        transports = [self.transport, *(one.transport for one in self.live)]
+        for transport in transports:
+            for other in transports:
+                if other is not transport:
+                    transport.connect(other.peer, other.address)
+        for one in self.live:
+            one.start()
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """What nodes ended by."""
+        return [one.error for one in self.live if one.error is not None]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.scheduler.tell_all("stop")
+        for one in self.live:
+            if not one.killed:
+                one.join()
+        transports = [self.transport, *(one.transport for one in self.live)]
+        with ThreadPoolExecutor(len(transports)) as pool:  # each waits for its threads
+            list(pool.map(MessagesTransport.close, transports))
+        if kind is None:
+            self.check()
+
+    def check(self) -> None:
+        """What must hold at the end of a test that has not failed."""
+        assert not self.errors, self.errors[0]

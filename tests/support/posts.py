@@ -1,0 +1,28 @@
+"""A node of a cluster without others: what it posts is kept."""
+
+import threading
+
+from moe_edge.cluster.roles import SCHEDULER
+
+
+class Posts:
+    """A transport that keeps what is posted, and whom it forgets."""
+
+    def __init__(self):
+        self.told, self.forgotten = [], []
+
+    def post(self, peer, name, fields=None, arrays=None):
+        self.told.append((peer, name, fields))
+
+    def disconnect(self, peer):
+        self.forgotten.append(peer)
+
+
+def told(node, *orders):
+    """Runs a node to its end with orders that are there already."""
+    for name, fields in orders:
+        node.control(SCHEDULER, name, fields, {})
+    thread = threading.Timer(0.05, lambda: node.control(SCHEDULER, "stop", {}, {}))
+    thread.start()
+    node.run()
+    thread.join()
