@@ -191,9 +191,10 @@ STUDY = Study(
         source=fig7.STUDY.claim.source,
         paper=fig7.PAPER,
         why="The paper has 200 requests a half and a decision every five minutes; "
-        "here are a few requests a period, so a decision rests on less and what it "
-        "costs is spread over less. By the paper's rule all statistics are kept, so "
-        "the new data weighs little at first. Other tasks are less narrow.",
+        "here are a few requests a period, so a decision rests on less. By the paper's "
+        "rule (keep 1) all statistics are kept: the new data outweighs the old only "
+        "when it has lasted as long, and until then a placement for the old data may "
+        "be worse than one for none. Other tasks are less narrow.",
         not_comparable=NOT_COMPARABLE,
     ),
 )
