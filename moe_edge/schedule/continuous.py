@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.checks import check_count
 from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, SchedulePolicy
 
 
@@ -15,22 +15,14 @@ class Continuous(SchedulePolicy):
 
     Attributes:
       max_batch: jobs that a lane runs at a time; 1 serves one after another.
-      join: free slots before anybody joins rows that run. Prompts that join together
-        cost less, and hold up the others less often; at low load they wait for it.
     """
 
     name: ClassVar[str] = "continuous"
     SOURCE: ClassVar[str] = "ours, after Orca's iteration-level scheduling"
     max_batch: int = 8
-    join: int = 1
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
-        check_count("join", self.join)
-        if self.join > self.max_batch:
-            raise ConfigError(
-                f"join is {self.join}, expected at most max_batch {self.max_batch}"
-            )
 
     def assign(self, job: Job, lanes, now_s: float) -> int:
         return job.home
@@ -38,10 +30,5 @@ class Continuous(SchedulePolicy):
     def pick(self, lane: Lane, now_s: float) -> Decision:
         if not lane.waiting:
             return NOTHING
-        first = self.joining(lane)
+        first = lane.first(self.max_batch - len(lane.running))
         return Decision([(job.id, job.floor) for job in first]) if first else NOTHING
-
-    def joining(self, lane: Lane) -> list[Job]:
-        """Who joins in the step that begins now."""
-        free = self.max_batch - len(lane.running)
-        return lane.first(free) if free >= self.join or not lane.running else []

@@ -16,7 +16,7 @@ class ContinuousOneK(Continuous):
     SOURCE: ClassVar[str] = "control of ours: what a K a row is worth"
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
-        first = self.joining(lane)
+        first = lane.first(self.max_batch - len(lane.running))
         k = highest_floor([*lane.running, *first])
         changed = {} if k is None else {j.id: k for j in lane.running if j.k != k}
         return Decision([(job.id, k) for job in first], changed)

@@ -38,7 +38,7 @@ class Elastic(Continuous):
         check_count("own_k", self.own_k)
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
-        first = self.joining(lane)
+        first = lane.first(self.max_batch - len(lane.running))
         rows = [*lane.running, *first]
         if not rows:
             return Decision()

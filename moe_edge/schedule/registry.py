@@ -21,7 +21,6 @@ def get_policy(
     name: str,
     *,
     max_batch: int = 8,
-    join: int = 1,
     max_wait_s: float = 1.0,
     own_k: int | None = None,
     costs: StepCosts | None = None,
@@ -30,7 +29,6 @@ def get_policy(
 
     Args:
       max_batch: requests that run at a time.
-      join: free slots before anybody joins rows that run.
       max_wait_s: what the policy may let a request wait.
       own_k: experts a token of the model itself.
       costs: seconds of its steps.
@@ -41,7 +39,6 @@ def get_policy(
     check_known("scheduling policy", name, POLICIES)
     given = {
         "max_batch": max_batch,
-        "join": join,
         "max_wait_s": max_wait_s,
         "own_k": own_k,
         "costs": costs,

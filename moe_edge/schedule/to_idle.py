@@ -24,9 +24,7 @@ class ToIdle(Continuous):
 
     name: ClassVar[str] = "to_idle"
     SOURCE: ClassVar[str] = "Prism, table I: MoE-Infinity with load balancing"
-    reach_s: Callable[[int, int], float] = dataclasses.field(
-        default=_at_once, kw_only=True
-    )
+    reach_s: Callable[[int, int], float] = _at_once
 
     def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
         if lanes[job.home].idle:

@@ -38,7 +38,7 @@ def test_continuous_admits_in_order_of_arrival_between_steps():
 
 
 def test_busy_lane_passes_on_to_the_nearest_idle_one():
-    loop = RequestLoop(ToIdle(1, reach_s=lambda n, m: abs(n - m)), 4)
+    loop = RequestLoop(ToIdle(1, lambda n, m: abs(n - m)), 4)
     come(loop, Job(0, home=3))
     assert loop.arrive(Job(1, home=3), 0.0) == 2  # on its way: 2 is no longer idle
     assert loop.arrive(Job(2, home=3), 0.0) == 1

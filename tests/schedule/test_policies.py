@@ -137,14 +137,6 @@ def test_continuous_gives_every_row_its_own_floor():
     assert admitted(Continuous(2), lane) == {}
 
 
-def test_rows_join_once_enough_slots_are_free():
-    lane = lane_of(8, 8, running=3 * [(4, 4)])
-    assert admitted(Continuous(5, join=3), lane) == {}
-    assert admitted(Continuous(5, join=2), lane) == {0: 8, 1: 8}
-    assert admitted(Continuous(5, join=5), lane_of(8)) == {0: 8}  # nobody runs
-    assert ContinuousOneK(5, join=3).pick(lane, 0.0) == ([], {}, None)
-
-
 def test_continuous_one_k_follows_the_highest_floor():
     policy = ContinuousOneK(3)
     lane = lane_of(8, 24, 32, running=[(12, 12)])
@@ -178,8 +170,9 @@ def test_elastic_takes_back_what_a_deadline_needs():
 def test_get_policy_gives_each_what_it_has():
     full = get_policy("full_batch", max_batch=3, max_wait_s=2.0, own_k=8, costs=COSTS)
     assert full == FullBatch(3, max_wait_s=2.0)
-    joins = get_policy("elastic", join=2, own_k=8, costs=COSTS)
-    assert joins == Elastic(8, join=2, own_k=8, costs=COSTS)
+    assert get_policy("elastic", own_k=8, costs=COSTS) == Elastic(
+        8, own_k=8, costs=COSTS
+    )
 
 
 def test_get_policy_refuses_what_it_cannot_build():
@@ -195,9 +188,5 @@ def test_get_policy_refuses_what_it_cannot_build():
         get_policy("fifo", max_batch=0)
     with pytest.raises(ConfigError, match="max_wait_s must be 0 or more.*got -1"):
         get_policy("full_batch", max_wait_s=-1)
-    with pytest.raises(ConfigError, match="join is 9, expected at most max_batch 8"):
-        get_policy("continuous", join=9)
-    with pytest.raises(ConfigError, match="join must be a positive whole .*got 0"):
-        get_policy("elastic", join=0, own_k=8, costs=COSTS)
     with pytest.raises(ConfigError, match="own_k must be a positive whole .*got -3"):
         get_policy("elastic", own_k=-3, costs=COSTS)

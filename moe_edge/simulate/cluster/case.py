@@ -93,7 +93,7 @@ class Case:
         offload = OffloadPolicy(share=share) if share else None
         if ALONE.get(method):
             reach_s = functools.partial(self.cost_model.send_s, tokens=1)
-            schedule = ToIdle(options.max_batch, reach_s=reach_s)
+            schedule = ToIdle(options.max_batch, reach_s)
         if method not in ALONE:
             placer, problem = get_placer(method), self.problem(seed, cache_share)
             placement = placer.solve(problem)

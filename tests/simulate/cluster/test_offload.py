@@ -23,9 +23,7 @@ POOLS = constant_pools(2, a=[[0], [1]], b=[[1], [0]])
 
 def serve(requests, gpus=(1,), slots=2, policy=ALONE, redirect=False):
     costs = tiny_costs(gpus, slots)
-    schedule = (
-        ToIdle(1, reach_s=lambda n, m: costs.send_s(n, m, 1)) if redirect else None
-    )
+    schedule = ToIdle(1, lambda n, m: costs.send_s(n, m, 1)) if redirect else None
     return run(requests, None, costs, POOLS, schedule=schedule, offload=policy)
 
 
