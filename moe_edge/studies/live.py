@@ -1,9 +1,9 @@
-"""Runs of the live cluster for studies, and a cache of what its processes compile."""
+"""Runs of the live cluster for studies: a cache of programs, and what files say."""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,21 @@ def kept_compiled(folder: Path) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def token_times_s(
+    events: Iterable[Mapping[str, Any]], spans: Sequence[tuple[float, float]]
+) -> tuple[list[float], list[float]]:
+    """Times of decoded tokens that overlap one of the spans, and of the others."""
+    during, without = [], []
+    for event in events:
+        if event["kind"] == "compute" and event["step"]:  # step 0 is the prompt's
+            begun_s, end_s = event["t_s"], event["t_s"] + event["dur_s"]
+            moving = any(begun_s < last and end_s > first for first, last in spans)
+            (during if moving else without).append(event["dur_s"])
+    return during, without

@@ -6,13 +6,13 @@ duration less the computation at its server is what messages cost: software, byt
 waiting for a core.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moe_edge.studies.live import read_lines
 from moe_edge.workload.cluster_run import method_file
 
 QUEUE, OWN = "queue", "own server"
@@ -27,14 +27,12 @@ def time_shares(folder: Path, method: str, row: Mapping[str, Any]) -> dict[str, 
       folder: of the run.
       row: of the method, whose `call_overhead_s` counts once a layer with calls.
     """
-    path = folder / method_file("events", method)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    spans = _requests(events)
-    total_s = sum(end - begun for _, begun, end in spans)
+    events = read_lines(folder / method_file("events", method))
+    spans = request_spans(events)
+    total_s = sum(end - begun for _, begun, end in spans.values())
     waited_s, layers = _waits(events)
     messages_s = min(layers * (row["call_overhead_s"] or 0.0), waited_s)
-    queue_s = _queue_s(spans)
+    queue_s = sum(queued_s(spans).values())
     seconds = {
         QUEUE: queue_s,
         OWN: total_s - queue_s - waited_s,
@@ -44,7 +42,7 @@ def time_shares(folder: Path, method: str, row: Mapping[str, Any]) -> dict[str, 
     return {part: seconds[part] / total_s for part in PARTS}
 
 
-def _requests(events) -> list[tuple[int, float, float]]:
+def request_spans(events) -> dict[int, tuple[int, float, float]]:
     """(server, arrival, last token) of every request."""
     found: dict[int, tuple[int, float, float]] = {}
     for event in events:
@@ -53,17 +51,19 @@ def _requests(events) -> list[tuple[int, float, float]]:
             _, first_s, last_s = found.get(event["request"], (0, begun_s, end_s))
             span = event["server"], min(first_s, begun_s), max(last_s, end_s)
             found[event["request"]] = span
-    return list(found.values())
+    return found
 
 
-def _queue_s(spans) -> float:
-    """Seconds between arrivals and the end of the request before, on each server."""
-    queued_s, ended_s = 0.0, {}
-    for server, begun_s, end_s in sorted(spans, key=lambda span: span[2]):
-        before_s = ended_s.get(server, begun_s)
-        queued_s += max(0.0, before_s - begun_s)
+def queued_s(spans: Mapping[int, tuple[int, float, float]]) -> dict[int, float]:
+    """Of every request, seconds from its arrival to the end of the one before it on
+    its server."""
+    found, ended_s = {}, {}
+    for request, (server, begun_s, end_s) in sorted(
+        spans.items(), key=lambda item: item[1][2]
+    ):
+        found[request] = max(0.0, ended_s.get(server, begun_s) - begun_s)
         ended_s[server] = end_s
-    return queued_s
+    return found
 
 
 def _waits(events) -> tuple[float, int]:

@@ -1,12 +1,12 @@
 """Prism, table I: serving alone against serving together."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
-from moe_edge.studies.prism.served import median_row, percent, stored
+from moe_edge.studies.prism.served import Served, median_row, percent, stored
 from moe_edge.studies.study import Findings
 
 ALONE = "moe_infinity"
@@ -38,47 +38,63 @@ class Table1(Runs):
     )
 
 
+def metrics_of(served: Served) -> list[dict]:
+    """Latencies server by server and over all, and what else methods count."""
+    rows = []
+    for method, by_seed in served.rows.items():
+        for n in range(len(by_seed[0]["latency_s_N"])):
+            found = [row["latency_s_N"][n] for row in by_seed]
+            rows.append(median_row(method, f"mean latency, server {n + 1}", found))
+        rows.append(median_row(method, "mean latency", served.values(method)))
+        for key, unit in (("hit_ratio", "1"), ("redirected", "requests")):
+            if all(row.get(key) is not None for row in by_seed):
+                found = served.values(method, key)
+                rows.append(median_row(method, key.replace("_", " "), found, unit))
+    return rows
+
+
+def changes_of(served: Served) -> dict[str, str]:
+    """By method, the change of mean latency against serving alone."""
+    others = [m for m in served.rows if ALONE in served.rows and m != ALONE]
+    return {method: served.change(method, ALONE) for method in others}
+
+
+def beside(changes: Mapping[str, str]) -> str:
+    """Our changes beside the paper's."""
+    paper = {m: percent([row[3] / TABLE_1[ALONE][3]]) for m, row in TABLE_1.items()}
+    return ", ".join(
+        f"{method} {change} (paper {paper.get(method, 'none')})"
+        for method, change in changes.items()
+    )
+
+
+def panels_of(kind: str, ours: Mapping[str, Sequence[float]]) -> list[Panel]:
+    """Our seconds and the paper's."""
+    places = [*(f"server {n + 1}" for n in range(3)), "all"]
+    return [
+        Panel(f"ours, {kind}", "seconds a request", places, ours),
+        Panel("paper", "seconds a request", places, TABLE_1),
+    ]
+
+
 def measure(settings: Table1) -> Findings:
     """Serving alone, with requests passed on, and random experts together."""
     cases = cases_of(settings)
     served = serve_all(cases, settings.methods, "table I", period_s=0.0)
-    ours = served.cells()
-    metrics = []
-    for method, by_seed in served.rows.items():
-        for n in range(len(ours[method]) - 1):
-            found = [row["latency_s_N"][n] for row in by_seed]
-            metrics.append(median_row(method, f"mean latency, server {n + 1}", found))
-        metrics.append(median_row(method, "mean latency", served.values(method)))
-        for key, unit in (("hit_ratio", "1"), ("redirected", "requests")):
-            if all(row.get(key) is not None for row in by_seed):
-                found = served.values(method, key)
-                metrics.append(median_row(method, key.replace("_", " "), found, unit))
-    changes = {
-        method: served.change(method, ALONE)
-        for method in served.rows
-        if ALONE in served.rows and method != ALONE
-    }
-    paper = {m: percent(row[3] / TABLE_1[ALONE][3]) for m, row in TABLE_1.items()}
-    parts = [
-        f"{method} {change} (paper {paper.get(method, 'none')})"
-        for method, change in changes.items()
-    ]
-    places = [*(f"server {n + 1}" for n in range(3)), "all"]
-    panels = [
-        Panel("ours, simulated", "seconds a request", places, ours),
-        Panel("paper", "seconds a request", places, TABLE_1),
-    ]
+    ours, changes = served.cells(), changes_of(served)
     return simulated(
         settings,
         [cases[0][1]],
-        answer=f"Mean latency against {ALONE} on {settings.model}: {', '.join(parts)}.",
+        answer=f"Mean latency against {ALONE} on {settings.model}: {beside(changes)}.",
         workload={"migration": "none"},
-        metrics=metrics,
+        metrics=metrics_of(served),
         baselines=[ALONE],
         checks={"every request was served once": served.is_complete()},
         ours=ours,
         plot=lambda path: draw_panels(
-            path, panels, title="Serving alone and together (simulated)"
+            path,
+            panels_of("simulated", ours),
+            title="Serving alone and together (simulated)",
         ),
         summary={"change": changes},
         files=stored({"table I": served}),

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.cluster.model_checks import check_model
-from moe_edge.cluster.options import ClusterOptions
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
+from moe_edge.core.checks import check_known
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.place.policy import PLACERS
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run_recorded import run_recorded
-from moe_edge.studies.live import kept_compiled, live_run
+from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
+from moe_edge.studies.prism.live_seeds import LiveMethods, check, each_seed
 from moe_edge.studies.prism.live_shares import time_shares
 from moe_edge.studies.prism.served import (
     EPLB,
@@ -30,8 +28,6 @@ from moe_edge.studies.prism.served import (
 )
 from moe_edge.studies.prism.table2 import TABLE_2
 from moe_edge.studies.registry import later
-from moe_edge.studies.rounds import round_order
-from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Claim, Study
 
 ERROR_PCT = 10.0  # of the simulator
@@ -39,52 +35,13 @@ METHODS = (OPTIMUM, OURS, PRISM, EPLB, "uniform")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ThreeServers(StudySettings):
-    """The size of the study.
+class ThreeServers(LiveMethods):
+    """`LiveMethods` names all; methods are placers, whose calls can be simulated."""
 
-    Attributes:
-      methods: placers; each serves all requests in turn.
-      slots: blocks that each server may hold.
-      workload: a task family a server.
-      requests_per_server, interval_s, output_tokens: of it.
-      link_mbps: of every server's link, made by `tc` (needs root); None: loopback.
-      seed, seeds: the first one and how many; each is a run of its own.
-      keep_dir: where the runs are kept; None: they are removed.
-    """
-
-    rules = RULES | {
-        **dict.fromkeys(("interval_s", "link_mbps"), check_positive),
-        "methods": lambda name, value: check_known("method", value, PLACERS),
+    rules = LiveMethods.rules | {
+        "methods": lambda name, value: check_known("method", value, PLACERS)
     }
     methods: Sequence[str] = METHODS
-    slots: str = "115,115,230"
-    workload: str = "arithmetic,words,stories"
-    requests_per_server: int = 10
-    interval_s: float = 2.0
-    output_tokens: int = 32
-    link_mbps: float | None = 500.0
-    seed: int = 0
-    seeds: int = 3
-    keep_dir: str | None = None
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
-
-    def run(self, seed: int) -> dict[str, Any]:
-        """Options of a seed's run; methods begin with another one every time."""
-        own = ("methods", "seed", "seeds", "keep_dir")
-        told = {k: v for k, v in dataclasses.asdict(self).items() if k not in own}
-        count = len(self.workload.split(","))
-        methods = round_order(list(self.methods), seed - self.seed)
-        more = {"methods": ",".join(methods), "seed": seed, "servers": count}
-        return told | more
-
-
-def check(settings: ThreeServers) -> None:
-    """Refuses a cluster that cannot be."""
-    options = ClusterOptions(**settings.run(settings.seed))
-    check_model(options, open_checkpoint(options.checkpoint))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,23 +95,15 @@ def run_all(settings: ThreeServers, folder: Path) -> Runs:
     methods = settings.methods
     measured, simulated, shares = ({m: [] for m in methods} for _ in range(3))
     all_facts = []
-    with kept_compiled(folder / "compiled"):
-        for seed in settings.all_seeds:
-            where = folder / f"seed_{seed}"
-            facts = live_run(where, **settings.run(seed))
-            if facts["lost_requests"] or facts["failures"]:
-                raise MoeEdgeError(
-                    f"seed {seed}: {facts['lost_requests']} requests were lost, "
-                    f"failures {facts['failures']}; see {where}/logs"
-                )
-            all_facts.append(facts)
-            beside = RunFolder(where / "simulated")
-            rows = run_recorded(beside, str(where), None, LoopOptions())["methods"]
-            for method in methods:
-                row = facts["rows"][method]
-                measured[method].append(row)
-                simulated[method].append(rows[method])
-                shares[method].append(time_shares(where, method, row))
+    for _, where, facts in each_seed(settings, folder):
+        all_facts.append(facts)
+        beside = RunFolder(where / "simulated")
+        rows = run_recorded(beside, str(where), None, LoopOptions())["methods"]
+        for method in methods:
+            row = facts["rows"][method]
+            measured[method].append(row)
+            simulated[method].append(rows[method])
+            shares[method].append(time_shares(where, method, row))
     return Runs(Served(measured), Served(simulated), shares, all_facts)
 
 
@@ -181,7 +130,6 @@ STUDY = Study(
         "others during a part of its time only; no placement saves the rest. So a "
         "request alone cannot gain 30.6 %. Queues multiply what each request gains, "
         "here as in the paper: see the share of time spent in them.",
-        not_comparable="Another model (6 layers of small experts), other tasks, and "
-        "servers that share the cores of one machine. Compare signs and order.",
+        not_comparable=NOT_COMPARABLE,
     ),
 )

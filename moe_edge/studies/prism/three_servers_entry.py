@@ -1,18 +1,14 @@
 """The entry of `prism_three_servers`: measured and simulated side by side."""
 
-import dataclasses
 import functools
-import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
-from moe_edge.convert.rules import hf_shapes
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
+from moe_edge.studies.prism.live_entry import live_findings, same_tokens
 from moe_edge.studies.prism.live_shares import PARTS
 from moe_edge.studies.prism.served import (
     EPLB,
@@ -40,9 +36,7 @@ KEYS = (LOCAL, MEAN, "remote_calls")
 
 def measure(settings: ThreeServers) -> Findings:
     """Runs it all; the answer."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(settings.keep_dir or temporary).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    with settings.folder() as folder:
         return findings(settings, run_all(settings, folder))
 
 
@@ -50,30 +44,22 @@ def findings(settings: ThreeServers, runs: Runs) -> Findings:
     """The entry of some runs."""
     real, methods = runs.measured, settings.methods
     best = min(methods, key=real.median)
-    shapes = hf_shapes(open_checkpoint(DEFAULT_MODEL).config)
-    params = sum(map(math.prod, shapes.values()))
-    told = {k: v for k, v in dataclasses.asdict(settings).items() if k != "keep_dir"}
-    link = "loopback" if settings.link_mbps is None else "tc on veth links"
     change = f"{real.change(best, EPLB)} to {EPLB}, " if EPLB in methods else ""
-    return Findings(
+    return live_findings(
+        settings,
+        runs.facts,
         answer=f"{best} has the lowest mean latency, {real.median(best):.2f} s "
         f"({change}{100 * real.median(best, LOCAL):.0f} % of pairs at home); the "
         f"simulator is at most {runs.worst_pct:.0f} % off.",
         details=details(runs),
-        model={"name": "default", "params": params, "weights": "toy trained here"},
-        workload=told | {"processors": runs.facts[0]["processors"], "network": link},
         metrics=metrics(runs),
         limits=[
-            "All servers share the cores of one machine, so one that computes slows "
-            "the others; on machines of their own, waiting is a larger share.",
             "Few requests; spreads are over seeds of requests, arrivals and random "
             "placements.",
             "The simulator takes each run's own costs, requests, routing and tables: "
             "its error is that of its timing, not of a forecast.",
         ],
         plot=functools.partial(plot, runs=runs),
-        kind="measured" if settings.link_mbps is None else "emulated",
-        seeds=settings.all_seeds,
         baselines=[m for m in methods if m not in (OPTIMUM, OURS)],
         checks=checks(runs),
         ours=ours(runs),
@@ -130,12 +116,8 @@ def metrics(runs: Runs) -> list[dict]:
 
 def checks(runs: Runs) -> dict[str, bool]:
     """What the project set out to reach, and what must hold of any run."""
-    real, facts = runs.measured, runs.facts
-    found = {
-        "all methods give the same tokens": all(f["same_tokens"] for f in facts),
-        "nothing is compiled after warm-up": not any(
-            f["compiled_after_warmup"] for f in facts
-        ),
+    real = runs.measured
+    found = same_tokens(runs.facts) | {
         f"simulated within {ERROR_PCT:.0f} % of measured": runs.worst_pct <= ERROR_PCT,
         f"simulated within {WORST_PCT:.0f} % of measured": runs.worst_pct <= WORST_PCT,
         f"the simulator's order where methods differ by more than {ERROR_PCT:.0f} %": (

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
-from moe_edge.studies.live import kept_compiled, live_run
+from moe_edge.studies.live import (
+    kept_compiled,
+    live_run,
+    read_lines,
+    token_times_s,
+)
 from moe_edge.studies.speed.cluster import ClusterSettings
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 from moe_edge.training.generators import examples
@@ -96,14 +101,14 @@ def migration_rows(settings: ClusterSettings, work_dir: Path, models: Models) ->
         source="network",
         period_s=settings.period_s,
     )
-    events = _lines(folder / method_file("events", METHOD))
-    changes = _lines(folder / method_file("migrations", METHOD))
+    events = read_lines(folder / method_file("events", METHOD))
+    changes = read_lines(folder / method_file("migrations", METHOD))
     spans = [(one["begun_s"], one["t_s"]) for one in changes if one["moves"]]
     moved_ms = [MS * e["dur_s"] for e in events if e["kind"] == "transfer"]
-    during_ms, without_ms = token_times_ms(events, spans)
-    if not during_ms or not without_ms:
+    during_s, without_s = token_times_s(events, spans)
+    if not during_s or not without_s:
         raise MoeEdgeError(
-            f"{len(during_ms)} tokens came while blocks moved and {len(without_ms)} "
+            f"{len(during_s)} tokens came while blocks moved and {len(without_s)} "
             f"while none did, of {facts['rows'][METHOD]['moved_blocks']} blocks; "
             "expected some of both: ask for more requests or another period_s"
         )
@@ -112,12 +117,12 @@ def migration_rows(settings: ClusterSettings, work_dir: Path, models: Models) ->
     return [
         make_row(
             "token, p99, while blocks move",
-            [float(np.quantile(during_ms, 0.99))],
+            [MS * float(np.quantile(during_s, 0.99))],
             "ms",
-            peer=[float(np.quantile(without_ms, 0.99))],
+            peer=[MS * float(np.quantile(without_s, 0.99))],
             peer_name="tokens of the same run without",
             bar=TAIL_BAR,
-            tokens=[len(during_ms), len(without_ms)],
+            tokens=[len(during_s), len(without_s)],
             **emulated,
         ),
         make_row(
@@ -130,21 +135,6 @@ def migration_rows(settings: ClusterSettings, work_dir: Path, models: Models) ->
         ),
         compiled_row("migration", [facts]),
     ]
-
-
-def _lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def token_times_ms(events, spans) -> tuple[list[float], list[float]]:
-    """Times of decoded tokens that overlap one of the spans, and of the others."""
-    during, without = [], []
-    for event in events:
-        if event["kind"] == "compute" and event["step"]:  # step 0 is the prompt's
-            begun_s, end_s = event["t_s"], event["t_s"] + event["dur_s"]
-            moving = any(begun_s < last and end_s > first for first, last in spans)
-            (during if moving else without).append(MS * event["dur_s"])
-    return during, without
 
 
 def loss_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:

@@ -6,7 +6,7 @@ import pytest
 
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.prism import three_servers
+from moe_edge.studies.prism import live_seeds, three_servers
 from moe_edge.studies.prism.live_shares import time_shares
 from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS
 from moe_edge.studies.registry import find
@@ -86,7 +86,7 @@ def fake_runs(monkeypatch):
     def simulated(run, cluster_run, names, options):
         return {"methods": rows_of(COMPUTED, int(cluster_run[-1]))}
 
-    monkeypatch.setattr(three_servers, "live_run", live)
+    monkeypatch.setattr(live_seeds, "live_run", live)
     monkeypatch.setattr(three_servers, "run_recorded", simulated)
     return facts, asked
 
