@@ -24,6 +24,8 @@ def load_alone(
     """An engine with so many slots over all layers; all blocks go to host memory.
 
     Args:
+      slots: all that the server has, so it may hold a block or two more than a
+        placement, which leaves slots free for blocks that are lost or on their way.
       weights: all but the experts.
       bytes_per_s: of the emulated link; None: as fast as the memory.
       programs: of the model, shared with the server's other engine.

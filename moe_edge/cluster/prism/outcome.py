@@ -58,7 +58,13 @@ def alone_row(run: Run, servers: int) -> dict[str, Any]:
         "remote_calls": 0,
         "hit_ratio": hits / (hits + misses) if hits + misses else None,
         "host_bytes": host_bytes,
-        "redirected": sum(one.at != one.home for one in run.asked),
+        "redirected": sum(one.passed_on for one in run.asked),
+        "payload_bytes": payload_bytes(facts),
+        "activation_bytes": 0,
+        "interface_bytes": interface_bytes(facts),
+        "call_overhead_s": None,
+        "migrations": 0,
+        "moved_blocks": 0,
     }
 
 
@@ -152,8 +158,8 @@ def token_events(run: Run) -> list[Event]:
     events = []
     for one in run.asked:
         last_s = one.arrived_s
-        for step, time_s in enumerate(one.times_s):
-            at = {"request": one.id, "step": step, "server": one.at}
+        for step, (time_s, by) in enumerate(zip(one.times_s, one.made_by, strict=True)):
+            at = {"request": one.id, "step": step, "server": by}
             events.append(Event(last_s - run.begun_s, time_s - last_s, "compute", **at))
             last_s = time_s
     for failure in run.failures:

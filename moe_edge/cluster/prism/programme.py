@@ -68,7 +68,9 @@ class PrismProgramme(Programme):
         warm_s = self._warm_up()
         ready_at = time.time()
         print(f"compiled in {warm_s:.1f} s")
-        frequency_NLE = self._frequencies()
+        frequency_NLE = None
+        if not ALONE.keys() >= set(options.method_names):
+            frequency_NLE = self._frequencies()
         traffic, costs = self._traffic(), self._cost_model()
         rows, runs = {}, {}
         for name in options.method_names:

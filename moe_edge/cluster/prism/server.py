@@ -221,6 +221,7 @@ class Server(ServingNode):
         """A new run in which it asks nobody: it begins with empty slots."""
         self._serves_alone = True
         self._alone.restart()
+        self._interface.reset()
         self.begin_run(self._alone)
 
     def do_prepare(self, fields, arrays) -> None:

@@ -25,7 +25,9 @@ class Asked:
       prompt: token ids.
       max_new_tokens: upper bound.
       tokens, times_s: new tokens, and when the scheduler knew them (its clock).
+      made_by: the server of each token.
       at: the server that runs it; arrived_s: when it came, by the scheduler's clock.
+      passed_on: whether its own server was busy and another one idle when it came.
       error: in one line, if it ended by its own error.
     """
 
@@ -38,10 +40,12 @@ class Asked:
     max_new_tokens: int
     tokens: list[int] = dataclasses.field(default_factory=list)
     times_s: list[float] = dataclasses.field(default_factory=list)
+    made_by: list[int] = dataclasses.field(default_factory=list)
     at: int | None = None
     arrived_s: float | None = None
     done: bool = False
     error: str | None = None
+    passed_on: bool = False
 
     @property
     def ended(self) -> bool:

@@ -23,7 +23,7 @@ def is_well_formed(name: str, fields: Mapping[str, Any]) -> bool:
         value = fields.get(key)
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             return False
-    return all(_is_cell(cell) for cell in fields.get("own", ()))
+    return "own" not in SAID[name] or all(_is_cell(cell) for cell in fields["own"])
 
 
 def _is_cell(cell: Any) -> bool:

@@ -159,7 +159,9 @@ class Serving:
             busy = {each.at for each in self.asked if not each.ended}
             idle_N = alive_N & ~np.isin(np.arange(len(alive_N)), list(busy - {None}))
             servers = [Seen(n, bool(idle)) for n, idle in enumerate(idle_N)]
-            return ToIdle().assign(one, servers, self.now_s)
+            chosen = ToIdle().assign(one, servers, self.now_s)
+            one.passed_on = chosen != one.home
+            return chosen
         ring = (one.home + np.arange(len(alive_N))) % len(alive_N)
         return int(ring[alive_N[ring]][0])
 
@@ -179,6 +181,7 @@ class Serving:
         self._resume(one, at_s)
         one.tokens.append(fields["token"])
         one.times_s.append(at_s)
+        one.made_by.append(server)
         one.done = fields["done"]
         self._generated += 1
         drill = self._drill

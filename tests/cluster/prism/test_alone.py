@@ -13,6 +13,7 @@ from tests.support.live_cluster import (
 
 SLOTS = [5, 9, 25]
 LENGTHS, NEW = (9, 4, 17, 6, 9), 8
+SIZES = [(length, NEW) for length in LENGTHS]
 
 
 def at_server(home: int, servers: int):
@@ -27,7 +28,7 @@ def at_server(home: int, servers: int):
 def cluster():
     with LiveCluster(SLOTS) as cluster:
         cluster.scheduler.tell_all(
-            "warm", {"alone": None}, {"sizes": np.array([(9, NEW)], np.int32)}
+            "warm", {"alone": None}, {"sizes": np.array(SIZES, np.int32)}
         )
         cluster.scheduler.wait_for_all("warm", 60.0)
         yield cluster
@@ -46,6 +47,7 @@ def test_each_loads_what_its_slots_lack(cluster):
         assert misses > 0 and size >= misses * record and size % record == 0
     hits = sum(run.notes[n][0]["hits"] for n in range(3))
     assert row["hit_ratio"] == hits / (hits + sum(missed)) < 1
+    assert [run.notes[n][0]["compiled"] for n in range(3)] == [0, 0, 0]
     # Nothing was asked of others, and the next method may ask again.
     assert not cluster.traffic(sent=True)
     held_NLE = np.arange(3)[:, None, None] == np.full((1, 2, 12), 2)

@@ -14,7 +14,8 @@ BEGUN_S, OFFSET_S = 100.0, 7.0  # the server's clock is ahead
 def finished_run():
     """One request at server 1, two tokens, one call to server 0; server 2 is lost."""
     one = Asked(4, "a", 1, "words", 0.5, [1, 2], 2)
-    one.arrived_s, one.times_s, one.tokens, one.at = 100.5, [101.0, 101.25], [3, 4], 1
+    one.arrived_s, one.times_s, one.tokens, one.at = 100.5, [101.0, 101.25], [3, 4], 0
+    one.made_by = [1, 0]  # server 1 is lost in between
     call = [107.75, 0.125, 0, 5, 4, 8, 1, 8, 999]
     none = np.zeros((0, 9))
     arrays = {"calls": np.array([call]), "brought": none[:, :5]}
@@ -32,7 +33,7 @@ def test_events_have_every_token_call_and_loss():
     for event in events_of(finished_run()):
         events[event.kind].append(event)
     tokens = [(e.t_s, e.dur_s, e.request, e.step, e.server) for e in events["compute"]]
-    assert tokens == [(0.5, 0.5, 4, 0, 1), (1.0, 0.25, 4, 1, 1)]
+    assert tokens == [(0.5, 0.5, 4, 0, 1), (1.0, 0.25, 4, 1, 0)]
     (call,) = events["call"]
     assert (call.t_s, call.dur_s) == pytest.approx((0.75, 0.125))
     assert (call.server, call.layer, call.request, call.bytes) == (0, 5, 4, 999)

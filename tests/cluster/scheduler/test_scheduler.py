@@ -37,6 +37,8 @@ def scheduler():
 def test_fields_that_are_missing_or_of_another_type_are_malformed(name):
     good = GOOD.get(name, {})
     assert is_well_formed(name, good | {"more": None})
+    if "own" not in good:
+        assert is_well_formed(name, good | {"own": 5})
     for key, value in good.items():
         without = {k: v for k, v in good.items() if k != key}
         assert not is_well_formed(name, without)
