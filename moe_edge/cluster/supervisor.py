@@ -14,6 +14,9 @@ from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 
 POLL_S = 0.05
+# In the log of a process that jax.distributed aborts because process 0 is gone. On a
+# busy machine that comes before the process has ended by itself.
+JAX_LOST = "JAX distributed service detected fatal errors"
 END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
 # Of each process. The coordinator of `jax.distributed` warns of what we ask it for; and
@@ -131,9 +134,11 @@ class Processes:
 
     def _last_words(self, number: int) -> str | None:
         """The error in a process's log, if it says one."""
-        lines = self._log_of(number).splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        return errors[-1].removeprefix("error: ") if errors else None
+        log = self._log_of(number)
+        errors = [line for line in log.splitlines() if line.startswith("error: ")]
+        if errors:
+            return errors[-1].removeprefix("error: ")
+        return "the scheduler is lost" if JAX_LOST in log else None
 
     def _log_of(self, number: int) -> str:
         return self._log(number).read_text(encoding="utf-8", errors="replace")
