@@ -23,7 +23,8 @@ def test_cache_folder_is_under_the_users_cache_and_names_jax(tmp_path, monkeypat
 
 def test_prune_deletes_the_longest_unused_until_half_is_left(tmp_path):
     here = tmp_path / "here"
-    files = [write(here / f"{i}-cache", 10, NOW_S + i) for i in range(10)]
+    names = [f"one_thread/{i}" if i % 2 else f"{i}" for i in range(10)]
+    files = [write(here / f"{n}-cache", 10, NOW_S + i) for i, n in enumerate(names)]
     prune(here, now_s=NOW_S, max_bytes=100)
     assert all(path.exists() for path in files)
     prune(here, now_s=NOW_S, max_bytes=99)

@@ -19,6 +19,7 @@ POLL_S = 0.05
 JAX_LOST = "JAX distributed service detected fatal errors"
 END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
+CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Of each process. The coordinator of `jax.distributed` warns of what we ask it for; and
 # processes share a GPU's memory, unless the user says otherwise.
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
@@ -31,14 +32,23 @@ class ClusterLost(MoeEdgeError):
     exit_code = 3
 
 
-def _few_threads(processes: int) -> dict[str, str]:
+def _few_threads(processes: int, given: Mapping[str, str]) -> dict[str, str]:
     """A thread of XLA a process, where processes are more than this machine's cores.
 
     Threads beyond the cores only wait for each other: OD-MoE's seven processes
     on two cores took 1.3 times the processor time for a token (docs/measurements.md).
+    XLA cuts a program for its threads when it compiles it, and the key of JAX's cache
+    does not say for how many: such programs go into a folder of their own there.
+
+    Args:
+      given: the environment; a number of threads that it names stays.
     """
-    cores = len(os.sched_getaffinity(0))
-    return {"NPROC": "1"} if processes > cores else {}
+    if processes <= len(os.sched_getaffinity(0)) or "NPROC" in given:
+        return {}
+    few = {"NPROC": "1"}
+    if given.get(CACHE):
+        few[CACHE] = os.path.join(given[CACHE], "one_thread")
+    return few
 
 
 class Processes:
@@ -71,7 +81,7 @@ class Processes:
         cores = check_cores(self._options.cores, len(numbers))
         environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
         if self._options.mode == "od_moe" and cores is None:
-            environment = _few_threads(len(numbers)) | environment
+            environment |= _few_threads(len(numbers), environment)
         for number in numbers:
             command = [*self._prefixes.get(number, ()), sys.executable]
             command += ["-m", "moe_edge.cluster.process"]

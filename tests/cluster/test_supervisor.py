@@ -2,10 +2,65 @@
 
 import os
 
-from moe_edge.cluster.supervisor import _few_threads
+import pytest
+
+from moe_edge.cluster import supervisor
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.supervisor import CACHE, Processes
+
+OD_MOE = {"mode": "od_moe", "workers": 2, "groups": 1, "prompts": __file__}
+PRISM = {"workload": "words,words,words"}
 
 
-def test_more_processes_than_cores_take_one_thread_each():
-    cores = len(os.sched_getaffinity(0))
-    assert _few_threads(cores) == {}
-    assert _few_threads(cores + 1) == {"NPROC": "1"}
+@pytest.fixture
+def environment_of(tmp_path, monkeypatch):
+    """The environment that processes of such options get on two cores."""
+    got = []
+
+    class Started:
+        pid = 1
+
+        def __init__(self, command, env, **_):
+            got.append(env)
+
+        def poll(self):
+            return 0
+
+        def wait(self):
+            pass
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", Started)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+    monkeypatch.delenv("NPROC", raising=False)
+    monkeypatch.setenv(CACHE, "/cache")
+
+    def start(processes: int, **options) -> dict[str, str]:
+        options = ClusterOptions(**options)
+        with Processes(tmp_path / "spec.json", options, tmp_path, {}) as started:
+            started.start(list(range(processes)))
+        return got[-1]
+
+    return start
+
+
+def test_more_processes_of_od_moe_than_cores_take_one_thread_each(environment_of):
+    one = environment_of(3, **OD_MOE)
+    assert one["NPROC"] == "1"
+    assert one[CACHE] == "/cache/one_thread"  # its programs are others
+
+
+@pytest.mark.parametrize(
+    "processes, options",
+    [(2, OD_MOE), (3, OD_MOE | {"cores": "0,0,0"}), (3, PRISM)],
+)
+def test_all_others_take_the_threads_that_there_are(processes, options, environment_of):
+    one = environment_of(processes, **options)
+    assert "NPROC" not in one and one[CACHE] == "/cache"
+
+
+def test_given_number_of_threads_and_no_cache_stay(environment_of, monkeypatch):
+    monkeypatch.delenv(CACHE)
+    assert CACHE not in environment_of(3, **OD_MOE)
+    monkeypatch.setenv("NPROC", "2")
+    assert environment_of(3, **OD_MOE)["NPROC"] == "2"

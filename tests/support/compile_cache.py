@@ -46,10 +46,13 @@ def prune(folder: Path, *, now_s: float, max_bytes: int = MAX_BYTES) -> None:
 
 
 def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """The plain files of a folder; one that disappears meanwhile is left out."""
+    """The plain files below a folder; one that disappears meanwhile is left out."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.is_dir(follow_symlinks=False):  # programs of another kind
+                found += _files(Path(entry.path))
+                continue
             try:
                 if entry.is_file(follow_symlinks=False):
                     found.append((Path(entry.path), entry.stat()))

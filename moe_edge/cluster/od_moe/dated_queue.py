@@ -44,6 +44,7 @@ class DatedQueue(VirtualQueue):
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
     ) -> Transfer:
         """As `BlockQueue.request`."""
+        self.poll()  # what has begun by now is not overtaken
         transfer = super().request(layer, expert, slot, cause, step)
         self._uncopied.append(transfer)
         return transfer
@@ -61,7 +62,7 @@ class DatedQueue(VirtualQueue):
         return super().wait(transfers)
 
     def promote(self, transfer: Transfer) -> None:
-        self.poll()  # what has begun by now is not overtaken
+        self.poll()  # as in `request`
         super().promote(transfer)
 
     def cancel_prefetches(self, keep=()) -> list[tuple[int, int, int]]:

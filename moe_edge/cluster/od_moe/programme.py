@@ -15,9 +15,10 @@ from moe_edge.cluster.od_moe.groups import longest_load_s, slots_of
 from moe_edge.cluster.od_moe.passes import Helpers, Pass
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
-from moe_edge.cluster.roles import MAIN, SHADOW
+from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
+from moe_edge.cluster.scheduler.asked import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.programme import Programme
-from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
 from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.base import Transport
@@ -62,7 +63,7 @@ class OdProgramme(Programme):
         done = self._serve(resident=False, bytes_per_s=rate)
         _show("od_moe", done)
         row = self._row(resident, done, times, rate)
-        self._write(done, row, [a.tokens == b.tokens for a, b in _both(resident, done)])
+        self._write(resident, done, row)
 
     def _warm_up(self) -> None:
         sizes, buckets = set(), set()
@@ -121,8 +122,19 @@ class OdProgramme(Programme):
         serving.run()
         scheduler.tell_all("finish")
         scheduler.wait_for_all("finished", READY_S)
+        if not resident:  # no pass follows that would begin with them
+            lost = scheduler.lost_between
+            serving.failures += [Failure(*each, serving.now_s) for each in lost]
+        notes, missing = scheduler.notes()
+        for who, some in ("main node", [MAIN - FIRST]), ("worker", self._workers):
+            if notes.keys().isdisjoint(some):
+                name = "resident" if resident else "od_moe"
+                raise NobodyLeft(
+                    f"no {who} gave notes of the {name} pass, expected within "
+                    f"{NOTES_S:g} s: nothing can be counted; see the logs"
+                )
         came = serving.asked, serving.failures, serving.begun_s
-        return Pass(*came, *scheduler.notes())
+        return Pass(*came, notes, missing)
 
     def _row(self, resident: Pass, done: Pass, times: dict, rate) -> dict:
         actual, predicted, index = self._predictions(done)[1:]
@@ -206,7 +218,7 @@ class OdProgramme(Programme):
         config = self.config
         place = {layer: i for i, layer in enumerate(config.moe_layers)}
         K, rows = config.moe.top_k, {}
-        arrays = done.notes.get(MAIN - 1, ({}, {}))[1]
+        _, arrays = done.notes[MAIN - FIRST]
         for request, index, layer, *experts in arrays["decoded"].tolist():
             step_LX = rows.setdefault(
                 (request, index), np.full((len(place), 2 * K), -1)
@@ -218,7 +230,7 @@ class OdProgramme(Programme):
         request_N, index_N = np.array(keys, np.int32).reshape(-1, 2).T
         return request_N, rows_NLX[..., :K], rows_NLX[..., K:], index_N
 
-    def _write(self, done: Pass, row: dict, same: list[bool]) -> None:
+    def _write(self, resident: Pass, done: Pass, row: dict) -> None:
         folder, options = self.folder, self.options
         request_N, actual, predicted, index = self._predictions(done)
         np.savez_compressed(
@@ -231,6 +243,12 @@ class OdProgramme(Programme):
         rows = served_rows(done.asked)
         write_requests(folder / method_file("requests", "od_moe"), rows)
         self.write_texts(done.asked)
+        failures = [
+            {"pass": name} | dataclasses.asdict(failure)
+            for name, one in (("resident", resident), ("od_moe", done))
+            for failure in one.failures
+        ]
+        same = [a.tokens == b.tokens for a, b in _both(resident, done)]
         write_json(
             folder / "cluster.json",
             {
@@ -238,7 +256,7 @@ class OdProgramme(Programme):
                 "options": dataclasses.asdict(options),
                 "row": row
                 | {
-                    "failures": [dataclasses.asdict(f) for f in done.failures],
+                    "failures": failures,
                     "lost_requests": sum(not one.done for one in done.asked),
                     "same_tokens": all(same),
                 },

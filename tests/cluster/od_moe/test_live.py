@@ -168,3 +168,65 @@ def test_load_that_lasts_as_long_as_it_may(live):
     assert row["t_load_s"] >= 0.99 * row["t_maxload_s"]
     resident_s = 2 * (row["t_main_s"] + row["t_message_s"] + row["t_worker_s"])
     assert 0.2 / resident_s < row["modelled_tokens_per_s"] <= 1 / resident_s
+
+
+def by_pass(row) -> list[tuple[str, int, str]]:
+    return [(each["pass"], each["server"], each["kind"]) for each in row["failures"]]
+
+
+def before(run, name: str, acts) -> None:
+    """Has acts done, in order, each time before all are told something."""
+    tell_all, left = run.scheduler.tell_all, iter(acts)
+
+    def act_and_tell(told, *more):
+        if told == name:
+            next(left)()
+        tell_all(told, *more)
+
+    run.scheduler.tell_all = act_and_tell
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["resident", "od_moe"])
+@pytest.mark.parametrize("who", ["main", "worker0"])
+def test_loss_after_the_last_token_of_whom_all_counts_go_by_ends_the_run(
+    live, who, name
+):
+    options = {"workers": 1, "groups": 1, "load_bytes_per_s": "balanced"}
+    with live(**options) as run:
+        acts = [lambda: run.kill(who)]
+        before(run, "finish", acts if name == "resident" else [nothing, *acts])
+        text = {"main": "main node", "worker0": "worker"}[who]
+        line = f"^no {text} gave notes of the {name} pass, expected within 120 s"
+        with pytest.raises(NobodyLeft, match=line) as error:
+            run.run()
+        assert error.value.exit_code == 3
+
+
+def test_main_node_that_gives_no_notes_in_time_ends_the_run(live):
+    with live() as run:
+        ask = run.scheduler.ask
+        run.scheduler.ask = lambda server, *more: ask(server, *more) if server else None
+        with pytest.raises(NobodyLeft, match="no main node gave notes of the resident"):
+            run.run()
+
+
+def test_losses_of_the_first_pass_and_after_the_last_token_are_written(live):
+    with live(shadow="full", workers=4, max_new_tokens=48) as run:
+        tell, killed = run.scheduler.tell, []
+
+        def tell_and_kill(server, name, *more):
+            tell(server, name, *more)
+            if name == "request" and not killed:
+                killed.append("worker1")
+                run.kill("worker1")
+
+        run.scheduler.tell = tell_and_kill
+        before(run, "finish", [nothing, lambda: run.kill("shadow")])
+        row = run.run()
+        check(run, row)
+    assert by_pass(row) == [("resident", 3, "dead"), ("od_moe", 1, "dead")]
+    assert row["failures"][1]["detected_s"] > 0.0

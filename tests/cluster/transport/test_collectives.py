@@ -1,6 +1,13 @@
+import types
+
 import pytest
 
-from tests.support.collective_node import run_scenario
+from moe_edge.cluster.transport import wire
+from moe_edge.cluster.transport.base import Traffic
+from moe_edge.cluster.transport.collectives.lane import padded
+from moe_edge.cluster.transport.collectives.transport import CALL, _Answering
+from tests.support.cluster_node import Handlers
+from tests.support.collective_node import make_call, run_scenario
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +62,30 @@ def test_killed_peer_is_dead_and_others_go_on(found):
 def test_disconnect_and_close(found):
     text = "peer 1 was disconnected (dead)"
     assert found["disconnected"] == ["PeerLost", "dead", text]
+
+
+def test_work_that_an_answer_need_not_wait_for_comes_after_it():
+    done = []
+
+    class Node(Handlers):
+        def answered(self):
+            done.append("answered")
+
+    class Line:
+        """A lane whose work is done at once, and whose caller asks one call."""
+
+        def submit(self, work):
+            work()
+
+        def carry(self, frame, size_bytes, up):
+            done.append("asked" if up else "sent")
+            return wire.encode_call(1, make_call()) if up else b""
+
+    transport = types.SimpleNamespace(
+        peer=1, traffic=Traffic(), lane=lambda caller, callee: Line()
+    )
+    fields = {"sizes": [padded(100), padded(100)]}
+    _Answering(transport, Node()).control(0, CALL, fields, {})
+    assert done == ["asked", "sent", "answered"]
+    _Answering(transport, Handlers()).control(0, CALL, fields, {})  # may lack it
+    assert done[3:] == ["asked", "sent"]

@@ -256,6 +256,9 @@ class _Answering:
             answer = wire.encode_text(Kind.ON_ERROR, number, text)
         traffic.add_sent(peer, Kind.ROWS, sizes[1])
         lane.carry(answer, sizes[1], up=False)
+        if (after := getattr(self._handlers, "answered", None)) is not None:
+            with self._one:
+                after()
 
 
 def _settle(future: Future, value) -> None:
