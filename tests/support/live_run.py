@@ -35,6 +35,8 @@ class LiveRun:
                 stderr=err,
                 cwd=folder,
                 env=os.environ | {"PYTHONPATH": str(ROOT), MARK: self._mark},
+                # A shell's background job ignores SIGINT, and so would what it starts.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property
