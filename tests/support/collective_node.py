@@ -135,6 +135,13 @@ def error_of(work) -> list[str]:
     return []
 
 
+def await_entries(entries: list, count: int) -> None:
+    """Until a list that others fill has so many entries, or it takes far too long."""
+    until_s = time.monotonic() + 30
+    while len(entries) < count and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
 def drive(transport, node, pids: dict[int, int]) -> dict:
     """Tries all that the transport does."""
     import jax
@@ -169,9 +176,7 @@ def drive(transport, node, pids: dict[int, int]) -> dict:
     for peer in pids:
         transport.post(peer, "call back")
     found["meanwhile"] = [ask(transport, 1 + i % 3, value=float(i)) for i in range(60)]
-    until_s = time.monotonic() + 30
-    while len(node.seen) < len(pids) and time.monotonic() < until_s:
-        time.sleep(0.01)
+    await_entries(node.seen, len(pids))
     found["called_back"] = [fields["right"] for _, _, fields in node.seen]
 
     double = jax.jit(lambda x: 2 * x)
@@ -189,7 +194,7 @@ def drive(transport, node, pids: dict[int, int]) -> dict:
     found["at_once"] = error_of(lambda: ask(transport, 2))
     found["fetch_then"] = error_of(lambda: transport.fetch(2, 0, 0, out, 20.0))
     found["others_last"] = ask(transport, 1, value=4.0)
-    time.sleep(0.3)
+    await_entries(lost, 2)
     found["lost"] = lost
     transport.disconnect(1)
     found["disconnected"] = error_of(lambda: ask(transport, 1))

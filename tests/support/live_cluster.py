@@ -1,6 +1,9 @@
 """Prism's servers and their scheduler, live in one process; requests and policies."""
 
+import collections
 import functools
+import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -156,6 +159,41 @@ class LiveCluster(LiveNodes):
         """Kills a server; from now on blocks may be lost."""
         self.audit.watching = self.audit.expect = False
         self.servers[server].kill()
+
+    def kill_after(self, server: int, tokens: int) -> None:
+        """Kills a server when its tokens are told; it tells no more than these."""
+        node, killed = self.servers[server].server, threading.Event()
+        told, heard = itertools.count(1), itertools.count(1)
+
+        def new_token(*token):
+            Server.new_token(node, *token)
+            if next(told) == tokens:
+                killed.wait(READY_S)
+
+        def react(way, who, name, fields):
+            is_one = (way, who, name) == ("from", server, "token")
+            if is_one and next(heard) == tokens:
+                self.kill(server)
+                killed.set()
+
+        node.new_token, self.scheduler.react = new_token, react
+
+    def hold(self, one: Asked, said: dict[tuple[str, str], int]) -> None:
+        """A request comes when all this has been said, so that no run ends before.
+
+        Args:
+          said: (to or from, name) -> how often.
+        """
+        left, inner = collections.Counter(said), self.scheduler.react
+        one.arrival_s = math.inf
+
+        def react(way, server, name, fields):
+            inner(way, server, name, fields)
+            left[way, name] -= 1
+            if max(left[what] for what in said) <= 0:
+                one.arrival_s = 0.0
+
+        self.scheduler.react = react
 
     def traffic(self, sent: bool) -> dict[tuple[int, int, int], tuple[int, int]]:
         """(from, to, kind) -> messages and bytes of what servers asked each other."""

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.prism.outcome import alone_row
 from tests.support.live_cluster import (
     LiveCluster,
@@ -70,8 +69,8 @@ def test_requests_of_a_lost_server_go_to_the_next():
         cluster.scheduler.tell_all("warm", {"alone": 1e9}, sizes)
         cluster.scheduler.wait_for_all("warm", 60.0)
         asked = requests(LENGTHS, NEW, 2)
-        drill = Drill("kill", 1, 8)
-        run = cluster.scheduler.run_alone(asked, passes_on=False, drill=drill)
+        cluster.kill_after(1, 3)
+        run = cluster.scheduler.run_alone(asked, passes_on=False)
         assert_tokens_of_one_machine(run.asked)
         (failure,) = run.failures
         assert failure.server == 1

@@ -574,7 +574,7 @@ def test_close_is_quick_and_may_be_repeated(callee, handlers, gate):
     caller.close()
     caller.close()
     assert time.monotonic() - start_s < WAIT_S / 2
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # others may end meanwhile
 
 
 def test_close_does_not_wait_for_a_stuck_handler(caller, callee, gate):
