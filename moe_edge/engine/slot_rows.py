@@ -24,8 +24,12 @@ class Row:
 
     @property
     def need(self) -> int:
-        """Positions of the cache that it takes: the last token is never written."""
-        return len(self.prompt) + self.max_new_tokens - 1
+        """Positions of the cache that it takes.
+
+        The last token is never written, but a row with all its tokens rests at that
+        position until it is released, and every step writes where rows are.
+        """
+        return len(self.prompt) + self.max_new_tokens
 
 
 class Score(NamedTuple):
