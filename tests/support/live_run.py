@@ -13,6 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MARK = "MOE_EDGE_TEST_RUN"
+# A shell's background job ignores SIGINT, and so would what its tests start.
+WITH_INTERRUPTS = (
+    *(sys.executable, "-c"),
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+)
 WAIT_S = 90.0  # for what a loaded machine may take
 
 
@@ -29,14 +35,12 @@ class LiveRun:
         self._err = folder / f"{self._mark}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, f"{ROOT}/launch/cluster.py", *map(str, flags)],
+                [*WITH_INTERRUPTS, f"{ROOT}/launch/cluster.py", *map(str, flags)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 cwd=folder,
                 env=os.environ | {"PYTHONPATH": str(ROOT), MARK: self._mark},
-                # A shell's background job ignores SIGINT, and so would what it starts.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     @property
