@@ -52,9 +52,14 @@ class Asked:
         return self.done or self.error is not None
 
     def fresh(self) -> "Asked":
-        """The same request, not served yet."""
-        new = {"at": None, "arrived_s": None, "done": False, "error": None}
-        return dataclasses.replace(self, tokens=[], times_s=[], **new)
+        """The same request, not served yet: all that has a default is what became."""
+        asked = [f.name for f in dataclasses.fields(self) if _is_given(f)]
+        return Asked(**{name: getattr(self, name) for name in asked})
+
+
+def _is_given(field: dataclasses.Field) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
 
 
 @dataclasses.dataclass

@@ -39,3 +39,11 @@ def test_events_have_every_token_call_and_loss():
     assert (call.server, call.layer, call.request, call.bytes) == (0, 5, 4, 999)
     (fail,) = events["fail"]
     assert (fail.t_s, fail.server) == (3.0, 2)
+
+
+def test_a_request_that_is_served_again_knows_nothing_of_before():
+    (one,) = finished_run().asked
+    one.done, one.passed_on, one.error = True, True, "x"
+    again = one.fresh()
+    assert vars(again) == vars(Asked(4, "a", 1, "words", 0.5, [1, 2], 2))
+    assert again.made_by is not one.made_by
