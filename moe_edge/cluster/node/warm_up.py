@@ -6,7 +6,6 @@ elsewhere; this server answers its own calls, from one slot, so values mean noth
 
 from collections.abc import Iterable
 
-import jax
 import numpy as np
 
 from moe_edge.cluster.node.answers import Answers
@@ -14,9 +13,8 @@ from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.remote import Outgoing, Remote
 from moe_edge.cluster.node.tables import HERE, Tables, View
+from moe_edge.engine import generate
 from moe_edge.engine.base import Engine
-from moe_edge.engine.generate import next_token, shape_of
-from moe_edge.model.sampling import Sampling
 
 
 class _Rehearsal(Remote):
@@ -50,25 +48,17 @@ def warm_up(
 
 
 def run_request(engine: Engine, prompt: int, new: int) -> None:
-    """The programs of a request of so many tokens, as `Requests` runs them."""
-    keys_B, greedy = jax.random.split(jax.random.key(0), 1), Sampling()
-    session, last = engine.new_session(1, prompt + new), min(2, new - 1)
+    """Compiles what a request of so many tokens runs: the programs of `generate`."""
     # Different tokens: an engine with few slots takes other programs for many experts.
     varied = (np.arange(prompt) % engine.config.vocab_size).tolist()
-    logits = engine.prefill(session, [varied])
-    for step in range(last + 1):
-        number = jax.device_put(np.int32(step))
-        token_B = next_token(logits, keys_B, number, greedy)
-        if step < last:
-            token_B = jax.device_put(np.asarray(token_B))
-            active_B = jax.device_put(np.ones(1, bool))
-            logits = engine.decode(session, token_B, active_B)
-    np.asarray(token_B)
+    generate.warm_up(engine, [varied], new)
 
 
 def different(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """One (tokens of the prompt, most new tokens) of each shape among some."""
-    return list({shape_of([range(n)], new): (n, new) for n, new in sizes}.values())
+    return list(
+        {generate.shape_of([range(n)], new): (n, new) for n, new in sizes}.values()
+    )
 
 
 def _distributions(num_experts: int) -> list[np.ndarray]:
