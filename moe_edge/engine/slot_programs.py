@@ -97,7 +97,7 @@ class SlotShapes:
                 f"max_context of {max_context} tokens exceeds the model's context of "
                 f"{config.max_positions}; lower it"
             )
-        self.max_rows, self.max_context = max_rows, max_context
+        self.config, self.max_rows, self.max_context = config, max_rows, max_context
         self.deterministic = deterministic
         largest = capacity_for(max_context)
         self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)
