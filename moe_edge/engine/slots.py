@@ -171,14 +171,15 @@ class RowSlots:
                 f"{len(rows)} rows for {free} free of {self.shapes.max_rows} slots; "
                 "release rows first"
             )
-        live = [self._check(row) for row in rows]
+        live = [self.check(row) for row in rows]
         ids = {row.id for row in rows}
         if len(ids) < len(rows) or ids & self._rows.keys():
             raise RequestError("two rows have one id; give each its own")
         self._waiting += live
         self._rows |= {each.row.id: each for each in live}
 
-    def _check(self, row: Row) -> LiveRow:
+    def check(self, row: Row) -> LiveRow:
+        """What a row would be if it was admitted; raises what `admit` would."""
         config = self.engine.config
         check_prompts([row.prompt], config.vocab_size)
         check_count("max_new_tokens", row.max_new_tokens)
