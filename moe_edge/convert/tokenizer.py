@@ -27,6 +27,7 @@ class Tokenizer:
 
     Attributes:
       vocab_size: number of ids the tokenizer knows.
+      folder: of its file; others of the tokenizer stand beside it.
     """
 
     def __init__(self, path: Path, config: ModelConfig):
@@ -38,6 +39,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.vocab_size = self._tokenizer.get_vocab_size()
+        self.folder = path.parent
         self._added = {
             id: token.content
             for id, token in self._tokenizer.get_added_tokens_decoder().items()
@@ -68,6 +70,10 @@ class Tokenizer:
         """Text of ids; special tokens are left out unless asked for."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
 
+    def token(self, id: int) -> str | None:
+        """A token as the vocabulary writes it; None for an unknown id."""
+        return self._tokenizer.id_to_token(id)
+
     def token_bytes(self, id: int) -> bytes:
         """What a token adds inside of a text; part of a character, for some.
 
@@ -75,7 +81,7 @@ class Tokenizer:
         """
         if id in self._added:
             return self._added[id].encode("utf-8")
-        token = self._tokenizer.id_to_token(id)
+        token = self.token(id)
         if token is None:
             return b""
         if "ByteLevel" in self._decoders and all(letter in _BYTES for letter in token):

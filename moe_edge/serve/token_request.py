@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
     """A prompt, ready to run."""
 
     ids: tuple[int, ...]
-    text: str | None = None  # as it came; None: it came as ids
+    text: str | None = None  # as it came; of ids only where it is shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,14 +125,14 @@ def encode(
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     rows = iter(model.tokenizer.encode_batch(texts, special=special))
-    encoded = [
-        Encoded(tuple(next(rows)), prompt)
-        if isinstance(prompt, str)
-        else Encoded(prompt)
-        for prompt in prompts
-    ]
-    for each in encoded:
-        request.new_tokens(each, model)
+    encoded = []
+    for prompt in prompts:
+        is_text = isinstance(prompt, str)
+        one = Encoded(tuple(next(rows)), prompt) if is_text else Encoded(prompt)
+        request.new_tokens(one, model)
+        if request.echo and not is_text:
+            one = Encoded(prompt, model.tokenizer.decode(prompt, special=True))
+        encoded.append(one)
     return encoded
 
 
