@@ -13,11 +13,11 @@ from moe_edge.core.checks import CapacityError, check_count
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
 from moe_edge.engine.session import MIN_BUCKET, Session, capacity_for
+from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.row_sampling import draw_rows, greedy_rows, log_probs
 
-MOST_LOGPROBS = 20  # likeliest tokens that a step reports, if any row asks
 _SMALLEST_CAPACITY = 256  # below, a smaller cache saves next to nothing
 
 
@@ -97,7 +97,7 @@ class SlotShapes:
                 f"max_context of {max_context} tokens exceeds the model's context of "
                 f"{config.max_positions}; lower it"
             )
-        self.max_rows, self.max_context = max_rows, max_context
+        self.config, self.max_rows, self.max_context = config, max_rows, max_context
         self.deterministic = deterministic
         largest = capacity_for(max_context)
         self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)

@@ -1,0 +1,181 @@
+"""Options of serving tokens, shared by the server and the load generator."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+)
+from moe_edge.engine.base import Engine
+from moe_edge.engine.session import cache_bytes
+from moe_edge.engine.slot_programs import SlotShapes
+from moe_edge.engine.slots import RowSlots
+from moe_edge.hardware.step_costs import StepCosts, read_step_costs
+from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.schedule.loop import Limits, RequestLoop
+from moe_edge.schedule.registry import POLICIES, get_policy
+from moe_edge.serve.driver import Driver
+
+LONGEST_CONTEXT = 4096  # unless asked for more: warm-up grows with it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """How requests for tokens are scheduled and run.
+
+    Attributes:
+      policy: of `schedule.registry`.
+      max_batch: rows that run at a time; max_wait_s: what a policy may let one wait.
+      max_waiting: requests in the queue; more are refused.
+      max_context: tokens of a row, prompt and new; None: the model's, at most 4,096.
+      kv_memory: for all caches (`2GiB`); None: what max_batch rows may need.
+      prompt_cache: for caches of rows that ended: a share of that (`25%`) or an amount;
+        `0`: none.
+      prefill_chunk: most tokens of a prompt that run between two steps.
+      prompt_rows: most prompts that are prefilled together.
+      default_min_k: floor of requests that name none; None: the model's own K.
+      deterministic: a row's bits do not depend on its company.
+      costs: a machine.json with `step_costs`, which `qos` and `elastic` need.
+    """
+
+    policy: str = "continuous"
+    max_batch: int = 8
+    max_wait_s: float = 1.0
+    max_waiting: int = 256
+    max_context: int | None = None
+    kv_memory: str | None = None
+    prompt_cache: str = "25%"
+    prefill_chunk: int = 512
+    prompt_rows: int = 4
+    default_min_k: int | None = None
+    deterministic: bool = False
+    costs: str | None = None
+
+    def __post_init__(self):
+        """Raises ConfigError for what no model could be served with."""
+        check_known("scheduling policy", self.policy, POLICIES)
+        for name in ("max_batch", "max_waiting", "prefill_chunk", "prompt_rows"):
+            check_count(name, getattr(self, name))
+        for name in ("max_context", "default_min_k"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_from_zero("max_wait_s", self.max_wait_s)
+        if self.kv_memory is not None and parse_budget(self.kv_memory).bytes is None:
+            raise ConfigError(
+                f"kv_memory {self.kv_memory!r} must be an amount such as 2GiB"
+            )
+        if self.prompt_cache != "0" and parse_budget(self.prompt_cache).share == 1:
+            raise ConfigError("prompt_cache 100% leaves nothing for running rows")
+
+    def check_model(self, own_k: int, max_positions: int) -> None:
+        """Refuses what this model cannot be served with.
+
+        Raises:
+          ConfigError: a floor above the model's K; CapacityError: too long a context.
+        """
+        if self.default_min_k is not None and self.default_min_k > own_k:
+            raise ConfigError(
+                f"default_min_k {self.default_min_k} exceeds the model's K of {own_k}"
+            )
+        if self.max_context is not None and self.max_context > max_positions:
+            raise CapacityError(
+                f"max_context of {self.max_context} tokens exceeds the model's context "
+                f"of {max_positions}; lower it"
+            )
+
+    def context(self, max_positions: int) -> int:
+        """Tokens of the longest row."""
+        return self.max_context or min(max_positions, LONGEST_CONTEXT)
+
+    def step_costs(self) -> StepCosts | None:
+        """Read from `costs`."""
+        return None if self.costs is None else read_step_costs(Path(self.costs))
+
+
+class CacheBytes(NamedTuple):
+    """What caches may take: of running rows, of prompts on their way, of ended rows."""
+
+    running: int
+    prompts: int
+    kept: int
+
+
+def cache_bytes_of(options: ServingOptions, shapes: SlotShapes) -> CacheBytes:
+    """Shares out the memory of all caches.
+
+    Raises:
+      CapacityError: too little for one row of the longest context.
+    """
+    config, longest = shapes.config, shapes.capacities[-1]
+    one, running, prompts = (
+        cache_bytes(config, rows, longest)
+        for rows in (1, shapes.rows[-1], shapes.prompt_rows[-1])
+    )
+    kept = None if options.prompt_cache == "0" else parse_budget(options.prompt_cache)
+    share = (kept and kept.share) or 0.0
+    amount = (kept and kept.bytes) or 0
+    if options.kv_memory is None:
+        own = int((running + prompts) * share / (1 - share))
+        return CacheBytes(running, prompts, amount + own)
+    total = parse_budget(options.kv_memory).bytes
+    amount += int(total * share)
+    if (left := total - amount - prompts) < one:
+        raise CapacityError(
+            f"kv_memory {options.kv_memory} leaves {left} bytes for running rows, "
+            f"after {prompts} for prompts on their way and {amount} for the prompt "
+            f"cache; one row of {shapes.max_context} tokens takes {one}: give more, "
+            "or lower max_context, prompt_rows or prompt_cache"
+        )
+    return CacheBytes(min(left, running), prompts, amount)
+
+
+def make_loop(
+    options: ServingOptions, own_k: int, limits: Limits, costs: StepCosts | None
+) -> RequestLoop:
+    """The request loop that these options describe."""
+    policy = get_policy(
+        options.policy,
+        max_batch=options.max_batch,
+        max_wait_s=options.max_wait_s,
+        own_k=own_k,
+        costs=costs,
+    )
+    return RequestLoop(policy, limits=limits)
+
+
+def make_driver(
+    engine: Engine,
+    options: ServingOptions,
+    clock: Callable[[], float] = time.monotonic,
+    fail_step: int | None = None,
+) -> Driver:
+    """A driver over an engine; `driver.slots.warm_up()` compiles what it needs.
+
+    Raises:
+      ConfigError, CapacityError: options that this engine cannot honour.
+    """
+    config = engine.config
+    options.check_model(config.moe.top_k, config.max_positions)
+    sizes = {
+        "max_rows": options.max_batch,
+        "max_context": options.context(config.max_positions),
+        "prefill_chunk": options.prefill_chunk,
+        "prompt_rows": min(options.prompt_rows, options.max_batch),
+        "deterministic": options.deterministic,
+    }
+    sizes_bytes = cache_bytes_of(options, SlotShapes(config, **sizes))
+    slots = RowSlots(engine, **sizes, prompt_cache_bytes=sizes_bytes.kept)
+    limits = Limits(
+        max_waiting=options.max_waiting,
+        kv_budget_bytes=sizes_bytes.running,
+        kv_together=slots.together_bytes,
+    )
+    loop = make_loop(options, config.moe.top_k, limits, options.step_costs())
+    return Driver(slots, loop, clock, fail_step)
