@@ -19,10 +19,10 @@ from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
     cache_bytes,
-    capacity_for,
     check_prompts,
     plan_chunks,
 )
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
 from moe_edge.model.sub_experts import at_k

@@ -30,8 +30,8 @@ from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.prompt_run import PromptRun
 from moe_edge.engine.session import cache_bytes, check_prompts
 from moe_edge.engine.slot_batch import SlotBatch
-from moe_edge.engine.slot_programs import MOST_LOGPROBS, SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import LiveRow, NewToken, Row
+from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
+from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
 from moe_edge.model.router import Routing
@@ -174,14 +174,15 @@ class RowSlots:
                 f"{len(rows)} rows for {free} free of {self.shapes.max_rows} slots; "
                 "release rows first"
             )
-        live = [self._check(row) for row in rows]
+        live = [self.check(row) for row in rows]
         ids = {row.id for row in rows}
         if len(ids) < len(rows) or ids & self._rows.keys():
             raise RequestError("two rows have one id; give each its own")
         self._waiting += live
         self._rows |= {each.row.id: each for each in live}
 
-    def _check(self, row: Row) -> LiveRow:
+    def check(self, row: Row) -> LiveRow:
+        """What a row would be if it was admitted; raises what `admit` would."""
         config = self.engine.config
         check_prompts([row.prompt], config.vocab_size)
         check_count("max_new_tokens", row.max_new_tokens)
