@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.expert_state import ExpertState, all_resident
 from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
@@ -119,6 +120,10 @@ class Engine:
     def movement(self) -> dict:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
+
+    def expert_state(self) -> ExpertState:
+        """Where experts are and what lookups met; waits for the device."""
+        return all_resident(self.config)
 
     def report(self) -> dict:
         """More of the same: what a run's `offload.json` holds; empty if resident."""
