@@ -24,6 +24,9 @@ def refusal(code: str) -> ApiError:
 class Observer:
     """Whoever wants to know what happens: metrics, the log of requests."""
 
+    def ready(self, driver: Driver) -> None:
+        """On the engine thread: the first step is to come."""
+
     def stepped(self, driver: Driver, stepped: Stepped) -> None:
         """On the engine thread, after a step that computed something, or tried to."""
 

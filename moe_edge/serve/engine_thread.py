@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.serve.call import Call, Observer, refusal
@@ -26,6 +26,7 @@ from moe_edge.serve.driver import Asked, Driver, Live, Stepped
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
 MOST_FAILED_STEPS = 3  # in a row
+T = TypeVar("T")
 
 
 class EngineLostError(MoeEdgeError):
@@ -142,6 +143,26 @@ class EngineThread:
         if call in self._open:
             self._tell(lambda driver: self._leave(driver, call))
 
+    async def ask(self, what: Callable[[Driver], T]) -> T:
+        """`what(driver)`, called on the engine's thread between two steps.
+
+        Raises:
+          ApiError: loading, engine_failed.
+        """
+        if self.driver is None or self.state == FAILED:
+            code = "loading" if self.state == LOADING else "engine_failed"
+            raise refusal(code)
+        answer = self._loop.create_future()
+
+        def do(driver: Driver) -> None:
+            try:
+                self._post(_settle, answer, what(driver), None)
+            except Exception as error:
+                self._post(_settle, answer, None, error)
+
+        self._tell(do)
+        return await answer
+
     async def drain(self, drain_s: float) -> None:
         """Takes nothing on any more, and lets what is open end within a time."""
         if self.state in (OK, LOADING):
@@ -224,6 +245,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self.driver = driver = self._load()
+            for observer in self.observers:
+                observer.ready(driver)
         except BaseException as error:  # raised by whoever waits for it
             self._post(self._lost, error)
             return
@@ -234,14 +257,14 @@ class EngineThread:
             self._post(self._lost, error)
         for call in {call for call, _ in self._of.values()}:
             self._leave(driver, call)
+        self._do_what_was_asked(driver)
         self._send()
         self._close(driver)
 
     def _serve(self, driver: Driver) -> None:
         failed = 0
         while not self._is_stopped:
-            while self._inbox:
-                self._inbox.popleft()(driver)
+            self._do_what_was_asked(driver)
             stepped = driver.step()
             if stepped is not None:
                 self._follow(driver, stepped)
@@ -254,6 +277,10 @@ class EngineThread:
                 )
             if stepped is None:
                 self._rest(driver.wake_s - driver.clock())
+
+    def _do_what_was_asked(self, driver: Driver) -> None:
+        while self._inbox:
+            self._inbox.popleft()(driver)
 
     def _send(self) -> None:
         if self._batch:
@@ -304,6 +331,15 @@ class EngineThread:
         if stepped.k:
             for observer in self.observers:
                 observer.stepped(driver, stepped)
+
+
+def _settle(answer: asyncio.Future, found, error: Exception | None) -> None:
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(error)
 
 
 def report(error: BaseException) -> None:

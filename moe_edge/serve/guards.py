@@ -19,7 +19,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.serve.errors import ApiError
 
 KEY_VARIABLE = "MOE_EDGE_API_KEY"
-OPEN_PATHS = ("/health", "/")  # need no key: they tell nothing of requests
+OPEN_PATHS = ("/health", "/")  # need no key, as what is below /page/: no data there
 SECURITY = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -147,7 +147,9 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, given = (header(scope, b"authorization") or b"").partition(b" ")
         same = hmac.compare_digest(given.strip(), self._key)
-        if (same and scheme.lower() == b"bearer") or scope["path"] in self._open:
+        path = scope["path"]
+        is_open = path in self._open or path.startswith("/page/")
+        if is_open or (same and scheme.lower() == b"bearer"):
             await self._app(scope, receive, send)
         else:
             error = ApiError(

@@ -1,5 +1,6 @@
 """The server as its clients see it, over a real socket and a tiny model."""
 
+import asyncio
 import json
 import threading
 
@@ -349,6 +350,20 @@ def test_three_failed_steps_in_a_row_end_the_server():
     assert str(server.error) == (
         "3 steps in a row failed, the last one by RuntimeError; see above"
     )
+
+
+def test_questions_are_answered_between_two_steps(server):
+    async def ask(what):
+        return await server.thread.ask(what)
+
+    def answer(what):
+        loop = server.service._loop
+        return asyncio.run_coroutine_threadsafe(ask(what), loop).result(60)
+
+    assert answer(lambda driver: threading.current_thread().name) == "engine"
+    with pytest.raises(ZeroDivisionError):
+        answer(lambda driver: 1 // 0)
+    assert server.complete().status == 200
 
 
 def test_loading_server_says_so():
