@@ -71,5 +71,7 @@ def test_prompt_tokens_count_special_ones_too(tokenizer):
     text = tokenizer.decode(ids, special=True)
     assert [each.token for each in tokens] == ids
     assert tokens[0].score is None and tokens[1].score.logprob == -float(ids[1])
+    few = prompt_tokens(ids, scores[:1], tokenizer)
+    assert [each.token for each in few] == ids and few[2].score is None
     offsets = {each.token: each.offset for each in tokens}
     assert text[offsets[EOS] :].startswith("<|end|>") and text[tokens[-1].offset] == "."
