@@ -16,6 +16,7 @@ STUDIES = {
     "benchmark_placement": "moe_edge.studies.speed.placement",
     "benchmark_prefill": "moe_edge.studies.speed.decode",
     "benchmark_refactor": "moe_edge.studies.speed.refactor",
+    "benchmark_serving": "moe_edge.studies.speed.serving",
     "benchmark_traced": "moe_edge.studies.speed.traced",
     "fidelity_default": "moe_edge.studies.fidelity.study",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
