@@ -117,19 +117,24 @@ class Driver:
 
     # Requests.
 
-    def submit(self, asked: Asked) -> Live:
-        """A request comes; refused at once if there is no room for it."""
+    def submit(self, asked: Asked, arrival_s: float | None = None) -> Live:
+        """A request comes; refused at once if there is no room for it.
+
+        Args:
+          arrival_s: when it came, if not now: while a step ran, perhaps.
+        """
         now_s = self.clock()
+        arrival_s = now_s if arrival_s is None else arrival_s
         job = TokenJob(
             next(self._ids),
-            arrival_s=now_s,
+            arrival_s=arrival_s,
             floor=asked.floor,
             deadline_s=asked.deadline_s,
             kv_bytes=self.slots.row_bytes(len(asked.prompt) + asked.max_new_tokens),
             prompt_tokens=len(asked.prompt),
             new_tokens=asked.max_new_tokens,
         )
-        live = Live(asked, job, Served(now_s, asked.floor))
+        live = Live(asked, job, Served(arrival_s, asked.floor))
         lane = self.loop.arrive(job, now_s)
         if lane is None:
             live.served.outcome = job.state
