@@ -42,6 +42,9 @@ RESTRICTED = {
         "moe_edge/cluster/transport/messages/",
         "moe_edge/cluster/transport/keys.py",
     ),
+    **dict.fromkeys(
+        ("starlette", "uvicorn", "prometheus_client", "jinja2"), ("moe_edge/serve/",)
+    ),
     "pickle": (),
 }
 

@@ -1,5 +1,7 @@
 """The tokenizer of a checkpoint, through the `tokenizers` library."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
@@ -8,11 +10,24 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 
 
+def _byte_letters() -> dict[str, int]:
+    """Letter -> byte, as byte-level BPE writes bytes (GPT-2): others from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    return letters | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
 class Tokenizer:
     """Text <-> ids.
 
     Attributes:
       vocab_size: number of ids the tokenizer knows.
+      folder: of its file; others of the tokenizer stand beside it.
     """
 
     def __init__(self, path: Path, config: ModelConfig):
@@ -24,6 +39,12 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.vocab_size = self._tokenizer.get_vocab_size()
+        self.folder = path.parent
+        self._added = {
+            id: token.content
+            for id, token in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self._decoders = str(self._tokenizer.decoder)
         if self.vocab_size > config.vocab_size:
             raise CheckpointError(
                 f"tokenizer {path} has {self.vocab_size} tokens, the vocabulary of "
@@ -34,9 +55,42 @@ class Tokenizer:
         """Ids of a text; begin-of-text only if the tokenizer itself adds it."""
         return self._tokenizer.encode(text).ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of ids, without special tokens."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def encode_batch(
+        self, texts: Sequence[str], *, special: bool = True
+    ) -> list[list[int]]:
+        """Ids of texts, while other threads go on (`encode` holds Python's lock).
+
+        Args:
+          special: whether the tokenizer adds what it puts around a text.
+        """
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        return [each.ids for each in found]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of ids; special tokens are left out unless asked for."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+
+    def token(self, id: int) -> str | None:
+        """A token as the vocabulary writes it; None for an unknown id."""
+        return self._tokenizer.id_to_token(id)
+
+    def token_bytes(self, id: int) -> bytes:
+        """What a token adds inside of a text; part of a character, for some.
+
+        No bytes for an id that the tokenizer does not know.
+        """
+        if id in self._added:
+            return self._added[id].encode("utf-8")
+        token = self.token(id)
+        if token is None:
+            return b""
+        if "ByteLevel" in self._decoders and all(letter in _BYTES for letter in token):
+            return bytes(_BYTES[letter] for letter in token)
+        if "ByteFallback" in self._decoders and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        if "\u2581" in self._decoders:  # SentencePiece's space
+            token = token.replace("\u2581", " ")
+        return token.encode("utf-8")
 
 
 def load_tokenizer(reader) -> Tokenizer:

@@ -11,6 +11,7 @@ from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.core.files import decode_utf8
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
+_MOST_HELD = 16  # tokens that wait for the rest of a character
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def encode_prompts(
 
 
 class TextStream:
-    """Turns tokens into text as they arrive.
+    """Turns tokens into text as they arrive, in time linear in their number.
 
     A token may hold part of a character, and some decoders drop the first space of
     a text. So a piece is the difference of two decodings that start at the same
@@ -123,27 +124,42 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
         self._tokenizer = tokenizer
-        self._ids = list(context[-8:])
-        self._start = 0  # first token of both decodings
-        self._shown = len(self._ids)  # tokens whose text was returned
-
-    def _pending(self) -> str:
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
-        return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+        self._ids = list(context[-8:])  # of both decodings
+        self._shown = len(self._ids)  # tokens of the first one
+        self._before = tokenizer.decode(self._ids)
 
     def push(self, token: int) -> str:
         """Text that is certain after one more token; may be empty."""
         self._ids.append(token)
-        piece = self._pending()
-        if not piece or piece.endswith(REPLACEMENT):
+        text = self._tokenizer.decode(self._ids)
+        piece = text[len(self._before) :]
+        if piece and not piece.endswith(REPLACEMENT):
+            self._move(len(self._ids))
+            return piece
+        if len(self._ids) - self._shown < _MOST_HELD:
             return ""
-        self._start, self._shown = self._shown, len(self._ids)
+        # Bytes of no character, or tokens without text: nothing may ever follow that
+        # makes them one. An unfinished character has at most three tokens; a cut
+        # before these, and not inside of a character, changes nothing.
+        for end in range(len(self._ids) - 3, len(self._ids) - 7, -1):
+            certain = self._tokenizer.decode(self._ids[:end])
+            if text.startswith(certain):
+                break
+        else:
+            end, certain = len(self._ids), text
+        piece = certain[len(self._before) :]
+        self._move(end)
         return piece
+
+    def _move(self, end: int) -> None:
+        """The first decoding now reaches from what was shown last to `end`."""
+        self._ids, self._shown = self._ids[self._shown :], end - self._shown
+        self._before = self._tokenizer.decode(self._ids[: self._shown])
 
     def finish(self) -> str:
         """Text still held back when no token follows."""
-        piece = self._pending()
-        self._start = self._shown = len(self._ids)
+        piece = self._tokenizer.decode(self._ids)[len(self._before) :]
+        self._move(len(self._ids))
         return piece
 
 

@@ -13,11 +13,11 @@ from moe_edge.core.checks import CapacityError, check_count
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
 from moe_edge.engine.session import MIN_BUCKET, Session, capacity_for
+from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.row_sampling import draw_rows, greedy_rows, log_probs
 
-MOST_LOGPROBS = 20  # likeliest tokens that a step reports, if any row asks
 _SMALLEST_CAPACITY = 256  # below, a smaller cache saves next to nothing
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from moe_edge.model.sampling import Sampling
 
+MOST_LOGPROBS = 20  # likeliest tokens that a step reports, if any row asks
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:

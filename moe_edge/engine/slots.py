@@ -30,8 +30,8 @@ from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.prompt_run import PromptRun
 from moe_edge.engine.session import cache_bytes, check_prompts
 from moe_edge.engine.slot_batch import SlotBatch
-from moe_edge.engine.slot_programs import MOST_LOGPROBS, SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import LiveRow, NewToken, Row
+from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
+from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
 

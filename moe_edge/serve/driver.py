@@ -59,6 +59,8 @@ class Live:
       ended_by: `eos`, `stop`, `length` or `deadline`, of one that finished.
       cached_tokens: of its prompt, that the prompt cache spared.
       prompt_scores: of the prompt's tokens from the second on, if asked for.
+      moved_bytes: its share of what steps moved to the device.
+      routed, substituted: experts chosen for its tokens; of those, by others.
     """
 
     asked: Asked
@@ -67,6 +69,9 @@ class Live:
     ended_by: str | None = None
     cached_tokens: int = 0
     prompt_scores: list[Score] = dataclasses.field(default_factory=list)
+    moved_bytes: float = 0.0
+    routed: int = 0
+    substituted: int = 0
 
     @property
     def outcome(self) -> str | None:

@@ -17,7 +17,7 @@ class Served:
       admitted_s: when its first step began; first_s, last_s: when its first and last
         token were there; None: never.
       tokens: new ones.
-      k_sum: of the K of each of them; k_least: the smallest.
+      k_sum: of the K of each of them; k_least, k_most: the smallest, the largest.
       outcome: how it ended.
     """
 
@@ -29,6 +29,7 @@ class Served:
     tokens: int = 0
     k_sum: int = 0
     k_least: int | None = None
+    k_most: int | None = None
     outcome: str = ""
 
     def add(self, time_s: float, k: int) -> None:
@@ -37,6 +38,7 @@ class Served:
         self.last_s, self.tokens = time_s, self.tokens + 1
         self.k_sum += k
         self.k_least = k if self.k_least is None else min(k, self.k_least)
+        self.k_most = k if self.k_most is None else max(k, self.k_most)
 
     @property
     def ttft_s(self) -> float:

@@ -1,0 +1,210 @@
+"""Bodies and stream chunks of completions and of chat.
+
+answer = make_answer(request, choices, model)
+answer.body()                      # once all choices have ended
+
+for chunk in answer.start(): ...   # or as a stream, `data_line` of each
+answer.more(choice)                # what is new of a choice; None: nothing
+for chunk in answer.end(choice): ...
+answer.usage_chunk()               # last, if it was asked for; then DONE
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moe_edge.serve.chat_request import ChatRequest
+from moe_edge.serve.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_tokens,
+)
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.text_ends import Shown, TokenAt
+from moe_edge.serve.token_request import TokenRequest
+from moe_edge.serve.usage import usage_of
+
+if TYPE_CHECKING:  # it loads JAX
+    from moe_edge.serve.choices import Choice
+
+Chunk = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def data_line(chunk: Chunk) -> bytes:
+    """A chunk, or the body of an error, as an event of a stream.
+
+    ASCII, for some clients split lines at characters such as U+2028.
+    """
+    return b"data: " + to_json(chunk) + b"\n\n"
+
+
+def to_json(body: Chunk) -> bytes:
+    """A body as it is sent."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+class Answer:
+    """What a request is answered with; a subclass knows the shape.
+
+    A choice is either streamed (`more`, `end`) or in the body.
+    """
+
+    OBJECT = CHUNK_OBJECT = ID = ""
+
+    def __init__(
+        self, request: TokenRequest, choices: Sequence["Choice"], model: ServedModel
+    ):
+        self._request, self._choices, self._model = request, choices, model
+        self._names = TokenNames(model.tokenizer)
+        self._id, self._created = f"{self.ID}-{secrets.token_hex(12)}", int(time.time())
+        self._begun: set[int] = set()  # choices of which something was taken
+
+    def body(self) -> Chunk:
+        """The whole answer; all choices have ended."""
+        choices = []
+        for choice in self._choices:
+            choice.ends.finish()
+            choices.append(self._whole(choice, self._take(choice)))
+        return self._frame(self.OBJECT, choices) | {"usage": self._usage()}
+
+    def start(self) -> list[Chunk]:
+        """Chunks that come before any text."""
+        return []
+
+    def more(self, choice: "Choice") -> Chunk | None:
+        """What is new of a choice that has one token or more."""
+        shown = self._take(choice)
+        if not shown.text and not shown.tokens:
+            return None
+        return self._chunk([self._part(choice, shown, None)])
+
+    def end(self, choice: "Choice") -> list[Chunk]:
+        """The rest of a choice that has ended, and why it did."""
+        choice.ends.finish()
+        part = self._part(choice, self._take(choice), _finish_reason(choice))
+        return [self._chunk([part])]
+
+    def usage_chunk(self) -> Chunk | None:
+        """What follows the last choice; None if it was not asked for."""
+        if not self._request.include_usage:
+            return None
+        return self._chunk([]) | {"usage": self._usage()}
+
+    def _whole(self, choice, shown: Shown) -> Chunk:
+        return self._part(choice, shown, _finish_reason(choice))
+
+    def _part(self, choice, shown: Shown, reason: str | None) -> Chunk:
+        raise NotImplementedError
+
+    def _take(self, choice) -> Shown:
+        """New text; what stands before the first one is part of it."""
+        shown = choice.ends.take()
+        if choice.index in self._begun:
+            return shown
+        self._begun.add(choice.index)
+        return self._first(choice, shown)
+
+    def _first(self, choice, shown: Shown) -> Shown:
+        return shown
+
+    def _chunk(self, choices: list[Chunk]) -> Chunk:
+        chunk = self._frame(self.CHUNK_OBJECT, choices)
+        return chunk | {"usage": None} if self._request.include_usage else chunk
+
+    def _frame(self, kind: str, choices: list[Chunk]) -> Chunk:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model.id,
+            "choices": choices,
+        }
+
+    def _usage(self) -> Chunk:
+        return usage_of(self._choices, silent=self._request.max_new_tokens == 0)
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions; `text_offset` counts in the text of the choice."""
+
+    OBJECT = CHUNK_OBJECT = "text_completion"
+    ID = "cmpl"
+
+    def _first(self, choice, shown: Shown) -> Shown:
+        tokens = ()
+        if self._request.score_prompt:
+            tokens = prompt_tokens(
+                choice.prompt.ids, choice.live.prompt_scores, self._model.tokenizer
+            )
+        return Shown(choice.echo + shown.text, (*tokens, *shown.tokens))
+
+    def _part(self, choice, shown: Shown, reason: str | None) -> Chunk:
+        wanted = self._request.top_logprobs is not None
+        return {
+            "index": choice.index,
+            "text": shown.text,
+            "logprobs": completion_logprobs(shown.tokens, self._names)
+            if wanted
+            else None,
+            "finish_reason": reason,
+        }
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    OBJECT, CHUNK_OBJECT, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def start(self) -> list[Chunk]:
+        return [
+            self._chunk([self._delta(choice, {"role": "assistant", "content": ""})])
+            for choice in self._choices
+        ]
+
+    def end(self, choice: "Choice") -> list[Chunk]:
+        choice.ends.finish()
+        rest = self.more(choice)
+        last = self._chunk([self._delta(choice, {}, _finish_reason(choice))])
+        return [last] if rest is None else [rest, last]
+
+    def _whole(self, choice, shown: Shown) -> Chunk:
+        message = {"role": "assistant", "content": shown.text, "refusal": None}
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(shown.tokens),
+            "finish_reason": _finish_reason(choice),
+        }
+
+    def _part(self, choice, shown: Shown, reason: str | None) -> Chunk:
+        part = self._delta(choice, {"content": shown.text}, reason)
+        return part | {"logprobs": self._logprobs(shown.tokens)}
+
+    def _delta(self, choice, delta: Chunk, reason: str | None = None) -> Chunk:
+        return {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": reason,
+        }
+
+    def _logprobs(self, tokens: Sequence[TokenAt]) -> Chunk | None:
+        wanted = self._request.top_logprobs is not None
+        return chat_logprobs(tokens, self._names) if wanted else None
+
+
+def make_answer(
+    request: TokenRequest, choices: Sequence["Choice"], model: ServedModel
+) -> Answer:
+    """The answer of a request, in its shape."""
+    kind = ChatAnswer if isinstance(request, ChatRequest) else CompletionAnswer
+    return kind(request, choices, model)
+
+
+def _finish_reason(choice) -> str:
+    return "stop" if choice.ended_by in ("eos", "stop") else "length"

@@ -1,0 +1,152 @@
+"""Requests of /v1/chat/completions."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from moe_edge.serve.chat_template import ChatTemplate
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.fields import (
+    flag,
+    invalid,
+    one_of,
+    read_fields,
+    read_object,
+    text,
+    whole,
+)
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.token_request import (
+    IGNORED,
+    NEUTRAL,
+    Encoded,
+    TokenRequest,
+    common_readers,
+    common_values,
+    encode,
+    top_logprobs_reader,
+)
+
+Message = dict[str, str]  # role, content and perhaps name
+
+_NEUTRAL = NEUTRAL | {
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "functions": [],
+    "function_call": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "reasoning_effort": "medium",
+    "verbosity": "medium",
+    # Their default is none at all.
+    **dict.fromkeys(("audio", "prediction", "web_search_options")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier")),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatRequest(TokenRequest):
+    """A valid request for the next message of a conversation."""
+
+    PROMPT: ClassVar[str] = "messages"
+
+    messages: tuple[Message, ...]
+
+    def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
+        """The one prompt; see `token_request.encode`: for a thread.
+
+        Raises:
+          ApiError: also invalid_value: messages that the template refuses.
+        """
+        prompt = template.render(self.messages)
+        return encode(self, [prompt], model, special=template.adds_special)
+
+
+def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
+    """Reads and checks a body.
+
+    Raises:
+      ApiError: what is wrong with it, by the field's name.
+    """
+    readers = common_readers(model) | {
+        "messages": read_messages,
+        "max_tokens": whole(1, 2**31 - 1),  # the context bounds both further
+        "max_completion_tokens": whole(1, 2**31 - 1),
+        "logprobs": flag,
+        "top_logprobs": top_logprobs_reader(),
+    }
+    values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
+    if "messages" not in values:
+        raise ApiError(
+            "invalid_value", "there are no messages; give one", param="messages"
+        )
+    old, new = values.get("max_tokens"), values.get("max_completion_tokens")
+    if None not in (old, new) and old != new:
+        raise ApiError(
+            "invalid_value",
+            f"max_tokens {old} and max_completion_tokens {new} differ; give one",
+            param="max_tokens",
+        )
+    wants, top = values.get("logprobs", False), values.get("top_logprobs")
+    if top is not None and not wants:
+        raise ApiError(
+            "invalid_value",
+            f"top_logprobs {top} without logprobs: true; add it",
+            param="top_logprobs",
+        )
+    return ChatRequest(
+        messages=values["messages"],
+        max_new_tokens=old if new is None else new,
+        top_logprobs=(top or 0) if wants else None,
+        **common_values(values, model),
+    )
+
+
+def read_messages(name: str, value: Any) -> tuple[Message, ...]:
+    """A reader (`fields.py`) of a conversation: at least one message of text."""
+    if not isinstance(value, list) or not value:
+        raise invalid(name, value, "a list of messages")
+    return tuple(_message(f"{name}[{i}]", each) for i, each in enumerate(value))
+
+
+# `type` is what lm-eval adds to every message.
+_MESSAGE_NEUTRAL = {"type": "text", "tool_calls": []} | dict.fromkeys(
+    ("audio", "refusal", "function_call")
+)
+
+
+def _message(path: str, value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise invalid(path, value, "an object with role and content")
+    readers = {
+        "role": one_of("system", "developer", "user", "assistant"),
+        "content": _content,
+        "name": text,
+    }
+    values = read_fields(value, readers, _MESSAGE_NEUTRAL, within=f"{path}.")
+    for name in ("role", "content"):
+        if name not in values:
+            raise ApiError(
+                "invalid_value", f"{path} has no {name}", param=f"{path}.{name}"
+            )
+    return values
+
+
+def _content(path: str, value: Any) -> str:
+    """Text, or the lines of its parts: a model of text has no other parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise invalid(path, value, "a string, or a list of parts of text")
+    lines = []
+    for i, part in enumerate(value):
+        at = f"{path}[{i}]"
+        if not isinstance(part, dict):
+            raise invalid(at, part, 'a part {"type": "text", "text": ..}')
+        values = read_fields(
+            part, {"type": one_of("text"), "text": text}, within=f"{at}."
+        )
+        if set(values) != {"type", "text"}:
+            raise invalid(at, part, 'a part {"type": "text", "text": ..}')
+        lines.append(values["text"])
+    return "\n".join(lines)

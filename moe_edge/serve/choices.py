@@ -1,0 +1,75 @@
+"""The choices of a request: one row each, and its text."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from moe_edge.serve.driver import Asked, Live
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.text_ends import TextEnds
+from moe_edge.serve.token_request import Encoded, TokenRequest
+
+
+@dataclasses.dataclass(eq=False)
+class Choice:
+    """A row of a request, on its way.
+
+    Attributes:
+      index: among all choices of the request, prompt by prompt.
+      number: among those of its prompt.
+      echo: what stands before its text.
+      live: what the driver knows of it, once it was submitted.
+    """
+
+    index: int
+    number: int
+    prompt: Encoded
+    asked: Asked
+    ends: TextEnds
+    echo: str = ""
+    live: Live | None = None
+
+    @property
+    def ended_by(self) -> str:
+        """`eos`, `stop`, `length` or `deadline`, once it has finished."""
+        return "stop" if self.ends.stopped else self.live.ended_by
+
+
+def make_choices(
+    request: TokenRequest,
+    prompts: Sequence[Encoded],
+    model: ServedModel,
+    arrival_s: float,
+) -> list[Choice]:
+    """What to submit: n rows for each prompt.
+
+    Args:
+      prompts: of `request.encode`.
+      arrival_s: on the driver's clock; the deadline counts from it.
+    """
+    deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
+    choices = []
+    for prompt in prompts:
+        echo = prompt.text if request.echo else ""
+        for number in range(request.n):
+            ends = TextEnds(
+                model.tokenizer,
+                context=prompt.ids,
+                stop=request.stop,
+                eos_ids=model.eos_ids,
+                ignore_eos=request.ignore_eos,
+                with_tokens=request.top_logprobs is not None,
+                silent=request.max_new_tokens == 0,
+                first=len(echo),
+            )
+            asked = Asked(
+                prompt=prompt.ids,
+                max_new_tokens=request.new_tokens(prompt, model),
+                floor=request.floor,
+                sampling=request.sampling(number),
+                top_logprobs=request.top_logprobs,
+                score_prompt=request.score_prompt,
+                deadline_s=deadline_s,
+                ends=ends,
+            )
+            choices.append(Choice(len(choices), number, prompt, asked, ends, echo))
+    return choices

@@ -1,0 +1,88 @@
+"""Requests of /v1/completions."""
+
+import dataclasses
+from typing import Any
+
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
+from moe_edge.serve.fields import token_ids as read_ids
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.token_request import (
+    IGNORED,
+    MOST_ROWS,
+    NEUTRAL,
+    Encoded,
+    TokenRequest,
+    common_readers,
+    common_values,
+    encode,
+    top_logprobs_reader,
+)
+
+DEFAULT_TOKENS = 16  # OpenAI's
+_NEUTRAL = NEUTRAL | {"best_of": 1, "suffix": ""}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionRequest(TokenRequest):
+    """A valid request for completions; `max_new_tokens` 0: only the prompt is shown."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+
+    def encode(self, model: ServedModel) -> list[Encoded]:
+        """See `token_request.encode`: for a thread."""
+        return encode(self, self.prompts, model)
+
+
+def read_completion(body: bytes, model: ServedModel) -> CompletionRequest:
+    """Reads and checks a body.
+
+    Raises:
+      ApiError: what is wrong with it, by the field's name.
+    """
+    readers = common_readers(model) | {
+        "prompt": _prompts_reader(model.vocab_size),
+        "logprobs": top_logprobs_reader(),
+        "echo": flag,
+    }
+    values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
+    if "prompt" not in values:
+        raise ApiError("invalid_value", "there is no prompt; give one", param="prompt")
+    common, prompts = common_values(values, model), values["prompt"]
+    if len(prompts) * common["n"] > MOST_ROWS:
+        raise ApiError(
+            "invalid_value",
+            f"{len(prompts)} prompts of n {common['n']} each, expected at most "
+            f"{MOST_ROWS} together; send several requests",
+            param="n",
+        )
+    tokens, echo = values.get("max_tokens", DEFAULT_TOKENS), values.get("echo", False)
+    if not tokens and not echo:
+        raise invalid("max_tokens", 0, "1 or more, or echo: true")
+    return CompletionRequest(
+        prompts=prompts,
+        max_new_tokens=tokens,
+        top_logprobs=values.get("logprobs"),
+        echo=echo,
+        **common,
+    )
+
+
+def _prompts_reader(vocab_size: int) -> Reader:
+    one = read_ids(vocab_size)
+
+    def read(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not value:
+            raise invalid(name, value, "text, token ids, or a list of either")
+        if isinstance(value[0], int):
+            return (one(name, value),)
+        if len(value) > MOST_ROWS:
+            raise invalid(name, len(value), f"at most {MOST_ROWS} prompts")
+        return tuple(
+            each if isinstance(each, str) else one(f"{name}[{i}]", each)
+            for i, each in enumerate(value)
+        )
+
+    return read

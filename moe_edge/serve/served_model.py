@@ -1,0 +1,157 @@
+"""The model that is served, as clients see it and requests are checked against."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.convert.open import DEFAULT_MODEL
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.checks import CheckpointError
+from moe_edge.core.files import read_json
+from moe_edge.engine.load import Loaded
+from moe_edge.refactor.run import REPORT_NAME
+from moe_edge.serve.errors import ApiError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One model behind the server.
+
+    Attributes:
+      id: that requests name.
+      own_k: experts (or sub-experts) a token; requests may allow fewer.
+      default_floor: least K of requests that say nothing.
+      max_context: tokens of a prompt and what follows.
+      eos_ids: tokens that end a text.
+      lossless: whether it computes what the checkpoint says.
+      perplexities: K -> perplexity, as measured; None: nothing was.
+      created: when it was ready, in seconds since 1970.
+    """
+
+    id: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    own_k: int
+    default_floor: int
+    max_context: int
+    eos_ids: Sequence[int] = ()
+    lossless: bool = True
+    perplexities: Mapping[int, float] | None = None
+    created: int = 0
+
+    def check_id(self, name: str, value: Any) -> str:
+        """A reader (`fields.py`) of the field `model`."""
+        if value != self.id:
+            raise ApiError(
+                "model_not_found",
+                f"there is no model {value!r:.60}; this server has {self.id!r}",
+                param=name,
+            )
+        return value
+
+    def floor(self, min_k: int | None, quality: float | None) -> int:
+        """The least K that meets both; what is None asks for nothing.
+
+        `quality` counts as met from the smallest K on from which every measured one
+        has ppl(own K) / ppl(K) of at least so much: a row may run at any K above its
+        floor.
+
+        Raises:
+          ApiError: quality_unmeasured.
+        """
+        if min_k is None and quality is None:
+            return self.default_floor
+        if quality is None:
+            return min_k
+        ppl = self.perplexities or {}
+        if self.own_k not in ppl:
+            raise ApiError(
+                "quality_unmeasured",
+                f"quality needs the perplexity at K {self.own_k} in the checkpoint's "
+                f"{REPORT_NAME}, which launch/refactor.py writes; give min_k instead",
+                param="quality",
+            )
+        least = self.own_k
+        for k in sorted((k for k in ppl if k < self.own_k), reverse=True):
+            if ppl[self.own_k] < quality * ppl[k]:
+                break
+            least = k
+        return max(least, min_k or 1)
+
+    def entry(self) -> dict[str, Any]:
+        """Its entry of /v1/models."""
+        return {
+            "id": self.id,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "moe_edge",
+            "moe_edge": {
+                "k": self.own_k,
+                "max_context": self.max_context,
+                "vocab_size": self.vocab_size,
+                "lossless": self.lossless,
+            },
+        }
+
+    def listing(self) -> dict[str, Any]:
+        """The body of /v1/models."""
+        return {"object": "list", "data": [self.entry()]}
+
+
+def make_served_model(
+    loaded: Loaded,
+    *,
+    max_context: int,
+    default_floor: int | None = None,
+    lossless: bool = True,
+) -> ServedModel:
+    """A loaded checkpoint as clients see it, under the name that it was loaded by.
+
+    Args:
+      default_floor: None: the model's own K.
+    Raises:
+      CheckpointError: a report that cannot be read.
+    """
+    config, own_k = loaded.engine.config, loaded.engine.config.moe.top_k
+    folder = DEFAULT_MODEL if loaded.name == "default" else Path(loaded.name)
+    return ServedModel(
+        id=loaded.name,
+        tokenizer=loaded.tokenizer,
+        vocab_size=config.vocab_size,
+        own_k=own_k,
+        default_floor=own_k if default_floor is None else default_floor,
+        max_context=max_context,
+        eos_ids=config.eos_ids,
+        lossless=lossless,
+        perplexities=read_perplexities(folder),
+        created=int(time.time()),
+    )
+
+
+def read_perplexities(folder: Path) -> dict[int, float] | None:
+    """Perplexity by K of a refactored checkpoint's report; None if there is no report.
+
+    A perplexity that was too large for a number is infinite.
+
+    Raises:
+      CheckpointError: a report of another form.
+    """
+    path = folder / REPORT_NAME
+    if not path.is_file():
+        return None
+    report = read_json(path)
+    by_k = report.get("ppl_by_k") if isinstance(report, dict) else None
+    try:
+        found = {int(k): math.inf if v is None else float(v) for k, v in by_k.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: ppl_by_k is {by_k!r:.60}, expected K and perplexity"
+        ) from error
+    if any(k < 1 or not ppl >= 1 for k, ppl in found.items()):
+        raise CheckpointError(
+            f"{path}: ppl_by_k is {by_k!r:.60}, expected a K from 1 and 1 or more each"
+        )
+    return found

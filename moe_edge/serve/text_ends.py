@@ -1,0 +1,162 @@
+"""The text of a row while its tokens arrive, and whether it ends with one of them."""
+
+import collections
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.engine.prompts import TextStream
+from moe_edge.engine.slot_rows import NewToken, Score
+
+
+class TokenAt(NamedTuple):
+    """A token of a text, for its log probabilities."""
+
+    token: int
+    score: Score | None  # None: nothing comes before it
+    offset: int  # in the text: where its first character begins
+
+
+class Shown(NamedTuple):
+    """A piece of an answer."""
+
+    text: str
+    tokens: tuple[TokenAt, ...]
+
+
+class TextEnds:
+    """What the driver tells every token of a row (`driver.Asked.ends`).
+
+    Text is released as soon as no stop string can begin in it and its last character
+    is whole. So the pieces of a stream join to the text of an answer that is not
+    streamed: both are made here. A stop string counts from its last character on,
+    whatever tokens it came in; of two that end there the longer one does.
+
+    The engine's thread calls this object; any other one may `take` meanwhile, and
+    calls `finish` once the row is over.
+
+    Args:
+      context: tokens before the first one: the prompt.
+      stop: texts that end the row; neither they nor what follows is shown.
+      eos_ids: tokens that end it, unless `ignore_eos`.
+      with_tokens: whether pieces name their tokens.
+      silent: show nothing at all: only the prompt was asked for.
+      first: characters that stand before the text; offsets count from their first.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        context: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        eos_ids: Collection[int] = (),
+        ignore_eos: bool = False,
+        with_tokens: bool = False,
+        silent: bool = False,
+        first: int = 0,
+    ):
+        self._stream = TextStream(tokenizer, context)
+        self._stops = [_Stop(text) for text in stop]
+        self._eos_ids = frozenset(() if ignore_eos else eos_ids)
+        self._with_tokens, self._silent = with_tokens, silent
+        # Characters so far, and how many of them were released.
+        self._made = self._released = first
+        self._held = ""  # between the two
+        self._tokens: collections.deque[TokenAt] = collections.deque()
+        self._pieces: list[Shown] = []
+        self._taken = 0
+        self._over = silent
+        self.stopped = False  # by a stop string
+
+    def __call__(self, new: NewToken) -> str | None:
+        """The row has one more token; why it ends, if it does."""
+        if self._over:
+            return None
+        if new.token in self._eos_ids:
+            self._add(self._stream.finish())
+            if not self.stopped:
+                self._note(new, self._made)
+                self._end()
+            return "stop" if self.stopped else "eos"
+        self._note(new, self._made)
+        self._add(self._stream.push(new.token))
+        return "stop" if self.stopped else None
+
+    def finish(self) -> None:
+        """No token follows: what was held back is released."""
+        if not self._over:
+            self._add(self._stream.finish())
+            if not self.stopped:
+                self._end()
+
+    def take(self) -> Shown:
+        """What was released since the last call."""
+        new = self._pieces[self._taken :]
+        self._taken += len(new)
+        return Shown(
+            "".join([piece.text for piece in new]),
+            tuple(token for piece in new for token in piece.tokens),
+        )
+
+    def _note(self, new: NewToken, offset: int) -> None:
+        if self._with_tokens:
+            self._tokens.append(TokenAt(new.token, new.score, offset))
+
+    def _add(self, text: str) -> None:
+        """More text is certain, but for stop strings."""
+        held = 0
+        if self._stops:
+            for i, letter in enumerate(text):
+                found = max(stop.follow(letter) for stop in self._stops)
+                if found:
+                    self._held += text
+                    self._made += i + 1
+                    self._release(self._made - found)
+                    self.stopped = self._over = True
+                    return
+            held = max(stop.matched for stop in self._stops)
+        self._held += text
+        self._made += len(text)
+        self._release(self._made - held)
+
+    def _release(self, end: int) -> None:
+        """Shows the text up to a character, and the tokens that begin before it."""
+        text = self._held[: end - self._released]
+        if text:
+            self._held, self._released = self._held[len(text) :], end
+            self._pieces.append(Shown(text, self._tokens_before(end)))
+
+    def _tokens_before(self, end: float) -> tuple[TokenAt, ...]:
+        found = []
+        while self._tokens and self._tokens[0].offset < end:
+            found.append(self._tokens.popleft())
+        return tuple(found)
+
+    def _end(self) -> None:
+        self._over = True
+        self._pieces.append(Shown(self._held, self._tokens_before(float("inf"))))
+
+
+class _Stop:
+    """How much of a text's end is the beginning of a stop string (Knuth-Morris-Pratt).
+
+    Linear in the text, however long the string is and whatever it repeats.
+    """
+
+    def __init__(self, text: str):
+        self._text, self.matched = text, 0
+        # For every length: the longest beginning that also is an end, but not all.
+        self._shorter = [0, 0]
+        for letter in text[1:]:
+            self._shorter.append(self._next(self._shorter[-1], letter))
+
+    def _next(self, matched: int, letter: str) -> int:
+        while matched and self._text[matched] != letter:
+            matched = self._shorter[matched]
+        return matched + (self._text[matched] == letter)
+
+    def follow(self, letter: str) -> int:
+        """The text goes on; the string's length if it is complete now, else 0."""
+        self.matched = self._next(self.matched, letter)
+        return self.matched if self.matched == len(self._text) else 0

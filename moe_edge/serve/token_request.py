@@ -1,0 +1,211 @@
+"""What requests for completions and for chat have in common."""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from moe_edge.engine.slot_rows import MOST_LOGPROBS
+from moe_edge.model.sampling import Sampling
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.fields import (
+    Reader,
+    flag,
+    invalid,
+    number,
+    read_fields,
+    text,
+    whole,
+)
+from moe_edge.serve.served_model import ServedModel
+
+MOST_CHOICES = 128  # OpenAI's limit of n
+MOST_ROWS = 2048  # OpenAI's limit of prompts; here of prompts times n
+MOST_STOPS = 16
+MOST_TEMPERATURE = 2.0  # OpenAI's; above it text is noise
+# Below, a temperature counts as 0: logits divided by it would leave float32.
+LEAST_TEMPERATURE = 1e-4
+MOST_DEADLINE_MS = 86_400_000  # a day: whoever waits longer needs no deadline
+
+# Accepted without any effect: they concern OpenAI's own bookkeeping.
+IGNORED = ("user", "metadata", "store", "service_tier")
+NEUTRAL: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+}
+
+
+class Encoded(NamedTuple):
+    """A prompt, ready to run."""
+
+    ids: tuple[int, ...]
+    text: str | None = None  # as it came; of ids only where it is shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenRequest:
+    """A valid request, but for the length of its prompts.
+
+    Attributes:
+      n: choices for each prompt; choice i draws with `seed` + i.
+      floor: least K.
+      max_new_tokens: None: as many as fit behind the prompt.
+      top_logprobs: likeliest tokens reported with each; None: no log probabilities.
+      deadline_s: seconds from arrival; None: none.
+      echo: whether the prompt stands before the text.
+    """
+
+    PROMPT: ClassVar[str] = "prompt"  # the field that holds it
+
+    n: int
+    seed: int
+    temperature: float
+    top_p: float
+    floor: int
+    max_new_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    top_logprobs: int | None
+    deadline_s: float | None
+    stream: bool
+    include_usage: bool
+    echo: bool = False
+
+    def sampling(self, choice: int) -> Sampling:
+        """How a choice (from 0, of one prompt) draws."""
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, seed=self.seed + choice
+        )
+
+    @property
+    def score_prompt(self) -> bool:
+        """Whether log probabilities of the prompt's own tokens are wanted."""
+        return self.echo and self.top_logprobs is not None
+
+    def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
+        """Tokens to compute after a prompt; 1 where none is to be shown.
+
+        Raises:
+          ApiError: context_length_exceeded; invalid_value: a prompt without tokens.
+        """
+        length, most = len(prompt.ids), model.max_context
+        if not length:
+            raise ApiError(
+                "invalid_value",
+                "the prompt is empty; expected some text",
+                param=self.PROMPT,
+            )
+        wanted = 1 if self.max_new_tokens is None else max(self.max_new_tokens, 1)
+        if length + wanted > most:
+            raise ApiError(
+                "context_length_exceeded",
+                f"the prompt has {length} tokens, which with {wanted} new ones exceed "
+                f"the context of {most}; shorten it or ask for fewer",
+                param=self.PROMPT,
+            )
+        return most - length if self.max_new_tokens is None else wanted
+
+
+def encode(
+    request: TokenRequest,
+    prompts: Sequence[str | tuple[int, ...]],
+    model: ServedModel,
+    *,
+    special: bool = True,
+) -> list[Encoded]:
+    """Prompts as ids, each of a length that fits.
+
+    Long texts take up to a second: call it in a thread (Python's lock is free).
+
+    Args:
+      special: whether the tokenizer adds what it puts around a text.
+    Raises:
+      ApiError: context_length_exceeded, invalid_value.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    rows = iter(model.tokenizer.encode_batch(texts, special=special))
+    encoded = []
+    for prompt in prompts:
+        is_text = isinstance(prompt, str)
+        one = Encoded(tuple(next(rows)), prompt) if is_text else Encoded(prompt)
+        request.new_tokens(one, model)
+        if request.echo and not is_text:
+            one = Encoded(prompt, model.tokenizer.decode(prompt, special=True))
+        encoded.append(one)
+    return encoded
+
+
+def common_readers(model: ServedModel) -> dict[str, Reader]:
+    """Readers of the fields that both kinds have."""
+    return {
+        "model": model.check_id,
+        "n": whole(1, MOST_CHOICES),
+        # OpenAI's, 64 bits with a sign: what the random key holds.
+        "seed": whole(-(2**63), 2**63 - 1),
+        "temperature": number(0, MOST_TEMPERATURE),
+        "top_p": number(0, 1, above=True),  # 0 would keep no token
+        "max_tokens": whole(0, 2**31 - 1),  # the context bounds it further
+        "stop": _stop,
+        "stream": flag,
+        "stream_options": _stream_options,
+        "min_k": whole(1, model.own_k),  # more than its own K would be another model
+        "quality": number(0, 1, above=True),  # a share of the own K's
+        "deadline_ms": number(0, MOST_DEADLINE_MS, above=True),
+        "ignore_eos": flag,
+    }
+
+
+def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
+    """Arguments of `TokenRequest` that both kinds read alike.
+
+    Raises:
+      ApiError: fields that contradict each other.
+    """
+    get, stream = values.get, values.get("stream", False)
+    if "stream_options" in values and not stream:
+        raise ApiError(
+            "invalid_value",
+            "stream_options without stream: true; leave one out or add the other",
+            param="stream_options",
+        )
+    temperature = get("temperature", 1.0)
+    return {
+        "n": get("n", 1),
+        # Drawn here, so that all that follows is a function of the request.
+        "seed": secrets.randbits(63) if get("seed") is None else get("seed"),
+        "temperature": 0.0 if temperature < LEAST_TEMPERATURE else temperature,
+        "top_p": get("top_p", 1.0),
+        "floor": model.floor(get("min_k"), get("quality")),
+        "stop": get("stop", ()),
+        "ignore_eos": get("ignore_eos", False),
+        "deadline_s": None if get("deadline_ms") is None else get("deadline_ms") / 1e3,
+        "stream": stream,
+        "include_usage": get("stream_options", {}).get("include_usage", False),
+    }
+
+
+def top_logprobs_reader() -> Reader:
+    """How many of the likeliest tokens: what a step reports at most."""
+    return whole(0, MOST_LOGPROBS)
+
+
+def _stop(name: str, value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or len(given) > MOST_STOPS:
+        raise invalid(name, value, f"a string or a list of up to {MOST_STOPS}")
+    for i, each in enumerate(given):
+        if not text(f"{name}[{i}]", each):
+            raise invalid(f"{name}[{i}]", each, "some text")
+    return tuple(dict.fromkeys(given))
+
+
+def _stream_options(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(name, value, "an object")
+    # Obfuscation only pads chunks; there is none to switch off.
+    return read_fields(
+        value,
+        {"include_usage": flag, "include_obfuscation": flag},
+        within=f"{name}.",
+    )
