@@ -81,8 +81,8 @@ class ServingStudySettings(ModelSettings):
 PAPER_GAIN = {"DeepSeek-V2-Lite": 15.59 / 13 - 1, "OLMoE": 17.89 / 15.57 - 1}
 WHY = (
     "The paper serves batches of up to 256 on a GPU. On two CPU cores eight rows at "
-    "the model's K run only about 1.8 times as fast as one after the other, and experts "
-    "are a part of a step only, so that a smaller K saves less."
+    "the model's K run only about 1.8 times as fast as one after the other, and "
+    "experts are a part of a step only, so that a smaller K saves less."
 )
 FIG7 = Study(
     name="moe_prism_fig7",
