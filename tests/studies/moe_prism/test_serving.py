@@ -100,5 +100,5 @@ def test_systems_and_loads_are_checked():
         ServingStudySettings(systems=("LIFO",))
     with pytest.raises(ConfigError, match=r"\['FIFO', 'FIFO'\] name one twice"):
         Fig12Settings(systems=(FIFO, FIFO))
-    with pytest.raises(ConfigError, match="loads.*above 0"):
+    with pytest.raises(ConfigError, match="loads must be positive, got 0.0"):
         ServingStudySettings(loads=(0.0,))
