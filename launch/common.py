@@ -169,7 +169,7 @@ def call_root(
     made = None
     with gin_errors():
         check_is_data(GIN_FILE.value, GIN_PARAM.value)
-        from moe_edge.configurables import OPTIONS, get_root, others
+        from moe_edge.configurables import OPTIONS, SHARED, get_root, others
 
         gin.clear_config()
         function = get_root(root)
@@ -198,6 +198,9 @@ def call_root(
             gin.bind_parameter(f"{root}.dry_run", True)
         for option in OPTIONS.keys() & known:
             hand_over(root, option, get_root(option))
+        for option, roots in SHARED.items():
+            if root in roots:
+                share(root, option, get_root(option))
         gin.finalize()
     if DRY_RUN.value and "dry_run" not in known:
         return {"dry_run": True}
@@ -221,6 +224,14 @@ def hand_over(root: str, option: str, kind: Callable) -> None:
         out_dir.bound(f"{option}.{name}") for name in inspect.signature(kind).parameters
     ):
         gin.parse_config(f"{root}.{option} = @{option}()")
+
+
+def share(root: str, option: str, kind: Callable) -> None:
+    """Binds `root.x` where `option.x` is bound and nothing nearer says what it is."""
+    for name in inspect.signature(kind).parameters:
+        if not out_dir.bound(f"{root}.{name}"):
+            for value in out_dir.bound(f"{option}.{name}"):
+                gin.bind_parameter(f"{root}.{name}", value)
 
 
 def check_data_dir() -> None:

@@ -23,6 +23,7 @@ ROOTS = {
     "evaluate": "evaluate.run.run_evaluate",
     "fit_routing": "workload.routing_fit.fit_routing",
     "generate": "engine.run_generate.run_generate",
+    "load": "load.run_load.run_load",
     "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
     "model_card": "training.model_card.run_model_card",
     "place_experts": "place.run_place.run_place",
@@ -35,7 +36,11 @@ ROOTS = {
 }
 # Users' commands that run a study, under the name that their gin files bind.
 COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}
-OPTIONS = {"offload": "engine.offload_options.OffloadOptions"}
+OPTIONS = {
+    "offload": "engine.offload_options.OffloadOptions",
+    "serving": "serve.options.ServingOptions",
+}
+SHARED = {"serving": ("load", "serve")}  # options whose fields are those roots' own
 
 
 @functools.cache
@@ -55,8 +60,10 @@ def register(name: str) -> None:
         found = study_root(dataclasses.replace(find(study), name=name))
         module = "studies"
     gin.register(name, module=module.partition(".")[0])(checked(name, found))
-    for option in OPTIONS.keys() & inspect.signature(found).parameters:
-        register(option)
+    for option in OPTIONS:
+        taken = option in inspect.signature(found).parameters
+        if taken or name in SHARED.get(option, ()):
+            register(option)
 
 
 def get_root(name: str) -> Callable[..., dict]:

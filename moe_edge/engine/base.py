@@ -14,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.expert_state import ExpertState, all_resident
 from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
     cache_bytes,
-    capacity_for,
     check_prompts,
     plan_chunks,
 )
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights
 from moe_edge.model import kv_cache
 from moe_edge.model.sub_experts import at_k
@@ -119,6 +120,10 @@ class Engine:
     def movement(self) -> dict:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
+
+    def expert_state(self) -> ExpertState:
+        """Where experts are and what lookups met; waits for the device."""
+        return all_resident(self.config)
 
     def report(self) -> dict:
         """More of the same: what a run's `offload.json` holds; empty if resident."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.engine.base import Engine, refuse_rows
+from moe_edge.engine.expert_state import ExpertState
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
@@ -114,6 +115,19 @@ class FusedEngine(Engine):
 
     def movement(self) -> dict:
         return self._counting.movement(self._state.counts_L3)
+
+    def expert_state(self) -> ExpertState:
+        spec = self._cache_of.spec
+        slot_LE = np.array(self._state.slot_N)[:-1].reshape(spec.num_layers, -1)
+        phases = self._counting.phases(self._state.counts_L3)
+        lookups_L2 = {phase: counts_L3[:, :2] for phase, counts_L3 in phases.items()}
+        return ExpertState(
+            "fused",
+            list(self._cache_of.capacity_L),
+            slot_LE >= 0,
+            lookups_L2,
+            demand_bytes=self.movement()["bytes_moved"],
+        )
 
     def report(self) -> dict:
         route = "topk" if self._route is None else self._route.name

@@ -211,10 +211,17 @@ class Counting:
     def end_prefill(self, counts_L3: jax.Array) -> None:
         self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
 
+    def phases(self, counts_L3: jax.Array) -> dict[bool, np.ndarray]:
+        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
+        prefill_L3 = np.array(self._prefill_L3)
+        decode_L3 = np.array(counts_L3) - np.array(self._start_L3) - prefill_L3
+        return {True: decode_L3, False: prefill_L3}
+
     def movement(self, counts_L3: jax.Array) -> dict:
         """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
-        done_L3 = np.array(counts_L3) - np.array(self._start_L3)
-        hits, misses, _ = (done_L3 - np.array(self._prefill_L3)).sum(axis=0).tolist()
+        phases = self.phases(counts_L3)
+        hits, misses, _ = phases[True].sum(axis=0).tolist()
         ratio = hits / (hits + misses) if hits + misses else None
-        moved = int(done_L3[:, MISSES].sum()) * self._record_bytes
+        fetched = sum(int(counts_L3[:, MISSES].sum()) for counts_L3 in phases.values())
+        moved = fetched * self._record_bytes
         return {"hit_ratio": ratio, "bytes_moved": moved}

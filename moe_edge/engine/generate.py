@@ -16,7 +16,8 @@ import numpy as np
 
 from moe_edge.core.checks import check_count
 from moe_edge.engine.base import Engine
-from moe_edge.engine.session import capacity_for, plan_chunks
+from moe_edge.engine.session import plan_chunks
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.model.sampling import Sampling, sample
 
 # Called with (row, token id) as soon as a token is known; True ends the row.

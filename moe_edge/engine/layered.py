@@ -18,6 +18,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine, refuse_rows
+from moe_edge.engine.expert_state import ExpertState, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
@@ -130,6 +131,9 @@ class LayeredEngine(Engine):
 
     def movement(self) -> dict:
         return self.manager.movement()
+
+    def expert_state(self) -> ExpertState:
+        return of_manager(self.manager)
 
     def report(self) -> dict:
         helped = sum(backend.computed for backend in self.backends)

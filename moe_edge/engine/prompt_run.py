@@ -65,9 +65,11 @@ class PromptRun:
     def _waits(row: LiveRow | None) -> bool:
         return row is not None and not row.released and row.length < len(row.row.prompt)
 
-    def chunk(self) -> tuple[list[LiveRow | None], jax.Array | None]:
+    def chunk(self, on_routing=None) -> tuple[list[LiveRow | None], jax.Array | None]:
         """Runs the next chunk of every prompt.
 
+        Args:
+          on_routing: as in `Engine.chunks`.
         Returns:
           (by place the rows whose prompts are through now, logits `[R, V]` after their
           last tokens, or None if there are none).
@@ -87,7 +89,7 @@ class PromptRun:
                 start_B[place] = self.rows[place].length
         valid = np.arange(padded)[None] < np.array(sizes)[:, None]
         session.grow(sizes)
-        x_BSD = engine.run_chunk(session, tokens, valid, start_B)
+        x_BSD = engine.run_chunk(session, tokens, valid, start_B, on_routing)
         for place, row in enumerate(self.rows):
             if sizes[place] and row.row.score_prompt:
                 self._score(row, x_BSD, place, sizes[place])

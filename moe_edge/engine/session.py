@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import jax
 
 from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.engine.sizes import bucket, capacity_for
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.kv_cache import Cache
 
 PREFILL_CHUNK = 512
-MIN_BUCKET = 16
-MIN_CAPACITY = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,21 +49,6 @@ class Session:
                 f"session's capacity of {self.capacity}; open one with more"
             )
         self.lengths = lengths
-
-
-def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
-    """The next of smallest * (1, 1.5, 2, 3, 4, 6, ...): few shapes, <= 50 % waste."""
-    low = smallest
-    while low < size:
-        if low + low // 2 >= size:
-            return low + low // 2
-        low *= 2
-    return low
-
-
-def capacity_for(tokens: int) -> int:
-    """Cache capacity for sequences of up to `tokens`."""
-    return bucket(tokens, MIN_CAPACITY)
 
 
 def cache_bytes(config: ModelConfig, batch: int, tokens: int) -> int:

@@ -43,8 +43,8 @@ class SlotBatch:
         self.places[row.place], row.place = None, None
         self.changed = True
 
-    def decode(self, may_shrink: bool = True) -> list[NewToken]:
-        """A token of every active row."""
+    def decode(self, may_shrink: bool = True, on_routing=None) -> list[NewToken]:
+        """A token of every active row; `on_routing` as in `Engine.chunks`."""
         if not any(row.is_active for row in self.rows):
             return []
         if may_shrink and self.changed and not self._suits():
@@ -52,7 +52,9 @@ class SlotBatch:
         rows = [row if row and row.is_active else None for row in self.places]
         if self.changed:
             self._tell(rows)
-        logits_BV = self._engine.decode(self.session, self._tokens_B, self._active_B)
+        logits_BV = self._engine.decode(
+            self.session, self._tokens_B, self._active_B, on_routing
+        )
         new, self._tokens_B, self._rules = next_tokens(
             self._programs, logits_BV, rows, self._rules
         )

@@ -9,16 +9,15 @@ import functools
 import jax
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, check_count
+from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
-from moe_edge.engine.session import MIN_BUCKET, Session, capacity_for
+from moe_edge.engine.session import Session
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.row_sampling import draw_rows, greedy_rows, log_probs
-
-_SMALLEST_CAPACITY = 256  # below, a smaller cache saves next to nothing
 
 
 class SlotPrograms:
@@ -59,88 +58,25 @@ class SlotPrograms:
         ]
 
 
-class SlotShapes:
-    """Which sizes occur: steps of 4 in capacity, of 2 in rows, of 4 in chunks.
+class SlotShapes(SlotSizes):
+    """Sizes of a running batch of one model.
 
     Args:
-      max_rows: rows that run at once.
-      max_context: tokens of the longest row, prompt and new.
-      prefill_chunk: most tokens of a prompt that run between two steps; the next
-        lower power of two is taken.
-      prompt_rows: most prompts that are prefilled together.
-      deterministic: one shape for all: bits do not depend on company.
+      config: the model; sizes: of `SlotSizes`.
     Raises:
       ConfigError: a size that is no positive number; CapacityError: max_context beyond
         the model's.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        max_rows: int,
-        max_context: int,
-        prefill_chunk: int,
-        prompt_rows: int,
-        deterministic: bool,
-    ):
-        sizes = {
-            "max_rows": max_rows,
-            "max_context": max_context,
-            "prefill_chunk": prefill_chunk,
-            "prompt_rows": prompt_rows,
-        }
-        for name, size in sizes.items():
-            check_count(name, size)
-        if max_context > config.max_positions:
+    def __init__(self, config: ModelConfig, **sizes):
+        super().__init__(**sizes)
+        if self.max_context > config.max_positions:
             raise CapacityError(
-                f"max_context of {max_context} tokens exceeds the model's context of "
-                f"{config.max_positions}; lower it"
+                f"max_context of {self.max_context} tokens exceeds the model's context "
+                f"of {config.max_positions}; lower it"
             )
-        self.config, self.max_rows, self.max_context = config, max_rows, max_context
-        self.deterministic = deterministic
-        largest = capacity_for(max_context)
-        self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)
-        self.prompt_rows = (1,) if deterministic else _powers(prompt_rows, 1, 4)
-        self.capacities = (largest,)
-        if not deterministic:
-            self.capacities = tuple(
-                capacity_for(size) for size in _powers(largest, _SMALLEST_CAPACITY, 4)
-            )
-        # A padded chunk never reaches past the capacity: chunks divide it.
-        self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
-        while any(M > self.chunk and M % self.chunk for M in self.capacities):
-            self.chunk //= 2
-        self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 4)
+        self.config = config
 
     def new_session(self, engine: Engine, batch: int, capacity: int) -> Session:
         """A session of one of these capacities."""
         return engine.new_session(batch, min(capacity, engine.config.max_positions))
-
-    def rows_for(self, rows: int) -> int:
-        return next(size for size in self.rows if size >= rows)
-
-    def prompt_rows_for(self, rows: int) -> int:
-        return next(size for size in self.prompt_rows if size >= rows)
-
-    def capacity_for(self, tokens: int) -> int:
-        return next(size for size in self.capacities if size >= tokens)
-
-    def padded(self, tokens: int, capacity: int) -> int:
-        """Size of a chunk of so many tokens in a session of a capacity."""
-        return min(next(size for size in self.chunks if size >= tokens), capacity)
-
-    def kept_capacity(self, tokens: int) -> int:
-        """Capacity of a cache that keeps whole chunks: chunk * 1, 2, 4, ..."""
-        size = self.chunk
-        while size < tokens:
-            size *= 2
-        return min(size, self.capacities[-1])
-
-
-def _powers(largest: int, smallest: int, factor: int) -> tuple[int, ...]:
-    """largest, largest / factor, ... down to `smallest`, ascending."""
-    sizes = [largest]
-    while sizes[-1] // factor >= smallest:
-        sizes.append(-(-sizes[-1] // factor))
-    return tuple(reversed(sizes))

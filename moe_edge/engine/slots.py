@@ -20,7 +20,7 @@ A row that has its `max_new_tokens` takes no further step; every row is released
 caller, at whatever point: its place is free from then on. One thread at a time.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import jax
 
@@ -34,6 +34,7 @@ from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
+from moe_edge.model.router import Routing
 
 
 class RowSlots:
@@ -79,6 +80,8 @@ class RowSlots:
         self._waiting: list[LiveRow] = []
         self._run: PromptRun | None = None
         self._batch = SlotBatch(engine, self._programs, self.shapes)
+        # Told every routing of the next steps, as in `Engine.chunks`; None: nobody.
+        self.on_routing: Callable[[int, Routing], None] | None = None
 
     def _check_budget(self) -> None:
         config, limit = self.engine.config, self.engine.kv_limit_bytes
@@ -171,14 +174,15 @@ class RowSlots:
                 f"{len(rows)} rows for {free} free of {self.shapes.max_rows} slots; "
                 "release rows first"
             )
-        live = [self._check(row) for row in rows]
+        live = [self.check(row) for row in rows]
         ids = {row.id for row in rows}
         if len(ids) < len(rows) or ids & self._rows.keys():
             raise RequestError("two rows have one id; give each its own")
         self._waiting += live
         self._rows |= {each.row.id: each for each in live}
 
-    def _check(self, row: Row) -> LiveRow:
+    def check(self, row: Row) -> LiveRow:
+        """What a row would be if it was admitted; raises what `admit` would."""
         config = self.engine.config
         check_prompts([row.prompt], config.vocab_size)
         check_count("max_new_tokens", row.max_new_tokens)
@@ -273,7 +277,7 @@ class RowSlots:
             where = self.engine, self._programs, self.shapes
             self._run = PromptRun(*where, rows, self.cache)
         run = self._run
-        through, logits_BV = run.chunk()
+        through, logits_BV = run.chunk(self.on_routing)
         if run.is_done:
             self._run = None
         if logits_BV is None:
@@ -287,4 +291,4 @@ class RowSlots:
 
     def decode(self) -> list[NewToken]:
         """A token of every running row."""
-        return self._batch.decode(may_shrink=not self.has_prompts)
+        return self._batch.decode(not self.has_prompts, self.on_routing)

@@ -24,6 +24,8 @@ class ModelShape:
       block: one block.
       dense: the rest of a layer.
       source: where the numbers come from.
+      once: what a step computes besides layers with routed experts: the other layers
+        and the head.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ModelShape:
     block: BlockShape
     dense: DenseLayer
     source: str
+    once: DenseLayer = DenseLayer()
 
     def __post_init__(self):
         for field in ("num_layers", "num_experts", "top_k"):
@@ -48,6 +51,8 @@ class ModelShape:
           bytes_per_value: of weights and hidden states.
         """
         moe, weights = config.moe, layer_weights(config)  # each used once a token
+        other = weights + 3 * config.d_model * (config.dense_dim - moe.shared_dim)
+        once = len(config.dense_layers) * other + config.vocab_size * config.d_model
         return cls(
             name=name,
             num_layers=config.num_layers - len(config.dense_layers),
@@ -56,6 +61,7 @@ class ModelShape:
             block=BlockShape(config.d_model, moe.expert_dim, bytes_per_value),
             dense=DenseLayer(2.0 * weights, int(weights * bytes_per_value)),
             source=source,
+            once=DenseLayer(2.0 * once, int(once * bytes_per_value)),
         )
 
     @property
@@ -96,8 +102,8 @@ def _grouped(heads: int, kv_heads: int, head_dim: int) -> AttentionConfig:
     return AttentionConfig(**sizes, rope=RopeConfig(dim=head_dim))
 
 
-# What shapes ask of a config; vocabulary and positions are not among it.
-_config = functools.partial(ModelConfig, vocab_size=1, max_positions=1)
+# What shapes ask of a config; positions are not among it.
+_config = functools.partial(ModelConfig, max_positions=1)
 
 
 # name -> (config with the sizes of the published config.json, source)
@@ -105,6 +111,7 @@ _PUBLISHED = {
     "mixtral_8x7b": (
         _config(
             model_type="mixtral",
+            vocab_size=32000,
             attention=_grouped(32, 8, 128),
             moe=MoeConfig(num_experts=8, top_k=2, expert_dim=14336),
             d_model=4096,
@@ -115,6 +122,7 @@ _PUBLISHED = {
     "deepseek_v2_lite": (
         _config(
             model_type="deepseek_v2",
+            vocab_size=102400,
             attention=AttentionConfig(
                 kind="mla",
                 num_heads=16,
@@ -139,6 +147,7 @@ _PUBLISHED = {
     "olmoe_1b_7b": (
         _config(
             model_type="olmoe",
+            vocab_size=50304,
             attention=_grouped(16, 16, 128),
             moe=MoeConfig(num_experts=64, top_k=8, expert_dim=1024),
             d_model=2048,
@@ -149,6 +158,7 @@ _PUBLISHED = {
     "qwen3_30b_a3b": (
         _config(
             model_type="qwen3_moe",
+            vocab_size=151936,
             attention=_grouped(32, 4, 128),
             moe=MoeConfig(num_experts=128, top_k=6, expert_dim=768),
             d_model=2048,

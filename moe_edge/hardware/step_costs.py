@@ -5,6 +5,10 @@ preset. Two tables: a decode step by its rows, a prefill by its tokens; both by 
 experts a token, which is the mean where rows differ. Between points the tables are
 linear, beyond them they go on as between the last two; below the fewest rows or tokens
 they are level.
+
+Prompts that run together are padded to the longest one, and to one of few numbers of
+rows. A padded position chooses no experts, but passes everything else: it costs
+`position_s`. What the padding of one prompt alone costs is in its table.
 """
 
 import dataclasses
@@ -15,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, built, check_positive
+from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
 from moe_edge.core.files import check_there
 
 
@@ -68,21 +72,35 @@ class StepCosts:
     """Seconds of steps.
 
     Attributes:
-      decode: of a decode step, by its rows; prefill: of prompts, by their tokens.
+      decode: of a decode step, by its rows; prefill: of a prompt, by its tokens.
       source: where the numbers come from.
+      chunks: sizes to which one prompt is padded, rising; none: it is not.
+      position_s: of a padded position that `prefill` does not count.
     """
 
     decode: CostTable
     prefill: CostTable
     source: str
+    chunks: Sequence[int] = ()
+    position_s: float = 0.0
+
+    def __post_init__(self):
+        check_from_zero("position_s of step costs", self.position_s)
 
     def decode_s(self, rows: float, k: float) -> float:
         """One token of `rows` rows, at `k` experts a token on the mean."""
         return self.decode(rows, k)
 
-    def prefill_s(self, tokens: float, k: float) -> float:
-        """Prompts, or parts of them, of so many tokens together."""
-        return self.prefill(tokens, k)
+    def prefill_s(self, tokens: float, k: float, positions: int = 0) -> float:
+        """Prompts, or parts of them, of so many tokens together.
+
+        Args:
+          positions: that are computed for them, padding included; fewer than one
+            prompt of so many tokens is padded to count as that.
+        """
+        alone = next((size for size in self.chunks if size >= tokens), tokens)
+        more = max(positions - alone, 0)
+        return self.prefill(tokens, k) + more * self.position_s
 
     def to_json(self) -> dict[str, Any]:
         """As `step_costs` of a machine.json."""

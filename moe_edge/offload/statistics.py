@@ -38,6 +38,8 @@ class Statistics:
         """Counts from here on."""
         self.counters = {True: Counters(), False: Counters()}  # by: was it decoding
         self.waves = {True: 0, False: 0}  # likewise, layers that exceeded their slots
+        # Likewise, by layer: [hits, misses].
+        self.layers: dict[bool, dict[int, list[int]]] = {True: {}, False: {}}
         # Experts that a lossy route saw while decoding, and changed.
         self.choices = self.rerouted = 0
 
@@ -47,9 +49,13 @@ class Statistics:
 
     def count(self, visit) -> None:
         """Enters a `LayerVisit` that has ended."""
-        counters, missed = self.counters[visit.is_decode], len(visit.missed)
-        counters.hits += len(visit.hits)
-        counters.misses += missed + len(visit.late)
+        counters, hits = self.counters[visit.is_decode], len(visit.hits)
+        misses = len(visit.missed) + len(visit.late)
+        counters.hits += hits
+        counters.misses += misses
+        layer = self.layers[visit.is_decode].setdefault(visit.layer, [0, 0])
+        layer[0] += hits
+        layer[1] += misses
         counters.late += len(visit.late)
         counters.wait_s += visit.waited_s
         self.waves[visit.is_decode] += visit.in_waves

@@ -16,6 +16,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.engine.base import Engine
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import CostTable, StepCosts
@@ -105,27 +106,59 @@ def measure_steps(
             for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
         ]
     # Prompts: at both ends of each padded size, and in between.
-    sizes, most = timer.sizes, timer.sizes[-1]
+    sizes, most, together = timer.sizes, timer.sizes[-1], min(4, max_batch)
     grid = [([size], k) for size, k in itertools.product(sizes, ks)]
+    # A long one and short ones beside it: most positions are padding.
+    short = [1] * (together - 1)
+    ends = [min(size, most) for size in slots.shapes.chunks if size > len(short)]
+    padded = [([end - len(short), *short], own) for end in ends] if short else []
     others = []
     for number in range(PREFILL_HELD_OUT):
-        together = 1 if number % 2 else min(4, max_batch)
-        lengths = rng.integers(1, max(most // together, 2), together).tolist()
+        count = 1 if number % 2 else together
+        lengths = rng.integers(1, max(most // count, 2), count).tolist()
         others.append((lengths, int(rng.integers(1, own + 1))))
-    seconds = timer.prefill([*grid, *others])
+    seconds = timer.prefill([*grid, *padded, *others])
     prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
-    held_out += [
-        ("prefill", sum(lengths), float(k), seen)
-        for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True)
-    ]
-    source = f"measured: {max_batch} rows after {timer.prompt_tokens} tokens"
-    rows = list(range(1, max_batch + 1))
     costs = StepCosts(
-        CostTable(rows, ks, decode), CostTable(sizes, ks, prefill), source
+        CostTable(list(settings), ks, decode),
+        CostTable(sizes, ks, prefill),
+        f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
+        chunks=list(slots.shapes.chunks),
     )
-    tables = {"decode": costs.decode_s, "prefill": costs.prefill_s}
-    points = (HeldOut(*point, tables[point[0]](*point[1:3])) for point in held_out)
+    seconds = seconds[len(grid) :]
+    position_s = _position_s(costs, slots.shapes, padded, seconds)
+    costs = dataclasses.replace(costs, position_s=position_s)
+    points = [HeldOut(*point, costs.decode_s(*point[1:3])) for point in held_out]
+    for (lengths, k), seen in zip(others, seconds[len(padded) :], strict=True):
+        size, positions = sum(lengths), _positions(slots.shapes, lengths)
+        fitted_s = costs.prefill_s(size, k, positions)
+        points.append(HeldOut("prefill", size, float(k), seen, fitted_s))
     return MeasuredSteps(costs, tuple(points))
+
+
+def _positions(sizes: SlotSizes, lengths: Sequence[int]) -> int:
+    """That are computed for the one chunk of prompts of these lengths."""
+    longest = max(lengths)
+    width = sizes.padded(longest, sizes.capacity_for(longest))
+    return sizes.prompt_rows_for(len(lengths)) * width
+
+
+def _position_s(
+    costs: StepCosts, sizes: SlotSizes, settings, seconds: Sequence[float]
+) -> float:
+    """Seconds of a padded position, from prompts of which most is padding.
+
+    By least squares: what they take more than the table says, over how many positions
+    more they have. 0 if there are none.
+    """
+    more = [_positions(sizes, lengths) - sum(lengths) for lengths, _ in settings]
+    over = [
+        seen - costs.prefill_s(sum(lengths), k)
+        for (lengths, k), seen in zip(settings, seconds, strict=False)
+    ]
+    squares = sum(n * n for n in more)
+    found = sum(n * s for n, s in zip(more, over, strict=True)) / max(squares, 1)
+    return max(found, 0.0)
 
 
 class _Timer:

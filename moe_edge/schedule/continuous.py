@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
-from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, SchedulePolicy
+from moe_edge.schedule.policy import NOTHING, Decision, Lane, SchedulePolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,6 @@ class Continuous(SchedulePolicy):
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
-
-    def assign(self, job: Job, lanes, now_s: float) -> int:
-        return job.home
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
         if not lane.waiting:

@@ -10,7 +10,10 @@ from moe_edge.schedule.policy import Decision, Lane
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousOneK(Continuous):
-    """As Continuous, every row at the highest floor of those that run now."""
+    """As Continuous, every row at the highest floor of those that run now.
+
+    A prompt keeps the K with which it began; its row changes with its first token.
+    """
 
     name: ClassVar[str] = "continuous_one_k"
     SOURCE: ClassVar[str] = "control of ours: what a K a row is worth"
@@ -18,5 +21,5 @@ class ContinuousOneK(Continuous):
     def pick(self, lane: Lane, now_s: float) -> Decision:
         first = lane.first(self.max_batch - len(lane.running))
         k = highest_floor([*lane.running, *first])
-        changed = {} if k is None else {j.id: k for j in lane.running if j.k != k}
+        changed = {job.id: k for job in lane.running if job.made and job.k != k}
         return Decision([(job.id, k) for job in first], changed)

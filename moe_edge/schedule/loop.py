@@ -84,6 +84,7 @@ class RequestLoop:
         self.open: dict[int, Job] = {}
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self._deadlines: list[tuple[float, int]] = []  # a heap; some have ended
+        self._over: list[tuple[float, int]] = []  # deadlines passed within a step
 
     # --- requests
 
@@ -136,15 +137,24 @@ class RequestLoop:
     def expire(self, now_s: float) -> list[Job]:
         """The requests whose deadline is over now, and which have ended by it.
 
-        Those that ran count as finished: what there is of an answer is the answer.
+        Those that ran count as finished: what there is of an answer is the answer. One
+        that is in a step still gets that step's token; it ends when this is called
+        after `end_step`, and before the next `begin_step`.
         """
         ended = []
+        for entry in self._over:
+            heapq.heappush(self._deadlines, entry)
+        self._over = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, number = heapq.heappop(self._deadlines)
             job = self.open.get(number)
-            if job is not None and job.deadline_s == deadline_s:
-                self._leave(job, "finished" if job.state == RUNNING else "expired")
-                ended.append(job)
+            if job is None or job.deadline_s != deadline_s:
+                continue
+            if job.state == RUNNING and self.lanes[job.lane].stepping:
+                self._over.append((deadline_s, number))
+                continue
+            self._leave(job, "finished" if job.state == RUNNING else "expired")
+            ended.append(job)
         return ended
 
     def has_room(self, job: Job) -> bool:

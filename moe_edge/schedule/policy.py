@@ -124,8 +124,8 @@ class SchedulePolicy:
     SOURCE: ClassVar[str]
 
     def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
-        """The lane that a new job goes to."""
-        return 0
+        """The lane that a new job goes to: where it came in, 0 unless it says."""
+        return job.home
 
     def place(self, job: Job, lane: Lane, now_s: float) -> int:
         """Where in the queue of its lane a job goes: an index into `lane.waiting`."""

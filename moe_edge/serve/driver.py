@@ -38,6 +38,7 @@ class Asked:
       top_logprobs, score_prompt: as of `slot_rows.Row`.
       deadline_s: on the driver's clock; None: never.
       ends: is told each new token; the reason if the row ends with it (`eos`, `stop`).
+        What it raises fails this row alone.
     """
 
     prompt: tuple[int, ...]
@@ -86,15 +87,17 @@ class Stepped(NamedTuple):
       tokens: (request, token, when it was there), in order.
       ended: requests that are over, refused and cancelled ones excepted: whoever
         submits or cancels knows at once.
-      decode_s, prefill_s: of its two halves; rows: that ran in it.
+      pick_s: of choosing its rows; decode_s, prefill_s: of its two halves.
+      k: of each row that ran in it.
       error: what the engine raised; all that ran has failed by it.
     """
 
     tokens: list[tuple[Live, NewToken, float]]
     ended: list[Live]
+    pick_s: float = 0.0
     decode_s: float = 0.0
     prefill_s: float = 0.0
-    rows: int = 0
+    k: tuple[int, ...] = ()
     error: Exception | None = None
 
 
@@ -127,11 +130,15 @@ class Driver:
 
         Args:
           arrival_s: when it came, if not now: while a step ran, perhaps.
+        Raises:
+          RequestError, CapacityError: what no step could run (`RowSlots.check`).
         """
         now_s = self.clock()
         arrival_s = now_s if arrival_s is None else arrival_s
+        id = next(self._ids)
+        self.slots.check(_row(id, asked, asked.floor))
         job = TokenJob(
-            next(self._ids),
+            id,
             arrival_s=arrival_s,
             floor=asked.floor,
             deadline_s=asked.deadline_s,
@@ -186,24 +193,34 @@ class Driver:
                 live.ended_by = "deadline"
             self._end(live)
         running = self.loop.begin_step(0, now_s)
+        pick_s = self.clock() - now_s
         if not running:
             return Stepped([], ended) if ended else None
         self.num_steps += 1
         rows = [self._live[job.id] for job in running]
+        failed, stepped = [], Stepped([], ended)
         try:
-            stepped = self._compute(rows, now_s)
+            tokens, decode_s, prefill_s = self._compute(rows, now_s)
         except Exception as error:  # of any kind: the server lives on
             self.slots.clear()
-            self.loop.end_step(0, self.clock(), (), [live.job for live in rows])
-            stepped = Stepped([], [], rows=len(rows), error=error)
+            failed, stepped = rows, stepped._replace(error=error)
         else:
-            self.loop.end_step(0, self.clock(), [e.job for e in rows if e.ended_by])
+            for live, new, time_s in tokens:
+                try:
+                    self._add(live, new, time_s)
+                except Exception:  # in `ends`, which is of this row alone
+                    failed.append(live)
+            stepped = Stepped(tokens, ended, pick_s, decode_s, prefill_s)
+        finished = [live.job for live in rows if live.ended_by]
+        self.loop.end_step(0, self.clock(), finished, [live.job for live in failed])
         over = [live for live in rows if live.job.state != RUNNING]
         for live in over:
             self._end(live)
-        return stepped._replace(ended=ended + over)
+        ks = tuple(live.job.k for live in rows)
+        return stepped._replace(ended=ended + over, k=ks)
 
-    def _compute(self, rows: list[Live], now_s: float) -> Stepped:
+    def _compute(self, rows: list[Live], now_s: float):
+        """(new tokens, seconds of decoding, of prompts)."""
         if self.num_steps == self._fail_step:
             raise RuntimeError(f"step {self.num_steps} fails, as fail_step asks")
         self._follow(rows, now_s)
@@ -213,17 +230,17 @@ class Driver:
             new = half()
             times.append(self.clock())
             tokens += [(self._live[each.id], each, times[-1]) for each in new]
-        for live, new, time_s in tokens:
-            self._add(live, new, time_s)
         begun, decoded, through = times
-        return Stepped(tokens, [], decoded - begun, through - decoded, len(rows))
+        return tokens, decoded - begun, through - decoded
 
     def _follow(self, rows: list[Live], now_s: float) -> None:
         """Does what the policy decided: who joins, at which K."""
         joining = [live for live in rows if live.served.admitted_s is None]
         for live in joining:
             live.served.admitted_s = now_s
-        self.slots.admit([_row(live) for live in joining])
+        self.slots.admit(
+            [_row(live.job.id, live.asked, live.job.k) for live in joining]
+        )
         for live in rows:
             self.slots.set_k(live.job.id, live.job.k)
 
@@ -244,13 +261,12 @@ class Driver:
             self.slots.release(live.job.id)
 
 
-def _row(live: Live) -> Row:
-    asked = live.asked
+def _row(id: int, asked: Asked, k: int) -> Row:
     return Row(
-        id=live.job.id,
+        id=id,
         prompt=asked.prompt,
         max_new_tokens=asked.max_new_tokens,
-        k=live.job.k,
+        k=k,
         sampling=asked.sampling,
         top_logprobs=asked.top_logprobs,
         score_prompt=asked.score_prompt,

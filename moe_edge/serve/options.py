@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from moe_edge.core.checks import (
     CapacityError,
@@ -13,15 +13,15 @@ from moe_edge.core.checks import (
     check_from_zero,
     check_known,
 )
-from moe_edge.engine.base import Engine
-from moe_edge.engine.session import cache_bytes
-from moe_edge.engine.slot_programs import SlotShapes
-from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.registry import POLICIES, get_policy
-from moe_edge.serve.driver import Driver
+
+if TYPE_CHECKING:  # the options alone are light: a script reads its flags from them
+    from moe_edge.engine.base import Engine
+    from moe_edge.engine.slot_programs import SlotShapes
+    from moe_edge.serve.driver import Driver
 
 LONGEST_CONTEXT = 4096  # unless asked for more: warm-up grows with it
 
@@ -94,6 +94,16 @@ class ServingOptions:
         """Tokens of the longest row."""
         return self.max_context or min(max_positions, LONGEST_CONTEXT)
 
+    def sizes(self, max_context: int) -> dict[str, int | bool]:
+        """Of a running batch, as `engine.sizes.SlotSizes` takes them."""
+        return {
+            "max_rows": self.max_batch,
+            "max_context": max_context,
+            "prefill_chunk": self.prefill_chunk,
+            "prompt_rows": min(self.prompt_rows, self.max_batch),
+            "deterministic": self.deterministic,
+        }
+
     def step_costs(self) -> StepCosts | None:
         """Read from `costs`."""
         return None if self.costs is None else read_step_costs(Path(self.costs))
@@ -107,12 +117,14 @@ class CacheBytes(NamedTuple):
     kept: int
 
 
-def cache_bytes_of(options: ServingOptions, shapes: SlotShapes) -> CacheBytes:
+def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
     """Shares out the memory of all caches.
 
     Raises:
       CapacityError: too little for one row of the longest context.
     """
+    from moe_edge.engine.session import cache_bytes
+
     config, longest = shapes.config, shapes.capacities[-1]
     one, running, prompts = (
         cache_bytes(config, rows, longest)
@@ -151,25 +163,23 @@ def make_loop(
 
 
 def make_driver(
-    engine: Engine,
+    engine: "Engine",
     options: ServingOptions,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
-) -> Driver:
+) -> "Driver":
     """A driver over an engine; `driver.slots.warm_up()` compiles what it needs.
 
     Raises:
       ConfigError, CapacityError: options that this engine cannot honour.
     """
+    from moe_edge.engine.slot_programs import SlotShapes
+    from moe_edge.engine.slots import RowSlots
+    from moe_edge.serve.driver import Driver
+
     config = engine.config
     options.check_model(config.moe.top_k, config.max_positions)
-    sizes = {
-        "max_rows": options.max_batch,
-        "max_context": options.context(config.max_positions),
-        "prefill_chunk": options.prefill_chunk,
-        "prompt_rows": min(options.prompt_rows, options.max_batch),
-        "deterministic": options.deterministic,
-    }
+    sizes = options.sizes(options.context(config.max_positions))
     sizes_bytes = cache_bytes_of(options, SlotShapes(config, **sizes))
     slots = RowSlots(engine, **sizes, prompt_cache_bytes=sizes_bytes.kept)
     limits = Limits(

@@ -1,15 +1,15 @@
 """Token serving in computed time: the server's request loop over measured costs.
 
 A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`); the
-loop and all other software take no time.
+loop and all other software take no time. Nothing is taken from a prompt cache.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from moe_edge.core.checks import check_count
 from moe_edge.core.clock import EventHeap
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
@@ -39,40 +39,49 @@ class Step(NamedTuple):
       decode: jobs that get one more token.
       chunks: of prompts, that then pass the model together; the last one of a prompt
         gives its first token.
+      positions: that are computed for the chunks, padding included.
     """
 
     decode: list[TokenJob]
     chunks: list[Chunk]
+    positions: int = 0
 
 
 class SlotSteps:
     """What `engine.slots.RowSlots` computes in a step, without a model.
 
-    Prompts are prefilled a few together, a chunk a step; the next ones begin when all
-    of these are through. A row decodes from the step after its prompt's last chunk.
-
     Args:
-      prefill_chunk: tokens of a prompt that pass the model at a time.
-      prompt_rows: prompts that are prefilled together.
+      sizes: of its batch; None: of 8 rows of up to 4,096 tokens.
     """
 
-    def __init__(self, prefill_chunk: int = 512, prompt_rows: int = 4):
-        check_count("prefill_chunk", prefill_chunk)
-        check_count("prompt_rows", prompt_rows)
-        self._chunk, self._rows = prefill_chunk, prompt_rows
+    def __init__(self, sizes: SlotSizes | None = None):
+        self._sizes = sizes or SlotSizes(
+            max_rows=8, max_context=4096, prefill_chunk=512, prompt_rows=4
+        )
         self._group: list[Chunk] = []  # the last chunk of each prompt on its way
+        self._shape = 0, 0  # of their session: rows, capacity
 
     def next(self, running: Sequence[TokenJob]) -> Step:
         """The step of admitted requests."""
+        sizes = self._sizes
         group = [(job, stop) for job, _, stop in self._group if job.state == RUNNING]
         group = [(job, stop) for job, stop in group if stop < job.prompt_tokens]
         if not group:
-            group = [(job, 0) for job in running if not job.made][: self._rows]
+            waiting = [job for job in running if not job.made]
+            group = [(job, 0) for job in waiting[: sizes.prompt_rows[-1]]]
+            longest = max((job.prompt_tokens for job, _ in group), default=1)
+            rows = sizes.prompt_rows_for(len(group))
+            self._shape = rows, sizes.capacity_for(longest)
         self._group = [
-            Chunk(job, done, min(done + self._chunk, job.prompt_tokens))
+            Chunk(job, done, min(done + sizes.chunk, job.prompt_tokens))
             for job, done in group
         ]
-        return Step([job for job in running if job.made], self._group)
+        decode = [job for job in running if job.made]
+        if not group:
+            return Step(decode, [])
+        rows, capacity = self._shape
+        widest = max(stop - start for _, start, stop in self._group)
+        return Step(decode, self._group, rows * sizes.padded(widest, capacity))
 
 
 class ComputedServer:
@@ -161,13 +170,13 @@ class ComputedServer:
             if served.admitted_s is None:
                 served.admitted_s = now_s
         self._decoded_s = now_s + decode_s(step.decode, self.costs)
-        end_s = self._decoded_s + chunks_s(step.chunks, self.costs)
+        end_s = self._decoded_s + chunks_s(step, self.costs)
         self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
         heap.push(end_s, END)
         return True
 
     def _end(self, now_s: float) -> None:
-        decode, chunks = self._step
+        decode, chunks, _ = self._step
         tokens = [(job, self._decoded_s) for job in decode]
         tokens += [(chunk.job, now_s) for chunk in chunks if chunk.is_last]
         ended = []
@@ -202,11 +211,14 @@ def token_jobs(
     ]
 
 
-def chunks_s(chunks: Sequence[Chunk], costs: StepCosts) -> float:
+def chunks_s(step: Step, costs: StepCosts) -> float:
     """Seconds of the chunks of a step."""
-    tokens = sum(stop - start for _, start, stop in chunks)
-    pairs = sum((stop - start) * job.k for job, start, stop in chunks)
-    return costs.prefill_s(tokens, pairs / tokens) if tokens else 0.0
+    sizes = [stop - start for _, start, stop in step.chunks]
+    if not sizes:
+        return 0.0
+    tokens = sum(sizes)
+    pairs = sum(n * job.k for n, (job, *_) in zip(sizes, step.chunks, strict=True))
+    return costs.prefill_s(tokens, pairs / tokens, step.positions)
 
 
 def decode_s(rows: Sequence[TokenJob], costs: StepCosts) -> float:

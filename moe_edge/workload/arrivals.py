@@ -1,6 +1,7 @@
 """When requests come: Poisson processes and the Azure and Mooncake traces."""
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ TRACES = {
     "mooncake": "traces/mooncake_conversation.csv",
 }
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+PREFIX_BLOCK_TOKENS = 512  # of a prompt, behind each of its `prefix_block_ids`
 
 
 def poisson_servers(
@@ -118,6 +120,35 @@ def trace_requests(
         Request(i, int(n), float(t / speed), int(k[0]), int(k[1]), domains[n])
         for i, (n, t, k) in enumerate(zip(servers, table[:, 0], tokens, strict=True))
     ]
+
+
+def read_prefix_blocks(path: str | Path, count: int) -> list[tuple[int, ...]]:
+    """Which blocks the prompts of a trace begin with; (): nothing is known of them.
+
+    Args:
+      path: JSON lines beside the trace; a trace may have none.
+      count: requests of the trace.
+    Raises:
+      RequestError: another content; OSError: the file cannot be read.
+    """
+    path = Path(path)
+    if not path.exists():
+        return [()] * count
+    blocks = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                blocks.append(tuple(map(int, json.loads(line)["prefix_block_ids"])))
+            except (ValueError, TypeError, KeyError) as error:
+                raise RequestError(
+                    f"{path}, line {number}: {error!r}; expected prefix_block_ids, "
+                    "whole numbers"
+                ) from error
+    if len(blocks) != count:
+        raise RequestError(
+            f"{path} has {len(blocks)} requests, the trace beside it {count}"
+        )
+    return blocks
 
 
 def trace_path(name: str, data_dir: str | Path | None) -> Path:

@@ -96,7 +96,7 @@ class ClusterFacts:
         write_json(Path(folder) / CLUSTER_FILE, stored | dataclasses.asdict(self))
 
 
-class Served(NamedTuple):
+class RequestRow(NamedTuple):
     """A request that was served: a line of `requests_METHOD.csv`.
 
     Attributes:
@@ -114,7 +114,7 @@ class Served(NamedTuple):
     latency_s: float
 
 
-def write_requests(path: str | Path, served: Iterable[Served]) -> None:
+def write_requests(path: str | Path, served: Iterable[RequestRow]) -> None:
     """Writes a line a request, in order of arrival."""
     lines = [REQUESTS_HEAD]
     for server, domain, *seconds in served:

@@ -19,7 +19,7 @@ from moe_edge.workload.cluster_run import (
     FROM_CHECKPOINT,
     REQUESTS_HEAD,
     ClusterFacts,
-    Served,
+    RequestRow,
     TableChange,
     method_file,
 )
@@ -44,7 +44,7 @@ class MethodRun:
     """
 
     requests: list[Request]
-    served: list[Served]
+    served: list[RequestRow]
     ids_TLK: np.ndarray
     first_R: np.ndarray
     changes: list[TableChange]
@@ -106,7 +106,7 @@ class ClusterRun:
     def _path(self, kind: str, method: str) -> Path:
         return self.folder / method_file(kind, method)
 
-    def _tokens(self, trace: Trace, served: list[Served]):
+    def _tokens(self, trace: Trace, served: list[RequestRow]):
         """Routing token by token, and lengths [prompt, answer] of every request."""
         facts, count = self.facts, len(served)
         if trace.server is None or trace.holder_TK is None:
@@ -173,13 +173,13 @@ def read_facts(folder: Path) -> ClusterFacts:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def read_requests(path: Path) -> list[Served]:
+def read_requests(path: Path) -> list[RequestRow]:
     """Reads requests_METHOD.csv.
 
     Raises:
       ConfigError: another content, or a request that was lost.
     """
-    served: list[Served] = []
+    served: list[RequestRow] = []
     rows = csv.reader(io.StringIO(decode_utf8(path, path.read_bytes())))
     head = ",".join(next(rows, []))
     if head != REQUESTS_HEAD:
@@ -193,7 +193,7 @@ def read_requests(path: Path) -> list[Served]:
             )
         try:
             server, domain, *seconds = row
-            one = Served(int(server), domain, *map(float, seconds))
+            one = RequestRow(int(server), domain, *map(float, seconds))
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{where} is {','.join(row)!r:.60}, expected {REQUESTS_HEAD}"

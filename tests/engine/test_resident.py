@@ -15,7 +15,7 @@ from moe_edge.core.checks import (
 from moe_edge.engine import session as sessions
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.session import bucket
+from moe_edge.engine.sizes import bucket
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout

@@ -96,6 +96,7 @@ def test_model_shapes_are_the_published_ones():
                 "num_hidden_layers": 32,
                 "num_key_value_heads": 8,
                 "num_local_experts": 8,
+                "vocab_size": 32000,
             },
         ),
         (
@@ -109,6 +110,7 @@ def test_model_shapes_are_the_published_ones():
                 "num_experts_per_tok": 8,
                 "num_hidden_layers": 16,
                 "num_key_value_heads": 16,
+                "vocab_size": 50304,
             },
         ),
         (
@@ -125,6 +127,7 @@ def test_model_shapes_are_the_published_ones():
                 "num_experts_per_tok": 6,  # as its public trace; published: 8
                 "num_hidden_layers": 48,
                 "num_key_value_heads": 4,
+                "vocab_size": 151936,
             },
         ),
     ],

@@ -1,5 +1,6 @@
 """Costs of steps: between and beyond the points of a table."""
 
+import dataclasses
 import json
 
 import pytest
@@ -26,13 +27,23 @@ def test_table_of_one_point_says_the_same_everywhere():
     assert CostTable((4,), (8,), [[5]])(1, 2) == 5
 
 
+def test_padding_beyond_that_of_one_prompt_costs_its_positions():
+    table = CostTable((16, 32), (8, 9), [[1, 1], [2, 2]])
+    costs = StepCosts(TABLE, table, "here", chunks=(32, 128), position_s=0.25)
+    assert costs.prefill_s(24, 8) == costs.prefill_s(24, 8, 32) == 1.5
+    assert costs.prefill_s(24, 8, 128) == 1.5 + 0.25 * 96
+    assert costs.prefill_s(160, 8, 512) == 10 + 0.25 * 352  # beyond all chunks
+    assert costs.prefill_s(24, 8, 8) == 1.5
+
+
 def test_costs_survive_their_file(tmp_path):
     costs = StepCosts(TABLE, CostTable((16, 32), (8, 9), [[1, 2], [3, 4]]), "here")
+    costs = dataclasses.replace(costs, chunks=(32,), position_s=0.5)
     path = tmp_path / "machine.json"
     path.write_text(json.dumps({"step_costs": costs.to_json() | {"held_out": []}}))
     read = read_step_costs(path)
     assert (read.decode_s(3, 20), read.prefill_s(24, 8)) == (6.5, 2)
-    assert read.source == "here"
+    assert read.source == "here" and read.prefill_s(24, 8, 64) == 2 + 0.5 * 32
 
 
 def test_files_without_costs_are_refused(tmp_path):

@@ -11,9 +11,9 @@ from launch.root_flags import flag_kind, parameter_texts
 from tests.launch.conftest import ROOT
 
 LIGHT = [
-    *("convert_checkpoint", "evaluate", "generate", "lm_eval", "place_experts"),
+    *("convert_checkpoint", "evaluate", "generate", "load", "lm_eval"),
     *("model_card", "pretrain", "profile_machine", "profile_model", "replay"),
-    *("refactor_model", "simulate"),
+    *("place_experts", "refactor_model", "simulate"),
 ]
 
 

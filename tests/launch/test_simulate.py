@@ -4,7 +4,7 @@ import numpy as np
 
 from moe_edge.place.plan import Placement
 from moe_edge.simulate.cluster.run import run_simulate
-from moe_edge.workload.cluster_run import Served
+from moe_edge.workload.cluster_run import RequestRow
 from tests.support.cluster_runs import calibration, cluster_trace, facts, write_run
 
 
@@ -49,7 +49,7 @@ def test_simulate_bad_flag_value_is_one_line(run_script):
 def test_simulate_does_a_cluster_run_again(run_script, tmp_path):
     placement = Placement(np.zeros((1, 2, 4)))
     trace = cluster_trace([[[[0, 1], [2, 3]]]], [0], [1], np.zeros((1, 2, 4)))
-    served = [Served(0, "words", 0.0, 3.0, 3.0)]
+    served = [RequestRow(0, "words", 0.0, 3.0, 3.0)]
     of, costs = facts(slots=[8]), calibration(servers=1, head_s=1.0)
     write_run(tmp_path / "run", of, costs, placement, served, trace)
     done = run_script("simulate", "--cluster_run", "run", "--out_dir", "o")

@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.weights import load_weights
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.profile import step_costs as module
@@ -16,8 +17,12 @@ class Machine:
     """Row slots whose steps take what a formula says; also the clock."""
 
     def __init__(self, engine, max_rows, max_context):
-        self.shapes = self
-        self.chunks, self.max_context = (32, 128), max_context
+        self.shapes = SlotSizes(
+            max_rows=max_rows,
+            max_context=max_context,
+            prefill_chunk=128,
+            prompt_rows=4,
+        )
         self.rows, self.prompts, self.now_s = {}, [], 0.0
 
     @property
@@ -35,8 +40,13 @@ class Machine:
         del self.rows[id]
 
     def prefill(self):
-        tokens = max(sum(len(row.prompt) for row in self.prompts), 16)  # padded
+        lengths = [len(row.prompt) for row in self.prompts]
+        tokens = max(sum(lengths), 16)
         self.now_s += 0.01 + 1e-4 * tokens * (self.prompts[0].k or 0)
+        rows = self.shapes.prompt_rows_for(len(lengths))
+        padded = rows * self.shapes.padded(max(lengths), 256)
+        alone = self.shapes.padded(min(sum(lengths), 128), 256)
+        self.now_s += 1e-5 * max(padded - max(alone, sum(lengths)), 0)
         self.prompts = []
 
     def decode(self):
@@ -67,6 +77,8 @@ def test_a_formula_is_found_again():
     assert costs.decode_s(6, 1.5) == pytest.approx(0.002 + 0.006 + 9e-4)
     assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4)
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
+    assert costs.prefill_s(50, 3, 512) == pytest.approx(0.01 + 150e-4 + 384e-5)
+    assert costs.position_s == pytest.approx(1e-5) and costs.chunks == [32, 128]
     assert costs.prefill.sizes == [16, 32, 33, 80, 128]
     assert len(found.held_out) == 20 and max(found.errors().values()) < 1e-9
     stored = found.to_json()
@@ -90,6 +102,12 @@ def test_a_step_off_the_tables_is_reported(monkeypatch):
 def test_too_short_a_context_is_refused():
     with pytest.raises(ConfigError, match="context of 40 tokens is too short"):
         measure_steps(Engine, max_batch=2, max_context=40)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_batch_of_one_row_has_no_padding():
+    costs = measure_steps(Engine, max_batch=1, max_context=256, repeats=1).costs
+    assert costs.position_s == 0
 
 
 def test_steps_of_a_real_engine_are_timed():

@@ -5,6 +5,7 @@ import collections
 import pytest
 
 from moe_edge.core.checks import RequestError
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.schedule.decisions import Recorder, replay
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import OUTCOMES
@@ -22,7 +23,8 @@ SLOTS = Limits(12, 2400, lambda each: len(each) * max(each, default=0))
 
 def computed(loop, load, watch=None):
     """A server whose prompts of up to 60 tokens take two chunks."""
-    steps, answers = SlotSteps(prefill_chunk=32), load.answers
+    sizes = SlotSizes(max_rows=4, max_context=128, prefill_chunk=32, prompt_rows=4)
+    steps, answers = SlotSteps(sizes), load.answers
     return ComputedServer(loop, COSTS, steps=steps, answers=answers, watch=watch)
 
 

@@ -141,16 +141,27 @@ def test_deadlines_end_what_waits_and_cut_what_runs():
     assert loop.wake_s(0) == 2.0
     loop.begin_step(0, 0.0)
     assert loop.expire(1.9) == []
-    assert loop.expire(3.0) == [jobs[1], jobs[0]]
-    assert [job.state for job in jobs] == ["finished", "expired", "waiting", "waiting"]
-    assert ids(loop.lanes[0].running) == [0]  # until its step is over
+    assert loop.expire(3.0) == [jobs[1]]
+    assert [job.state for job in jobs] == ["running", "expired", "waiting", "waiting"]
+    assert loop.wake_s(0) == 9.0  # the end of a step is an event of its own
     loop.end_step(0, 3.1, [])
+    assert loop.expire(3.1) == [jobs[0]] and jobs[0].state == "finished"
     assert ids(loop.begin_step(0, 3.1)) == [2]
     loop.end_step(0, 4.0, [jobs[2]])
     come(loop, Job(10, deadline_s=8.0))
     loop.cancel(10)
     assert loop.wake_s(0) == 8.0 and loop.expire(8.5) == []  # it had ended
     assert loop.wake_s(0) == 9.0
+
+
+def test_who_finishes_in_the_step_of_its_deadline_ends_once():
+    loop = RequestLoop(Continuous(1))
+    job = Job(0, deadline_s=1.0)
+    come(loop, job)
+    loop.begin_step(0, 0.0)
+    assert loop.expire(1.0) == loop.expire(1.5) == []
+    loop.end_step(0, 2.0, [job])
+    assert loop.expire(2.0) == [] and loop.outcomes["finished"] == 1
 
 
 def test_an_id_may_come_again_with_another_deadline():

@@ -39,6 +39,13 @@ def test_every_policy_names_itself_and_its_source():
         assert kind.name == name and kind.SOURCE
 
 
+def test_policies_leave_requests_where_they_came_in():
+    lanes = [Lane(0), Lane(1)]
+    for name in POLICIES:
+        policy = get_policy(name, own_k=8, costs=COSTS)
+        assert [policy.assign(Job(0, home), lanes, 0.0) for home in (0, 1)] == [0, 1]
+
+
 def test_fifo_takes_the_first_at_their_highest_floor_and_runs_them_to_the_end():
     policy = Fifo(3)
     assert admitted(policy, lane_of(8, 24, 16, 32)) == {0: 24, 1: 24, 2: 24}
@@ -141,6 +148,8 @@ def test_continuous_one_k_follows_the_highest_floor():
     policy = ContinuousOneK(3)
     lane = lane_of(8, 24, 32, running=[(12, 12)])
     assert policy.pick(lane, 0.0) == ([(0, 24), (1, 24)], {100: 24}, None)
+    lane.running[0].made = 0  # its prompt is not through: it keeps its K
+    assert policy.pick(lane, 0.0) == ([(0, 24), (1, 24)], {}, None)
     # The one that asked for 24 has gone: K falls again.
     lane = lane_of(running=[(12, 24), (8, 24)])
     assert policy.pick(lane, 0.0) == ([], {100: 12, 101: 12}, None)

@@ -1,8 +1,10 @@
 """Serving in computed time: one timeline by hand, and what load does."""
 
+import dataclasses
+
 import pytest
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.fifo import Fifo
@@ -81,9 +83,24 @@ def test_texts_end_deadlines_pass_and_clients_go():
     assert outcomes[3:] == ["finished", "cancelled", "finished"]
 
 
+def test_the_token_of_a_step_in_which_a_deadline_passes_is_kept():
+    # 0: its prompt until 1, a step until 3 and one until 5, in which its deadline
+    # passes and somebody comes, so that deadlines are looked at.
+    server, seen = times(
+        Continuous(2), job(0, 0, 1, 9, deadline_s=3.5), job(1, 4, 1, 1)
+    )
+    assert seen == {0: (0, 1, 5), 1: (5, 6, 6)}
+    assert server.served[0].tokens == 3 and server.served[0].outcome == "finished"
+
+
+def sizes(prefill_chunk, prompt_rows=4):
+    given = {"prefill_chunk": prefill_chunk, "prompt_rows": prompt_rows}
+    return SlotSizes(max_rows=8, max_context=64, **given)
+
+
 def step(steps, *running):
     """Ids of the rows that decode, then (id, start, stop) of chunks."""
-    decode, chunks = steps.next(running)
+    decode, chunks, _ = steps.next(running)
     for job in (*(chunk.job for chunk in chunks if chunk.is_last), *decode):
         job.made += 1
     return [job.id for job in decode], [(j.id, a, b) for j, a, b in chunks]
@@ -93,7 +110,7 @@ def test_prompts_are_cut_and_run_a_few_together():
     a, b, c, d = jobs = [job(i, 0, n, 9) for i, n in enumerate((2, 9, 3, 4))]
     for each in jobs:
         each.state = "running"
-    steps = SlotSteps(prefill_chunk=4, prompt_rows=2)
+    steps = SlotSteps(sizes(4, prompt_rows=2))
     assert step(steps, a, b) == ([], [(0, 0, 2), (1, 0, 4)])
     assert step(steps, a, b, c) == ([0], [(1, 4, 8)])  # 2 waits for these prompts
     assert step(steps, a, b, c) == ([0], [(1, 8, 9)])
@@ -105,17 +122,19 @@ def test_prompts_of_requests_that_ended_are_dropped():
     a, b = jobs = [job(i, 0, 9, 9) for i in range(2)]
     for each in jobs:
         each.state = "running"
-    steps = SlotSteps(prefill_chunk=4)
+    steps = SlotSteps(sizes(4))
     assert step(steps, a) == ([], [(0, 0, 4)])
     a.state = "cancelled"
     assert step(steps, b) == ([], [(1, 0, 4)])
 
 
-def test_steps_of_no_size_are_refused():
-    with pytest.raises(ConfigError, match="prefill_chunk must be a positive .*got 0"):
-        SlotSteps(prefill_chunk=0)
-    with pytest.raises(ConfigError, match="prompt_rows must be a positive .*got 0"):
-        SlotSteps(prompt_rows=0)
+def test_prompts_that_run_together_cost_their_padding():
+    # 0 and 1 take four rows of 32 positions: 9 tokens of 1 s, 96 positions of 0.5 s
+    # more than one prompt of so many is padded to.
+    costs = dataclasses.replace(COSTS, chunks=(32, 128), position_s=0.5)
+    server = ComputedServer(RequestLoop(Continuous(2)), costs)
+    served = server.run([job(0, 0, 3, 1), job(1, 0, 6, 1), job(2, 99, 5, 1)])
+    assert [served[n].first_s for n in range(3)] == [57, 57, 104]
 
 
 def test_higher_load_waits_longer():

@@ -13,7 +13,7 @@ from moe_edge.hardware.cluster_calibration import (
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
     ClusterFacts,
-    Served,
+    RequestRow,
     TableChange,
     method_file,
     write_migrations,
@@ -86,7 +86,7 @@ def write_run(
     of: ClusterFacts,
     costs: ClusterCalibration,
     placement: Placement,
-    served: list[Served],
+    served: list[RequestRow],
     trace: Trace,
     changes: list[TableChange] | None = None,
     method: str = "optimal",

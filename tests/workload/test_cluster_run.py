@@ -13,7 +13,7 @@ from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import (
     FROM_CHECKPOINT,
     ClusterFacts,
-    Served,
+    RequestRow,
     TableChange,
     join_traces,
     locality,
@@ -29,7 +29,10 @@ PLACED = Placement(np.array([[[0, 0, -1, -1]] * 2, [[-1, -1, 0, 0]] * 2]))
 TARGETS = call_targets(PLACED.on_NLE)
 A = [[[0, 1], [2, 0]], [[0, 2], [1, 0]], [[3, 2], [0, 1]]]  # [T, L, K]
 B = [[[1, 2], [3, 0]], [[0, 3], [3, 2]]]
-SERVED = [Served(0, "words", 0.0, 1.0, 2.5), Served(1, "stories", 0.5, 1.25, 4.0)]
+SERVED = [
+    RequestRow(0, "words", 0.0, 1.0, 2.5),
+    RequestRow(1, "stories", 0.5, 1.25, 4.0),
+]
 CHANGES = [
     TableChange(t_s=1.5, version=1, moves=[[0, 1, 2]], sources=[1], begun_s=1.0),
     TableChange(
@@ -262,7 +265,7 @@ def test_traces_of_other_runs_are_refused(tmp_path, change, message):
 
 
 def test_lost_requests_are_written_as_nothing(folder):
-    served = [SERVED[0], Served(1, "stories", 0.5, math.nan, math.nan)]
+    served = [SERVED[0], RequestRow(1, "stories", 0.5, math.nan, math.nan)]
     write_run(folder, facts(), calibration(), PLACED, served, traced())
     lines = (folder / method_file("requests", "optimal")).read_text().splitlines()
     assert lines[2] == "1,stories,0.500000,,"

@@ -17,7 +17,7 @@ from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
 from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.programs import count_compiled
-from moe_edge.engine.session import capacity_for
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import device_dtype

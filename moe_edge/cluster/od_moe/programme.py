@@ -24,7 +24,8 @@ from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
-from moe_edge.engine.session import capacity_for, plan_chunks
+from moe_edge.engine.session import plan_chunks
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
 

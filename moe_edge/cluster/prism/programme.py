@@ -25,7 +25,8 @@ from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.session import PREFILL_CHUNK, bucket
+from moe_edge.engine.session import PREFILL_CHUNK
+from moe_edge.engine.sizes import bucket
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server

@@ -7,10 +7,10 @@ from pathlib import Path
 from moe_edge.cluster.scheduler.asked import Asked
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.prompts import Prompt, decode_after
-from moe_edge.workload.cluster_run import Served
+from moe_edge.workload.cluster_run import RequestRow
 
 
-def served_rows(asked: Sequence[Asked]) -> list[Served]:
+def served_rows(asked: Sequence[Asked]) -> list[RequestRow]:
     """A line a request, times from its arrival."""
     rows = []
     for one in asked:
@@ -18,7 +18,7 @@ def served_rows(asked: Sequence[Asked]) -> list[Served]:
         if one.done:
             first = one.times_s[0] - one.arrived_s
             last = one.times_s[-1] - one.arrived_s
-        rows.append(Served(one.home, one.domain, one.arrival_s, first, last))
+        rows.append(RequestRow(one.home, one.domain, one.arrival_s, first, last))
     return rows
 
 

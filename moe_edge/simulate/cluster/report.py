@@ -8,7 +8,7 @@ import numpy as np
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.simulate.cluster.links import CAUSES
 from moe_edge.simulate.cluster.loop import ClusterLoop
-from moe_edge.workload.cluster_run import Served
+from moe_edge.workload.cluster_run import RequestRow
 
 
 class ClusterResult:
@@ -85,12 +85,12 @@ class ClusterResult:
         return self.local_pairs / self.pairs
 
     @property
-    def served(self) -> list[Served]:
+    def served(self) -> list[RequestRow]:
         """A line a request, for pictures of latency over time."""
         columns = (self.arrival_R, self.first_R, self.latency_R)
         seconds = zip(*(column.tolist() for column in columns), strict=True)
         who = zip(self.server_R.tolist(), self.domain_R, seconds, strict=True)
-        return [Served(server, domain, *times) for server, domain, times in who]
+        return [RequestRow(server, domain, *times) for server, domain, times in who]
 
     def row(self) -> dict[str, Any]:
         """The keys of the last line of stdout, and a few more."""

@@ -23,7 +23,7 @@ from moe_edge.studies.prism.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    Served,
+    MethodRuns,
     median_row,
     percent,
     percents,
@@ -75,12 +75,12 @@ class Point(NamedTuple):
         return f"{self.gpus} GPUs, arrival {self.interval_s:g} s, {self.mbps:g} Mbps"
 
 
-Points = Mapping[Point, Served]
+Points = Mapping[Point, MethodRuns]
 
 
 def measure(settings: Figure8) -> Findings:
     """All sizes at all rates of arrival; all line rates at the longest interval."""
-    points: dict[Point, Served] = {}
+    points: dict[Point, MethodRuns] = {}
     first, longest_s = None, max(settings.intervals_s)
     share = PRISM_MEMORY_SHARE.get(settings.model, 1.0)
     for gpus, interval_s in itertools.product(settings.gpus, settings.intervals_s):

@@ -19,7 +19,7 @@ from moe_edge.simulate.cluster.build import WORKLOADS, build_case
 from moe_edge.simulate.cluster.case import METHODS, Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
-from moe_edge.studies.prism.served import EPLB, MEAN, PRISM, Row, Served
+from moe_edge.studies.prism.served import EPLB, MEAN, PRISM, MethodRuns, Row
 from moe_edge.studies.settings import RULES, StudySettings
 
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
@@ -105,7 +105,7 @@ def serve(
 
 def serve_all(
     cases: Iterable[tuple[int, Case]], methods: Sequence[str], label: str, **moving
-) -> Served:
+) -> MethodRuns:
     """Every method on every (seed, case)."""
     rows: dict[str, list[Row]] = {method: [] for method in methods}
     for seed, case in cases:
@@ -113,7 +113,7 @@ def serve_all(
             rows[method].append(serve(case, method, seed, **moving).row())
         shown = ", ".join(f"{m} {found[-1][MEAN]:.3f}" for m, found in rows.items())
         print(f"{label}, seed {seed}: {shown}", flush=True)
-    return Served(rows)
+    return MethodRuns(rows)
 
 
 def cases_of(settings: Runs, **wanted) -> list[tuple[int, Case]]:

@@ -13,7 +13,7 @@ from moe_edge.studies.prism.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    Served,
+    MethodRuns,
     percents,
     stored,
     worse_than,
@@ -62,7 +62,7 @@ class Point(NamedTuple):
     value: str
 
 
-Points = Mapping[Point, Served]
+Points = Mapping[Point, MethodRuns]
 
 
 def copies(case: Case) -> float:
@@ -73,7 +73,7 @@ def copies(case: Case) -> float:
 
 def measure(settings: Sensitivity) -> Findings:
     """Every skew, memory and number of servers; static placements."""
-    points: dict[Point, Served] = {}
+    points: dict[Point, MethodRuns] = {}
     base = None
 
     def add(study: str, cluster: str, value: str | None, cases, share=None) -> None:
@@ -99,9 +99,9 @@ def measure(settings: Sensitivity) -> Findings:
     return findings(settings, points, base[0][1])
 
 
-def rows_of(points: Points) -> dict[tuple[str, str], dict[str, Served]]:
+def rows_of(points: Points) -> dict[tuple[str, str], dict[str, MethodRuns]]:
     """(study, cluster) -> value -> what was served, in the order of the points."""
-    found: dict[tuple[str, str], dict[str, Served]] = {}
+    found: dict[tuple[str, str], dict[str, MethodRuns]] = {}
     for (study, cluster, value), served in points.items():
         found.setdefault((study, cluster), {})[value] = served
     return found
@@ -157,7 +157,7 @@ def findings(settings: Sensitivity, points: Points, case: Case) -> Findings:
     )
 
 
-def more_is_faster(by_memory: Mapping[str, Served]) -> bool:
+def more_is_faster(by_memory: Mapping[str, MethodRuns]) -> bool:
     """The optimum at the most memory is no slower than at the least."""
     least, most = (by_memory[end(by_memory, key=float)] for end in (min, max))
     return most.median(OPTIMUM) <= least.median(OPTIMUM)

@@ -48,7 +48,7 @@ def slower(ratios: np.ndarray) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class MethodRuns:
     """Runs of several methods on the same cases, so that ratios are of pairs.
 
     Attributes:
@@ -61,9 +61,9 @@ class Served:
         """float64 [seeds]."""
         return np.array([row[key] for row in self.rows[method]], np.float64)
 
-    def only(self, *keys: str) -> "Served":
+    def only(self, *keys: str) -> "MethodRuns":
         """With no more than these keys of rows."""
-        return Served(
+        return MethodRuns(
             {
                 method: [{key: row[key] for key in keys} for row in by_seed]
                 for method, by_seed in self.rows.items()
@@ -129,7 +129,7 @@ class Served:
         )
 
 
-def worse_than(points: Mapping[str, Served]) -> str:
+def worse_than(points: Mapping[str, MethodRuns]) -> str:
     """Where our placer or the optimum of eq. 2 loses, case by case."""
     found = []
     for label, served in points.items():
@@ -139,7 +139,7 @@ def worse_than(points: Mapping[str, Served]) -> str:
     return "Slower than it should be: " + (" | ".join(found) or "nowhere") + "."
 
 
-def stored(points: Mapping[str, Served]) -> dict[str, str]:
+def stored(points: Mapping[str, MethodRuns]) -> dict[str, str]:
     """The file with all seeds, without the list of decisions."""
     kept = {
         label: {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
-from moe_edge.studies.prism.served import Served, median_row, percent, stored
+from moe_edge.studies.prism.served import MethodRuns, median_row, percent, stored
 from moe_edge.studies.study import Findings
 
 ALONE = "moe_infinity"
@@ -38,7 +38,7 @@ class Table1(Runs):
     )
 
 
-def metrics_of(served: Served) -> list[dict]:
+def metrics_of(served: MethodRuns) -> list[dict]:
     """Latencies server by server and over all, and what else methods count."""
     rows = []
     for method, by_seed in served.rows.items():
@@ -53,7 +53,7 @@ def metrics_of(served: Served) -> list[dict]:
     return rows
 
 
-def changes_of(served: Served) -> dict[str, str]:
+def changes_of(served: MethodRuns) -> dict[str, str]:
     """By method, the change of mean latency against serving alone."""
     others = [m for m in served.rows if ALONE in served.rows and m != ALONE]
     return {method: served.change(method, ALONE) for method in others}

@@ -9,7 +9,7 @@ from moe_edge.place.policy import ALONE as ALONE_METHODS
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prism.live_entry import live_findings, same_tokens
 from moe_edge.studies.prism.live_seeds import each_seed
-from moe_edge.studies.prism.served import LOCAL, Served, median_row, stored
+from moe_edge.studies.prism.served import LOCAL, MethodRuns, median_row, stored
 from moe_edge.studies.prism.table1 import (
     ALONE,
     TABLE_1,
@@ -45,12 +45,12 @@ def measure(settings: Table1Live) -> Findings:
             for method in settings.methods:
                 rows[method].append(run.facts["rows"][method])
     link = {"host_bytes_per_s": bytes_per_s, "layer_compute_s": layer_s}
-    return findings(settings, Served(rows), facts, link)
+    return findings(settings, MethodRuns(rows), facts, link)
 
 
 def findings(
     settings: Table1Live,
-    served: Served,
+    served: MethodRuns,
     facts: Sequence[Mapping],
     link: Mapping[str, float],
 ) -> Findings:
@@ -90,7 +90,7 @@ def findings(
     )
 
 
-def _line(method: str, served: Served) -> str:
+def _line(method: str, served: MethodRuns) -> str:
     """What a method's servers did."""
     if method not in ALONE_METHODS:
         share, calls = served.median(method, LOCAL), "remote_calls"

@@ -22,7 +22,7 @@ from moe_edge.studies.prism.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    Served,
+    MethodRuns,
     percent,
     percents,
     stored,
@@ -83,7 +83,7 @@ class Table2(Migration, Runs):
 
 def measure(settings: Table2) -> Findings:
     """The paper's 20 cells, the optimum, our placer; and unequal machines."""
-    points: dict[str, Served] = {}
+    points: dict[str, MethodRuns] = {}
     used = []
     for (workload, model), label in zip(TABLE_2, PAPER, strict=True):
         asked = {"model": model, "interval_s": INTERVAL_S[workload]}
@@ -100,7 +100,7 @@ def measure(settings: Table2) -> Findings:
     return findings(settings, points, used)
 
 
-def findings(settings: Table2, points: Mapping[str, Served], used) -> Findings:
+def findings(settings: Table2, points: Mapping[str, MethodRuns], used) -> Findings:
     """The entry from all points; `used`: cases, one a setting of the paper."""
     changes = {label: served.changes(PAIRS) for label, served in points.items()}
     told = {at: table[PRISM][3] / table[EPLB][3] for at, table in PAPER.items()}
@@ -158,7 +158,7 @@ def findings(settings: Table2, points: Mapping[str, Served], used) -> Findings:
     )
 
 
-def overloaded(points: Mapping[str, Served]) -> str:
+def overloaded(points: Mapping[str, MethodRuns]) -> str:
     """Cases and methods whose requests wait longer than the gap between two."""
     found = []
     for label, served in points.items():
@@ -169,7 +169,7 @@ def overloaded(points: Mapping[str, Served]) -> str:
     return "; ".join(found) or "nowhere"
 
 
-def targets(points: Mapping[str, Served]) -> dict[str, bool]:
+def targets(points: Mapping[str, MethodRuns]) -> dict[str, bool]:
     """What the project set out to reach, whether or not it did."""
     main = "bigbench, deepseek_v2_lite"
     over = float(np.median(points[main].ratio(OURS, EPLB)))
@@ -182,7 +182,7 @@ def targets(points: Mapping[str, Served]) -> dict[str, bool]:
     return found
 
 
-def plot(path, points: Mapping[str, Served]) -> None:
+def plot(path, points: Mapping[str, MethodRuns]) -> None:
     """Latency over EPLB's, ours next to the paper's."""
     panels = []
     for label, served in points.items():

@@ -24,7 +24,7 @@ from moe_edge.studies.prism.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    Served,
+    MethodRuns,
 )
 from moe_edge.studies.prism.table2 import TABLE_2
 from moe_edge.studies.registry import later
@@ -54,8 +54,8 @@ class Runs:
       facts: of every seed, its cluster.json.
     """
 
-    measured: Served
-    simulated: Served
+    measured: MethodRuns
+    simulated: MethodRuns
     shares: Mapping[str, Sequence[Mapping[str, float]]]
     facts: Sequence[Mapping[str, Any]]
 
@@ -104,7 +104,7 @@ def run_all(settings: ThreeServers, folder: Path) -> Runs:
             measured[method].append(row)
             simulated[method].append(rows[method])
             shares[method].append(time_shares(where, method, row))
-    return Runs(Served(measured), Served(simulated), shares, all_facts)
+    return Runs(MethodRuns(measured), MethodRuns(simulated), shares, all_facts)
 
 
 TABLE = TABLE_2["bigbench", "deepseek_v2_lite"]

@@ -16,7 +16,7 @@ from moe_edge.studies.prism.served import (
     MEAN,
     OPTIMUM,
     OURS,
-    Served,
+    MethodRuns,
     median_row,
     percent,
     stored,
@@ -67,7 +67,7 @@ def findings(settings: ThreeServers, runs: Runs) -> Findings:
             {
                 "measured": real.only(*real.rows[methods[0]][0]),
                 "simulated": runs.simulated.only(*KEYS, "error_pct"),
-                "shares": Served(runs.shares),
+                "shares": MethodRuns(runs.shares),
             }
         ),
         summary={"error_pct": {m: float(np.median(runs.errors(m))) for m in methods}},

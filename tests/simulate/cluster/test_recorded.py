@@ -15,7 +15,7 @@ from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.pools import RoutingPools
 from moe_edge.simulate.cluster.report import report
 from moe_edge.simulate.cluster.run import run_simulate
-from moe_edge.workload.cluster_run import Served, TableChange, method_file
+from moe_edge.workload.cluster_run import RequestRow, TableChange, method_file
 from moe_edge.workload.cluster_run_reader import read_requests
 from moe_edge.workload.requests import Request
 from tests.support.cluster_runs import calibration, cluster_trace, facts, write_run
@@ -46,7 +46,7 @@ def finished(folder):
 def test_software_takes_its_time(tmp_path):
     overheads = {"split_s": 0.0625, "head_s": 1.0, "call_s": 0.125}
     costs = calibration(messages={"each_s": 0.03125}, **overheads)
-    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0)]
     row, _, out = replay(tmp_path, costs, served, [[[[0, 2]], [[3, 2]]]], [1])
     # Dense and split to .5625, sent at .59375, there at .78125 (16 bytes at 128 a
     # second, half of base_s); call and block to 1.15625, back at 1.34375; head. Then
@@ -70,7 +70,7 @@ def test_software_takes_its_time(tmp_path):
 
 def test_a_layer_of_own_blocks_is_not_split(tmp_path):
     costs = calibration(split_s=9.0, call_s=9.0, messages={"each_s": 9.0})
-    served = [Served(1, "a", 0.5, 1.0, 5.0)]
+    served = [RequestRow(1, "a", 0.5, 1.0, 5.0)]
     row, _, out = replay(tmp_path, costs, served, [[[[3, 2]], [[3, 2]]]], [1])
     assert finished(out) == [(1.5, 2.5)]
     assert row["call_overhead_s"] is None and row["local_ratio"] == 1
@@ -79,7 +79,7 @@ def test_a_layer_of_own_blocks_is_not_split(tmp_path):
 def test_messages_carry_a_state_once_and_leave_one_after_another(tmp_path):
     # Three tokens in one bucket of 16: block 2 of two tokens, block 3 of one of them.
     sizes = {"call_bytes": 64, "pair_bytes": 32, "each_s": 0.25}
-    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0)]
     ids = [[[[0, 1]], [[2, 3]], [[1, 2]]]]
     row, _, out = replay(tmp_path, calibration(messages=sizes), served, ids, [3])
     there, back = 64 + 2 * 16 + 3 * 32, 3 * 16
@@ -97,7 +97,7 @@ def test_long_prompts_pass_in_chunks_and_only_the_last_has_a_head(tmp_path):
     costs = calibration()
     servers = [ServerCosts(buckets=buckets, load_s=1.0)] * 2
     costs = type(costs)(servers=servers, messages=costs.messages, source="test")
-    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0)]
     chunks = facts(num_layers=1, chunk_tokens=2)
     ids = [[[[0, 1]], [[0, 1]], [[1, 0]], [[0, 1]]]]
     _, _, out = replay(tmp_path, costs, served, ids, [3], of=chunks)
@@ -107,7 +107,7 @@ def test_long_prompts_pass_in_chunks_and_only_the_last_has_a_head(tmp_path):
 
 
 def test_requests_of_a_server_take_turns(tmp_path):
-    served = [Served(0, "a", 0.0, 1.0, 5.0), Served(0, "b", 0.25, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0), RequestRow(0, "b", 0.25, 1.0, 5.0)]
     ids = [[[[0, 1]]] * 2, [[[1, 0]]] * 2]
     pair = facts(num_layers=1, max_batch=2)
     _, _, out = replay(tmp_path, calibration(), served, ids, [1, 1], of=pair)
@@ -121,7 +121,7 @@ def test_requests_of_a_server_take_turns(tmp_path):
 
 
 def test_tables_change_when_they_did(tmp_path):
-    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0)]
     changes = [
         TableChange(
             t_s=2.0,
@@ -220,7 +220,7 @@ def test_software_is_what_the_difference_is(own):
 
 
 def test_a_run_of_servers_that_serve_alone_has_nothing_to_simulate(tmp_path):
-    served, ids = [Served(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
+    served, ids = [RequestRow(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
     _, run, _ = replay(tmp_path, calibration(), served, ids, [1])
     facts(methods=["moe_infinity", "moe_infinity_lb"]).save(run)
     with pytest.raises(ConfigError, match="its servers served alone"):
@@ -228,7 +228,7 @@ def test_a_run_of_servers_that_serve_alone_has_nothing_to_simulate(tmp_path):
 
 
 def test_what_a_run_says_itself_is_refused(tmp_path):
-    served, ids = [Served(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
+    served, ids = [RequestRow(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
     _, run, out = replay(tmp_path, calibration(), served, ids, [1])
     refused = {
         "seeds, model would have no effect": {"model": "mixtral_8x7b", "seeds": 2},
@@ -248,7 +248,7 @@ def test_what_a_run_says_itself_is_refused(tmp_path):
 
 
 def test_placements_of_other_clusters_are_refused(tmp_path):
-    served, ids = [Served(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
+    served, ids = [RequestRow(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
     _, run, _ = replay(tmp_path, calibration(), served, ids, [1])
     stem = run / method_file("placement", "optimal")
     Placement(np.zeros((2, 2, 4))).save(stem)
@@ -262,7 +262,7 @@ def test_placements_of_other_clusters_are_refused(tmp_path):
 
 def test_threads_of_a_machine_share_its_cores(tmp_path):
     # Both servers ask themselves; on one core the second waits for the first's half.
-    served = [Served(0, "a", 0.0, 1.0, 5.0), Served(1, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0), RequestRow(1, "a", 0.0, 1.0, 5.0)]
     ids = [[[[0, 1]]], [[[2, 3]]]]
     alone = calibration()
     for hosts, cores, ends in (
@@ -281,7 +281,7 @@ def test_own_blocks_begin_when_the_messages_are_sent(tmp_path):
     costs = calibration(messages={"each_s": 0.25})
     servers = [ServerCosts(buckets=each, load_s=1.0) for each in (slow, quick)]
     costs = dataclasses.replace(costs, servers=servers)
-    served = [Served(0, "a", 0.0, 1.0, 5.0)]
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0)]
     _, _, out = replay(tmp_path, costs, served, [[[[0, 2]]]], [1])
     assert finished(out) == [(4.75, 4.75)]
 
@@ -293,7 +293,7 @@ def test_a_server_answers_one_call_after_another(tmp_path):
         calibration(3, messages={"base_s": 0.0, "bytes_per_s": 2.0**40}),
         cores=[8, 8, 8],
     )
-    served = [Served(n, "a", 0.0, 1.0, 5.0) for n in (0, 1)]
+    served = [RequestRow(n, "a", 0.0, 1.0, 5.0) for n in (0, 1)]
     trace = cluster_trace([[[[0, 2]]]] * 2, [0, 1], [1, 1], call_targets(on))
     of, placement = facts(num_layers=1, slots=[4] * 3), Placement(np.where(on, 0, -1))
     write_run(tmp_path / "run", of, costs, placement, served, trace)

@@ -21,7 +21,7 @@ from moe_edge.studies.prism.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    Served,
+    MethodRuns,
     median_row,
     percents,
     slower,
@@ -33,9 +33,9 @@ from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 
 
-def served(**seconds) -> Served:
+def served(**seconds) -> MethodRuns:
     """Rows of two servers, whose latencies are the mean and its double."""
-    return Served(
+    return MethodRuns(
         {
             method: [{"mean_latency_s": x, "latency_s_N": [x, 2 * x]} for x in by_seed]
             for method, by_seed in seconds.items()

@@ -1,0 +1,65 @@
+"""Where a model's experts are and what lookups met, for whoever watches a run."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from moe_edge.model.config import ModelConfig
+from moe_edge.offload.manager import OffloadManager
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertState:
+    """Of one moment; what is counted began at `Engine.reset_records`.
+
+    Attributes:
+      mode: `resident`, `layered` or `fused`.
+      slots_L: how many slots may hold experts of a layer; a slot may serve several.
+      resident_LE: bool, who is in a slot.
+      lookups: int64 `[L, 2]` by whether it was decoding: hits and misses, after the law
+        of `offload/statistics.py`.
+      demand_bytes, prefetch_bytes: that came to the device; wasted_bytes: of
+        prefetched experts that were thrown out before any use.
+      prediction: as `PredictionLog.summary`; None without a predictor.
+    """
+
+    mode: str
+    slots_L: list[int]
+    resident_LE: np.ndarray
+    lookups: dict[bool, np.ndarray]
+    demand_bytes: int = 0
+    prefetch_bytes: int = 0
+    wasted_bytes: int = 0
+    prediction: dict[str, Any] | None = None
+
+
+def all_resident(config: ModelConfig) -> ExpertState:
+    """Every expert has its place for good, and nothing is looked up."""
+    L, E = config.num_layers, config.moe.num_experts
+    resident_LE = np.zeros((L, E), bool)
+    resident_LE[list(config.moe_layers)] = True
+    nothing = {phase: np.zeros((L, 2), np.int64) for phase in (True, False)}
+    return ExpertState(
+        "resident", resident_LE.sum(axis=1).tolist(), resident_LE, nothing
+    )
+
+
+def of_manager(manager: OffloadManager) -> ExpertState:
+    """What an offload manager keeps; an expert on its way counts as resident."""
+    cache, stats, run = manager.cache, manager.queue.stats(), manager.predictor_run
+    lookups = {}
+    for phase, layers in manager.statistics.layers.items():
+        lookups[phase] = np.zeros((cache.spec.num_layers, 2), np.int64)
+        for layer, counts in layers.items():
+            lookups[phase][layer] = counts
+    return ExpertState(
+        "layered",
+        list(cache.room_L),
+        cache.slot_LE >= 0,
+        lookups,
+        stats.demand.bytes,
+        stats.prefetch.bytes,
+        stats.wasted_bytes,
+        None if run.is_idle else run.accuracy.summary(),
+    )

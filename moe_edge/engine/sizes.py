@@ -1,0 +1,110 @@
+"""Which sizes of sessions and chunks occur: few, so that few programs are compiled.
+
+Nothing here needs JAX: what computes time without a model (`simulate/serving.py`) cuts
+prompts as the engine does.
+"""
+
+from collections.abc import Iterable
+
+from moe_edge.core.checks import check_count
+
+MIN_BUCKET = 16
+MIN_CAPACITY = 64
+_SMALLEST_SLOT_CAPACITY = 256  # below, a smaller cache saves next to nothing
+
+
+def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
+    """The next of smallest * (1, 1.5, 2, 3, 4, 6, ...): few shapes, <= 50 % waste."""
+    low = smallest
+    while low < size:
+        if low + low // 2 >= size:
+            return low + low // 2
+        low *= 2
+    return low
+
+
+def capacity_for(tokens: int) -> int:
+    """Cache capacity for sequences of up to `tokens`."""
+    return bucket(tokens, MIN_CAPACITY)
+
+
+class SlotSizes:
+    """Sizes of a running batch: steps of 4 in capacity, of 2 in rows, of 4 in chunks.
+
+    Args:
+      max_rows: rows that run at once.
+      max_context: tokens of the longest row, prompt and new.
+      prefill_chunk: most tokens of a prompt that run between two steps; the next
+        lower power of two is taken.
+      prompt_rows: most prompts that are prefilled together.
+      deterministic: one shape for all: bits do not depend on company.
+    Raises:
+      ConfigError: a size that is no positive number.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_context: int,
+        prefill_chunk: int,
+        prompt_rows: int,
+        deterministic: bool = False,
+    ):
+        sizes = {
+            "max_rows": max_rows,
+            "max_context": max_context,
+            "prefill_chunk": prefill_chunk,
+            "prompt_rows": prompt_rows,
+        }
+        for name, size in sizes.items():
+            check_count(name, size)
+        self.max_rows, self.max_context = max_rows, max_context
+        self.deterministic = deterministic
+        largest, prompt_rows = capacity_for(max_context), min(prompt_rows, max_rows)
+        self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)
+        self.prompt_rows = (1,) if deterministic else _powers(prompt_rows, 1, 4)
+        self.capacities = (largest,)
+        if not deterministic:
+            powers = _powers(largest, _SMALLEST_SLOT_CAPACITY, 4)
+            self.capacities = tuple(map(capacity_for, powers))
+        # A padded chunk never reaches past the capacity: chunks divide it.
+        self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
+        while any(M > self.chunk and M % self.chunk for M in self.capacities):
+            self.chunk //= 2
+        self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 4)
+
+    def rows_for(self, rows: int) -> int:
+        return next(size for size in self.rows if size >= rows)
+
+    def together_bytes(self, rows_bytes: Iterable[int]) -> int:
+        """Bytes of the caches of a session, from those of each of its rows alone."""
+        rows_bytes = list(rows_bytes)
+        if not rows_bytes:
+            return 0
+        return self.rows_for(min(len(rows_bytes), self.max_rows)) * max(rows_bytes)
+
+    def prompt_rows_for(self, rows: int) -> int:
+        return next(size for size in self.prompt_rows if size >= rows)
+
+    def capacity_for(self, tokens: int) -> int:
+        return next(size for size in self.capacities if size >= tokens)
+
+    def padded(self, tokens: int, capacity: int) -> int:
+        """Size of a chunk of so many tokens in a session of a capacity."""
+        return min(next(size for size in self.chunks if size >= tokens), capacity)
+
+    def kept_capacity(self, tokens: int) -> int:
+        """Capacity of a cache that keeps whole chunks: chunk * 1, 2, 4, ..."""
+        size = self.chunk
+        while size < tokens:
+            size *= 2
+        return min(size, self.capacities[-1])
+
+
+def _powers(largest: int, smallest: int, factor: int) -> tuple[int, ...]:
+    """largest, largest / factor, ... down to `smallest`, ascending."""
+    sizes = [largest]
+    while sizes[-1] // factor >= smallest:
+        sizes.append(-(-sizes[-1] // factor))
+    return tuple(reversed(sizes))

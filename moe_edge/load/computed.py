@@ -1,0 +1,92 @@
+"""Requests in computed time: the loop, and what its steps cost."""
+
+import math
+from collections.abc import Callable
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError
+from moe_edge.load.decisions_file import LoopMade
+from moe_edge.load.offered import LoadOptions, Offered, check_floors, offered_requests
+from moe_edge.load.results import Results
+from moe_edge.schedule.decisions import Recorder
+from moe_edge.schedule.token_job import TokenJob
+from moe_edge.serve.options import LONGEST_CONTEXT, ServingOptions
+from moe_edge.simulate.serving import ComputedServer, SlotSteps
+
+
+def computed_results(
+    checkpoint: str | None, load: LoadOptions, options: ServingOptions, dry_run: bool
+) -> Results | None:
+    """Serves a load without an engine; None of a dry run.
+
+    Args:
+      checkpoint: whose K and context are taken; None: those of costs and options.
+    Raises:
+      ConfigError: no costs, or caches of an unknown model.
+    """
+    costs = options.step_costs()
+    if costs is None:
+        raise ConfigError(
+            "--target computed needs --costs, a machine.json of "
+            "launch/profile_machine.py --checkpoint"
+        )
+    own_k, context = round(costs.decode.ks[-1]), options.max_context or LONGEST_CONTEXT
+    budget, row_bytes = math.inf, _nothing
+    if checkpoint is not None:
+        config = open_checkpoint(checkpoint).config
+        options.check_model(config.moe.top_k, config.max_positions)
+        own_k, context = config.moe.top_k, options.context(config.max_positions)
+        budget, row_bytes = _caches(options, config, context)
+    elif options.kv_memory is not None:
+        raise ConfigError(
+            f"--kv_memory {options.kv_memory} of computed time needs --checkpoint: "
+            "caches are the model's"
+        )
+    check_floors(load.floors, own_k)
+    requests = offered_requests(load, context)
+    made = LoopMade.of(
+        options,
+        max_context=context,
+        own_k=own_k,
+        kv_budget_bytes=budget,
+        costs=costs,
+    )
+    if dry_run:
+        return None
+    floor = options.default_min_k or own_k
+    jobs = [_job(each, floor, row_bytes) for each in requests]
+    loop = Recorder(made.loop())
+    server = ComputedServer(loop, costs, steps=SlotSteps(made.sizes()))
+    served = server.run(jobs)
+    return Results.decided(made, loop.lines, served=[served[j.id] for j in jobs])
+
+
+def _nothing(tokens: int) -> int:
+    return 0
+
+
+def _caches(options: ServingOptions, config, context: int):
+    """(budget of running rows in bytes, tokens -> bytes of a row's cache)."""
+    from moe_edge.engine.session import cache_bytes  # JAX knows their shapes
+    from moe_edge.engine.slot_programs import SlotShapes
+    from moe_edge.serve.options import cache_bytes_of
+
+    shapes = SlotShapes(config, **options.sizes(context))
+
+    def row_bytes(tokens: int) -> int:
+        return cache_bytes(config, 1, shapes.capacity_for(tokens))
+
+    return cache_bytes_of(options, shapes).running, row_bytes
+
+
+def _job(
+    request: Offered, default_floor: int, row_bytes: Callable[[int], int]
+) -> TokenJob:
+    return TokenJob(
+        request.id,
+        arrival_s=request.arrival_s,
+        floor=request.floor or default_floor,
+        kv_bytes=row_bytes(request.prompt_tokens + request.new_tokens),
+        prompt_tokens=request.prompt_tokens,
+        new_tokens=request.new_tokens,
+    )

@@ -1,0 +1,124 @@
+"""Requests to an engine in this process, each at its time."""
+
+import math
+import time
+from collections.abc import Sequence
+
+from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.load.decisions_file import LoopMade
+from moe_edge.load.offered import (
+    LoadOptions,
+    Offered,
+    block_tokens,
+    check_floors,
+    offered_requests,
+)
+from moe_edge.load.prompts import Prompts, text_ids
+from moe_edge.load.results import Results
+from moe_edge.schedule.decisions import Recorder
+from moe_edge.serve.driver import Asked, Driver
+from moe_edge.serve.options import ServingOptions, make_driver
+from moe_edge.workload.served import Served
+
+
+def engine_results(
+    checkpoint: str,
+    load: LoadOptions,
+    options: ServingOptions,
+    offload: OffloadOptions | None,
+    dry_run: bool,
+) -> Results | None:
+    """Loads a model and serves a load; None of a dry run.
+
+    Raises:
+      MoeEdgeError: a checkpoint or options that cannot be served.
+    """
+    options.step_costs()  # missing ones show before weights are read
+    check_checkpoint(checkpoint, offload=offload)
+    if dry_run:
+        return None
+    loaded = load_engine(checkpoint, offload=offload)
+    with loaded.engine as engine:
+        clock, own_k = Clock(), engine.config.moe.top_k
+        driver = make_driver(engine, options, clock)
+        check_floors(load.floors, own_k)
+        context = driver.slots.shapes.max_context
+        requests = offered_requests(load, context)
+        ids = text_ids(loaded.tokenizer.encode, load.data_dir)
+        prompts = Prompts(ids, block_tokens(load), load.seed)
+        prompts = [prompts(each) for each in requests]
+        warm_s = driver.slots.warm_up()
+        print(f"ready after {warm_s:.1f} s; {len(requests)} requests", flush=True)
+        made = LoopMade.of(
+            options,
+            max_context=context,
+            own_k=own_k,
+            kv_budget_bytes=driver.loop.limits.kv_budget_bytes,
+            costs=options.step_costs(),
+        )
+        recorder = driver.loop = Recorder(driver.loop)
+        floor = options.default_min_k or own_k
+        served, late_s, failure = serve(driver, clock, requests, prompts, floor)
+    notes = [failure] if failure else []
+    lines = recorder.lines
+    return Results.decided(made, lines, served=served, late_s=late_s, notes=notes)
+
+
+class Clock:
+    """Seconds from the start of a load."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        """The load begins now."""
+        self._start_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._start_s
+
+
+def serve(
+    driver: Driver,
+    clock: Clock,
+    requests: Sequence[Offered],
+    prompts: Sequence[tuple[int, ...]],
+    default_floor: int,
+) -> tuple[list[Served], list[float], str | None]:
+    """Serves requests as they come, until the last has ended.
+
+    Args:
+      driver: its clock is `clock`.
+      default_floor: of requests without one.
+    Returns:
+      (what became of each, seconds that each was handed over later than it could have
+      been: one that comes in a step waits for its end; what the first failed step
+      raised).
+    """
+    lives, late_s, failure, free_s = [], [], None, 0.0
+    clock.restart()
+    while len(lives) < len(requests) or driver.is_busy:
+        while len(lives) < len(requests):
+            request, now_s = requests[len(lives)], clock()
+            if request.arrival_s > now_s:
+                break
+            late_s.append(now_s - max(request.arrival_s, free_s))
+            asked = Asked(
+                prompt=prompts[request.id],
+                max_new_tokens=request.new_tokens,
+                floor=request.floor or default_floor,
+            )
+            lives.append(driver.submit(asked, request.arrival_s))
+        stepped = driver.step()
+        if stepped is not None:
+            free_s = clock()
+            if stepped.error is not None and failure is None:
+                failure = f"{type(stepped.error).__name__}: {stepped.error}"
+            continue
+        next_s = driver.wake_s
+        if len(lives) < len(requests):
+            next_s = min(next_s, requests[len(lives)].arrival_s)
+        if math.isfinite(next_s):
+            time.sleep(max(next_s - clock(), 0.0))
+    return [live.served for live in lives], late_s, failure

@@ -1,0 +1,146 @@
+"""The root of launch/load.py: requests at their times, and how they were served."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.core.files import check_out_file, check_there, write_json, write_text
+from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.load.computed import computed_results
+from moe_edge.load.decisions_file import (
+    read_decisions,
+    replay_decisions,
+    write_decisions,
+)
+from moe_edge.load.http_client import parse_url
+from moe_edge.load.offered import LoadOptions
+from moe_edge.load.results import Results
+from moe_edge.serve.options import ServingOptions
+
+KEY_VARIABLE = "MOE_EDGE_API_KEY"
+TARGETS = ("engine", "computed", "replay")  # besides URLs
+
+
+@root
+@unpacked(load=LoadOptions, options=ServingOptions)
+def run_load(
+    run: RunFolder,
+    *,
+    target: str,
+    load: LoadOptions,
+    options: ServingOptions,
+    checkpoint: str | None = None,
+    slo_ttft_ms: float = 500.0,
+    slo_tpot_ms: float = 20.0,
+    decisions: str | None = None,
+    api_key_file: str | None = None,
+    device_memory: str | None = None,
+    offload: OffloadOptions | None = None,
+) -> dict[str, Any]:
+    """Sends requests at their times and says how they were served.
+
+    Args:
+      run: folder of `load.json` and `requests.csv`.
+      target: URL of a server, `engine` (in this process), `computed` (time by --costs)
+        or `replay` (of --decisions).
+      load: the requests; options: of the engine, or the computed one.
+      checkpoint: path or `default`, of an engine (None: default) or of computed time
+        (None: K and context as costs and options say).
+      slo_ttft_ms: until the first token, of a request that is served well;
+        slo_tpot_ms: from token to token.
+      decisions: file of what the scheduler decided: written, or read by replay.
+      api_key_file: file with the server's key; None: the variable MOE_EDGE_API_KEY.
+      device_memory: budget for experts of an engine (`25%`, `2GiB`); None: as `offload`
+        says, or all resident.
+      offload: policies of experts that do not fit.
+    Raises:
+      MoeEdgeError: bad input.
+    """
+    check_positive("slo_ttft_ms", slo_ttft_ms)
+    check_positive("slo_tpot_ms", slo_tpot_ms)
+    offload = resolve_offload(device_memory, offload)
+    _check(target, load, options, decisions)
+    if decisions is not None and target != "replay":
+        check_out_file(decisions, run.out_dir)
+    if target == "engine":
+        from moe_edge.load.in_process import engine_results  # loads JAX
+
+        results = engine_results(
+            checkpoint or "default", load, options, offload, run.dry_run
+        )
+    elif target == "computed":
+        results = computed_results(checkpoint, load, options, run.dry_run)
+    elif target == "replay":
+        results = _replay(decisions, run.dry_run)
+    else:
+        from moe_edge.load.against_url import url_results
+
+        results = url_results(target, _key(api_key_file), load, run.dry_run)
+    if results is None:
+        return {"target": target}
+    for note in results.notes:
+        print(note)
+    summary = results.summary(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
+    with run.writing() as folder:
+        write_json(folder / "load.json", {"target": target, **summary})
+        write_text(folder / "requests.csv", results.csv())
+    if decisions is not None and target != "replay":
+        write_decisions(decisions, results.made, results.lines)
+    return summary
+
+
+def _check(
+    target: str, load: LoadOptions, options: ServingOptions, decisions: str | None
+) -> None:
+    """Refuses what means nothing to a target."""
+    if target == "replay":
+        if decisions is None:
+            raise ConfigError("--target replay needs --decisions, a file of a load")
+        if load.poisson is not None or load.trace is not None:
+            raise ConfigError(
+                "--target replay has its requests from --decisions; leave out "
+                "--poisson and --trace"
+            )
+        return
+    if target in TARGETS:
+        load.check()
+        return
+    if "://" not in target:
+        raise ConfigError(
+            f"--target {target!r}: expected a URL such as http://127.0.0.1:8000, or "
+            f"{', '.join(TARGETS)}"
+        )
+    parse_url(target)
+    load.check()
+    if decisions is not None:
+        raise ConfigError(
+            "--decisions are made in the server of a URL; record those of --target "
+            "engine or computed"
+        )
+    plain = ServingOptions()
+    for field in dataclasses.fields(options):
+        if getattr(options, field.name) != getattr(plain, field.name):
+            raise ConfigError(
+                f"--{field.name} is an option of the server behind a URL; give it to "
+                "launch/serve.py"
+            )
+
+
+def _replay(path: str, dry_run: bool) -> Results | None:
+    made, lines = read_decisions(path)
+    if dry_run:
+        return None
+    served, differs = replay_decisions(made, lines)
+    notes = [differs] if differs else []
+    return Results(served=served, is_equal=not differs, notes=notes)
+
+
+def _key(file: str | None) -> str | None:
+    """The server's key; None: it asks for none."""
+    if file is None:
+        return os.environ.get(KEY_VARIABLE)
+    check_there(file, "--api_key_file")
+    return Path(file).read_text(encoding="utf-8").strip()

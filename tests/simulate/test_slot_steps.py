@@ -1,0 +1,84 @@
+"""What `SlotSteps` says of a step is what row slots compute, step by step."""
+
+import numpy as np
+import pytest
+
+from moe_edge.engine.slots import RowSlots
+from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.token_job import TokenJob
+from moe_edge.simulate.serving import SlotSteps, Step
+from tests.support.running import resident, row
+
+# (step before which it comes, prompt, new tokens): alone, two at a time, a third one
+# that waits for them, one of one chunk, and one of several.
+REQUESTS = [(0, 9, 9), (2, 20, 3), (2, 33, 4), (3, 5, 1), (4, 40, 6), (5, 3, 2)]
+
+
+class Watched:
+    """An engine that keeps the shapes of the chunks it runs."""
+
+    def __init__(self, engine):
+        self._engine, self.shapes = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run_chunk(self, session, tokens, valid, start_B):
+        self.shapes.append(tokens.shape)
+        return self._engine.run_chunk(session, tokens, valid, start_B)
+
+
+@pytest.mark.parametrize("prefill_chunk", [16, 24])  # the second one is rounded down
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_steps_are_those_of_row_slots(prefill_chunk, is_deterministic):
+    engine = Watched(resident("gqa"))
+    slots = RowSlots(
+        engine,
+        max_rows=4,
+        max_context=64,
+        prefill_chunk=prefill_chunk,
+        prompt_rows=2,
+        deterministic=is_deterministic,
+    )
+    steps, loop = SlotSteps(slots.shapes), RequestLoop(Continuous(4))
+    jobs = {}
+    for step in range(100):
+        for number, (when, prompt, new) in enumerate(REQUESTS):
+            if when == step:
+                job = TokenJob(number, floor=2, prompt_tokens=prompt, new_tokens=new)
+                jobs[number] = job
+                loop.admit(job, loop.arrive(job, step), step)
+        if step == 7:
+            loop.cancel(4)  # its prompt has run in part
+            slots.release(4)
+        running = loop.begin_step(0, step)
+        if not running:
+            break
+        expected = steps.next(running)
+        joining = [job for job in running if job.id not in slots.ids]
+        slots.admit([row(j.id, j.prompt_tokens, j.new_tokens, k=j.k) for j in joining])
+        tokens = compare(expected, slots, engine, running)
+        for number in tokens:
+            jobs[number].made += 1
+        ended = [jobs[number] for number in tokens if not jobs[number].left]
+        for job in ended:
+            slots.release(job.id)
+        loop.end_step(0, step, ended)
+    assert len(jobs) == len(REQUESTS) and not loop.open
+    assert loop.outcomes["finished"] == 5 and loop.outcomes["cancelled"] == 1
+
+
+def compare(expected: Step, slots, engine, running) -> list[int]:
+    """Runs a step of the slots and holds it against the computed one; new tokens."""
+    done = {job.id: slots[job.id].length for job in running}
+    decoded = [new.id for new in slots.decode()]
+    assert sorted(decoded) == sorted(job.id for job in expected.decode)
+    engine.shapes.clear()
+    first = [new.id for new in slots.prefill()]
+    lengths = {job.id: slots[job.id].length for job in running if not job.made}
+    chunks = [(n, done[n], now) for n, now in lengths.items() if now > done[n]]
+    assert chunks == [(job.id, start, stop) for job, start, stop in expected.chunks]
+    assert first == [chunk.job.id for chunk in expected.chunks if chunk.is_last]
+    assert sum(int(np.prod(shape)) for shape in engine.shapes) == expected.positions
+    return [*decoded, *first]
