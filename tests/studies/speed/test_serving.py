@@ -1,5 +1,7 @@
 """Suite `serving` on a tiny model: every part gives rows whose sides are comparable."""
 
+import os
+
 import pytest
 
 from moe_edge.convert.open import open_checkpoint
@@ -77,6 +79,24 @@ def test_goodput_loop_and_prefix(folder):
     assert goodput["ratio"] == pytest.approx(rates["peer"][0] / rates["ours"][0])
     assert loop["peer_name"] == "generate by 2" and loop["bar"] == 1.05
     assert prefix["case"] == "prefix of 32 tokens again, TTFT" and prefix["ours"] > 0
+
+
+@pytest.mark.slow
+def test_http_is_held_against_the_loop_and_memory_is_read(folder):
+    plain, streamed, memory = rows_of(folder, "http", "memory", memory_requests=20)
+    assert plain["case"] == "HTTP, plain, 4 requests of 8 + 6 tokens"
+    assert streamed["bar"] == 1.10 and streamed["ratio"] > 0
+    assert memory["case"] == "memory, growth from 2 to 20 requests"
+    assert memory["after_first"] > 1e7
+
+
+@pytest.mark.slow
+def test_ready_is_timed_with_and_without_compiled_programs(folder, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept")
+    empty, full = rows_of(folder, "ready")
+    assert empty["bar"] == 150.0 and full["bar"] == 30.0
+    assert 0 < full["ours"] < empty["ours"]
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "kept"
 
 
 @pytest.mark.slow
