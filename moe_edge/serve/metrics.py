@@ -1,0 +1,214 @@
+"""What `/metrics` tells, in Prometheus' text format; numbers only, never a text.
+
+Steps and requests are counted as they end. What the engine counts itself (experts,
+bytes) and what only stands there (queues, caches) is read when somebody asks.
+
+    metrics = Metrics()                       # an observer of the engine thread
+    figures = take_figures(driver)            # on that thread, between two steps
+    body = metrics.text(figures)
+"""
+
+import bisect
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import prometheus_client as prometheus
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from moe_edge.schedule.policy import OUTCOMES
+from moe_edge.serve.driver import Driver, Live, Stepped
+
+CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+PREFIX = "moe_edge_"
+
+# Seconds: from a quick step, or token, to the longest request.
+_STEPS = (1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
+_WAITS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_PICKS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_KS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What stands there at one moment, and what the engine counts itself.
+
+    Attributes:
+      kv_bytes: reserved by the requests that run, within kv_budget_bytes.
+      lookups: (phase, result) -> distinct experts; bytes: cause -> that were brought.
+    """
+
+    running: int
+    waiting: int
+    kv_bytes: float
+    kv_budget_bytes: float
+    prompt_cache_bytes: int
+    compiled_programs: int
+    lookups: dict[tuple[str, str], int]
+    bytes: dict[str, int]
+
+
+def take_figures(driver: Driver) -> Figures:
+    """As of now; waits for the device."""
+    slots, lane = driver.slots, driver.loop.lanes[0]
+    state = slots.engine.expert_state()
+    lookups = {}
+    for phase, is_decode in (("decode", True), ("prefill", False)):
+        hits, misses = state.lookups[is_decode].sum(axis=0).tolist()
+        lookups |= {(phase, "hit"): hits, (phase, "miss"): misses}
+    return Figures(
+        driver.num_running,
+        driver.num_waiting,
+        lane.kv_bytes(),
+        lane.budget_bytes,
+        slots.cache.num_bytes,
+        slots.num_compiled(),
+        lookups,
+        {"demand": state.demand_bytes, "prefetch": state.prefetch_bytes},
+    )
+
+
+class Metrics(Collector):
+    """All metrics of a server, in a registry of its own."""
+
+    def __init__(self):
+        prometheus.disable_created_metrics()  # a second series for every counter
+        self._registry = prometheus.CollectorRegistry()
+        self._figures: Figures | None = None
+        self._row_ks: collections.Counter[int] = collections.Counter()
+        self._requests = self._counter(
+            "requests", "Requests that ended, by how.", ("endpoint", "outcome")
+        )
+        for labels in itertools.product(ENDPOINTS, OUTCOMES):
+            self._requests.labels(*labels)  # shown from the start, as 0
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts that ran.")
+        self._cached = self._counter(
+            "cached_prompt_tokens", "Of these, spared by the prompt cache."
+        )
+        self._generated = self._counter("generated_tokens", "New tokens.")
+        self._queue_s = self._histogram(
+            "queue_seconds", "From arrival to the first step.", _WAITS
+        )
+        self._ttft_s = self._histogram(
+            "ttft_seconds", "From arrival to the first token.", _WAITS
+        )
+        self._tpot_s = self._histogram(
+            "tpot_seconds", "Of each token after the first, of a request.", _STEPS
+        )
+        self._e2e_s = self._histogram(
+            "e2e_seconds", "From arrival to the last token, of the finished.", _WAITS
+        )
+        step_s = self._histogram("step_seconds", "A half of a step.", _STEPS, ("kind",))
+        self._decode_s, self._prefill_s = map(step_s.labels, ("decode", "prefill"))
+        self._pick_s = self._histogram(
+            "pick_seconds", "The policy's choice of a step's rows and K.", _PICKS
+        )
+        self._rows = self._histogram("batch_rows", "Requests in a step.", _ROWS)
+        self._registry.register(self)
+
+    def _counter(self, name, text, labels=()) -> prometheus.Counter:
+        return prometheus.Counter(PREFIX + name, text, labels, registry=self._registry)
+
+    def _histogram(self, name, text, buckets, labels=()) -> prometheus.Histogram:
+        options = {"buckets": buckets, "registry": self._registry}
+        return prometheus.Histogram(PREFIX + name, text, labels, **options)
+
+    # Events, as `engine_thread.Observer` tells them.
+
+    def stepped(self, driver: Driver, stepped: Stepped) -> None:
+        """On the engine thread, after a step that computed something, or tried to."""
+        self._rows.observe(len(stepped.k))
+        self._row_ks.update(stepped.k)
+        if stepped.error is not None:
+            return
+        self._pick_s.observe(stepped.pick_s)
+        self._generated.inc(len(stepped.tokens))
+        first = [live for live, *_ in stepped.tokens if live.served.tokens == 1]
+        decoded = len(stepped.tokens) - len(first)
+        if decoded:
+            self._decode_s.observe(stepped.decode_s)
+        if decoded < len(stepped.k):  # the others have prompts on their way
+            self._prefill_s.observe(stepped.prefill_s)
+        for live in first:
+            self._begin(live)
+
+    def _begin(self, live: Live) -> None:
+        """A request has its first token."""
+        self._prompt.inc(len(live.asked.prompt))
+        self._cached.inc(live.cached_tokens)
+        self._queue_s.observe(live.served.admitted_s - live.served.arrival_s)
+        self._ttft_s.observe(live.served.ttft_s)
+
+    def ended(self, endpoint: str, live: Live) -> None:
+        """A request that the driver knows is over, in whatever way."""
+        self._requests.labels(endpoint, live.outcome).inc()
+        served = live.served
+        if live.outcome == "finished" and served.tokens:
+            self._e2e_s.observe(served.last_s - served.arrival_s)
+            if served.tpot_s is not None:
+                self._tpot_s.observe(served.tpot_s)
+
+    def refused(self, endpoint: str, count: int) -> None:
+        """Requests that the driver was not even asked for."""
+        self._requests.labels(endpoint, "refused").inc(count)
+
+    # Reading.
+
+    def text(self, figures: Figures | None = None) -> bytes:
+        """The body of an answer of type CONTENT_TYPE.
+
+        Args:
+          figures: None where the engine does not answer: those of last time.
+        """
+        self._figures = figures or self._figures
+        return prometheus.generate_latest(self._registry)
+
+    def collect(self) -> Iterator[prometheus.Metric]:
+        """What is read when somebody asks; called by the registry."""
+        yield _levels("row_k", "Experts a token, of every new one.", _KS, self._row_ks)
+        if (now := self._figures) is None:
+            return
+        for name, text, value in (
+            ("requests_running", "Requests that run.", now.running),
+            ("requests_waiting", "Requests in the queue.", now.waiting),
+            ("kv_bytes", "Caches reserved by what runs.", now.kv_bytes),
+            ("kv_budget_bytes", "The most of them.", now.kv_budget_bytes),
+            ("prompt_cache_bytes", "Kept caches.", now.prompt_cache_bytes),
+            ("compiled_programs", "Programs compiled.", now.compiled_programs),
+        ):
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+        lookups = CounterMetricFamily(
+            PREFIX + "expert_lookups",
+            "Distinct experts of a layer and step.",
+            labels=("phase", "result"),
+        )
+        for labels, count in now.lookups.items():
+            lookups.add_metric(labels, count)
+        yield lookups
+        brought = CounterMetricFamily(
+            PREFIX + "expert_bytes", "Brought to the device.", labels=("cause",)
+        )
+        for cause, num_bytes in now.bytes.items():
+            brought.add_metric([cause], num_bytes)
+        yield brought
+
+
+def _levels(
+    name: str, text: str, bounds: Sequence[int], counts: dict[int, int]
+) -> HistogramMetricFamily:
+    """A histogram of whole numbers, from how often each occurred."""
+    inside = [0] * (len(bounds) + 1)
+    for value, count in (counts := dict(counts)).items():
+        inside[bisect.bisect_left(bounds, value)] += count
+    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    buckets = list(zip(names, itertools.accumulate(inside), strict=True))
+    total = sum(value * count for value, count in counts.items())
+    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=total)
