@@ -1,4 +1,4 @@
-"""Suite `serving`: a server behind HTTP: against its loop alone, until ready, its memory.
+"""Suite `serving`: a server behind HTTP: its loop alone beside it, ready, its memory.
 
 The server is a process of `launch/serve.py`; its client is this process.
 """
