@@ -121,6 +121,10 @@ class Engine:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
 
+    def rerouted(self) -> tuple[int, int]:
+        """Experts that a lossy route saw in decoding, and changed; 0, 0 without one."""
+        return 0, 0
+
     def expert_state(self) -> ExpertState:
         """Where experts are and what lookups met; waits for the device."""
         return all_resident(self.config)

@@ -132,6 +132,10 @@ class LayeredEngine(Engine):
     def movement(self) -> dict:
         return self.manager.movement()
 
+    def rerouted(self) -> tuple[int, int]:
+        counted = self.manager.statistics
+        return counted.choices, counted.rerouted
+
     def expert_state(self) -> ExpertState:
         return of_manager(self.manager)
 
@@ -139,8 +143,7 @@ class LayeredEngine(Engine):
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
-            counted = self.manager.statistics
-            mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
+            mode |= dict(zip(("choices", "rerouted"), self.rerouted(), strict=True))
         if self._shadow is not None:
             mode["shadow_bytes"] = self._shadow.shadow.weights.num_bytes
         return mode | {"host_computed": helped} | self.manager.report()

@@ -61,7 +61,8 @@ class Live:
       cached_tokens: of its prompt, that the prompt cache spared.
       prompt_scores: of the prompt's tokens from the second on, if asked for.
       moved_bytes: its share of what steps moved to the device.
-      routed, substituted: experts chosen for its tokens; of those, by others.
+      routed, substituted: its share of the experts that steps chose under a lossy
+        route, and of those that were others than the router's.
     """
 
     asked: Asked
@@ -71,8 +72,8 @@ class Live:
     cached_tokens: int = 0
     prompt_scores: list[Score] = dataclasses.field(default_factory=list)
     moved_bytes: float = 0.0
-    routed: int = 0
-    substituted: int = 0
+    routed: float = 0.0
+    substituted: float = 0.0
 
     @property
     def outcome(self) -> str | None:
@@ -121,6 +122,7 @@ class Driver:
         self.slots, self.loop, self.clock = slots, loop, clock
         self._fail_step, self._ids = fail_step, itertools.count()
         self._live: dict[int, Live] = {}
+        self._counted: tuple[float, ...] | None = None  # by the engine, up to now
         self.num_steps = 0  # that computed something, or tried to
 
     # Requests.
@@ -199,6 +201,7 @@ class Driver:
         self.num_steps += 1
         rows = [self._live[job.id] for job in running]
         failed, stepped = [], Stepped([], ended)
+        self._counted = self._counted or self._count()
         try:
             tokens, decode_s, prefill_s = self._compute(rows, now_s)
         except Exception as error:  # of any kind: the server lives on
@@ -211,6 +214,7 @@ class Driver:
                 except Exception:  # in `ends`, which is of this row alone
                     failed.append(live)
             stepped = Stepped(tokens, ended, pick_s, decode_s, prefill_s)
+        self._share(rows)
         finished = [live.job for live in rows if live.ended_by]
         self.loop.end_step(0, self.clock(), finished, [live.job for live in failed])
         over = [live for live in rows if live.job.state != RUNNING]
@@ -232,6 +236,23 @@ class Driver:
             tokens += [(self._live[each.id], each, times[-1]) for each in new]
         begun, decoded, through = times
         return tokens, decoded - begun, through - decoded
+
+    def _count(self) -> tuple[float, ...]:
+        """What the engine moved, chose and substituted so far."""
+        engine = self.slots.engine
+        return engine.movement()["bytes_moved"], *engine.rerouted()
+
+    def _share(self, rows: list[Live]) -> None:
+        """What was counted since the last step belongs to its rows, in equal parts."""
+        before, self._counted = self._counted, self._count()
+        shares = [
+            (now - then) / len(rows)
+            for now, then in zip(self._counted, before, strict=True)
+        ]
+        for live in rows:
+            live.moved_bytes += shares[0]
+            live.routed += shares[1]
+            live.substituted += shares[2]
 
     def _follow(self, rows: list[Live], now_s: float) -> None:
         """Does what the policy decided: who joins, at which K."""

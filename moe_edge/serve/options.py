@@ -126,9 +126,9 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
     from moe_edge.engine.session import cache_bytes
 
     config, longest = shapes.config, shapes.capacities[-1]
-    one, running, prompts = (
+    least, running, prompts = (
         cache_bytes(config, rows, longest)
-        for rows in (1, shapes.rows[-1], shapes.prompt_rows[-1])
+        for rows in (shapes.rows[0], shapes.rows[-1], shapes.prompt_rows[-1])
     )
     kept = None if options.prompt_cache == "0" else parse_budget(options.prompt_cache)
     share = (kept and kept.share) or 0.0
@@ -138,12 +138,13 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
         return CacheBytes(running, prompts, amount + own)
     total = parse_budget(options.kv_memory).bytes
     amount += int(total * share)
-    if (left := total - amount - prompts) < one:
+    if (left := total - amount - prompts) < least:
         raise CapacityError(
             f"kv_memory {options.kv_memory} leaves {left} bytes for running rows, "
             f"after {prompts} for prompts on their way and {amount} for the prompt "
-            f"cache; one row of {shapes.max_context} tokens takes {one}: give more, "
-            "or lower max_context, prompt_rows or prompt_cache"
+            f"cache; the fewest rows ({shapes.rows[0]}) of {shapes.max_context} tokens "
+            f"take {least}: give more, or lower max_context, prompt_rows or "
+            "prompt_cache"
         )
     return CacheBytes(min(left, running), prompts, amount)
 

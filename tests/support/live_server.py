@@ -22,8 +22,7 @@ from moe_edge.serve.call import Observer
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.engine_thread import EngineThread
-from moe_edge.serve.options import ServingOptions
-from moe_edge.serve.run_serve import served_model
+from moe_edge.serve.served_model import make_served_model
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import Service, listen
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
@@ -146,8 +145,7 @@ class LiveServer:
         self._ready = threading.Event()
         limits = Limits(max_waiting)
         reader = open_checkpoint(checkpoint())
-        model = served_model("tiny", reader, ServingOptions(), None)
-        self.model = dataclasses.replace(model, max_context=128)
+        self.model = make_served_model("tiny", reader, max_context=128)
 
         def make():
             loop = HeldLoop(Continuous(MAX_BATCH), limits=limits)
