@@ -19,15 +19,16 @@ SMALL = ("--port", 0, "--max_batch", 2, "--max_context", 64, "--prefill_chunk", 
 @contextlib.contextmanager
 def serving(folder: Path, *flags):
     """A server as a process, and the line that it printed when it was ready."""
-    process = subprocess.Popen(
-        [sys.executable, f"{ROOT}/launch/serve.py", *map(str, (*SMALL, *flags))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=(folder / "err").open("w"),
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    with (folder / "err").open("w") as err:
+        process = subprocess.Popen(
+            [sys.executable, f"{ROOT}/launch/serve.py", *map(str, (*SMALL, *flags))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
     try:
         line = process.stdout.readline()
         assert line, (folder / "err").read_text()
@@ -109,7 +110,7 @@ def test_dry_run_checks_and_binds_nothing_for_long(run_script, tiny):
 def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_script("serve", "--checkpoint", tiny, "--port", port)
+        done = run_script("serve", "--checkpoint", tiny, "--port", port, "--dry_run")
     assert done.error == (
         f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
         "choose another --port (0: any free one) or --host"
@@ -125,17 +126,17 @@ def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
         (("--policy", "vip"), "unknown scheduling policy 'vip'"),
         (("--policy", "qos"), "qos"),
         (("--chat_template", "no.jinja"), "--chat_template no.jinja does not exist"),
-        (("--k", 3), "3"),
+        (("--k", 9), "9"),
         (("--idle_client_s", 0), "idle_client_s must be positive, got 0"),
     ],
 )
 def test_bad_flags_are_one_line(run_script, tiny, flags, message):
-    done = run_script("serve", "--checkpoint", tiny, "--port", 0, *flags)
+    done = run_script("serve", "--checkpoint", tiny, "--port", 0, "--dry_run", *flags)
     assert message in done.error
 
 
 def test_options_may_come_from_gin(run_script, tiny):
-    given = ("--gin_param", "serving.default_min_k = 9")
+    given = ("--dry_run", "--gin_param", "serving.default_min_k = 9")
     done = run_script("serve", "--checkpoint", tiny, "--port", 0, *given)
     assert "default_min_k 9 exceeds the model's K of 2" in done.error
 

@@ -242,7 +242,9 @@ def test_shares_of_what_moved_add_up(mode):
 
 
 def test_shares_of_a_lossy_route_add_up():
-    options = OffloadOptions(device_memory="30%", route="drop")
+    options = OffloadOptions(
+        device_memory="30%", route="drop", route_options={"threshold": 0.9}
+    )
     engine = make_offloaded(StoreReader(MODELS["gqa"]), options)
     driver = make_driver(engine=engine)
     lives = [driver.submit(asked_of(one)) for one in ROWS[:3]]
