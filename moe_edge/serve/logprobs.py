@@ -1,5 +1,6 @@
 """Log probabilities of tokens in the two shapes of OpenAI's API."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -103,10 +104,10 @@ def prompt_tokens(
     """Tokens of a prompt that is shown; nothing comes before the first one.
 
     Args:
-      scores: of the tokens from the second on.
+      scores: of the tokens from the second on; fewer, if a deadline came first.
     """
     stream, length, tokens = TextStream(_WithSpecial(tokenizer)), 0, []
-    for id, score in zip(ids, [None, *scores], strict=True):
+    for id, score in itertools.zip_longest(ids, [None, *scores]):
         tokens.append(TokenAt(id, score, length))
         length += len(stream.push(id))
     return tuple(tokens)
