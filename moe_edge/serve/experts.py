@@ -6,12 +6,13 @@ import numpy as np
 
 from moe_edge.core.checks import check_count
 from moe_edge.model.router import Routing
+from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Driver, Stepped
 
 EVERY = 16  # steps; the choices of one of them are counted
 
 
-class ExpertWatch:
+class ExpertWatch(Observer):
     """Watches the engine of a driver; all calls belong to the engine's thread.
 
     Choices are data of the device. In one step of so many they are kept until its end,
