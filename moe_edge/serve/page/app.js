@@ -28,6 +28,7 @@ async function askModel() {
     $("floor").value = k;
     showFloor();
     $("max-tokens").max = context;
+    $("key-box").open = false;
   } catch (error) {
     $("model").textContent = error.message;
     if (error.status === 401) askForKey();
@@ -93,6 +94,7 @@ async function send() {
   try {
     for await (const chunk of chunks(path, body, key(), running.signal)) answer.add(chunk);
     answer.finish();
+    if (body.messages) $("prompt").value = "";
   } catch (error) {
     if (error.name === "AbortError") answer.finish("stop button");
     else answer.fail(error);
@@ -111,8 +113,8 @@ function showRunning(is) {
   $("send").disabled = is;
   $("stop").disabled = !is;
   $("progress").textContent = is ? "Writing …" : "Done.";
-  if (is) $("stop").focus();
-  else $("prompt").focus();
+  // Not on a phone, where it would open the keyboard over the answer.
+  if (!is && matchMedia("(pointer: fine)").matches) $("prompt").focus();
 }
 
 // One answer: its text as it grows, then its figures.
