@@ -25,7 +25,7 @@ from tests.support.driving import (
     make_loop,
 )
 from tests.support.layered import StoreReader
-from tests.support.running import MODELS, alone, row
+from tests.support.running import MODELS, alone, numbers_of, row
 
 ROWS = [
     row("a", 9, 14, k=3),
@@ -219,6 +219,24 @@ def test_prompt_scores_come_with_the_first_token():
     assert all(score.logprob <= 0 for score in live.prompt_scores)
 
 
+def test_prompt_scores_of_a_lossy_route_are_those_of_its_decoding():
+    options = {"device_memory": "30%", "route": "drop"}
+    options = OffloadOptions(**options, route_options={"threshold": 0.9})
+    engine = make_offloaded(StoreReader(MODELS["gqa"]), options)
+    driver, told = make_driver(engine=engine), Told()
+    one = asked("a", 12, 3, k=3, top_logprobs=2, score_prompt=True)
+    live = driver.submit(one)
+    drive(driver, told)
+    assert len(live.prompt_scores) == 11 and len(told.tokens[live]) == 3
+    assert live.served.tokens == 3 and live.routed > 0
+    scores = numbers_of(live.prompt_scores)
+    lossless = make_driver()
+    other = lossless.submit(one)
+    drive(lossless)
+    assert np.abs(scores - numbers_of(other.prompt_scores)).max() > 1e-3
+    engine.close()
+
+
 def test_arrival_may_be_before_the_call():
     driver = make_driver(clock=TickingClock(0.5))
     live = driver.submit(asked_of(ROWS[3]), arrival_s=0.1)
@@ -249,7 +267,7 @@ def test_shares_of_a_lossy_route_add_up():
     driver = make_driver(engine=engine)
     lives = [driver.submit(asked_of(one)) for one in ROWS[:3]]
     drive(driver)
-    chosen, changed = engine.rerouted()
+    *_, chosen, changed = engine.moved()
     assert sum(live.routed for live in lives) == pytest.approx(chosen)
     assert sum(live.substituted for live in lives) == pytest.approx(changed)
     assert 0 < changed <= chosen

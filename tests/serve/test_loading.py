@@ -5,7 +5,6 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.serve.driver import Asked
 from moe_edge.serve.loading import cache_room, load_driver
@@ -23,26 +22,27 @@ def shapes_of(options: ServingOptions) -> SlotShapes:
 
 def test_caches_have_their_room_in_an_absolute_budget():
     options = ServingOptions(**SMALL, prompt_cache="50%")
-    config, sizes = (
-        shapes_of(options).config,
-        cache_bytes_of(options, shapes_of(options)),
-    )
-    one = cache_bytes(config, 1, 64)
-    assert (sizes.running, sizes.prompts, sizes.kept) == (2 * one, one, 3 * one)
-    assert cache_room(options, config) == {"batch": 6, "capacity": 64}
+    shapes = shapes_of(options)
+    one, sizes = shapes.row_bytes(64), cache_bytes_of(options, shapes)
+    peak = shapes.peak_bytes(2 * one)
+    assert sizes == (2 * one, one, peak + one)
+    room = cache_room(options, shapes.config)
+    assert room["capacity"] == 64 and 0 <= room["batch"] * one - 2 * (peak + one) < one
 
 
-def test_rows_of_one_shape_need_memory_for_all():
-    """With less, no request would ever be admitted."""
-    options = {"deterministic": True, "prompt_cache": "0"}
-    one = cache_bytes(shapes_of(ServingOptions(**SMALL)).config, 1, 64)
-    for memory, fits in ((2 * one, False), (3 * one, True)):
-        given = ServingOptions(**SMALL, **options, kv_memory=f"{memory}B")
-        if fits:
-            assert cache_bytes_of(given, shapes_of(given)).running == 2 * one
-            continue
-        with pytest.raises(CapacityError, match=r"the fewest rows \(2\) of 64 tokens"):
-            cache_bytes_of(given, shapes_of(given))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_least_memory_lets_rows_run_and_less_is_refused(deterministic):
+    """Rows of one shape need memory for all: with less, none would be admitted."""
+    options = SMALL | {"deterministic": deterministic, "prompt_cache": "0"}
+    shapes = shapes_of(ServingOptions(**options))
+    one, rows = shapes.row_bytes(64), 2 if deterministic else 1
+    least = shapes.peak_bytes(rows * one) + one
+    given = ServingOptions(**options, kv_memory=f"{least}B")
+    assert cache_bytes_of(given, shapes).running == rows * one
+    given = ServingOptions(**options, kv_memory=f"{least - 1}B")
+    message = f"{rows} of 64 tokens, the fewest, take {least - one}: give more"
+    with pytest.raises(CapacityError, match=message):
+        cache_bytes_of(given, shapes)
 
 
 def test_driver_over_an_offloaded_model_is_warm():
