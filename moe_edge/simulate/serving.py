@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moe_edge.core.clock import EventHeap
 from moe_edge.engine.sizes import SlotSizes
-from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.hardware.step_costs import Shape, StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
@@ -39,12 +39,12 @@ class Step(NamedTuple):
       decode: jobs that get one more token.
       chunks: of prompts, that then pass the model together; the last one of a prompt
         gives its first token.
-      positions: that are computed for the chunks, padding included.
+      shape: rows, size and capacity in which the chunks run, padding included.
     """
 
     decode: list[TokenJob]
     chunks: list[Chunk]
-    positions: int = 0
+    shape: Shape | None = None
 
 
 class SlotSteps:
@@ -81,7 +81,8 @@ class SlotSteps:
             return Step(decode, [])
         rows, capacity = self._shape
         widest = max(stop - start for _, start, stop in self._group)
-        return Step(decode, self._group, rows * sizes.padded(widest, capacity))
+        shape = rows, sizes.padded(widest, capacity), capacity
+        return Step(decode, self._group, shape)
 
 
 class ComputedServer:
@@ -218,7 +219,7 @@ def chunks_s(step: Step, costs: StepCosts) -> float:
         return 0.0
     tokens = sum(sizes)
     pairs = sum(n * job.k for n, (job, *_) in zip(sizes, step.chunks, strict=True))
-    return costs.prefill_s(tokens, pairs / tokens, step.positions)
+    return costs.prefill_s(tokens, pairs / tokens, step.shape)
 
 
 def decode_s(rows: Sequence[TokenJob], costs: StepCosts) -> float:

@@ -129,9 +129,10 @@ def test_prompts_of_requests_that_ended_are_dropped():
 
 
 def test_prompts_that_run_together_cost_their_padding():
-    # 0 and 1 take four rows of 32 positions: 9 tokens of 1 s, 96 positions of 0.5 s
-    # more than one prompt of so many is padded to.
-    costs = dataclasses.replace(COSTS, chunks=(32, 128), position_s=0.5)
+    # 0 and 1 take four rows of 32 positions: 9 tokens of 1 s, and the 48 s that this
+    # shape costs more than that of one prompt.
+    shapes = [[1, 32, 256, 2.0], [4, 32, 256, 50.0]]
+    costs = dataclasses.replace(COSTS, shapes=shapes)
     server = ComputedServer(RequestLoop(Continuous(2)), costs)
     served = server.run([job(0, 0, 3, 1), job(1, 0, 6, 1), job(2, 99, 5, 1)])
     assert [served[n].first_s for n in range(3)] == [57, 57, 104]
