@@ -120,6 +120,9 @@ class TextStream:
     a text. So a piece is the difference of two decodings that start at the same
     earlier token, and is held back while it ends in an unfinished character. The
     tokens of `context` (the prompt) stand before the text.
+
+    Attributes:
+      held: whole characters held back, before the unfinished one.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
@@ -127,6 +130,7 @@ class TextStream:
         self._ids = list(context[-8:])  # of both decodings
         self._shown = len(self._ids)  # tokens of the first one
         self._before = tokenizer.decode(self._ids)
+        self.held = 0
 
     def push(self, token: int) -> str:
         """Text that is certain after one more token; may be empty."""
@@ -137,6 +141,7 @@ class TextStream:
             self._move(len(self._ids))
             return piece
         if len(self._ids) - self._shown < _MOST_HELD:
+            self.held = len(piece.rstrip(REPLACEMENT))
             return ""
         # Bytes of no character, or tokens without text: nothing may ever follow that
         # makes them one. An unfinished character has at most three tokens; a cut
@@ -154,7 +159,7 @@ class TextStream:
     def _move(self, end: int) -> None:
         """The first decoding now reaches from what was shown last to `end`."""
         self._ids, self._shown = self._ids[self._shown :], end - self._shown
-        self._before = self._tokenizer.decode(self._ids[: self._shown])
+        self._before, self.held = self._tokenizer.decode(self._ids[: self._shown]), 0
 
     def finish(self) -> str:
         """Text still held back when no token follows."""

@@ -79,7 +79,7 @@ class TextEnds:
                 self._note(new, self._made)
                 self._end()
             return "stop" if self.stopped else "eos"
-        self._note(new, self._made)
+        self._note(new, self._made + self._stream.held)
         self._add(self._stream.push(new.token))
         return "stop" if self.stopped else None
 

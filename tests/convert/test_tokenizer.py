@@ -54,3 +54,46 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
     byte_tokenizer(False).save(str(hf / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="100 tokens.*only 50"):
         load_tokenizer(open_checkpoint(hf))
+
+
+def test_token_bytes_of_byte_level_tokens_join_to_the_text(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    byte_tokenizer(False).save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    (ids,) = tokenizer.encode_batch(["<s>hello,world"], special=False)
+    text = b"".join(tokenizer.token_bytes(id) for id in ids).decode()
+    assert text == "<s>hello,world" == tokenizer.decode(ids, special=True)
+    assert tokenizer.decode(ids) == "hello,world"
+    assert tokenizer.token(0) == "<s>" and tokenizer.folder == hf
+    assert (tokenizer.token(999), tokenizer.token_bytes(999)) == (None, b"")
+
+
+def test_token_bytes_of_sentencepiece_with_byte_fallback(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    vocab = {"<s>": 0, "▁mill": 1, "s": 2, "<0xE2>": 3, "<0x0A>": 4, "▁": 5}
+    inner = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    inner.add_special_tokens(["<s>"])
+    inner.save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    found = [tokenizer.token_bytes(id) for id in range(6)]
+    assert found == [b"<s>", b" mill", b"s", b"\xe2", b"\n", b" "]
+
+
+def test_encode_batch_adds_bos_only_if_told_and_wanted(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    byte_tokenizer(True).save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    plain, long = tokenizer.encode_batch(["a", "hello"])
+    assert plain[0] == 0 and long == tokenizer.encode("hello")
+    assert tokenizer.encode_batch(["a"], special=False) == [plain[1:]]
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.decode(long * 3000) == "hello" * 3000
+    assert tokenizer.decode(long * 3000, special=True) == "<s>hello" * 3000

@@ -49,6 +49,22 @@ def test_text_stream_random_tokens_equal_decode_at_once():
         assert "".join(stream_all(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+def test_text_stream_of_bytes_without_end_is_linear_and_exact():
+    tokenizer, rng = PlainDecoder(), random.Random(0)
+    decoded = []
+
+    class Counted:
+        def decode(self, ids):
+            decoded.append(len(ids))
+            return tokenizer.decode(ids)
+
+    torn = [id for id in range(320) if tokenizer.decode([id]) == "\ufffd"]
+    for ids in ([rng.choice(torn) for _ in range(800)], [0] * 800):
+        decoded.clear()
+        assert "".join(stream_all(Counted(), ids)) == tokenizer.decode(ids)
+        assert sum(decoded) < 40 * len(ids)  # 320 thousand if all were kept
+
+
 def test_text_stream_after_context_keeps_the_space():
     assert "".join(stream_all(SpaceDroppingDecoder(), [3, 4], [1, 2])) == " w3 w4"
     assert "".join(stream_all(SpaceDroppingDecoder(), [3, 4])) == "w3 w4"

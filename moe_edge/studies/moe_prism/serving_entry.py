@@ -1,0 +1,199 @@
+"""The entries of figures 7 and 12: what runs gave, in words, tables and pictures."""
+
+import collections
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.results import metric
+from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism.serving_studies import (
+    FIFO,
+    OURS,
+    PRISM,
+    ServingStudySettings,
+)
+from moe_edge.studies.rounds import ON_TIME
+from moe_edge.studies.study import Findings, median_and_spread
+
+MEASURED, SAME, COMPUTED = "measured", "same requests, computed", "computed"
+FIGURES = {  # name: (keys of `summarise`, unit)
+    "throughput": (("throughput_req_s",), "requests/s"),
+    "TTFT": (("ttft_ms", "mean"), "ms"),
+    "TTFT, p95": (("ttft_ms", "p95"), "ms"),
+    "TPOT": (("tpot_ms", "mean"), "ms"),
+    "end to end": (("e2e_ms", "mean"), "ms"),
+    "in time": (("slo_attainment",), "1"),
+    "mean K": (("mean_k",), "1"),
+}
+SHOWN = ("throughput", "TTFT", "TPOT", "end to end")
+TOLERANCES = {  # figure: (largest difference of computed to measured, up to which load)
+    "throughput": (0.05, 1.0),
+    "TPOT": (0.15, 0.7),
+    "end to end": (0.20, 0.7),
+}
+
+
+class Runs:
+    """Figures of every kind, system and load, one a round."""
+
+    def __init__(self):
+        self._of = collections.defaultdict(list)
+
+    def add(self, kind: str, system: str, load: float, found: Mapping) -> None:
+        """A round's figures, as `summarise` gives them."""
+        for name, (keys, _) in FIGURES.items():
+            value: Any = found
+            for key in keys:
+                value = value[key]
+            self._of[kind, system, load, name].append(
+                np.nan if value is None else value
+            )
+        below = found["floor_violations"]
+        self._of[kind, system, load, "below the floor"].append(below)
+
+    def __call__(self, kind: str, system: str, load: float, name: str) -> list[float]:
+        return self._of[kind, system, load, name]
+
+    def median(self, kind: str, system: str, load: float, name: str) -> float:
+        """Of the rounds."""
+        return float(np.median(self(kind, system, load, name)))
+
+    def gain(self, kind: str, system: str, base: str, load: float, name: str) -> float:
+        """Median over rounds of the system's figure over the base's, less 1."""
+        mine, its = (self(kind, who, load, name) for who in (system, base))
+        return float(np.median(np.divide(mine, its))) - 1
+
+    def to_json(self) -> str:
+        """All of them."""
+        rows = [
+            {"kind": kind, "system": system, "load": load, "figure": name, "rounds": of}
+            for (kind, system, load, name), of in self._of.items()
+        ]
+        return json.dumps(rows, indent=1) + "\n"
+
+
+def differences(
+    runs: Runs, settings: ServingStudySettings
+) -> dict[str, tuple[float, str]]:
+    """Figure -> (largest difference of computed to measured, where it is)."""
+    found = {}
+    for name, (_, most_load) in TOLERANCES.items():
+        errors = [
+            (
+                abs(
+                    runs.median(SAME, system, load, name)
+                    / runs.median(MEASURED, system, load, name)
+                    - 1
+                ),
+                f"{system}, load {load:g}",
+            )
+            for system in settings.systems
+            for load in settings.loads
+            if load <= most_load
+        ]
+        if errors:
+            found[name] = max(errors)
+    return found
+
+
+def findings(
+    settings: ServingStudySettings,
+    runs: Runs,
+    rate: float,
+    compiled_late: int,
+    model: Mapping[str, Any],
+) -> Findings:
+    """The entry."""
+    base, top = settings.systems[0], max(settings.loads)
+    n, spread = settings.rounds, "half range of rounds"
+    rows = [metric(base, "sustained", rate, "requests/s")]
+    for kind in (MEASURED, COMPUTED):
+        for system in settings.systems:
+            for load in settings.loads:
+                for name, (_, unit) in FIGURES.items():
+                    values = runs(kind, system, load, name)
+                    wide = spread, float(np.ptp(values)) / 2
+                    label = f"{name}, load {load:g}, {kind}"
+                    value = float(np.median(values))
+                    rows.append(metric(system, label, value, unit, n, wide))
+    ours, details = {}, []
+    for system in settings.systems[1:]:
+        gains = {name: runs.gain(MEASURED, system, base, top, name) for name in SHOWN}
+        computed = runs.gain(COMPUTED, system, base, top, "throughput")
+        ours[f"throughput over {base}, {system}"] = f"{gains['throughput']:+.1%}"
+        told = ", ".join(f"{name} {gain:+.1%}" for name, gain in gains.items())
+        details.append(
+            f"{system} against {base} at load {top:g}, measured: {told}; throughput "
+            f"computed {computed:+.1%}."
+        )
+    off = differences(runs, settings)
+    details += [
+        f"Computed against measured, the same requests: {name} at most {error:.1%} "
+        f"apart ({where})."
+        for name, (error, where) in off.items()
+    ]
+    best = max(
+        settings.systems, key=lambda s: runs.median(MEASURED, s, top, "throughput")
+    )
+    answer = (
+        f"At load {top:g} {best} serves most, "
+        f"{runs.median(MEASURED, best, top, 'throughput'):.2f} requests/s "
+        f"({runs.gain(MEASURED, best, base, top, 'throughput'):+.1%} to {base})"
+    )
+    if PRISM in settings.systems and best != PRISM:
+        gain = runs.gain(MEASURED, PRISM, base, top, "throughput")
+        answer += f"; {PRISM}'s scheduler {gain:+.1%}"
+    below = sum(
+        sum(runs(kind, system, load, "below the floor"))
+        for kind in (MEASURED, COMPUTED)
+        for system in settings.systems
+        for load in settings.loads
+    )
+    checks = {ON_TIME: compiled_late == 0, "no token below its floor": below == 0}
+    checks |= {
+        f"computed {name} within {TOLERANCES[name][0]:.0%} of measured": error
+        <= TOLERANCES[name][0]
+        for name, (error, _) in off.items()
+    }
+    return models.findings(
+        settings,
+        answer=answer + ".",
+        details=details,
+        model=model,
+        workload={"sustained_req_s": rate},
+        metrics=rows,
+        limits=[
+            "Load generator and engine share one process; a request waits for the end "
+            "of a step until it is seen.",
+            "Refactored by a linear gate without fine-tuning: floors say what is "
+            "computed, not how good it is (moe_prism_table2).",
+        ],
+        ours=ours,
+        checks=checks,
+        baselines=[name for name in settings.systems if name not in (OURS, PRISM)],
+        plot=lambda path: plot(path, runs, settings),
+        files={"runs.json": runs.to_json()},
+        summary={"sustained_req_s": rate, "ours": ours},
+    )
+
+
+def plot(path, runs: Runs, settings: ServingStudySettings) -> None:
+    """Four figures over the load; bars where there is one load."""
+    panels = []
+    for name in SHOWN:
+        series, spreads = {}, {}
+        for system in settings.systems:
+            for kind, mark in ((MEASURED, ""), (COMPUTED, ", computed")):
+                pairs = [
+                    median_and_spread(runs(kind, system, load, name))
+                    for load in settings.loads
+                ]
+                series[system + mark] = [value for value, _ in pairs]
+                spreads[system + mark] = [wide for _, (_, wide) in pairs]
+        x: Sequence = [f"load {load:g}" for load in settings.loads]
+        panels.append(Panel(name, FIGURES[name][1], x, series, spreads))
+    draw_panels(path, panels, title=f"Against {settings.systems[0] or FIFO}")

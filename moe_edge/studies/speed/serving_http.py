@@ -1,0 +1,217 @@
+"""Suite `serving`: a server behind HTTP: its loop alone beside it, ready, its memory.
+
+The server is a process of `launch/serve.py`; its client is this process.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.load import load_engine
+from moe_edge.load.http_client import Client, message_of, parse_url
+from moe_edge.serve.driver import Asked
+from moe_edge.studies.live import CACHE, KEEP_ALL
+from moe_edge.studies.rounds import interleave
+from moe_edge.studies.speed.serving import ServingSettings
+from moe_edge.studies.speed.serving_loop import driver_of, same_requests, serve_all
+from moe_edge.studies.speed.suite import Models, Rows, make_row
+
+SCRIPT = Path(__file__).parents[3] / "launch" / "serve.py"
+PLAIN_BAR, STREAMED_BAR = 1.05, 1.10
+EMPTY_S, FULL_S = 150.0, 30.0
+GROWTH_MB = 30.0
+OPEN = 32  # requests that are open at a time while memory is watched
+WATCHED_PROMPT, WATCHED_NEW = 8, 4  # tokens of each of them
+END_S = 60.0
+
+
+class LiveServer:
+    """A server of its own process, ready.
+
+    Attributes:
+      ready: its first line.
+    """
+
+    def __init__(self, checkpoint: Path, settings: ServingSettings, *flags: str):
+        given = {
+            "checkpoint": checkpoint,
+            "port": 0,
+            "max_batch": settings.max_batch,
+            "max_context": settings.max_context,
+            "max_waiting": 10 * settings.loop_requests,
+        }
+        named = [f"--{name}={value}" for name, value in given.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *named, *flags],
+            stdout=subprocess.PIPE,
+            env=os.environ | KEEP_ALL,
+            text=True,
+        )
+        line = self._process.stdout.readline()
+        if not line:
+            raise ConfigError(
+                f"launch/serve.py ended with {self._process.wait()} before it was ready"
+            )
+        self.ready: dict[str, Any] = json.loads(line)
+
+    def close(self) -> dict[str, Any]:
+        """Ends it; what its last line says."""
+        self._process.terminate()
+        try:
+            out, _ = self._process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        return json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+
+    def rss_bytes(self) -> int:
+        """Memory that the process occupies now."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        return int(re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
+
+
+@contextlib.contextmanager
+def serving(*args, **kwargs) -> Iterator[LiveServer]:
+    """A server, ended in any case."""
+    server = LiveServer(*args, **kwargs)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def body_of(asked: Asked, model: str, stream: bool) -> bytes:
+    """A request as it is sent: greedy, to its last token."""
+    given = {
+        "model": model,
+        "prompt": list(asked.prompt),
+        "max_tokens": asked.max_new_tokens,
+        "min_k": asked.floor,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    return json.dumps(given).encode()
+
+
+def send_all(ready: dict, bodies: Sequence[bytes], most_open: int) -> float:
+    """Seconds until all answers were read; they are not parsed.
+
+    Raises:
+      ConfigError: one is no 200.
+    """
+    return asyncio.run(_send_all(ready["url"], bodies, most_open))
+
+
+async def _send_all(url: str, bodies: Sequence[bytes], most_open: int) -> float:
+    client, places = Client(parse_url(url)), asyncio.Semaphore(most_open)
+
+    async def send(body: bytes) -> None:
+        async with places:
+            async with client.request("POST", "/v1/completions", body) as answer:
+                if answer.status != 200:
+                    said = message_of(await answer.json())
+                    raise ConfigError(f"the server said {answer.status}: {said}")
+                async for _ in answer.parts():
+                    pass
+
+    started_s = time.perf_counter()
+    try:
+        await asyncio.gather(*map(send, bodies))
+    finally:
+        await client.close()
+    return time.perf_counter() - started_s
+
+
+def http_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """The same requests to the loop in this process and to a server, in turn."""
+    del work_dir
+    path = models[-1][1]
+    engine = load_engine(path, with_tokenizer=False).engine
+    asked = same_requests(engine, settings, engine.config.moe.top_k)
+    driver = driver_of(engine, settings)
+    with serving(path, settings) as server:
+        cases = {"loop": lambda: serve_all(driver, asked)}
+        for name, stream in (("plain", False), ("streamed", True)):
+            bodies = [body_of(each, server.ready["model"], stream) for each in asked]
+            cases[name] = lambda bodies=bodies: send_all(
+                server.ready, bodies, len(bodies)
+            )
+        found = interleave(cases, settings.repeats)
+    n, P, N = settings.loop_requests, settings.prompt_tokens, settings.new_tokens
+    return [
+        make_row(
+            f"HTTP, {name}, {n} requests of {P} + {N} tokens",
+            found[name],
+            "s",
+            peer=found["loop"],
+            peer_name="the loop in one process",
+            bar=bar,
+        )
+        for name, bar in (("plain", PLAIN_BAR), ("streamed", STREAMED_BAR))
+    ]
+
+
+def ready_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """From the start of the process's work to ready, by what is compiled already."""
+    before, seconds = os.environ.get(CACHE), {"empty": [], "full": []}
+    try:
+        for _ in range(settings.repeats):
+            with tempfile.TemporaryDirectory(dir=work_dir) as cache:
+                os.environ[CACHE] = cache
+                for name in seconds:
+                    with serving(models[-1][1], settings) as server:
+                        seconds[name].append(server.ready["seconds"])
+    finally:
+        os.environ.pop(CACHE)
+        if before is not None:
+            os.environ[CACHE] = before
+    return [
+        make_row(f"ready, compile cache {name}", seconds[name], "s", limit=limit)
+        for name, limit in (("empty", EMPTY_S), ("full", FULL_S))
+    ]
+
+
+def memory_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """Growth of the server's memory from a tenth of the requests to all of them."""
+    del work_dir
+    path, count = models[-1][1], settings.memory_requests
+    first = max(count // 10, 1)
+    engine = load_engine(path, with_tokenizer=False).engine
+    own, vocab = engine.config.moe.top_k, engine.config.vocab_size
+    with serving(path, settings) as server:
+
+        def send(start: int, stop: int) -> int:
+            """Sends requests of these numbers; bytes of the server after them."""
+            bodies = [
+                body_of(
+                    Asked(
+                        prompt=tuple(
+                            (number * 31 + place * 7) % vocab
+                            for place in range(WATCHED_PROMPT)
+                        ),
+                        max_new_tokens=WATCHED_NEW,
+                        floor=own,
+                    ),
+                    server.ready["model"],
+                    stream=number % 2 == 0,
+                )
+                for number in range(start, stop)
+            ]
+            send_all(server.ready, bodies, OPEN)
+            return server.rss_bytes()
+
+        warm = send(0, first)
+        grown = (send(first, count) - warm) / 1e6
+    case = f"memory, growth from {first} to {count} requests"
+    return [make_row(case, [grown], "MB", limit=GROWTH_MB, after_first=warm)]

@@ -1,0 +1,238 @@
+"""Suite `serving`: policies, the request loop and the prompt cache, in one process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.engine.base import Engine
+from moe_edge.engine.generate import generate
+from moe_edge.engine.load import load_engine
+from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.profile.step_costs import measure_steps
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.registry import get_policy
+from moe_edge.serve.driver import Asked, Driver
+from moe_edge.serve.options import ServingOptions, make_driver
+from moe_edge.simulate.goodput import goodput
+from moe_edge.simulate.serving import ComputedServer, token_jobs
+from moe_edge.studies.rounds import interleave, seconds_of
+from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
+from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
+from moe_edge.workload.arrivals import poisson_servers
+from moe_edge.workload.requests import Lengths, make_requests
+
+# Prompt and answer of requests that come together, in tokens.
+LENGTHS = Lengths(32, 0.5, 48, 0.5)
+# Least gains that are asked for; a row's bar is on times, so their inverse.
+FIFO_GAIN, ONE_K_GAIN, SAME_FLOOR_GAIN, GOODPUT_GAIN = 1.20, 1.12, 0.97, 1.4
+LOOP_BAR, PREFIX_BAR = 1.05, 0.6
+
+
+def floors_of(own_k: int, count: int) -> list[int]:
+    """A floor for each request, all shares alike often."""
+    shares = [FLOOR_SHARES[i % len(FLOOR_SHARES)] for i in range(count)]
+    return [max(1, round(own_k * share)) for share in shares]
+
+
+def driver_of(engine: Engine, settings: ServingSettings, **options) -> Driver:
+    """A driver that refuses nobody, warmed up."""
+    given = {
+        "max_batch": settings.max_batch,
+        "max_context": settings.max_context,
+        "max_waiting": 10 * max(settings.requests, settings.loop_requests),
+    }
+    driver = make_driver(engine, ServingOptions(**given | options))
+    driver.slots.warm_up()
+    return driver
+
+
+def serve_all(driver: Driver, asked: Sequence[Asked]) -> float:
+    """Seconds until requests that come at once have ended."""
+
+    def run() -> None:
+        for each in asked:
+            driver.submit(each)
+        while driver.is_busy:
+            stepped = driver.step()
+            if stepped is not None and stepped.error is not None:
+                raise stepped.error
+
+    return seconds_of(run)
+
+
+def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[Asked]:
+    """Requests of random tokens; lengths and tokens are those of every engine."""
+    rng = np.random.default_rng(0)
+    sizes = LENGTHS.draw(len(floors), rng)
+    sizes = np.minimum(sizes, settings.max_context // 2).tolist()
+    vocab = engine.config.vocab_size
+    return [
+        Asked(
+            prompt=tuple(rng.integers(0, vocab, prompt).tolist()),
+            max_new_tokens=new,
+            floor=floor,
+        )
+        for (prompt, new), floor in zip(sizes, floors, strict=True)
+    ]
+
+
+def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """Requests that come at once: every row at its own floor against batches at one."""
+    del work_dir
+    engines = [load_engine(path, with_tokenizer=False).engine for _, path in models]
+    original, refactored = engines
+    n, cases = settings.requests, {}
+
+    def case(name: str, engine: Engine, policy: str, is_mixed: bool = True) -> None:
+        own = engine.config.moe.top_k
+        asked = requests_of(
+            engine, settings, floors_of(own, n) if is_mixed else [own] * n
+        )
+        driver = driver_of(engine, settings, policy=policy)
+        cases[name] = lambda: serve_all(driver, asked)
+
+    case("ours", refactored, "continuous")
+    case("fifo", original, "fifo")
+    case("one_k", original, "continuous_one_k")
+    case("ours_one_k", refactored, "continuous_one_k")
+    case("ours, one floor", refactored, "continuous", False)
+    case("one_k, one floor", refactored, "continuous_one_k", False)
+    found = interleave(cases, settings.repeats)
+    what = f"{n} requests at once"
+
+    def row(ours: str, peer: str, name: str, gain: float | None, more: str = ""):
+        bar = None if gain is None else 1 / gain
+        given = {"peer": found[peer], "peer_name": name, "bar": bar}
+        return make_row(f"{what}{more}, continuous", found[ours], "s", **given)
+
+    return [
+        row("ours", "fifo", "fifo, original", FIFO_GAIN),
+        row("ours", "one_k", "continuous_one_k, original", ONE_K_GAIN),
+        row("ours", "ours_one_k", "continuous_one_k, refactored", None),
+        row(
+            "ours, one floor",
+            "one_k, one floor",
+            "continuous_one_k",
+            SAME_FLOOR_GAIN,
+            ", all floors the model's K",
+        ),
+    ]
+
+
+def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """Computed: the highest rate at which enough requests are in time."""
+    del work_dir
+    costs: dict[str, tuple[StepCosts, int]] = {}
+    for name, path in models:
+        engine = load_engine(path, with_tokenizer=False).engine
+        sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
+        measured = measure_steps(engine, **sizes, repeats=settings.repeats)
+        costs[name] = measured.costs, engine.config.moe.top_k
+    (original, _), (refactored, _) = models
+    runs: Mapping[str, list[float]] = {"ours": [], "peer": []}
+    for seed in range(settings.repeats):
+        for run, model, policy in (
+            ("ours", refactored, "continuous"),
+            ("peer", original, "fifo"),
+        ):
+            runs[run].append(_goodput(*costs[model], policy, settings, seed))
+    # Ours over the peer's is asked to be large: times are easier to read as a bar.
+    per_request = {name: [MS / max(rate, 1e-9) for rate in runs[name]] for name in runs}
+    return [
+        make_row(
+            "goodput, continuous, computed: gap between requests",
+            per_request["ours"],
+            "ms",
+            peer=per_request["peer"],
+            peer_name="fifo, original",
+            bar=1 / GOODPUT_GAIN,
+            requests_per_s=runs,
+        )
+    ]
+
+
+def _goodput(
+    costs: StepCosts, own_k: int, policy: str, settings: ServingSettings, seed: int
+) -> float:
+    count = max(int(settings.goodput_s), 10)  # of a rate of one a second
+    chosen = get_policy(policy, max_batch=settings.max_batch, own_k=own_k, costs=costs)
+
+    def serve(rate: float):
+        number = max(int(count * rate), 10)
+        arrivals = poisson_servers(1 / rate, 1, number, seed)
+        requests = make_requests(["any"], arrivals, seed=seed, lengths={"any": LENGTHS})
+        rng = np.random.default_rng(seed)
+        floors = rng.permutation(floors_of(own_k, number))
+        server = ComputedServer(RequestLoop(chosen), costs)
+        return list(server.run(token_jobs(requests, floors)).values())
+
+    return goodput(serve)
+
+
+def loop_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """The loop over row slots, against `generate` in batches of the same size."""
+    del work_dir
+    engine = load_engine(models[-1][1], with_tokenizer=False).engine
+    own, batch = engine.config.moe.top_k, settings.max_batch
+    asked = same_requests(engine, settings, own)
+    driver = driver_of(engine, settings, prompt_cache="0")
+
+    def bare() -> None:
+        for first in range(0, len(asked), batch):
+            prompts = [each.prompt for each in asked[first : first + batch]]
+            generate(engine, prompts, settings.new_tokens)
+
+    found = interleave(
+        {"ours": lambda: serve_all(driver, asked), "bare": lambda: seconds_of(bare)},
+        settings.repeats,
+    )
+    n, P, N = settings.loop_requests, settings.prompt_tokens, settings.new_tokens
+    return [
+        make_row(
+            f"loop, {n} requests of {P} + {N} tokens",
+            found["ours"],
+            "s",
+            peer=found["bare"],
+            peer_name=f"generate by {batch}",
+            bar=LOOP_BAR,
+        )
+    ]
+
+
+def same_requests(engine: Engine, settings: ServingSettings, floor: int) -> list[Asked]:
+    """Requests of one length and floor, of random tokens."""
+    shape = settings.loop_requests, settings.prompt_tokens
+    rng = np.random.default_rng(1)
+    prompts = rng.integers(0, engine.config.vocab_size, shape).tolist()
+    given = {"max_new_tokens": settings.new_tokens, "floor": floor}
+    return [Asked(prompt=tuple(prompt), **given) for prompt in prompts]
+
+
+def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+    """Time to the first token of a long prompt that ran before."""
+    del work_dir
+    engine = load_engine(models[-1][1], with_tokenizer=False).engine
+    driver = driver_of(engine, settings)
+    rng, own = np.random.default_rng(2), engine.config.moe.top_k
+    first, again = [], []
+    for number in range(settings.repeats + 1):
+        prefix = rng.integers(0, engine.config.vocab_size, settings.prefix_tokens)
+        for seen in (first, again):
+            prompt = tuple([*prefix.tolist(), 1 + len(again)])
+            asked = Asked(prompt=prompt, max_new_tokens=2, floor=own)
+            live = driver.submit(asked)
+            while driver.is_busy:
+                driver.step()
+            if number:  # the first one warms pages up
+                seen.append(MS * live.served.ttft_s)
+    return [
+        make_row(
+            f"prefix of {settings.prefix_tokens} tokens again, TTFT",
+            again,
+            "ms",
+            peer=first,
+            peer_name="the first time",
+            bar=PREFIX_BAR,
+        )
+    ]

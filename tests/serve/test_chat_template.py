@@ -1,0 +1,127 @@
+"""Templates of checkpoints and files, and what the sandbox keeps them from."""
+
+import json
+
+import pytest
+
+from moe_edge.core.checks import CheckpointError
+from moe_edge.serve.chat_template import ChatTemplate, find_template
+from moe_edge.serve.errors import ApiError
+
+TALK = [
+    {"role": "system", "content": "Be {{ short }}."},
+    {"role": "user", "content": "mill?"},
+]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + "
+    "'<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write_config(folder, **config):
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_plain_template_where_there_is_none(tmp_path):
+    for folder in (None, tmp_path):
+        template = find_template(folder)
+        assert template.name == "plain, built in" and template.adds_special
+        assert template.render(TALK) == (
+            "System: Be {{ short }}.\n\nUser: mill?\n\nAssistant:"
+        )
+        assert not template.render(TALK, add_generation_prompt=False).endswith(":")
+
+
+def test_template_of_the_checkpoint(tmp_path):
+    write_config(tmp_path, chat_template=CHATML)
+    template = find_template(tmp_path)
+    assert template.name == "tokenizer_config.json" and not template.adds_special
+    assert template.render(TALK).endswith("mill?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_template_of_a_file_comes_first_and_has_special_tokens(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ bos_token }}{{ messages[-1].content }}{{ eos_token }}")
+    write_config(
+        tmp_path, chat_template="x", bos_token={"content": "<s>"}, eos_token="</s>"
+    )
+    (tmp_path / "chat_template.jinja").write_text("own")
+    assert find_template(tmp_path, file).render(TALK) == "<s>mill?</s>"
+    assert find_template(tmp_path).render(TALK) == "own"
+
+
+def test_template_named_default_of_several(tmp_path):
+    named = [
+        {"name": "tool_use", "template": "a"},
+        {"name": "default", "template": "b"},
+    ]
+    write_config(tmp_path, chat_template=named)
+    assert find_template(tmp_path).render(TALK) == "b"
+    write_config(tmp_path, chat_template=named[:1])
+    with pytest.raises(CheckpointError, match=r"templates \['tool_use'\], expected"):
+        find_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ("[]", "tokenizer_config.json is no JSON object"),
+        ("{", "tokenizer_config.json is not valid JSON"),
+        ('{"chat_template": 5}', "chat_template is 5, expected text"),
+        ('{"chat_template": "{% if %}"}', "chat template of tokenizer_config.json: "),
+        ('{"chat_template": "{{ x }"}', "chat template of tokenizer_config.json: "),
+    ],
+)
+def test_damaged_template_is_refused_at_the_start(tmp_path, config, message):
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=message):
+        find_template(tmp_path)
+
+
+def test_template_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "t").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match="chat template .*/t is not UTF-8 text"):
+        find_template(None, tmp_path / "t")
+    with pytest.raises(OSError):
+        find_template(None, tmp_path / "missing")
+
+
+def test_template_has_what_hugging_face_gives_it():
+    source = (
+        "{% generation %}{{ messages | tojson }}{% endgeneration %}"
+        "{% for m in messages %}{% break %}{% endfor %}"
+        "{{ strftime_now('%Y') | length }}{{ tools is none }}{{ 2 * 3 }}"
+        "{% for i in range(3) %}{{ i }}{% endfor %}"
+    )
+    prompt = ChatTemplate(source, "x").render([{"role": "user", "content": "<é>"}])
+    assert prompt == '[{"role": "user", "content": "<é>"}]4True6012'
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[9].content.x }}", "UndefinedError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ 'x' * 1000000000 }}", "other than small numbers"),
+        ("{{ 9 ** 99 }}", "a power of 99"),
+        ("{% for i in range(1000000000) %}{% endfor %}", "100000 turns"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}"
+            "{% endfor %}",
+            "100000 turns",
+        ),
+        ("{% for i in range(9999) %}{{ ['y' * 0] }}{% endfor %}", "small numbers"),
+        ("{% for i in range(90000) %}{{ messages }}{% endfor %}", "4194304 char"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ '\\ud800' }}", "UnicodeEncodeError"),
+    ],
+)
+def test_template_that_refuses_or_runs_away_is_a_bad_request(source, message):
+    with pytest.raises(ApiError, match=message) as caught:
+        ChatTemplate(source, "x").render(TALK)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
+    assert caught.value.message.startswith("the chat template (x) refuses these")

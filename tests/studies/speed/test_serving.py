@@ -1,0 +1,117 @@
+"""Suite `serving` on a tiny model: every part gives rows whose sides are comparable."""
+
+import os
+
+import pytest
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError
+from moe_edge.studies.speed.models import olmoe_config, write_random
+from moe_edge.studies.speed.serving import (
+    ServingSettings,
+    serving_models,
+    serving_rows,
+)
+
+TINY = olmoe_config(2, "float32", experts=8, hidden=64, heads=4) | {
+    "vocab_size": 4096,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two sizes of one model: the second stands for the refactored one."""
+    folder = tmp_path_factory.mktemp("serving")
+    write_random(folder / "model", TINY)
+    return folder
+
+
+def rows_of(folder, *parts, **more):
+    given = {
+        "parts": parts,
+        "repeats": 1,
+        "checkpoint": str(folder / "model"),
+        "refactored": str(folder / "model"),
+        "max_batch": 2,
+        "max_context": 64,
+        "requests": 6,
+        "loop_requests": 4,
+        "prompt_tokens": 8,
+        "new_tokens": 6,
+        "prefix_tokens": 32,
+        "goodput_s": 20.0,
+    }
+    return serving_rows(ServingSettings(**given | more), folder)
+
+
+def test_a_decision_is_timed_under_every_policy(folder):
+    rows = rows_of(folder, "pick")
+    assert [row["case"].split(", ")[1] for row in rows] == [
+        *("fifo", "full_batch", "qos", "continuous", "continuous_one_k", "elastic"),
+    ]
+    assert all(row["ours"] > 0 and row["bar"] == 1.0 for row in rows)
+
+
+def test_steps_and_sampling(folder):
+    step, sampling = rows_of(folder, "steps", "sampling")
+    assert step["case"] == "step of 2 rows, K 1, 2" and step["bar"] == 0.88
+    assert step["peer_name"] == "all at K 4" and step["ratio"] > 0
+    assert sampling["case"] == "sampling, 2 rows x 4096, 4 rules"
+
+
+def test_policies_serve_the_same_requests(folder):
+    rows = rows_of(folder, "policies")
+    assert [row["peer_name"] for row in rows] == [
+        "fifo, original",
+        "continuous_one_k, original",
+        "continuous_one_k, refactored",
+        "continuous_one_k",
+    ]
+    assert rows[0]["bar"] == pytest.approx(1 / 1.2) and rows[2]["bar"] is None
+
+
+def test_goodput_loop_and_prefix(folder):
+    goodput, loop, prefix = rows_of(folder, "goodput", "loop", "prefix")
+    rates = goodput["requests_per_s"]
+    assert goodput["ours"] == pytest.approx(1e3 / rates["ours"][0])
+    assert goodput["ratio"] == pytest.approx(rates["peer"][0] / rates["ours"][0])
+    assert loop["peer_name"] == "generate by 2" and loop["bar"] == 1.05
+    assert prefix["case"] == "prefix of 32 tokens again, TTFT" and prefix["ours"] > 0
+
+
+@pytest.mark.slow
+def test_http_is_held_against_the_loop_and_memory_is_read(folder):
+    plain, streamed, memory = rows_of(folder, "http", "memory", memory_requests=20)
+    assert plain["case"] == "HTTP, plain, 4 requests of 8 + 6 tokens"
+    assert streamed["bar"] == 1.10 and streamed["ratio"] > 0
+    assert memory["case"] == "memory, growth from 2 to 20 requests"
+    assert memory["after_first"] > 1e7
+
+
+@pytest.mark.slow
+def test_ready_is_timed_with_and_without_compiled_programs(folder, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept")
+    empty, full = rows_of(folder, "ready")
+    assert empty["bar"] == 150.0 and full["bar"] == 30.0
+    assert 0 < full["ours"] < empty["ours"]
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "kept"
+
+
+@pytest.mark.slow
+def test_a_refactored_model_is_made_once(folder, tmp_path):
+    settings = ServingSettings(checkpoint="default")
+    (_, original), (_, made) = serving_models(settings, tmp_path)
+    assert open_checkpoint(made).config.moe.sub_experts == 4
+    written = (made / "manifest.json").stat().st_mtime_ns
+    assert serving_models(settings, tmp_path) == [
+        ("default", original),
+        ("refactored", made),
+    ]
+    assert (made / "manifest.json").stat().st_mtime_ns == written
+
+
+def test_an_unknown_part_is_refused():
+    with pytest.raises(ConfigError, match="unknown part 'htp'; known: goodput, http"):
+        ServingSettings(parts=("htp",))
