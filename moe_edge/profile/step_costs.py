@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -120,6 +120,7 @@ def measure_steps(
         CostTable(sizes, ks, prefill),
         f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
         shapes=timer.shapes(),
+        batches=timer.batches(),
     )
     points = [HeldOut(*point, costs.decode_s(*point[1:3])) for point in held_out]
     for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True):
@@ -183,28 +184,43 @@ class _Timer:
             slots.release(id)
 
     def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
-        """Seconds of the one chunk of prompts of these lengths, at a K."""
+        """Seconds of the one chunk of prompts of these lengths, at a K.
+
+        They join a row that runs, if there is room: its session is made larger.
+        """
         times: list[list[float]] = [[] for _ in settings]
+        slots, runs = self._slots, [self._row(-1, 1, self.prompt_tokens)]
         for once in range(self._repeats + 1):
             for (lengths, k), seen in zip(settings, times, strict=True):
                 rows = [self._row(i, n, 1, k) for i, n in enumerate(lengths)]
-                self._slots.admit(rows)
-                seconds = _seconds(self._slots.prefill)
+                others = runs if len(rows) < slots.shapes.max_rows else []
+                slots.admit(others)
+                slots.prefill()
+                slots.admit(rows)
+                seconds = _seconds(slots.prefill)
                 if once:  # the first round compiles
                     seen.append(seconds)
-                for row in rows:
-                    self._slots.release(row.id)
+                for row in (*others, *rows):
+                    slots.release(row.id)
         return [statistics.median(seen) for seen in times]
 
     def shapes(self) -> list[list[float]]:
         """Rows, size, capacity and seconds of every shape of prompts."""
         sizes = self._slots.shapes
         every = itertools.product(sizes.prompt_rows, sizes.chunks, sizes.capacities)
-        every = sorted({(R, min(S, M), M) for R, S, M in every})
-        times: dict[tuple, list[float]] = {shape: [] for shape in every}
+        return self._each({(R, min(S, M), M) for R, S, M in every}, shape_seconds)
+
+    def batches(self) -> list[list[float]]:
+        """The same of every size of a batch that decodes, of one row each."""
+        sizes = self._slots.shapes
+        every = itertools.product(sizes.rows, (1,), sizes.capacities)
+        return self._each(set(every), batch_seconds)
+
+    def _each(self, shapes: Collection[Shape], seconds_of) -> list[list[float]]:
+        times: dict[Shape, list[float]] = {shape: [] for shape in sorted(shapes)}
         for once in range(self._repeats + 1):
             for shape, seen in times.items():
-                seconds = shape_seconds(self._slots, shape)
+                seconds = seconds_of(self._slots, shape)
                 if once:  # the first round compiles
                     seen.append(seconds)
         return [[*shape, statistics.median(seen)] for shape, seen in times.items()]
@@ -227,6 +243,22 @@ def shape_seconds(slots: RowSlots, shape: Shape) -> float:
     return _seconds(
         lambda: jax.block_until_ready(engine.run_chunk(session, tokens, valid, begins))
     )
+
+
+def batch_seconds(slots: RowSlots, batch: Shape) -> float:
+    """Seconds of a step of one row in a batch, at K 1."""
+    engine, (B, _, M) = slots.engine, batch
+    session, is_first = slots.shapes.new_session(engine, B, M), np.arange(B) == 0
+    session.growth = is_first.astype(int).tolist()
+    session.k_B = engine.put(np.ones(B, np.int32))
+    tokens_B, active_B = engine.put((np.zeros(B, np.int32), is_first))
+    steps = [
+        _seconds(
+            lambda: jax.block_until_ready(engine.decode(session, tokens_B, active_B))
+        )
+        for _ in range(STEPS)
+    ]
+    return min(steps[1:])
 
 
 def _seconds(function) -> float:

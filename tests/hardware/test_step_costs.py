@@ -45,6 +45,16 @@ def test_prompts_in_another_shape_than_one_cost_the_difference():
     assert costs.prefill_s(24, 8, (2, 64, 256)) == 3 + 10 - 1
 
 
+def test_rows_in_another_batch_than_the_least_cost_the_difference():
+    batches = [[1, 1, 64, 1.0], [2, 1, 64, 2.0], [2, 1, 256, 6.0]]
+    costs = StepCosts(TABLE, TABLE, "here", batches=batches)
+    assert costs.decode_s(1, 8) == costs.decode_s(1, 8, (1, 1, 64)) == 2
+    assert costs.decode_s(1, 8, (2, 1, 64)) == 2 + 1  # others have left
+    assert costs.decode_s(2, 8, (2, 1, 256)) == 3 + 4  # somebody needs more
+    assert costs.decode_s(9, 8, (2, 1, 64)) == costs.decode_s(9, 8)
+    assert costs.decode_s(2, 8, (4, 1, 256)) == 3 + 12 - 2  # unknown
+
+
 @pytest.mark.parametrize("shape", [[1, 2, 3], [1, 2, 3, 0], [1, 2, -3, 4.0]])
 def test_shapes_that_are_none_are_refused(shape):
     with pytest.raises(ConfigError, match="a shape of step costs is .*, expected rows"):

@@ -40,6 +40,8 @@ class Machine:
         del self.rows[id]
 
     def prefill(self):
+        if not self.prompts:
+            return
         lengths = [len(row.prompt) for row in self.prompts]
         tokens = max(sum(lengths), 16)
         self.now_s += 0.01 + 1e-4 * tokens * (self.prompts[0].k or 0)
@@ -49,6 +51,10 @@ class Machine:
     def shape_seconds(self, shape):
         rows, size, capacity = shape
         return 1e-5 * rows * size * capacity / 64
+
+    def batch_seconds(self, batch):
+        rows, _, capacity = batch
+        return 1e-5 * rows * capacity
 
     def decode(self):
         self.now_s += 0.002 + 1e-3 * len(self.rows) + 1e-4 * sum(self.rows.values())
@@ -64,6 +70,7 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(module, "RowSlots", make)
     monkeypatch.setattr(module, "shape_seconds", Machine.shape_seconds)
+    monkeypatch.setattr(module, "batch_seconds", Machine.batch_seconds)
     monkeypatch.setattr(module.time, "perf_counter", lambda: made[0].now_s)
 
 
@@ -82,6 +89,9 @@ def test_a_formula_is_found_again():
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
     together = costs.prefill_s(50, 3, (4, 128, 256))
     assert together == pytest.approx(0.01 + 150e-4 + four)
+    assert costs.batches == [
+        [rows, 1, 256, pytest.approx(2.56e-3 * rows)] for rows in (1, 2, 4)
+    ]
     assert [shape[:3] for shape in costs.shapes] == [
         *([1, 32, 256], [1, 128, 256], [4, 32, 256], [4, 128, 256]),
     ]
@@ -117,4 +127,5 @@ def test_steps_of_a_real_engine_are_timed():
     assert all(point.measured_s > 0 for point in found.held_out)
     assert found.costs.prefill.sizes == [16, 32, 33, 80, 127]
     assert len(found.costs.shapes) == 2  # two rows in any case, chunks of 32 or 128
-    assert all(seconds > 0 for *_, seconds in found.costs.shapes)
+    assert [batch[:3] for batch in found.costs.batches] == [[1, 1, 128], [2, 1, 128]]
+    assert all(seconds > 0 for *_, seconds in found.costs.shapes + found.costs.batches)

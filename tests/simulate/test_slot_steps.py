@@ -18,10 +18,14 @@ class Watched:
     """An engine that keeps the shapes of the chunks it runs."""
 
     def __init__(self, engine):
-        self._engine, self.shapes = engine, []
+        self._engine, self.shapes, self.batches = engine, [], []
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
+
+    def decode(self, session, *more, **options):
+        self.batches.append((len(session.lengths), 1, session.capacity))
+        return self._engine.decode(session, *more, **options)
 
     def run_chunk(self, session, tokens, *more):
         self.shapes.append((*tokens.shape, session.capacity))
@@ -73,7 +77,10 @@ def compare(expected: Step, slots, engine, running) -> list[int]:
     done = {job.id: slots[job.id].length for job in running}
     decoded = [new.id for new in slots.decode()]
     assert sorted(decoded) == sorted(job.id for job in expected.decode)
+    batches = [] if expected.batch is None else [expected.batch]
+    assert engine.batches == batches
     engine.shapes.clear()
+    engine.batches.clear()
     first = [new.id for new in slots.prefill()]
     lengths = {job.id: slots[job.id].length for job in running if not job.made}
     chunks = [(n, done[n], now) for n, now in lengths.items() if now > done[n]]
