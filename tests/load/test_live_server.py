@@ -37,8 +37,12 @@ def test_a_full_queue_refuses():
         server.driver.hold()  # one waits, nobody runs
 
         def let() -> None:
-            server.until(lambda: len(server.seen.refusals) > 3)
-            server.driver.let()
+            try:
+                server.until(
+                    lambda: server.thread.summary()["outcomes"].get("refused", 0) > 3
+                )
+            finally:
+                server.driver.let()
 
         waits = threading.Thread(target=let)
         waits.start()
@@ -50,7 +54,7 @@ def test_a_full_queue_refuses():
 
 
 def test_a_wrong_key_is_refused():
-    with live_server(key="right") as server:
+    with live_server(key=b"right") as server:
         url = f"http://127.0.0.1:{server.port}"
         assert url_results(url, "right", LOAD, dry_run=False).served
         with pytest.raises(RequestError, match="/v1/models: 401 "):
