@@ -32,6 +32,7 @@ ROOTS = {
     "profile_model": "profile.run_profile.run_profile",
     "refactor_model": "refactor.run.run_refactor",
     "replay": "simulate.replay.run.run_replay",
+    "serve": "serve.run_serve.run_serve",
     "simulate": "simulate.cluster.run.run_simulate",
 }
 # Users' commands that run a study, under the name that their gin files bind.

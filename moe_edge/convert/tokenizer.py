@@ -19,6 +19,7 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTES = _byte_letters()
+_MANY_IDS = 10_000  # are decoded while other threads go on (`decode` holds their lock)
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -68,7 +69,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids; special tokens are left out unless asked for."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+        ids, skips = list(ids), not special
+        if len(ids) > _MANY_IDS:
+            return self._tokenizer.decode_batch([ids], skip_special_tokens=skips)[0]
+        return self._tokenizer.decode(ids, skip_special_tokens=skips)
 
     def token(self, id: int) -> str | None:
         """A token as the vocabulary writes it; None for an unknown id."""

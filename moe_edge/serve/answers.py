@@ -138,9 +138,8 @@ class CompletionAnswer(Answer):
     def _first(self, choice, shown: Shown) -> Shown:
         tokens = ()
         if self._request.score_prompt:
-            tokens = prompt_tokens(
-                choice.prompt.ids, choice.live.prompt_scores, self._model.tokenizer
-            )
+            ids, scores = choice.prompt.ids, choice.live.prompt_scores
+            tokens = prompt_tokens(ids, scores, self._model.tokenizer, choice.echo)
         return Shown(choice.echo + shown.text, (*tokens, *shown.tokens))
 
     def _part(self, choice, shown: Shown, reason: str | None) -> Chunk:

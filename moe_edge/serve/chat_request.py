@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import (
+    Reader,
     flag,
     invalid,
     one_of,
@@ -69,7 +70,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
       ApiError: what is wrong with it, by the field's name.
     """
     readers = common_readers(model) | {
-        "messages": read_messages,
+        "messages": messages_reader(model),
         "max_tokens": whole(1, 2**31 - 1),  # the context bounds both further
         "max_completion_tokens": whole(1, 2**31 - 1),
         "logprobs": flag,
@@ -102,11 +103,25 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
     )
 
 
-def read_messages(name: str, value: Any) -> tuple[Message, ...]:
-    """A reader (`fields.py`) of a conversation: at least one message of text."""
-    if not isinstance(value, list) or not value:
-        raise invalid(name, value, "a list of messages")
-    return tuple(_message(f"{name}[{i}]", each) for i, each in enumerate(value))
+def messages_reader(model: ServedModel) -> Reader:
+    """Of a conversation: one message of text or more.
+
+    Each takes a token at least, so more than the context holds need no rendering.
+    """
+
+    def read(name: str, value: Any) -> tuple[Message, ...]:
+        if not isinstance(value, list) or not value:
+            raise invalid(name, value, "a list of messages")
+        if len(value) > model.max_context:
+            raise ApiError(
+                "context_length_exceeded",
+                f"{len(value)} messages exceed the context of {model.max_context} "
+                "tokens; leave out the oldest",
+                param=name,
+            )
+        return tuple(_message(f"{name}[{i}]", each) for i, each in enumerate(value))
+
+    return read
 
 
 # `type` is what lm-eval adds to every message.

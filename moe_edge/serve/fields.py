@@ -156,11 +156,13 @@ def token_ids(vocab_size: int) -> Reader:
     def read(name: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list):
             raise invalid(name, value, "a list of token ids")
-        # The type itself: true is no id, and a long prompt should be read fast.
-        bad = [i for i in value if type(i) is not int or not 0 <= i < vocab_size]
-        if bad:
-            raise invalid(name, bad[0], f"token ids in 0..{vocab_size - 1}")
-        return tuple(value)
+        # All at once, for a long prompt should be read fast; true is no id.
+        if set(map(type, value)) <= {int}:
+            if not value or 0 <= min(value) <= max(value) < vocab_size:
+                return tuple(value)
+        fits = (type(i) is int and 0 <= i < vocab_size for i in value)
+        bad = next(i for i, fit in zip(value, fits, strict=True) if not fit)
+        raise invalid(name, bad, f"token ids in 0..{vocab_size - 1}")
 
     return read
 
@@ -192,11 +194,16 @@ def _finite(text: str) -> float:
     return value
 
 
+_NESTS = frozenset((dict, list))
+
+
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
-        inner = (v.values() if isinstance(v, dict) else v for v in level)
-        level = [x for v in inner for x in v if isinstance(x, dict | list)]
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        # Types are compared first: a long list of token ids is passed fast.
+        inner = [v for v in inner if not _NESTS.isdisjoint(map(type, v))]
+        level = [x for v in inner for x in v if type(x) in _NESTS]
         if not level:
             return
     raise _invalid(f"nested deeper than {MAX_DEPTH}")

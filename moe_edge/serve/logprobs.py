@@ -1,5 +1,6 @@
 """Log probabilities of tokens in the two shapes of OpenAI's API."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -98,16 +99,19 @@ def chat_logprobs(tokens: Sequence[TokenAt], names: TokenNames) -> dict[str, Any
 
 
 def prompt_tokens(
-    ids: Sequence[int], scores: Sequence[Score], tokenizer: Tokenizer
+    ids: Sequence[int], scores: Sequence[Score], tokenizer: Tokenizer, text: str
 ) -> tuple[TokenAt, ...]:
     """Tokens of a prompt that is shown; nothing comes before the first one.
 
     Args:
-      scores: of the tokens from the second on.
+      scores: of the tokens from the second on; fewer, if a deadline came first.
+      text: what is shown; without those special tokens that the tokenizer put there.
     """
-    stream, length, tokens = TextStream(_WithSpecial(tokenizer)), 0, []
-    for id, score in zip(ids, [None, *scores], strict=True):
-        tokens.append(TokenAt(id, score, length))
+    special = _WithSpecial(tokenizer)
+    stream = TextStream(special if special.decode(ids) == text else tokenizer)
+    length, tokens = 0, []
+    for id, score in itertools.zip_longest(ids, [None, *scores]):
+        tokens.append(TokenAt(id, score, length + stream.held))
         length += len(stream.push(id))
     return tuple(tokens)
 

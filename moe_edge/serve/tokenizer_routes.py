@@ -5,7 +5,7 @@ With them lm-eval's `local-completions` needs no tokenizer of its own.
 
 from typing import Any
 
-from moe_edge.serve.chat_request import read_messages
+from moe_edge.serve.chat_request import messages_reader
 from moe_edge.serve.chat_template import (
     ChatTemplate,
     read_tokenizer_config,
@@ -34,7 +34,7 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
     readers = {
         "model": model.check_id,
         "prompt": text,
-        "messages": read_messages,
+        "messages": messages_reader(model),
         "add_special_tokens": flag,
         "add_generation_prompt": flag,
         "return_token_strs": flag,

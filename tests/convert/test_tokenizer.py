@@ -95,3 +95,5 @@ def test_encode_batch_adds_bos_only_if_told_and_wanted(tmp_path):
     assert plain[0] == 0 and long == tokenizer.encode("hello")
     assert tokenizer.encode_batch(["a"], special=False) == [plain[1:]]
     assert tokenizer.encode_batch([]) == []
+    assert tokenizer.decode(long * 3000) == "hello" * 3000
+    assert tokenizer.decode(long * 3000, special=True) == "<s>hello" * 3000

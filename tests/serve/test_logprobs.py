@@ -67,9 +67,19 @@ def test_chat_logprobs_have_bytes_and_as_many_as_asked(tokenizer):
 def test_prompt_tokens_count_special_ones_too(tokenizer):
     ids = [*tokenizer.encode("mill"), EOS, *tokenizer.encode(" 🦊.")]
     scores = [Score(-float(id), ()) for id in ids[1:]]
-    tokens = prompt_tokens(ids, scores, tokenizer)
     text = tokenizer.decode(ids, special=True)
+    tokens = prompt_tokens(ids, scores, tokenizer, text)
     assert [each.token for each in tokens] == ids
     assert tokens[0].score is None and tokens[1].score.logprob == -float(ids[1])
+    few = prompt_tokens(ids, scores[:1], tokenizer, text)
+    assert [each.token for each in few] == ids and few[2].score is None
     offsets = {each.token: each.offset for each in tokens}
     assert text[offsets[EOS] :].startswith("<|end|>") and text[tokens[-1].offset] == "."
+
+
+def test_prompt_tokens_that_the_tokenizer_added_take_no_room(tokenizer):
+    mill = tokenizer.encode("mill")
+    tokens = prompt_tokens([EOS, *mill], [], tokenizer, "mill")
+    assert [each.offset for each in tokens[:2]] == [0, 0]
+    shown = prompt_tokens([EOS, *mill], [], tokenizer, "<|end|>mill")
+    assert [each.offset for each in shown[:2]] == [0, len("<|end|>")]

@@ -276,3 +276,6 @@ def test_chat_rejects_conversation_that_does_not_fit(tokenizer):
     with pytest.raises(ApiError, match="context of 8") as caught:
         chat(small).encode(small, find_template(None))
     assert caught.value.param == "messages"
+    with pytest.raises(ApiError, match="9 messages exceed the context of 8") as caught:
+        chat(small, messages=USER * 9)
+    assert caught.value.code == "context_length_exceeded"

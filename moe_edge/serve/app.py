@@ -1,0 +1,146 @@
+"""The routes of the server, and what stands around them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_template import ChatTemplate
+from moe_edge.serve.completion_request import read_completion
+from moe_edge.serve.engine_thread import EngineThread, report
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.generation import Generation
+from moe_edge.serve.guards import (
+    ClientGone,
+    Headers,
+    HostGuard,
+    KeyGuard,
+    error_response,
+    read_body,
+)
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.server_options import ServerOptions
+from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info
+from moe_edge.serve.workers import Workers
+
+
+def make_app(
+    thread: EngineThread,
+    model: ServedModel,
+    template: ChatTemplate,
+    options: ServerOptions,
+    key: bytes | None,
+    more: Sequence[BaseRoute] = (),
+) -> ASGIApp:
+    """The server as an ASGI application.
+
+    Args:
+      more: further routes.
+    """
+    limit, workers = options.max_body_bytes, Workers()
+
+    def completion(body: bytes):
+        request = read_completion(body, model)
+        return request, request.encode(model)
+
+    def chat(body: bytes):
+        request = read_chat(body, model)
+        return request, request.encode(model, template)
+
+    def generation(read) -> Generation:
+        return Generation(thread, model, read, workers, limit, options.request_s)
+
+    def from_body(answer: Callable[..., Any], *given):
+        async def reply(request: Request) -> Response:
+            body = await read_body(request.scope, request.receive, limit)
+            return JSONResponse(await workers.run(len(body), answer, body, *given))
+
+        return reply
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(model.listing())
+
+    async def one_model(request: Request) -> Response:
+        model.check_id("model", request.path_params["id"])
+        return JSONResponse(model.entry())
+
+    async def info(request: Request) -> Response:
+        return JSONResponse(tokenizer_info(model, template))
+
+    async def health(request: Request) -> Response:
+        if thread.state != "ok":
+            return JSONResponse({"status": thread.state}, 503)
+        counts = {"running": thread.num_running, "waiting": thread.num_waiting}
+        return JSONResponse({"status": "ok"} | counts)
+
+    def post(path: str, endpoint) -> Route:
+        return Route(path, endpoint, methods=["POST"])
+
+    app: ASGIApp = Starlette(
+        routes=[
+            post("/v1/completions", generation(completion)),
+            post("/v1/chat/completions", generation(chat)),
+            Route("/v1/models", models),
+            Route("/v1/models/{id:path}", one_model),
+            post("/tokenize", from_body(tokenize, model, template)),
+            post("/detokenize", from_body(detokenize, model)),
+            Route("/tokenizer_info", info),
+            Route("/health", health),
+            *more,
+        ],
+        exception_handlers={
+            ApiError: lambda request, error: error_response(error),
+            HTTPException: _http_error,
+            ClientGone: lambda request, error: Response(),
+            Exception: lambda request, error: error_response(_FAULT),
+        },
+    )
+    app.router.redirect_slashes = False
+    if key is not None:
+        app = KeyGuard(app, key)
+    if options.cors_origin:
+        app = CORSMiddleware(
+            app,
+            allow_origins=options.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    return _Reported(Headers(HostGuard(app, options.host, options.allowed_host)))
+
+
+_FAULT = ApiError("engine_error", "the server failed at this request")
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    """Where there is no such route, or not for this method."""
+    path = request.url.path[:100]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        found = ApiError(
+            "method_not_allowed",
+            f"{request.method} {path} is not supported, expected {allowed}",
+            headers={"Allow": allowed},
+        )
+    else:
+        found = ApiError("not_found", f"there is no {path} here")
+    return error_response(found)
+
+
+class _Reported:
+    """Says on stderr where an application failed; starlette has answered by then."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            report(error)

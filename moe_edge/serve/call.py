@@ -1,0 +1,91 @@
+"""Rows that an HTTP request asked for, as the event loop sees them."""
+
+import asyncio
+from collections.abc import Sequence
+
+from moe_edge.serve.driver import Asked, Driver, Live, Stepped
+from moe_edge.serve.errors import ApiError
+
+_REASONS = {
+    "loading": "the model is being loaded; try again",
+    "draining": "the server is about to end; ask another one",
+    "engine_failed": "the engine failed and the server is about to end",
+    "engine_error": "a step of the engine failed; the request may be sent again",
+    "queue_full": "too many requests are waiting; try again later",
+    "deadline_exceeded": "the request's time was over before it began",
+}
+
+
+def refusal(code: str) -> ApiError:
+    """Why a request was not taken on, or not carried through."""
+    return ApiError(code, _REASONS[code])
+
+
+class Observer:
+    """Whoever wants to know what happens: metrics, the log of requests."""
+
+    def ready(self, driver: Driver) -> None:
+        """On the engine thread: the first step is to come."""
+
+    def stepped(self, driver: Driver, stepped: Stepped) -> None:
+        """On the engine thread, after a step that computed something, or tried to."""
+
+    def ended(self, endpoint: str, live: Live) -> None:
+        """On the event loop: a request is over, in whichever way."""
+
+    def refused(self, endpoint: str, count: int) -> None:
+        """On the event loop: requests that the engine was not even asked for."""
+
+
+class Call:
+    """Rows that were asked for together.
+
+    Attributes:
+      rows: as the driver knows them; None before it does.
+      num_left: rows that are not over.
+      lost: why there will be no end (code of an error); None: there will be one.
+    """
+
+    def __init__(
+        self,
+        asked: Sequence[Asked],
+        endpoint: str,
+        arrival_s: float,
+        with_tokens: bool = True,
+    ):
+        self.asked, self.endpoint = tuple(asked), endpoint
+        self.arrival_s, self._with_tokens = arrival_s, with_tokens
+        self.rows: list[Live | None] = [None] * len(self.asked)
+        self.lost: str | None = None
+        self.num_left = len(self.asked)
+        self._news: dict[int, bool] = {}  # row -> whether it is over
+        self._changed = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every row has ended and all its news were read, or all is lost."""
+        return self.lost is not None or not (self.num_left or self._news)
+
+    async def news(self) -> dict[int, bool]:
+        """Waits until rows have new tokens or are over: row -> whether it is over.
+
+        Empty if the call is lost. News that are not read are not kept apart.
+        """
+        while not self._news and not self.is_over:
+            self._changed.clear()
+            await self._changed.wait()
+        found, self._news = self._news, {}
+        return found
+
+    def tell(self, index: int, is_over: bool) -> None:
+        """A row has news."""
+        if is_over or self._with_tokens:
+            self.num_left -= is_over
+            self._news[index] = is_over
+            self._changed.set()
+
+    def lose(self, code: str) -> None:
+        """There will be no more news, unless all were there already."""
+        if self.num_left:
+            self.lost = self.lost or code
+        self._changed.set()

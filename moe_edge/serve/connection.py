@@ -1,0 +1,146 @@
+"""A connection that does not wait for ever: uvicorn's, with limits on both directions.
+
+uvicorn waits without end for a request line, for headers, for a body, and for a client
+that does not read. Here each has a time; and where too many connections are open, the
+one that has been idle longest gives way.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moe_edge.serve.errors import ApiError
+
+MOST_CONNECTIONS = 512
+
+
+def limited(receive_s: float, idle_client_s: float) -> Callable[..., H11Protocol]:
+    """What makes connections with these limits.
+
+    Args:
+      receive_s: from a request's first byte (or the connection's beginning) to the last
+        of its body.
+      idle_client_s: without a byte of an answer taken.
+    """
+    limits = {"receive_s": receive_s, "idle_client_s": idle_client_s}
+    return type("Connection", (_Connection,), limits)
+
+
+class _Connection(H11Protocol):
+    receive_s: float
+    idle_client_s: float
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._receiving = self._writing = None  # timers
+        self._left = 0  # bytes to write, when last looked at
+
+    def connection_made(self, transport) -> None:
+        others = self.connections
+        if len(others) >= MOST_CONNECTIONS:
+            idle = [each for each in others if each.is_idle]
+            if not idle:
+                transport.abort()
+                return
+            min(idle, key=lambda each: each.since_s).transport.abort()
+        super().connection_made(transport)
+        self.since_s = self.loop.time()
+        # Any byte that the kernel does not take at once pauses whoever writes.
+        transport.set_write_buffer_limits(high=0)
+        self._watch_receiving(began=True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no whole request waits for an answer."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._receiving, self._writing):
+            if timer is not None:
+                timer.cancel()
+        self._receiving = self._writing = None
+        if self.transport is not None:
+            super().connection_lost(exc)
+
+    # What comes in.
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport is None:  # one too many
+            return
+        super().data_received(data)
+        self._watch_receiving()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.since_s = self.loop.time()
+        self._watch_receiving()
+
+    def _watch_receiving(self, began: bool = False) -> None:
+        """Starts the time of a request that has begun, ends that of a whole one."""
+        state = self.conn.their_state
+        begun = state is h11.IDLE and (began or self.conn.trailing_data[0])
+        if state is h11.SEND_BODY or begun:
+            if self._receiving is None:
+                after = self.receive_s, self._receive_timeout
+                self._receiving = self.loop.call_later(*after)
+        elif self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _receive_timeout(self) -> None:
+        """An answer where something came and none was begun; then the end."""
+        came = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        if came:
+            self._answer(
+                ApiError(
+                    "receive_timeout",
+                    f"the request was not whole within {self.receive_s:g} s; send it "
+                    "faster",
+                )
+            )
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what is no HTTP, in OpenAI's shape."""
+        self._answer(ApiError("invalid_value", msg))
+        self.transport.close()
+
+    def _answer(self, error: ApiError) -> None:
+        """Sends an error, if no answer was begun."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = json.dumps(error.body()).encode()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        head = h11.Response(status_code=error.status, headers=[*headers.items()])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+
+    # What goes out. A closing connection, too, waits until all of it is written.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._left = self.transport.get_write_buffer_size()
+            self._writing = self.loop.call_later(self.idle_client_s, self._look_writing)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _look_writing(self) -> None:
+        """Ends a connection whose client took nothing; else looks again later."""
+        left, self._writing = self.transport.get_write_buffer_size(), None
+        if left >= self._left:
+            self.transport.abort()
+        else:
+            self.pause_writing()

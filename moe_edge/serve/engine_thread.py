@@ -1,0 +1,349 @@
+"""The one thread that computes: it owns the driver, the event loop asks and listens.
+
+    thread = EngineThread(load)              # load() -> Driver runs in the thread
+    thread.start()                           # from within the event loop
+    call = thread.submit([asked], "/v1/completions", thread.clock())
+    while not call.is_over:
+        for row, is_over in (await call.news()).items():
+            ...                              # what its `Asked.ends` has kept of it
+
+Everything but `_run` and what it calls runs on the event loop. A step wakes the loop
+once, however many rows it has.
+"""
+
+import asyncio
+import math
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from moe_edge.core.checks import MoeEdgeError
+from moe_edge.serve.call import Call, Observer, refusal
+from moe_edge.serve.driver import Asked, Driver, Live, Stepped
+
+LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
+MOST_FAILED_STEPS = 3  # in a row
+T = TypeVar("T")
+
+
+class EngineLostError(MoeEdgeError):
+    """Steps fail again and again."""
+
+    exit_code = 1
+
+
+class EngineThread:
+    """Runs a driver's steps, and hands over what they give.
+
+    Args:
+      load: makes the driver, ready to run; closed by `close(driver)` at the end.
+      observers: are told of steps and ends.
+    Attributes:
+      state: loading, ok, draining or failed.
+      driver: once it is there; only for what may be read from another thread.
+      refused: requests that were refused before the driver saw them.
+      error: why the state is failed.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Driver],
+        close: Callable[[Driver], None] = lambda driver: None,
+        observers: Sequence[Observer] = (),
+    ):
+        self._load, self._close, self.observers = load, close, tuple(observers)
+        self._inbox: deque[Callable[[Driver], None]] = deque()
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._asked = self._seen = 0  # rows, by the event loop and by the driver
+        self._open: set[Call] = set()
+        self._of: dict[Live, tuple[Call, int]] = {}  # of the engine thread
+        self._batch: dict[tuple[Call, int], bool] = {}  # likewise: news of this round
+        self.state, self.refused = LOADING, 0
+        self.driver: Driver | None = None
+        self.generated = 0  # tokens
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begins to load; from within the event loop that will listen."""
+        self._loop = asyncio.get_running_loop()
+        self.is_loaded = asyncio.Event()  # or failed
+        self.is_failed = asyncio.Event()
+        self._is_quiet = asyncio.Event()  # no call is open
+        self._is_quiet.set()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # What the event loop asks for.
+
+    @property
+    def num_waiting(self) -> int:
+        queued = self.driver.num_waiting if self.driver else 0
+        return self._asked - self._seen + queued
+
+    @property
+    def num_running(self) -> int:
+        return self.driver.num_running if self.driver else 0
+
+    def check_open(self, endpoint: str, count: int = 1) -> None:
+        """Whether requests can come now: before work is put into them.
+
+        Raises:
+          ApiError: loading, draining, engine_failed, queue_full.
+        """
+        if self.state != OK:
+            self._refuse(endpoint, count)
+            codes = {LOADING: "loading", DRAINING: "draining"}
+            raise refusal(codes.get(self.state, "engine_failed"))
+        most = self.driver.loop.limits.max_waiting
+        if most is not None and self.num_waiting + count > most + self._free():
+            self._refuse(endpoint, count)
+            raise refusal("queue_full")
+
+    def _free(self) -> int:
+        """Rows that could begin at once."""
+        return max(self.driver.slots.shapes.max_rows - self.num_running, 0)
+
+    def _refuse(self, endpoint: str, count: int) -> None:
+        self.refused += count
+        for observer in self.observers:
+            observer.refused(endpoint, count)
+
+    def clock(self) -> float:
+        """Seconds, the driver's; once it is there."""
+        return self.driver.clock()
+
+    def submit(
+        self,
+        asked: Sequence[Asked],
+        endpoint: str,
+        arrival_s: float,
+        with_tokens: bool = True,
+    ) -> Call:
+        """Asks for rows; all of them begin, or all are refused.
+
+        Args:
+          arrival_s: when the request came.
+          with_tokens: whether `Call.news` wakes for tokens, or for ends only.
+        Raises: as `check_open`.
+        """
+        self.check_open(endpoint, len(asked))
+        call = Call(asked, endpoint, arrival_s, with_tokens)
+        self._open.add(call)
+        self._is_quiet.clear()
+        self._asked += len(asked)
+        self._tell(lambda driver: self._begin(driver, call))
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """Nobody listens to a call any more."""
+        if call in self._open:
+            self._tell(lambda driver: self._leave(driver, call))
+
+    async def ask(self, what: Callable[[Driver], T]) -> T:
+        """`what(driver)`, called on the engine's thread between two steps.
+
+        Raises:
+          ApiError: loading, engine_failed.
+        """
+        if self.driver is None or self.state == FAILED:
+            code = "loading" if self.state == LOADING else "engine_failed"
+            raise refusal(code)
+        answer = self._loop.create_future()
+
+        def do(driver: Driver) -> None:
+            try:
+                self._post(_settle, answer, what(driver), None)
+            except Exception as error:
+                self._post(_settle, answer, None, error)
+
+        self._tell(do)
+        return await answer
+
+    async def drain(self, drain_s: float) -> None:
+        """Takes nothing on any more, and lets what is open end within a time."""
+        if self.state in (OK, LOADING):
+            self.state = DRAINING
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._is_quiet.wait()
+        except TimeoutError:
+            for call in [*self._open]:
+                call.lose("draining")
+                self.cancel(call)
+
+    async def stop(self) -> None:
+        """Ends the thread after what it does now; all open calls are lost."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+        self._lose_all("draining")
+
+    def summary(self) -> dict[str, Any]:
+        """`requests` (all that came), `outcomes` and `generated_tokens` so far."""
+        outcomes = dict(self.driver.loop.outcomes) if self.driver else {}
+        outcomes["refused"] = outcomes.get("refused", 0) + self.refused
+        return {
+            "requests": sum(outcomes.values()),
+            "outcomes": outcomes,
+            "generated_tokens": self.generated,
+        }
+
+    def _tell(self, do: Callable[[Driver], None]) -> None:
+        with self._changed:
+            self._inbox.append(do)
+            self._changed.notify()
+
+    # What it is told, on the event loop.
+
+    def _ready(self) -> None:
+        if self.state == LOADING:
+            self.state = OK
+        self.is_loaded.set()
+
+    def _lost(self, error: BaseException) -> None:
+        self.state, self.error = FAILED, error
+        self._lose_all("engine_failed")
+        self.is_failed.set()
+        self.is_loaded.set()
+
+    def _lose_all(self, code: str) -> None:
+        for call in [*self._open]:
+            call.lose(code)
+        self._open.clear()
+        self._is_quiet.set()
+
+    def _turn_away(self, call: Call, code: str, rest: int) -> None:
+        """Not all rows of a call could begin; so many of them never came."""
+        call.lose(code)
+        self._open.discard(call)
+        self._refuse(call.endpoint, rest)
+
+    def _deliver(self, batch: dict[tuple[Call, int], bool]) -> None:
+        for (call, index), is_over in batch.items():
+            call.tell(index, is_over)
+            if is_over:
+                for observer in self.observers:
+                    observer.ended(call.endpoint, call.rows[index])
+                if not call.num_left:
+                    self._open.discard(call)
+        if not self._open:
+            self._is_quiet.set()
+
+    # The engine thread.
+
+    def _post(self, what: Callable, *given) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, *given)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._is_stopped = True
+
+    def _run(self) -> None:
+        try:
+            self.driver = driver = self._load()
+            for observer in self.observers:
+                observer.ready(driver)
+        except BaseException as error:  # raised by whoever waits for it
+            self._post(self._lost, error)
+            return
+        self._post(self._ready)
+        try:
+            self._serve(driver)
+        except BaseException as error:
+            self._post(self._lost, error)
+        for call in {call for call, _ in self._of.values()}:
+            self._leave(driver, call)
+        self._do_what_was_asked(driver)
+        self._send()
+        self._close(driver)
+
+    def _serve(self, driver: Driver) -> None:
+        failed = 0
+        while not self._is_stopped:
+            self._do_what_was_asked(driver)
+            stepped = driver.step()
+            if stepped is not None:
+                self._follow(driver, stepped)
+                failed = failed + 1 if stepped.error else 0
+            self._send()
+            if failed == MOST_FAILED_STEPS:
+                raise EngineLostError(
+                    f"{failed} steps in a row failed, the last one by "
+                    f"{type(stepped.error).__name__}; see above"
+                )
+            if stepped is None:
+                self._rest(driver.wake_s - driver.clock())
+
+    def _do_what_was_asked(self, driver: Driver) -> None:
+        while self._inbox:
+            self._inbox.popleft()(driver)
+
+    def _send(self) -> None:
+        if self._batch:
+            batch, self._batch = self._batch, {}
+            self._post(self._deliver, batch)
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            if not self._inbox and not self._is_stopped:
+                limit = None if seconds == math.inf else max(seconds, 0.0)
+                self._changed.wait(limit)
+
+    def _begin(self, driver: Driver, call: Call) -> None:
+        self._seen += len(call.asked)
+        for index, asked in enumerate(call.asked):
+            try:
+                live = driver.submit(asked, call.arrival_s)
+            except MoeEdgeError as error:  # whoever checked the request let it through
+                report(error)
+                code = "engine_error"
+            else:
+                call.rows[index] = live
+                self._of[live] = call, index
+                if live.outcome is None:
+                    continue
+                code, index = "queue_full", index + 1
+            self._leave(driver, call)
+            self._post(self._turn_away, call, code, len(call.asked) - index)
+            return
+
+    def _leave(self, driver: Driver, call: Call) -> None:
+        """All rows of a call leave."""
+        for index, live in enumerate(call.rows):
+            if live is not None and self._of.pop(live, None):
+                driver.cancel(live)  # nothing, if it was refused
+                self._batch[call, index] = True
+
+    def _follow(self, driver: Driver, stepped: Stepped) -> None:
+        """Sorts a step's news by calls."""
+        self.generated += len(stepped.tokens)
+        for live, *_ in stepped.tokens:
+            if live in self._of:
+                self._batch[self._of[live]] = False
+        for live in stepped.ended:
+            self._batch[self._of.pop(live)] = True
+        if stepped.error is not None:
+            report(stepped.error)
+        if stepped.k:
+            for observer in self.observers:
+                observer.stepped(driver, stepped)
+
+
+def _settle(answer: asyncio.Future, found, error: Exception | None) -> None:
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(error)
+
+
+def report(error: BaseException) -> None:
+    """Says on stderr where an error came from, not its words: they may quote a text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in frames[:-4:-1])
+    print(f"{type(error).__name__} in {where}", file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""The routes that make text: from a body to rows of the engine, and their answer."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from moe_edge.serve.answers import DONE, Answer, data_line, make_answer, to_json
+from moe_edge.serve.call import Call, refusal
+from moe_edge.serve.choices import Choice, make_choices
+from moe_edge.serve.engine_thread import EngineThread
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.guards import read_body, until_gone
+from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.token_request import Encoded, TokenRequest
+from moe_edge.serve.workers import Workers
+
+GONE = "client_gone"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),  # of proxies
+]
+# How a row ended -> the code of the error; others are no error.
+_FAULTS = {"failed": "engine_error", "expired": "deadline_exceeded"}
+
+
+class Generation:
+    """An ASGI application that answers requests for text.
+
+    Args:
+      read: body -> (request, prompts).
+      max_body_bytes, request_s: see `ServerOptions`.
+    """
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        model: ServedModel,
+        read: Callable[[bytes], tuple[TokenRequest, Sequence[Encoded]]],
+        workers: Workers,
+        max_body_bytes: int,
+        request_s: float,
+    ):
+        self._thread, self._model, self._read = thread, model, read
+        self._workers, self._max_body_bytes = workers, max_body_bytes
+        self._request_s = request_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint, thread = scope["path"], self._thread
+        thread.check_open(endpoint)
+        arrival_s = thread.clock()
+        body = await read_body(scope, receive, self._max_body_bytes)
+        request, prompts = await self._workers.run(len(body), self._read, body)
+        limit_s = min(request.deadline_s or self._request_s, self._request_s)
+        request = dataclasses.replace(request, deadline_s=limit_s)
+        choices = make_choices(request, prompts, self._model, arrival_s)
+        asked = [choice.asked for choice in choices]
+        call = thread.submit(asked, endpoint, arrival_s, request.stream)
+        gone = asyncio.create_task(until_gone(receive, lambda: call.lose(GONE)))
+        try:
+            answer = make_answer(request, choices, self._model)
+            if request.stream:
+                await _stream(answer, choices, call, send)
+            else:
+                await _whole(answer, choices, call, scope, receive, send)
+        finally:
+            gone.cancel()
+            thread.cancel(call)  # nothing, once it is over
+
+
+async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, bool]]:
+    """Choices that have new text, and whether it is their last.
+
+    Raises:
+      ApiError: a row failed, or there will be no more.
+    """
+    news = await call.news()
+    if call.lost is not None and call.lost != GONE:
+        raise refusal(call.lost)
+    found = []
+    for index, is_over in news.items():
+        live = choices[index].live = call.rows[index]
+        if is_over and live.outcome in _FAULTS:
+            raise refusal(_FAULTS[live.outcome])
+        found.append((choices[index], is_over))
+    return found
+
+
+async def _whole(answer, choices, call, scope, receive, send) -> None:
+    while not call.is_over:
+        await _news(choices, call)
+    if call.lost is None:
+        body = to_json(answer.body())
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+async def _stream(answer: Answer, choices, call: Call, send: Send) -> None:
+    """Events as text comes; errors before the first one are answers of their own."""
+    news = await _news(choices, call)
+    if call.lost is not None:
+        return
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+    )
+    lines = [data_line(chunk) for chunk in answer.start()]
+    try:
+        while True:
+            lines += _lines(answer, news)
+            if lines:
+                await _send(send, lines)
+            if call.is_over:
+                break
+            news, lines = await _news(choices, call), []
+        last = answer.usage_chunk() if call.lost is None else None
+        lines = [] if last is None else [data_line(last)]
+        lines += [DONE] if call.lost is None else []
+    except ApiError as error:
+        lines = [data_line(error.body())]
+    await _send(send, lines, more=False)
+
+
+def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> Iterator[bytes]:
+    for choice, is_over in news:
+        if is_over:
+            yield from map(data_line, answer.end(choice))
+        elif (chunk := answer.more(choice)) is not None:
+            yield data_line(chunk)
+
+
+async def _send(send: Send, lines: Sequence[bytes], more: bool = True) -> None:
+    body = b"".join(lines)
+    await send({"type": "http.response.body", "body": body, "more_body": more})

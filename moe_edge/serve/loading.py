@@ -1,0 +1,45 @@
+"""From a checkpoint to a driver that is ready to serve it."""
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.session import cache_bytes
+from moe_edge.engine.slot_programs import SlotShapes
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.sub_experts import at_k
+from moe_edge.serve.driver import Driver
+from moe_edge.serve.options import ServingOptions, cache_bytes_of, make_driver
+
+
+def load_driver(
+    checkpoint: str,
+    k: int | None,
+    offload: OffloadOptions | None,
+    serving: ServingOptions,
+    fail_step: int | None = None,
+) -> Driver:
+    """A driver whose programs are compiled; from here on nothing is.
+
+    Raises: as `load_engine` and `make_driver`.
+    """
+    room = {}
+    if offload is not None:
+        room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
+    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k, **room)
+    try:
+        driver = make_driver(loaded.engine, serving, fail_step=fail_step)
+        driver.slots.warm_up()
+    except BaseException:
+        loaded.engine.close()
+        raise
+    loaded.engine.restart()
+    return driver
+
+
+def cache_room(options: ServingOptions, config: ModelConfig) -> dict[str, int]:
+    """Room for all caches in an absolute budget, as `make_offloaded` takes it."""
+    shapes = SlotShapes(config, **options.sizes(options.context(config.max_positions)))
+    longest = shapes.capacities[-1]
+    one, running = (cache_bytes(config, rows, longest) for rows in (1, shapes.rows[-1]))
+    sizes = cache_bytes_of(options, shapes)._replace(running=running)
+    return {"batch": -(-sum(sizes) // one), "capacity": longest}

@@ -1,0 +1,50 @@
+"""A line for each request, with what it took and no word of it."""
+
+import json
+import time
+from pathlib import Path
+
+from moe_edge.serve.call import Observer
+from moe_edge.serve.driver import Live
+
+
+class RequestLog(Observer):
+    """Appends to a file; a line is there when its request is over.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path):
+        self._file = Path(path).open("a", encoding="utf-8", buffering=1)
+
+    def ended(self, endpoint: str, live: Live) -> None:
+        served, asked = live.served, live.asked
+        self._write(
+            endpoint=endpoint,
+            outcome=live.outcome,
+            ended_by=live.ended_by,
+            prompt_tokens=len(asked.prompt),
+            cached_tokens=live.cached_tokens,
+            new_tokens=served.tokens,
+            floor=asked.floor,
+            k_min=served.k_least,
+            k_max=served.k_most,
+            queue_ms=_ms(served.arrival_s, served.admitted_s),
+            ttft_ms=_ms(served.arrival_s, served.first_s),
+            e2e_ms=_ms(served.arrival_s, served.last_s),
+        )
+
+    def refused(self, endpoint: str, count: int) -> None:
+        for _ in range(count):
+            self._write(endpoint=endpoint, outcome="refused")
+
+    def _write(self, **line) -> None:
+        self._file.write(json.dumps({"time": round(time.time(), 3)} | line) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ms(start_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else round(1e3 * (end_s - start_s), 3)
