@@ -6,6 +6,7 @@ program that fetches what it misses (`fused`). Shapes depend on batch, chunk and
 capacity only, so nothing is compiled while a sequence grows.
 """
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine.expert_state import ExpertState, all_resident
+from moe_edge.engine.expert_state import ExpertState, Moved, all_resident
 from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
@@ -42,6 +43,7 @@ class Engine:
     """
 
     kv_limit_bytes: int | None = None  # of a session, where a budget says so
+    lossless: bool = True  # whether tokens are those of the resident engine
 
     def __init__(self, weights: Weights, programs: Programs):
         programs.check(weights.config)
@@ -55,11 +57,19 @@ class Engine:
     def begin_prompts(self, session: Session, prompts) -> None:
         """Prompts are about to run: one step, however many chunks."""
 
-    def check_rows(self) -> None:
+    def check_rows(self, deterministic: bool = False) -> None:
         """Raises ConfigError where rows of a session may not join and leave.
 
-        That is where something keeps a record of one sequence for all rows.
+        That is where something keeps a record of one sequence for all rows; with
+        `deterministic` also where what a row gets depends on its company.
         """
+
+    def crowded(self):
+        """Steps inside it run as if experts that may not fit together did not.
+
+        For a warm-up: what a step's tokens choose then decides no program.
+        """
+        return contextlib.nullcontext()
 
     def put(self, tree):
         """Arrays of the host on the device, as the engine's programs expect them."""
@@ -117,9 +127,20 @@ class Engine:
         """As new, but for what is compiled: no expert in a slot, nothing on record."""
         self.reset_records()
 
+    def recover(self) -> None:
+        """After a step that raised: new sessions run as before it.
+
+        Those that ran are lost, and so may be what an engine keeps between steps:
+        offloaded ones begin with empty slots.
+        """
+
     def movement(self) -> dict:
         """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
         return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
+
+    def moved(self) -> Moved:
+        """What moved since `reset_records`; cheap once a step's tokens are known."""
+        return Moved()
 
     def expert_state(self) -> ExpertState:
         """Where experts are and what lookups met; waits for the device."""
@@ -135,9 +156,17 @@ class Engine:
 
     # Steps.
 
-    def new_session(self, batch: int, capacity: int) -> Session:
+    def new_cache(self, batch: int, capacity: int) -> kv_cache.Cache:
+        """An empty cache of one layer, of a session's capacity."""
+        return self.put(kv_cache.empty_cache(self.config, batch, capacity))
+
+    def new_session(
+        self, batch: int, capacity: int, with_caches: bool = True
+    ) -> Session:
         """Empty caches for `batch` sequences of up to `capacity` tokens.
 
+        Args:
+          with_caches: False leaves them to the caller, layer by layer (`new_cache`).
         Raises:
           CapacityError: more than the model's context.
         """
@@ -154,10 +183,8 @@ class Engine:
                 "load the engine for more, or ask for fewer rows or tokens"
             )
         capacity = capacity_for(capacity)
-        caches = [
-            kv_cache.empty_cache(self.config, batch, capacity)
-            for _ in range(self.config.num_layers)
-        ]
+        layers = range(self.config.num_layers if with_caches else 0)
+        caches = [self.new_cache(batch, capacity) for _ in layers]
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)
@@ -261,6 +288,14 @@ class Engine:
         session = self.new_session(len(prompts), max(map(len, prompts), default=0))
         for start, x in self.chunks(session, prompts, on_routing):
             yield start, self.programs.top.head(self.weights.top, x)
+
+
+def refuse_deterministic(what: str) -> None:
+    """Raises ConfigError: a row's bits would depend on its company."""
+    raise ConfigError(
+        f"deterministic rows and {what}: what a row gets there depends on the others; "
+        "load the engine without it, or leave deterministic"
+    )
 
 
 def refuse_rows(what: str) -> None:

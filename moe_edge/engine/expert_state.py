@@ -1,7 +1,7 @@
 """Where a model's experts are and what lookups met, for whoever watches a run."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,27 @@ class ExpertState:
     prefetch_bytes: int = 0
     wasted_bytes: int = 0
     prediction: dict[str, Any] | None = None
+
+
+class Moved(NamedTuple):
+    """What an engine's steps moved and changed so far.
+
+    Attributes:
+      demand_bytes, prefetch_bytes: of expert blocks, by why they were asked for.
+      wasted_bytes: of those prefetched, overwritten before any use.
+      routed: (token, expert) pairs that a lossy route saw; substituted: of those, the
+        changed ones.
+    """
+
+    demand_bytes: int = 0
+    prefetch_bytes: int = 0
+    wasted_bytes: int = 0
+    routed: int = 0
+    substituted: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.demand_bytes + self.prefetch_bytes
 
 
 def all_resident(config: ModelConfig) -> ExpertState:

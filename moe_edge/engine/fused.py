@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.engine.base import Engine, refuse_rows
-from moe_edge.engine.expert_state import ExpertState
+from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
+from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
@@ -29,6 +29,7 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, seam
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy
+from moe_edge.offload.slots import is_lost
 from moe_edge.route.base import RoutePolicy, gate_scores
 
 
@@ -93,6 +94,10 @@ class FusedEngine(Engine):
         slots_SR = jnp.zeros((spec.num_slots, record_R), dtype)
         self._begin(self._cache_of.empty(slots_SR))
 
+    @property
+    def lossless(self) -> bool:
+        return self._route is None or self._route.lossless
+
     def clear(self) -> None:
         """Empties the cache and its counters; the slots' memory stays the same."""
         self._begin(self._cache_of.empty(self._state.slots_SR))
@@ -102,40 +107,54 @@ class FusedEngine(Engine):
         # The session whose record is in the state, and the records of the others.
         self._running: Callable[[], Session | None] = lambda: None
         self._records = weakref.WeakKeyDictionary()
-        self._counting = Counting(self._state.counts_L3, self._record_bytes)
+        self._counting = Counting(self._state, self._record_bytes)
 
     def counts(self) -> Counts:
         """What the cache did since it was last cleared; waits for the device."""
         return Counts(*np.array(self._state.counts_L3, np.int64).T)
 
     def reset_records(self) -> None:
-        self._counting.reset(self._state.counts_L3)
+        self._counting.reset(self._state)
 
     restart = clear
 
+    def recover(self) -> None:
+        before = self._state  # donated to every program: an error may have taken it
+        slots_SR, counting = before.slots_SR, self._counting
+        counts = {"counts_L3": before.counts_L3, "choices_2": before.choices_2}
+        if is_lost(slots_SR):
+            slots_SR = jnp.zeros(slots_SR.shape, slots_SR.dtype)
+        self._begin(self._cache_of.empty(slots_SR))
+        if not is_lost(counts):
+            self._state, self._counting = self._state._replace(**counts), counting
+
     def movement(self) -> dict:
-        return self._counting.movement(self._state.counts_L3)
+        return self._counting.movement(self._state)
+
+    def moved(self) -> Moved:
+        return self._counting.moved(self._state)
 
     def expert_state(self) -> ExpertState:
         spec = self._cache_of.spec
         slot_LE = np.array(self._state.slot_N)[:-1].reshape(spec.num_layers, -1)
-        phases = self._counting.phases(self._state.counts_L3)
+        phases = self._counting.phases(self._state)
         lookups_L2 = {phase: counts_L3[:, :2] for phase, counts_L3 in phases.items()}
         return ExpertState(
             "fused",
             list(self._cache_of.capacity_L),
             slot_LE >= 0,
             lookups_L2,
-            demand_bytes=self.movement()["bytes_moved"],
+            demand_bytes=self.moved().demand_bytes,
         )
 
     def report(self) -> dict:
         route = "topk" if self._route is None else self._route.name
         spec, policy = self._cache_of.spec, self._cache_of.policy
-        return {
-            "mode": "fused",
-            "route": route,
-            "lossless": self._route is None or self._route.lossless,
+        mode = {"mode": "fused", "route": route, "lossless": self.lossless}
+        if not self.lossless:
+            counted = self.moved()
+            mode |= {"choices": counted.routed, "rerouted": counted.substituted}
+        return mode | {
             "slots": spec.num_slots,
             "eviction": policy.name,
             **self.movement(),
@@ -161,7 +180,7 @@ class FusedEngine(Engine):
         hidden_TD, routing = seam(block.route(x, chunk))
         shared_TD = seam(block.run_shared(hidden_TD))
         if self._route is not None and x.shape[1] == 1:  # as layered: decoding only
-            routing = seam(self._reroute(state, layer, routing))
+            state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         state, y_TD = run_through_slots(
             self._cache_of,
@@ -184,7 +203,11 @@ class FusedEngine(Engine):
             routing.ids_TK,
             routing.weights_TK,
         )
-        return routing._replace(ids_TK=ids_TK, weights_TK=weights_TK)
+        real_TK = routing.ids_TK < self.config.moe.num_experts
+        counts = jnp.sum(real_TK), jnp.sum(ids_TK != routing.ids_TK)
+        counts_2 = jnp.stack(counts).astype(jnp.int32)
+        state = state._replace(choices_2=state.choices_2 + counts_2)
+        return state, seam(routing._replace(ids_TK=ids_TK, weights_TK=weights_TK))
 
     def _decode_step(
         self, top, layers, state, tokens_B, positions_B, active_B, k_B, caches
@@ -209,15 +232,12 @@ class FusedEngine(Engine):
 
     # Steps.
 
-    def check_rows(self) -> None:
+    def check_rows(self, deterministic: bool = False) -> None:
         policy = self._cache_of.policy
         if policy.per_sequence:
             refuse_rows(f"eviction policy {policy.name}")
-
-    def new_session(self, batch: int, capacity: int) -> Session:
-        session = super().new_session(batch, capacity)
-        session.caches = self.put(session.caches)
-        return session
+        if deterministic and not self.lossless:
+            refuse_deterministic(f"route {self._route.name}")
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._turn_to(session)

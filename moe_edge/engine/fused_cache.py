@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
+from moe_edge.engine.expert_state import Moved
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
@@ -35,6 +36,8 @@ class Cache(NamedTuple):
     policy: State
     step: jax.Array  # int32, rises by one a step
     counts_L3: jax.Array  # int32, distinct experts: hits, misses, evictions
+    # int32: pairs that a lossy route saw while decoding, and changed.
+    choices_2: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +87,7 @@ class DeviceCache:
             self.policy.init(spec, xp=jnp),
             jnp.int32(0),
             jnp.zeros((spec.num_layers, 3), jnp.int32),
+            jnp.zeros(2, jnp.int32),
         )
 
     def slots_of(self, cache: Cache, layer) -> jax.Array:
@@ -157,7 +161,10 @@ class DeviceCache:
         at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
         counts_13 = counts_13 + lax.dynamic_slice(cache.counts_L3, at, (1, 3))
         counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
-        return Cache(slots_SR, slot_N, state, cache.step, counts_L3), missing_E
+        cache = cache._replace(
+            slots_SR=slots_SR, slot_N=slot_N, policy=state, counts_L3=counts_L3
+        )
+        return cache, missing_E
 
     def settle_hits(self, before: Cache, cache: Cache, layer, hit_E) -> Cache:
         """Counts of a layer's waves: hits are the experts that none of them fetched."""
@@ -190,20 +197,22 @@ class Counts(NamedTuple):
 
 
 class Counting:
-    """Splits the running counters `Cache.counts_L3` by phase, without a wait.
+    """Splits the running counters of a `Cache` by phase, without a wait.
 
     They are part of the donated state, so what is needed of them later is copied; they
-    are read on the host only when somebody asks.
+    are read on the host only when somebody asks, and may pass the end of int32 between
+    two such times once.
     """
 
-    def __init__(self, counts_L3: jax.Array, record_bytes: int):
+    def __init__(self, cache: Cache, record_bytes: int):
         self._record_bytes = record_bytes
-        self.reset(counts_L3)
+        self.reset(cache)
 
-    def reset(self, counts_L3: jax.Array) -> None:
+    def reset(self, cache: Cache) -> None:
         """Counts from here on, as after a warm-up."""
-        self._start_L3 = _copy(counts_L3)
-        self._prefill_L3 = jnp.zeros_like(counts_L3)
+        self._last = _copy(cache.counts_L3), _copy(cache.choices_2)
+        self._done = [np.zeros(array.shape, np.int64) for array in self._last]
+        self._prefill_L3 = jnp.zeros_like(cache.counts_L3)
 
     def begin_prefill(self, counts_L3: jax.Array) -> None:
         self._before_L3 = _copy(counts_L3)
@@ -211,17 +220,28 @@ class Counting:
     def end_prefill(self, counts_L3: jax.Array) -> None:
         self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
 
-    def phases(self, counts_L3: jax.Array) -> dict[bool, np.ndarray]:
-        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
-        prefill_L3 = np.array(self._prefill_L3)
-        decode_L3 = np.array(counts_L3) - np.array(self._start_L3) - prefill_L3
-        return {True: decode_L3, False: prefill_L3}
+    def _read(self, cache: Cache) -> list[np.ndarray]:
+        """`counts_L3` and `choices_2` since the last reset, int64."""
+        now = [np.array(cache.counts_L3), np.array(cache.choices_2)]
+        for done, new, last in zip(self._done, now, self._last, strict=True):
+            done += new - np.array(last)
+        self._last = now
+        return self._done
 
-    def movement(self, counts_L3: jax.Array) -> dict:
+    def phases(self, cache: Cache) -> dict[bool, np.ndarray]:
+        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
+        prefill_L3 = np.array(self._prefill_L3, np.int64)
+        return {True: self._read(cache)[0] - prefill_L3, False: prefill_L3}
+
+    def movement(self, cache: Cache) -> dict:
         """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
-        phases = self.phases(counts_L3)
-        hits, misses, _ = phases[True].sum(axis=0).tolist()
+        hits, misses, _ = self.phases(cache)[True].sum(axis=0).tolist()
         ratio = hits / (hits + misses) if hits + misses else None
-        fetched = sum(int(counts_L3[:, MISSES].sum()) for counts_L3 in phases.values())
-        moved = fetched * self._record_bytes
-        return {"hit_ratio": ratio, "bytes_moved": moved}
+        return {"hit_ratio": ratio, "bytes_moved": self.moved(cache).demand_bytes}
+
+    def moved(self, cache: Cache) -> Moved:
+        """As of `Engine.moved`."""
+        done_L3, choices_2 = self._read(cache)
+        moved_bytes = int(done_L3[:, MISSES].sum()) * self._record_bytes
+        routed, changed = choices_2.tolist()
+        return Moved(moved_bytes, routed=routed, substituted=changed)

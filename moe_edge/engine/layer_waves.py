@@ -20,6 +20,7 @@ class LayerWaves:
 
     def __init__(self, programs: LayerPrograms, manager: OffloadManager):
         self._programs, self._manager = programs, manager
+        self.last = None  # output of the last program here that reads slots
 
     def run(self, routed: Routed, reading: Reading, visit: LayerVisit):
         """The residual stream after the experts."""
@@ -35,9 +36,10 @@ class LayerWaves:
 
     def _wave(self, carry, routed, reading, slot_of):
         slots = self._manager.queue.slots
-        return self._programs.wave(
+        carry, self.last = self._programs.wave(
             carry, routed, reading.weights_TK, slots.array, slot_of
         )
+        return carry, self.last
 
     def _groups(self, carry, routed, reading, visit):
         """Groups of experts: first those that are here, the next ones meanwhile."""

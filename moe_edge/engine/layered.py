@@ -8,17 +8,19 @@ is not: the same kernels in the same order as the resident engine.
 A layer whose chosen experts do not fit the slots at once runs in waves.
 """
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
-from moe_edge.engine.base import Engine, refuse_rows
-from moe_edge.engine.expert_state import ExpertState, of_manager
+from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
+from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
@@ -27,6 +29,7 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
+from moe_edge.offload.slots import is_lost
 from moe_edge.predict.base import NOT_WANTED, rank_scores
 from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.workload.traces import TraceRecorder
@@ -37,7 +40,9 @@ class _Turn:
     """Where the engines of one manager stand."""
 
     step: int = -1  # counts lookup rounds
-    reader: jax.Array | None = None  # output of the last program that reads slots
+    # Output of the last program that reads slots: an array after a step, in the middle
+    # of one perhaps several.
+    reader: Any = None
     sessions: weakref.WeakSet[Session] = dataclasses.field(
         default_factory=weakref.WeakSet  # those that somebody still holds
     )
@@ -87,10 +92,10 @@ class LayeredEngine(Engine):
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
+        self._is_crowded = False
 
     @property
     def lossless(self) -> bool:
-        """Whether tokens are those of the resident engine."""
         return self.route.lossless
 
     def _sibling(self, weights):
@@ -129,8 +134,19 @@ class LayeredEngine(Engine):
         self.manager.restart()
         self.reset_records()
 
+    def recover(self) -> None:
+        # Slots that a program still reads must not change.
+        is_lost((self._turn.reader, self._waves.last))
+        self._turn.reader = self._waves.last = self._foreseen = None
+        self.manager.recover()
+
     def movement(self) -> dict:
         return self.manager.movement()
+
+    def moved(self) -> Moved:
+        counted, sent = self.manager.statistics, self.manager.queue.stats()
+        sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
+        return Moved(*sent_bytes, counted.choices, counted.rerouted)
 
     def expert_state(self) -> ExpertState:
         return of_manager(self.manager)
@@ -155,7 +171,7 @@ class LayeredEngine(Engine):
             "device_memory or lower batch_size to use it"
         ]
 
-    def check_rows(self) -> None:
+    def check_rows(self, deterministic: bool = False) -> None:
         policy = self.manager.cache.policy
         if policy.per_sequence:
             refuse_rows(f"eviction policy {policy.name}")
@@ -163,15 +179,34 @@ class LayeredEngine(Engine):
             refuse_rows(f"predictor {self._predictor.name}")
         if self.trace is not None:
             refuse_rows("a trace")
+        if deterministic and not self.lossless:
+            refuse_deterministic(f"route {self.route.name}")
+        if deterministic and self.backends:
+            refuse_deterministic("experts computed elsewhere (assist)")
 
-    def new_session(self, batch: int, capacity: int) -> Session:
+    @contextlib.contextmanager
+    def crowded(self):
+        self._is_crowded = True
+        try:
+            yield
+        finally:
+            self._is_crowded = False
+
+    def _must_fit(self, layer: int, ids_TK) -> bool:
+        """Whether a layer runs at once if its experts fit; else in waves anyway."""
+        most = min(ids_TK.size, self.config.moe.num_experts)
+        return not self._is_crowded or most <= self.manager.cache.room_L[layer]
+
+    def new_session(
+        self, batch: int, capacity: int, with_caches: bool = True
+    ) -> Session:
         """As `Engine.new_session`.
 
         Sessions may take turns: policies and predictors with a record per sequence
         have one for each. The records of a session that is gone end here, and what is
         on its way, if nobody else runs.
         """
-        session = super().new_session(batch, capacity)
+        session = super().new_session(batch, capacity, with_caches)
         sessions = self._turn.sessions
         if sessions:
             self.manager.queue.poll()  # raises what its thread died of
@@ -196,7 +231,7 @@ class LayeredEngine(Engine):
         if self._turn.reader is not None:
             # Nothing above depends on the last step's experts where the caller knows
             # its tokens beforehand, and slots that a program reads must not change.
-            self._turn.reader.block_until_ready()
+            jax.block_until_ready(self._turn.reader)
         if self._foreseen is not None:
             self._look_ahead()
         for layer in range(self.config.num_layers):
@@ -241,6 +276,7 @@ class LayeredEngine(Engine):
         if on_routing is not None:
             on_routing(layer, routed.routing)
         pairs = self.programs.is_pairs(len(reading.ids_TK))
+        pairs = pairs and self._must_fit(layer, reading.ids_TK)
         if self._runs_ahead and pairs and reading.is_decode:
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
@@ -294,12 +330,14 @@ class LayeredEngine(Engine):
         following = reading.layer + 1
         chosen = routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
         if following == self.config.num_layers:
-            return self.programs.experts(*chosen)
-        arguments = self._layer_arguments(session, following, chunk)
-        state, session.caches[following] = self.programs.advance(
-            self._is_moe[following], chosen, *arguments
-        )
-        self._reader.note_dispatch()
+            state = self.programs.experts(*chosen)
+        else:
+            arguments = self._layer_arguments(session, following, chunk)
+            state, session.caches[following] = self.programs.advance(
+                self._is_moe[following], chosen, *arguments
+            )
+            self._reader.note_dispatch()
+        self._turn.reader = state
         return state
 
     def _peek(self, session, routed, reading: Reading, visit, chunk) -> None:

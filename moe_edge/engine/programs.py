@@ -36,6 +36,8 @@ class TopPrograms:
 
     def __init__(self, config: ModelConfig):
         self._config = config
+        # Further programs of the model, by their class: for whoever shares these.
+        self.others: dict[type, object] = {}
         self.embed = jit_step(self.embed_step)
         self.head = jit_step(self.head_step)
         self.next_embed = jit_step(self.next_embed_step)

@@ -44,6 +44,17 @@ class PromptCache:
         Whole chunks, and fewer than all tokens of the prompt: the last one is run,
         because its logits are wanted.
         """
+        key, count = self._search(prompt, k)
+        if key is None:
+            return None, 0
+        self._kept.move_to_end(key)
+        return self._kept[key], count
+
+    def count(self, prompt: Sequence[int], k: int) -> int:
+        """How many tokens `find` would spare; it asks only, so nothing gets younger."""
+        return self._search(prompt, k)[1]
+
+    def _search(self, prompt: Sequence[int], k: int) -> tuple[tuple | None, int]:
         most = (len(prompt) - 1) // self.chunk
         best_key, best = None, 0
         for key, kept in self._kept.items():
@@ -51,10 +62,7 @@ class PromptCache:
                 shared = self._shared_chunks(prompt, kept.tokens, most)
                 if shared > best:
                     best_key, best = key, shared
-        if best_key is None:
-            return None, 0
-        self._kept.move_to_end(best_key)
-        return self._kept[best_key], best * self.chunk
+        return best_key, best * self.chunk
 
     def _shared_chunks(self, prompt, tokens, most: int) -> int:
         count, C = 0, self.chunk
@@ -78,19 +86,26 @@ class PromptCache:
                 return False
         return True
 
-    def make_room(self, num_bytes: int) -> None:
-        """The least recently used leave until so many bytes more fit."""
+    def make_room(self, tokens: tuple[int, ...], k: int, num_bytes: int) -> None:
+        """Room for what `wants` said yes to, before it is copied.
+
+        Beginnings of it are no longer needed; then the least recently used leave.
+        """
+        for key in [key for key in self._kept if self._begins(key, k, tokens)]:
+            self.num_bytes -= self._kept.pop(key).num_bytes
         while self._kept and self.num_bytes + num_bytes > self.budget_bytes:
             _, kept = self._kept.popitem(last=False)
             self.num_bytes -= kept.num_bytes
 
     def add(self, k: int, kept: Kept) -> None:
-        """Keeps caches (`wants` said so); beginnings of them are no longer needed."""
-        for key in [key for key in self._kept if self._begins(key, k, kept.tokens)]:
-            self.num_bytes -= self._kept.pop(key).num_bytes
-        self.make_room(kept.num_bytes)
+        """Keeps caches for which there is room (`make_room`)."""
         self._kept[k, kept.tokens] = kept
         self.num_bytes += kept.num_bytes
+
+    def clear(self) -> None:
+        """Keeps nothing of what there was."""
+        self._kept.clear()
+        self.num_bytes = 0
 
     @staticmethod
     def _begins(key: tuple, k: int, tokens: tuple[int, ...]) -> bool:

@@ -46,9 +46,11 @@ class PromptRun:
                 kept, row.cached = cache.find(row.row.prompt, row.k)
             row.length = row.cached
             if kept is not None:
-                session.caches = programs.copy_caches(
-                    session.caches, place, kept.caches, 0
-                )
+                pairs = zip(session.caches, kept.caches, strict=True)
+                moves = [(place, 0, row.cached)]
+                session.caches = [
+                    programs.copy_rows(*pair, moves, shapes.part) for pair in pairs
+                ]
         self.rows += [None] * (R - len(rows))
         session.k_B = engine.put(
             np.array([1 if row is None else row.k for row in self.rows], np.int32)

@@ -1,6 +1,7 @@
 """Sequences in progress, and how prompts are cut into chunks of few shapes."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -54,9 +55,8 @@ class Session:
 def cache_bytes(config: ModelConfig, batch: int, tokens: int) -> int:
     """Bytes of the caches of a session for `batch` rows of up to `tokens`."""
     capacity = capacity_for(tokens)
-    cache = jax.eval_shape(lambda: kv_cache.empty_cache(config, batch, capacity))
-    leaves = jax.tree.leaves(cache)
-    return config.num_layers * sum(a.size * a.dtype.itemsize for a in leaves)
+    shapes = kv_cache.cache_shapes(config, batch, capacity).values()
+    return config.num_layers * sum(map(math.prod, shapes)) * kv_cache.VALUE_BYTES
 
 
 def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:

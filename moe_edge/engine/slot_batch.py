@@ -6,6 +6,7 @@ their caches into another session: a step's time follows rows and capacity.
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from moe_edge.engine.base import Engine
@@ -30,12 +31,24 @@ class SlotBatch:
     def rows(self) -> list[LiveRow]:
         return [row for row in self.places if row is not None]
 
-    def insert(self, row: LiveRow, session: Session, place: int) -> None:
-        """Copies a row's cache out of the prompts' session into a free place."""
-        if not self._suits(row):
-            self._resize(row)
-        row.place = self.places.index(None)
-        self._put(row, session, place)
+    def insert(
+        self, rows: Sequence[LiveRow], session: Session, places: Sequence[int]
+    ) -> None:
+        """Copies rows out of the prompts' session into free places.
+
+        Args:
+          places: of the rows in that session.
+        """
+        if not self._suits(rows):
+            self._resize(rows)
+        moves = [
+            (self._seat(row, self.places.index(None)), place, row.length)
+            for row, place in zip(rows, places, strict=True)
+        ]
+        self.session.caches = [
+            self._copy(cache, other, moves)
+            for cache, other in zip(self.session.caches, session.caches, strict=True)
+        ]
 
     def remove(self, row: LiveRow) -> None:
         """A row's place is free."""
@@ -56,7 +69,7 @@ class SlotBatch:
             self.session, self._tokens_B, self._active_B, on_routing
         )
         new, self._tokens_B, self._rules = next_tokens(
-            self._programs, logits_BV, rows, self._rules
+            self._programs, self._engine, logits_BV, rows, self._rules
         )
         for row in rows:
             if row is not None:
@@ -64,7 +77,7 @@ class SlotBatch:
                 self.changed |= not row.is_active
         return new
 
-    def _suits(self, *more: LiveRow) -> bool:
+    def _suits(self, more: Sequence[LiveRow] = ()) -> bool:
         """Whether the session is of the size that its rows and more of them need."""
         wanted = self._sizes([*self.rows, *more])
         return self.session is not None and wanted == (
@@ -76,25 +89,36 @@ class SlotBatch:
         need = max(row.row.need for row in rows)
         return self._shapes.rows_for(len(rows)), self._shapes.capacity_for(need)
 
-    def _resize(self, *more: LiveRow) -> None:
-        """Another session for the running rows and more."""
+    def _resize(self, more: Sequence[LiveRow] = ()) -> None:
+        """Another session for the running rows and more.
+
+        Layer by layer: never is there more than one of them twice
+        (`SlotShapes.peak_bytes`).
+        """
         rows, old = self.rows, self.session
         B, M = self._sizes([*rows, *more])
-        self.session = self._shapes.new_session(self._engine, B, M)
-        self._numbers = list(self.session.sequences)
+        new = self._shapes.new_session(self._engine, B, M, with_caches=False)
+        self.session, self._numbers = new, list(new.sequences)
         self.places = [None] * B
+        moves = [(place, row.place, row.length) for place, row in enumerate(rows)]
         for place, row in enumerate(rows):
-            source, row.place = row.place, place
-            self._put(row, old, source)
+            self._seat(row, place)
+        for layer in range(self._engine.config.num_layers):
+            cache = self._engine.new_cache(B, new.capacity)
+            if old is not None:
+                cache = self._copy(cache, old.caches[layer], moves)
+                old.caches[layer] = None
+            new.caches.append(jax.block_until_ready(cache))
 
-    def _put(self, row: LiveRow, session: Session, place: int) -> None:
-        here = self.session
-        here.caches = self._programs.copy_caches(
-            here.caches, row.place, session.caches, place
-        )
-        here.sequences[row.place] = row.sequence
-        self.places[row.place] = row
+    def _copy(self, cache, other, moves):
+        return self._programs.copy_rows(cache, other, moves, self._shapes.part)
+
+    def _seat(self, row: LiveRow, place: int) -> int:
+        """Gives a row a place, before its cache is copied there."""
+        row.place, self.places[place] = place, row
+        self.session.sequences[place] = row.sequence
         self.changed = True
+        return place
 
     def _tell(self, rows: Sequence[LiveRow | None]) -> None:
         """Tells the device who runs, at what K and by which rule."""

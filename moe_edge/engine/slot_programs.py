@@ -5,6 +5,8 @@ and for prompts the size of a chunk.
 """
 
 import functools
+import math
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
-from moe_edge.engine.session import Session
+from moe_edge.engine.session import Session, cache_bytes
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
@@ -23,6 +25,9 @@ from moe_edge.model.row_sampling import draw_rows, greedy_rows, log_probs
 class SlotPrograms:
     """Copies between caches, next tokens by rules of each row, and how likely they are.
 
+    Rows are copied in parts of one size: a part leaves a cache of one shape and enters
+    one of another, so there are two programs a shape, not one a pair of shapes.
+
     Args:
       config: the model.
       top: the engine's programs of embedding and head.
@@ -31,13 +36,23 @@ class SlotPrograms:
     def __init__(self, config: ModelConfig, top: TopPrograms):
         attention = config.attention
         heads = 1 if attention.kind == "mla" else attention.num_kv_heads
-        copy = functools.partial(kv_cache.copy_row, heads=heads)
-        self.copy_row = jax.jit(copy, donate_argnums=0)
+        read = functools.partial(kv_cache.read_row, heads=heads)
+        self.read_row = jax.jit(read, static_argnames="size")
+        self.write_row = jax.jit(kv_cache.write_row, donate_argnums=0)
+        self._numbers: dict[int, jax.Array] = {}  # int32 scalars on the device
         self.greedy = jit_step(greedy_rows)
         self.draw = jit_step(draw_rows)
         self._head = top.head_step
         self.log_probs = jit_step(functools.partial(log_probs, top=MOST_LOGPROBS))
         self.prompt_log_probs = jit_step(self._prompt_log_probs)
+
+    @classmethod
+    def of(cls, engine: Engine) -> "SlotPrograms":
+        """Those of an engine: whoever runs rows over it shares them."""
+        top = engine.programs.top
+        if cls not in top.others:
+            top.others[cls] = cls(engine.config, top)
+        return top.others[cls]
 
     def _prompt_log_probs(self, top, x_BSD, row, next_S):
         """`log_probs` of the tokens that follow those of a chunk's row."""
@@ -48,14 +63,30 @@ class SlotPrograms:
         """How many have been compiled so far (all shapes)."""
         return count_compiled(self)
 
-    def copy_caches(self, caches, to_row: int, others, row: int):
-        """All layers of `kv_cache.copy_row`; `caches` are donated."""
-        rows = np.int32(to_row), np.int32(row)
-        rows = jax.device_put(rows)
-        return [
-            self.copy_row(cache, rows[0], other, rows[1])
-            for cache, other in zip(caches, others, strict=True)
-        ]
+    def copy_rows(
+        self,
+        cache: kv_cache.Cache,
+        other: kv_cache.Cache,
+        moves: Iterable[tuple[int, int, int]],
+        part: int,
+    ) -> kv_cache.Cache:
+        """A layer's cache with rows of another one; the first is donated.
+
+        Args:
+          moves: (row here, row there, how many of its tokens) of each.
+          part: positions that are copied at a time; it divides both capacities.
+        """
+        for to_row, row, tokens in moves:
+            for start in range(0, tokens, part):
+                at = self._number(start)
+                copied = self.read_row(other, self._number(row), at, size=part)
+                cache = self.write_row(cache, self._number(to_row), at, copied)
+        return cache
+
+    def _number(self, number: int) -> jax.Array:
+        if number not in self._numbers:
+            self._numbers[number] = jax.device_put(np.int32(number))
+        return self._numbers[number]
 
 
 class SlotShapes(SlotSizes):
@@ -76,7 +107,34 @@ class SlotShapes(SlotSizes):
                 f"of {config.max_positions}; lower it"
             )
         self.config = config
+        # Positions that are copied at a time, from cache to cache.
+        self.part = math.gcd(self.chunk, *self.capacities)
 
-    def new_session(self, engine: Engine, batch: int, capacity: int) -> Session:
+    def new_session(
+        self, engine: Engine, batch: int, capacity: int, with_caches: bool = True
+    ) -> Session:
         """A session of one of these capacities."""
-        return engine.new_session(batch, min(capacity, engine.config.max_positions))
+        capacity = min(capacity, engine.config.max_positions)
+        return engine.new_session(batch, capacity, with_caches)
+
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes of the cache of a row of so many positions."""
+        return cache_bytes(self.config, 1, self.capacity_for(tokens))
+
+    def peak_bytes(self, session_bytes: int) -> int:
+        """Most bytes of a running batch whose caches take so many, also as it moves.
+
+        It moves into a session of another size layer by layer, so that for a moment
+        there are two of one layer, and a part of a row between them.
+        """
+        longest = self.row_bytes(self.max_context)
+        return session_bytes + (session_bytes + longest) // self.config.num_layers
+
+    def bytes_within(self, peak_bytes: int) -> int:
+        """`peak_bytes` the other way round: the most that a session may take."""
+        L, longest = self.config.num_layers, self.row_bytes(self.max_context)
+        return (peak_bytes * L - longest) // (L + 1)
+
+    def prompt_bytes(self) -> int:
+        """Most bytes of the caches of prompts on their way."""
+        return self.prompt_rows[-1] * self.row_bytes(self.max_context)

@@ -15,7 +15,7 @@ class Row:
 
     id: Hashable  # names the row in every call; of no other row that is not released
     prompt: tuple[int, ...]
-    max_new_tokens: int
+    max_new_tokens: int  # forced ones not among them
     k: int | None = None  # experts (or sub-experts) a token; None: the model's own
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     # Likeliest tokens to report with each token's own log probability; None: neither.
@@ -23,6 +23,10 @@ class Row:
     # The same of the prompt's own tokens (`LiveRow.prompt_scores`), as its chunks run:
     # it needs `top_logprobs`, and nothing is taken from the prompt cache.
     score_prompt: bool = False
+    # Tokens that follow the prompt, fed one by one where drawn ones would be, each
+    # reported and scored as those are. A prompt's chunks are computed losslessly also
+    # where decoding is not: this is how such an engine scores a text.
+    forced: tuple[int, ...] = ()
 
     @property
     def need(self) -> int:
@@ -31,7 +35,7 @@ class Row:
         The last token is never written, but a row with all its tokens rests at that
         position until it is released, and every step writes where rows are.
         """
-        return len(self.prompt) + self.max_new_tokens
+        return len(self.prompt) + len(self.forced) + self.max_new_tokens
 
 
 class Score(NamedTuple):
@@ -47,6 +51,7 @@ class NewToken(NamedTuple):
     id: Hashable
     token: int
     score: Score | None = None  # if asked for
+    is_forced: bool = False  # one of `Row.forced`
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,7 +73,14 @@ class LiveRow:
 
     @property
     def emitted(self) -> int:
-        return len(self.tokens) - len(self.row.prompt)
+        """Tokens that it has drawn; below 0 while forced ones are to come."""
+        row = self.row
+        return len(self.tokens) - len(row.prompt) - len(row.forced)
+
+    @property
+    def next_forced(self) -> int | None:
+        """The token that it gets next, if that is a forced one."""
+        return self.row.forced[self.emitted] if self.emitted < 0 else None
 
     @property
     def is_active(self) -> bool:

@@ -25,9 +25,13 @@ def rules_of(rows: Rows, engine: Engine) -> Rules | None:
 
 
 def next_tokens(
-    programs: SlotPrograms, logits_BV: jax.Array, rows: Rows, rules: Rules | None
+    programs: SlotPrograms,
+    engine: Engine,
+    logits_BV: jax.Array,
+    rows: Rows,
+    rules: Rules | None,
 ) -> tuple[list[NewToken], jax.Array, Rules | None]:
-    """Gives every row its next token; waits for the device.
+    """Gives every row its next token, a forced or a drawn one; waits for the device.
 
     Returns:
       (tokens of the rows, the same as int32 [B] on the device, rules of the next step).
@@ -36,6 +40,15 @@ def next_tokens(
         tokens_B = programs.greedy(logits_BV)
     else:
         tokens_B, rules = programs.draw(logits_BV, rules)
+    forced = {
+        place: row.next_forced
+        for place, row in enumerate(rows)
+        if row is not None and row.emitted < 0
+    }
+    if forced:
+        given_B = np.array(tokens_B)
+        given_B[[*forced]] = [*forced.values()]
+        tokens_B = engine.put(given_B)
     asked = any(row and row.row.top_logprobs is not None for row in rows)
     found = programs.log_probs(logits_BV, tokens_B) if asked else ()
     tokens, found = np.asarray(tokens_B).tolist(), jax.device_get(found)
@@ -43,15 +56,11 @@ def next_tokens(
     for place, row in enumerate(rows):
         if row is not None:
             row.tokens.append(tokens[place])
-            new.append(_new_token(row, found, place))
+            score = None
+            if row.row.top_logprobs is not None:
+                (score,) = scores_of(row, [each[place : place + 1] for each in found])
+            new.append(NewToken(row.row.id, tokens[place], score, place in forced))
     return new, tokens_B, rules
-
-
-def _new_token(row: LiveRow, found, place: int) -> NewToken:
-    if row.row.top_logprobs is None:
-        return NewToken(row.row.id, row.tokens[-1])
-    (score,) = scores_of(row, [each[place : place + 1] for each in found])
-    return NewToken(row.row.id, row.tokens[-1], score)
 
 
 def scores_of(row: LiveRow, found) -> list[Score]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import PromptCache
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.model.row_sampling import make_rules
 from moe_edge.model.sampling import Sampling
@@ -19,8 +20,8 @@ def warm_up(
 ) -> float:
     """Compiles all shapes of steps, prompts and copies; returns its seconds.
 
-    Steps run with all rows at the model's K and with one row at K 1: an engine with few
-    slots takes other programs for many experts than for few.
+    Steps run as if their experts did not fit the slots, and with one row at K 1, whose
+    one expert does: an engine with few slots has programs for either.
     """
     started_s = time.perf_counter()
     running = [*itertools.product(shapes.rows, shapes.capacities)]
@@ -30,19 +31,14 @@ def warm_up(
     for R, M in prompts:
         for size in sorted({min(size, M) for size in shapes.chunks}):
             _prefill(engine, programs, shapes.new_session(engine, R, M), size)
-    copies = [
-        *itertools.product(prompts, running),
-        *itertools.product(running, running),
-    ]
+    kept = []
     if cache.budget_bytes:
-        sizes = {shapes.kept_capacity(n) for n in range(1, shapes.max_context + 1)}
-        kept = [(1, size) for size in sorted(sizes)]
-        copies += [*itertools.product(running, kept), *itertools.product(kept, prompts)]
-    for source, target in dict.fromkeys(copies):
-        caches, others = (
-            shapes.new_session(engine, *shape).caches[:1] for shape in (target, source)
-        )
-        jax.block_until_ready(programs.copy_caches(caches, 0, others, 0))
+        tokens = range(1, shapes.max_context + 1)
+        kept = [(1, capacity_for(shapes.kept_capacity(count))) for count in tokens]
+    for shape in dict.fromkeys([*running, *prompts, *kept]):
+        here, there = engine.new_cache(*shape), engine.new_cache(*shape)
+        copied = programs.copy_rows(here, there, [(0, 0, 1)], shapes.part)
+        jax.block_until_ready(copied)
     return time.perf_counter() - started_s
 
 
@@ -55,7 +51,8 @@ def _tokens(engine: Engine, shape) -> np.ndarray:
 def _ks(engine: Engine, rows: int):
     """(K of every row, who is active): all at the model's K, then one at K 1."""
     own, first = engine.config.moe.top_k, np.arange(rows) == 0
-    yield np.full(rows, own, np.int32), np.ones(rows, bool)
+    with engine.crowded():
+        yield np.full(rows, own, np.int32), np.ones(rows, bool)
     yield np.ones(rows, np.int32), first
 
 

@@ -29,6 +29,7 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.prompt_run import PromptRun
 from moe_edge.engine.session import cache_bytes, check_prompts
+from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.slot_batch import SlotBatch
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
@@ -47,7 +48,8 @@ class RowSlots:
         depend on other rows or on the prompt cache.
       prompt_cache_bytes: for the caches of rows that ended; 0 keeps none.
     Raises:
-      ConfigError: an engine that keeps a record of one sequence (`check_rows`).
+      ConfigError: an engine that keeps a record of one sequence, or with deterministic
+        one where company matters (`check_rows`).
       CapacityError: more than the model's context, or more bytes of caches than the
         engine's budget left for them (`kv_limit_bytes`).
     """
@@ -63,7 +65,7 @@ class RowSlots:
         deterministic: bool = False,
         prompt_cache_bytes: int = 0,
     ):
-        engine.check_rows()
+        engine.check_rows(deterministic)
         self.engine = engine
         self.shapes = SlotShapes(
             engine.config,
@@ -75,7 +77,7 @@ class RowSlots:
         )
         self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk)
         self._check_budget()
-        self._programs = SlotPrograms(engine.config, engine.programs.top)
+        self._programs = SlotPrograms.of(engine)
         self._rows: dict[Hashable, LiveRow] = {}
         self._waiting: list[LiveRow] = []
         self._run: PromptRun | None = None
@@ -84,13 +86,10 @@ class RowSlots:
         self.on_routing: Callable[[int, Routing], None] | None = None
 
     def _check_budget(self) -> None:
-        config, limit = self.engine.config, self.engine.kv_limit_bytes
-        largest = self.shapes.capacities[-1]
-        running, prompts = (
-            cache_bytes(config, rows[-1], largest)
-            for rows in (self.shapes.rows, self.shapes.prompt_rows)
-        )
-        kept = self.cache.budget_bytes
+        shapes, limit = self.shapes, self.engine.kv_limit_bytes
+        longest = shapes.row_bytes(shapes.max_context)
+        running = shapes.peak_bytes(shapes.max_rows * longest)
+        prompts, kept = shapes.prompt_bytes(), self.cache.budget_bytes
         if limit is not None and running + prompts + kept > limit:
             raise CapacityError(
                 f"caches of {self.shapes.max_rows} rows ({running} bytes), of prompts "
@@ -100,8 +99,13 @@ class RowSlots:
             )
 
     def warm_up(self) -> float:
-        """Compiles all that rows may need; returns its seconds."""
-        return warm_up(self.engine, self._programs, self.shapes, self.cache)
+        """Compiles all that rows may need; returns its seconds.
+
+        The engine counts from here on (`Engine.reset_records`).
+        """
+        seconds = warm_up(self.engine, self._programs, self.shapes, self.cache)
+        self.engine.reset_records()
+        return seconds
 
     # Who runs.
 
@@ -138,15 +142,14 @@ class RowSlots:
 
     def row_bytes(self, need: int) -> int:
         """Bytes of the cache of a row of so many positions (`Row.need`)."""
-        return cache_bytes(self.engine.config, 1, self.shapes.capacity_for(need))
+        return self.shapes.row_bytes(need)
 
     def together_bytes(self, rows_bytes: Iterable[int]) -> int:
-        """Bytes of a session of rows, from `row_bytes` of each: what a loop budgets."""
-        rows_bytes = list(rows_bytes)
-        if not rows_bytes:
-            return 0
-        rows = min(len(rows_bytes), self.shapes.max_rows)
-        return self.shapes.rows_for(rows) * max(rows_bytes)
+        """Bytes of a session of rows, from `row_bytes` of each: what a loop budgets.
+
+        While the batch moves there are more (`SlotShapes.peak_bytes`).
+        """
+        return self.shapes.together_bytes(rows_bytes)
 
     def cached_tokens(self, prompt: Sequence[int], k: int | None = None) -> int:
         """Tokens of a prompt that the prompt cache would spare now.
@@ -154,7 +157,7 @@ class RowSlots:
         `self[id].cached` says what it did spare, once the row's prompt has begun.
         """
         k = self.engine.config.moe.top_k if k is None else k
-        return self.cache.find(prompt, k)[1]
+        return self.cache.count(prompt, k)
 
     def num_compiled(self) -> int:
         """Programs compiled so far, the engine's among them."""
@@ -184,11 +187,12 @@ class RowSlots:
     def check(self, row: Row) -> LiveRow:
         """What a row would be if it was admitted; raises what `admit` would."""
         config = self.engine.config
-        check_prompts([row.prompt], config.vocab_size)
+        given = row.prompt + row.forced
+        check_prompts([row.prompt and given], config.vocab_size)
         check_count("max_new_tokens", row.max_new_tokens)
-        if len(row.prompt) + row.max_new_tokens > self.shapes.max_context:
+        if row.need > self.shapes.max_context:
             raise CapacityError(
-                f"row {row.id!r}: {len(row.prompt)} tokens and {row.max_new_tokens} "
+                f"row {row.id!r}: {len(given)} tokens and {row.max_new_tokens} "
                 f"new ones exceed max_context {self.shapes.max_context}"
             )
         if row.top_logprobs is not None and not 0 <= row.top_logprobs <= MOST_LOGPROBS:
@@ -233,11 +237,13 @@ class RowSlots:
         self._batch.remove(row)
 
     def clear(self) -> None:
-        """All rows leave: after a step that raised, when caches may be lost."""
+        """All rows leave: after a step that raised, when any cache may be lost."""
         for row in self._rows.values():
             row.released = True
         self._rows, self._waiting, self._run = {}, [], None
         self._batch = SlotBatch(self.engine, self._programs, self.shapes)
+        self.cache.clear()
+        self.engine.recover()
 
     def _keep(self, row: LiveRow) -> None:
         """Copies the first whole chunks of a row's cache, if they are news."""
@@ -246,15 +252,18 @@ class RowSlots:
         if self.shapes.deterministic:  # a decoded token's bits are not a prompt's
             length = min(length, len(row.row.prompt))
         tokens = tuple(row.tokens[: length // C * C])
-        capacity = self.shapes.kept_capacity(len(tokens))
+        capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
         num_bytes = cache_bytes(self.engine.config, 1, capacity)
         if not self.cache.wants(tokens, row.prompt_k, num_bytes):
             return
-        self.cache.make_room(num_bytes)
-        caches = self.shapes.new_session(self.engine, 1, capacity).caches
-        caches = self._programs.copy_caches(
-            caches, 0, self._batch.session.caches, row.place
-        )
+        self.cache.make_room(tokens, row.prompt_k, num_bytes)
+        moves, part = [(0, row.place, len(tokens))], self.shapes.part
+        caches = [
+            self._programs.copy_rows(
+                self.engine.new_cache(1, capacity), cache, moves, part
+            )
+            for cache in self._batch.session.caches
+        ]
         self.cache.add(row.prompt_k, Kept(tokens, caches, num_bytes))
 
     # Steps.
@@ -283,10 +292,9 @@ class RowSlots:
         if logits_BV is None:
             return []
         rules = rules_of(through, self.engine)
-        new, *_ = next_tokens(self._programs, logits_BV, through, rules)
-        for place, row in enumerate(through):
-            if row is not None:
-                self._batch.insert(row, run.session, place)
+        new, *_ = next_tokens(self._programs, self.engine, logits_BV, through, rules)
+        places = [place for place, row in enumerate(through) if row is not None]
+        self._batch.insert([through[place] for place in places], run.session, places)
         return new
 
     def decode(self) -> list[NewToken]:

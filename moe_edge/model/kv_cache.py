@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from moe_edge.model.config import ModelConfig
 
 Cache = dict[str, jax.Array]
+VALUE_BYTES = 4  # float32
 
 
 def cache_shapes(config: ModelConfig, batch: int, capacity: int) -> dict[str, tuple]:
@@ -94,24 +95,34 @@ def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:
     return (keys <= queries) & (keys > queries - window)
 
 
-def copy_row(cache: Cache, to_row, other: Cache, row, heads: int) -> Cache:
-    """`cache` with a row of another one, as many positions as both can hold.
+def read_row(cache: Cache, row, start, size: int, heads: int) -> Cache:
+    """A part of a row of the batch: `[heads, size, P]` of each array.
 
     Args:
-      cache, other: of one layer, of any batch and capacity.
-      to_row, row: int32 scalars, rows of the batches.
+      cache: of one layer.
+      row, start: int32 scalars: row of the batch, first position.
+      size: positions (static).
       heads: what a row of the batch is in `cache_shapes`: kv heads, 1 if latent.
     """
 
-    def copy(array, source):
-        array_RMP, source_RMP = (
-            each if each.ndim == 3 else each[None] for each in (array, source)
-        )
-        M, P = min(array_RMP.shape[1], source_RMP.shape[1]), array.shape[-1]
-        part = jax.lax.dynamic_slice(source_RMP, (row * heads, 0, 0), (heads, M, P))
-        array_RMP = jax.lax.dynamic_update_slice(
-            array_RMP, part, (to_row * heads, 0, 0)
-        )
+    def take(array):
+        array_RMP = array if array.ndim == 3 else array[None]
+        shape = heads, size, array.shape[-1]
+        return jax.lax.dynamic_slice(array_RMP, (row * heads, start, 0), shape)
+
+    return {name: take(array) for name, array in cache.items()}
+
+
+def write_row(cache: Cache, row, start, part: Cache) -> Cache:
+    """`cache` with a part that `read_row` took, perhaps of another batch and capacity.
+
+    Args: as of `read_row`.
+    """
+
+    def put(array, part_GSP):
+        array_RMP = array if array.ndim == 3 else array[None]
+        at = row * part_GSP.shape[0], start, 0
+        array_RMP = jax.lax.dynamic_update_slice(array_RMP, part_GSP, at)
         return array_RMP.reshape(array.shape)
 
-    return {name: copy(array, other[name]) for name, array in cache.items()}
+    return {name: put(array, part[name]) for name, array in cache.items()}

@@ -184,6 +184,13 @@ class BlockQueue:
         total.seconds += end_s - start_s
         transfer.seconds, transfer.arrival_s = end_s - start_s, end_s
 
+    def recover(self) -> None:
+        """Forgets all requests, after an error; none is on its way afterwards."""
+        for queue in self._queues.values():
+            queue.clear()
+        self._in_slot.clear()
+        self._unused.clear()
+
     def reset_stats(self) -> None:
         """Counts from here on; what was prefetched before is nobody's waste."""
         with self._lock:

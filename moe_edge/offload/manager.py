@@ -129,6 +129,12 @@ class OffloadManager:
         self.cache.restart()
         self.predictor_run.restart()
 
+    def recover(self) -> None:
+        """As `restart`, after an error that may have left transfers half done."""
+        self.queue.recover()
+        self.residency.pins.clear()
+        self.restart()
+
     # What was counted.
 
     def reset_counters(self) -> None:

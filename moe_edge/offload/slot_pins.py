@@ -66,6 +66,12 @@ class SlotPins:
         self._key_at.clear()
         self._expected_S[:] = False
 
+    def clear(self) -> None:
+        """No block is on its way or expected."""
+        self.forget_all()
+        self.moving.clear()
+        self._moving_S[:] = False
+
     def give_up(self, slot: int) -> None:
         """Another block has the slot now."""
         key = self._key_at.get(slot)

@@ -59,6 +59,9 @@ class AliasedSlots:
         """A copy of a row."""
         return self._host_SR[slot].copy()
 
+    def recover(self) -> None:
+        """Nothing can take this memory."""
+
 
 class DonatedSlots:
     """Slots on any device, written by a donated in-place update.
@@ -98,6 +101,11 @@ class DonatedSlots:
         """A copy of a row on the host."""
         return np.array(_row(self.array, jax.device_put(np.int32(slot))))
 
+    def recover(self) -> None:
+        """Memory again, where an error has taken it; what it held is lost."""
+        if is_lost(self.array):
+            self.array = jnp.zeros(self.array.shape, self.array.dtype)
+
 
 Slots = AliasedSlots | DonatedSlots
 
@@ -106,6 +114,15 @@ def make_slots(num_slots: int, record_size: int, dtype: np.dtype) -> Slots:
     """S slots for records of R elements: shared memory on a CPU, else donated."""
     kind = AliasedSlots if jax.default_backend() == "cpu" else DonatedSlots
     return kind(num_slots, record_size, dtype)
+
+
+def is_lost(tree) -> bool:
+    """Whether arrays were donated to a program that failed; waits for them."""
+    try:
+        jax.block_until_ready(tree)
+    except RuntimeError:  # deleted, or what was to compute them has failed
+        return True
+    return False
 
 
 def _check_sizes(num_slots: int, record_size: int, dtype: np.dtype) -> np.dtype:

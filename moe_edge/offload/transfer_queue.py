@@ -48,7 +48,10 @@ class TransferQueue(BlockQueue):
         self._finished = threading.Condition(lock)  # the engine waits for blocks
         super().__init__(store.block_bytes, store.num_experts, time.perf_counter, lock)
         self._thread = None
-        if asynchronous:
+        self._start()
+
+    def _start(self) -> None:
+        if self.asynchronous:
             self._thread = threading.Thread(
                 target=self._run, name="moe_edge-queue", daemon=True
             )
@@ -125,6 +128,15 @@ class TransferQueue(BlockQueue):
             self._work.notify()
         if self._thread is not None:
             self._thread.join()
+
+    def recover(self) -> None:
+        """As `BlockQueue.recover`; a thread that died of the error has a successor."""
+        self.close()
+        super().recover()
+        self._staged, self._awaited = [], None
+        self._error, self._closed = None, False
+        self.slots.recover()
+        self._start()
 
     def __enter__(self) -> "TransferQueue":
         return self

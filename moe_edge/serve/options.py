@@ -110,7 +110,11 @@ class ServingOptions:
 
 
 class CacheBytes(NamedTuple):
-    """What caches may take: of running rows, of prompts on their way, of ended rows."""
+    """What caches may take: of running rows, of prompts on their way, of ended rows.
+
+    The first is what a loop budgets: in a total there is also room for a batch that
+    moves (`SlotShapes.peak_bytes`).
+    """
 
     running: int
     prompts: int
@@ -123,18 +127,13 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
     Raises:
       CapacityError: too little for one row of the longest context.
     """
-    from moe_edge.engine.session import cache_bytes
-
-    config, longest = shapes.config, shapes.capacities[-1]
-    one, running, prompts = (
-        cache_bytes(config, rows, longest)
-        for rows in (1, shapes.rows[-1], shapes.prompt_rows[-1])
-    )
+    longest, prompts = shapes.row_bytes(shapes.max_context), shapes.prompt_bytes()
+    running, one = shapes.max_rows * longest, shapes.peak_bytes(longest)
     kept = None if options.prompt_cache == "0" else parse_budget(options.prompt_cache)
     share = (kept and kept.share) or 0.0
     amount = (kept and kept.bytes) or 0
     if options.kv_memory is None:
-        own = int((running + prompts) * share / (1 - share))
+        own = int((shapes.peak_bytes(running) + prompts) * share / (1 - share))
         return CacheBytes(running, prompts, amount + own)
     total = parse_budget(options.kv_memory).bytes
     amount += int(total * share)
@@ -145,7 +144,7 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
             f"cache; one row of {shapes.max_context} tokens takes {one}: give more, "
             "or lower max_context, prompt_rows or prompt_cache"
         )
-    return CacheBytes(min(left, running), prompts, amount)
+    return CacheBytes(min(shapes.bytes_within(left), running), prompts, amount)
 
 
 def make_loop(

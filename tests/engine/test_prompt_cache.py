@@ -9,8 +9,13 @@ def cache_of(*entries, budget=100) -> PromptCache:
     cache = PromptCache(budget, chunk=4)
     for k, tokens in entries:
         assert cache.wants(tokens, k, 40)
-        cache.add(k, Kept(tokens, [], 40))
+        keep(cache, k, tokens)
     return cache
+
+
+def keep(cache, k, tokens) -> None:
+    cache.make_room(tokens, k, 40)
+    cache.add(k, Kept(tokens, [], 40))
 
 
 def test_find_gives_the_longest_beginning_in_whole_chunks_at_the_same_k():
@@ -31,7 +36,7 @@ def test_least_recently_used_leaves_and_bytes_stay_within_the_budget():
     cache = cache_of((2, A), (2, B))
     cache.find((*A, 5), 2)
     assert cache.wants(A, 3, 40)
-    cache.add(3, Kept(A, [], 40))
+    keep(cache, 3, A)
     assert cache.num_bytes == 80 and len(cache) == 2
     assert cache.find((*B, 5), 2)[1] == 4 and cache.find((*A, 5), 2)[1] == 8
 
@@ -42,6 +47,21 @@ def test_wants_only_news_that_fit():
     assert not cache.wants((), 2, 0) and not cache.wants(B, 2, 101)
 
 
-def test_longer_one_replaces_its_beginning():
-    cache = cache_of((2, A), (2, (*A, *A)))
-    assert len(cache) == 1 and cache.num_bytes == 40
+def test_longer_one_replaces_its_beginning_and_nobody_else():
+    cache = cache_of((3, B), (2, A))  # no room for a third one
+    keep(cache, 2, (*A, *A))
+    assert len(cache) == 2 and cache.num_bytes == 80
+    assert cache.count((*A, *A, 5), 2) == 16 and cache.count((*B, 5), 3) == 8
+
+
+def test_question_makes_nothing_younger():
+    cache = cache_of((2, A), (2, B))
+    assert cache.count((*A, 5), 2) == 8
+    keep(cache, 3, A)
+    assert cache.count((*A, 5), 2) == 4 and cache.count((*B, 5), 2) == 8
+
+
+def test_cleared_cache_holds_nothing():
+    cache = cache_of((2, A), (2, B))
+    cache.clear()
+    assert len(cache) == cache.num_bytes == cache.count((*A, 5), 2) == 0

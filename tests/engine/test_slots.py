@@ -1,5 +1,7 @@
 """Rows that join and leave a running batch get what they get alone."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -75,24 +77,33 @@ def test_deterministic_log_probabilities_have_the_bits_they_have_alone(mode, nam
 
 
 @pytest.mark.parametrize("is_deterministic", [True, False])
-def test_prompt_cache_changes_nothing_but_what_is_computed(is_deterministic):
+def test_prompt_cache_changes_nothing_but_what_is_computed(
+    is_deterministic, monkeypatch
+):
     first = row("first", 40, 10, top_logprobs=2, k=2)
     # The same 32 tokens, then others; at another K nothing may be shared.
     prompt = first.prompt[:35] + (1, 2, 3, 4)
-    again = row("again", 39, 8, top_logprobs=2, k=2)
     again = [
-        type(again)(id=id, prompt=prompt, max_new_tokens=8, top_logprobs=2, k=k)
+        dataclasses.replace(first, id=id, prompt=prompt, max_new_tokens=8, k=k)
         for id, k in (("again", 2), ("other_k", 1))
     ]
-    found = []
+    engine, found = resident("gqa"), []
+    run_chunk, computed = engine.run_chunk, []
+
+    def note(session, tokens_BS, valid_BS, *args):
+        computed.append(int(valid_BS.sum()))
+        return run_chunk(session, tokens_BS, valid_BS, *args)
+
+    monkeypatch.setattr(engine, "run_chunk", note)
     for size in (0, 10**6):
         slots = RowSlots(
-            resident("gqa"),
+            engine,
             **SIZES,
             deterministic=is_deterministic,
             prompt_cache_bytes=size,
         )
         run(slots, [(0, first)])
+        computed.clear()
         spared = [slots.cached_tokens(each.prompt, each.k) for each in again]
         assert spared == ([32, 0] if size else [0, 0])
         slots.admit(again)
@@ -100,6 +111,7 @@ def test_prompt_cache_changes_nothing_but_what_is_computed(is_deterministic):
         while slots.is_busy:
             for new in slots.step():
                 got.setdefault(new.id, []).append(new)
+        assert sum(computed) == 39 + 39 - (32 if size else 0)
         cached = [slots[each.id].cached for each in again]
         assert cached == ([32, 0] if size else [0, 0])
         for each in again:
@@ -172,9 +184,8 @@ def test_cleared_slots_begin_anew():
     for _ in range(5):
         slots.step()
     each = [slots.row_bytes(row.need) for row in rows]
-    assert (
-        slots.together_bytes(each) == slots.kv_bytes and slots.together_bytes([]) == 0
-    )
+    assert slots.together_bytes(each) == slots.kv_bytes == sum(each)
+    assert slots.together_bytes([]) == 0
 
 
 def test_row_goes_on_at_another_k():
@@ -256,7 +267,8 @@ def test_bad_sizes_and_engines_of_one_sequence_are_refused():
         RowSlots(resident("gqa"), **SIZES, prompt_cache_bytes=-1)
     small = ResidentEngine(resident("gqa").weights)
     small.kv_limit_bytes = 10_000
-    with pytest.raises(CapacityError, match=r"2 rows \(73728 bytes\).*10000 bytes"):
+    # Two rows, a layer of them a second time, and of one row.
+    with pytest.raises(CapacityError, match=r"2 rows \(110592 bytes\).*10000 bytes"):
         RowSlots(small, **SIZES)
     with layered() as traced, pytest.raises(ConfigError, match="a trace follows one"):
         RowSlots(traced, **SIZES)
@@ -269,3 +281,68 @@ def test_bad_sizes_and_engines_of_one_sequence_are_refused():
                 ConfigError, match="eviction policy static_prompt follows one"
             ):
                 RowSlots(engine, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"assist": "fiddler"}, "experts computed elsewhere"),
+        ({"route": "drop"}, "route drop"),
+        ({"route": "drop", "mode": "fused"}, "route drop"),
+    ],
+)
+def test_deterministic_is_refused_where_company_matters(options, reason):
+    options = OffloadOptions(device_memory="50%", **options)
+    with make_offloaded(StoreReader(GQA), options) as engine:
+        RowSlots(engine, **SIZES)
+        with pytest.raises(ConfigError, match=f"deterministic rows and {reason}"):
+            RowSlots(engine, **SIZES, deterministic=True)
+
+
+def test_rows_over_one_engine_share_programs():
+    engine = engine_of("resident", "one_head")
+    first, second = (RowSlots(engine, **SIZES) for _ in range(2))
+    run(first, [(0, row("a", 9, 3))])
+    compiled = second.num_compiled()
+    run(second, [(0, row("a", 9, 3))])
+    assert second.num_compiled() == compiled
+    point = RowSlots(engine.at_k(2), **SIZES)
+    assert point._programs is first._programs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_tokens_are_fed_and_scored_as_a_prompt_is(temperature):
+    sampling = Sampling(temperature=temperature, seed=3)
+    asked = {"top_logprobs": 2, "k": 2, "sampling": sampling}
+    whole = row("whole", 20, 6, score_prompt=True, **asked)
+    forced = dataclasses.replace(
+        whole,
+        id="forced",
+        prompt=whole.prompt[:1],
+        forced=whole.prompt[1:],
+        score_prompt=False,
+    )
+    slots = RowSlots(resident("gqa"), **SIZES)
+    slots.admit([whole, forced])
+    got = {"whole": [], "forced": []}
+    while slots.is_busy:
+        for new in slots.step():
+            got[new.id].append(new)
+    fed, drawn = got["forced"][:19], got["forced"][19:]
+    assert tuple(new.token for new in fed) == forced.forced
+    assert [new.is_forced for new in got["forced"]] == [True] * 19 + [False] * 6
+    assert [new.token for new in drawn] == [new.token for new in got["whole"]]
+    scores = [new.score for new in fed], slots["whole"].prompt_scores
+    np.testing.assert_allclose(*map(numbers_of, scores), atol=1e-5)
+    assert forced.need == whole.need == 26
+
+
+def test_bad_forced_tokens_are_refused():
+    slots = RowSlots(resident("gqa"), **SIZES)
+    bad = dataclasses.replace(row("x", 5, 5), forced=(61,))
+    with pytest.raises(RequestError, match=r"token id 61, expected 0\.\.60"):
+        slots.admit([bad])
+    with pytest.raises(CapacityError, match="'x': 60 tokens and 5 new ones .* 64"):
+        slots.admit([dataclasses.replace(bad, forced=(1,) * 55)])
+    with pytest.raises(RequestError, match="prompt 0 is empty"):
+        slots.admit([dataclasses.replace(bad, prompt=(), forced=(1, 2))])

@@ -247,6 +247,24 @@ def test_exception_in_the_thread_surfaces(kind):
             queue.request(0, 1, 2, "demand")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_queue_goes_on_after_its_error(kind, asynchronous):
+    with make(kind, asynchronous=asynchronous) as queue:
+        queue.wait([queue.request(2, 3, 1, "prefetch")])
+        with pytest.raises(KeyError, match="no expert 6"):
+            queue.wait([queue.request(0, EXPERTS, 0, "demand")])
+        if kind is DonatedSlots:
+            queue.slots.array.delete()  # as by a program that failed
+        queue.recover()
+        # Also into the slots of what never came.
+        queue.wait([queue.request(1, e, e, "demand") for e in range(3)])
+        assert contents(queue)[:3] == [100, 101, 102]
+        stats = queue.stats()
+        assert stats.demand.count == 3 and stats.prefetch.count == 1
+        assert stats.wasted_bytes == stats.unused_bytes == 0
+
+
 def test_close_with_pending_requests_ends_the_thread():
     link = GateLink()
     queue = make(link=link)

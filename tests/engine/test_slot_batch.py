@@ -1,0 +1,136 @@
+"""The running batch moves between sessions of few sizes, within its budget."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from moe_edge.engine import slot_programs
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.slots import RowSlots
+from tests.support.running import SIZES, engine_of, row, tokens_of
+from tests.support.tiny_models import GQA, random_weights
+
+
+def test_prompts_that_end_together_move_the_batch_once(monkeypatch):
+    slots = RowSlots(engine_of("resident", "gqa"), **SIZES)
+    made, new_session = [], slots.shapes.new_session
+
+    def note(engine, batch, *args, **options):
+        made.append(batch)
+        return new_session(engine, batch, *args, **options)
+
+    monkeypatch.setattr(slots.shapes, "new_session", note)
+    slots.admit([row("a", 9, 4), row("b", 12, 4)])
+    slots.prefill()
+    assert made == [2, 2]  # of the prompts, of the batch
+    assert slots.num_rows == 2 and len(slots.decode()) == 2
+
+
+LAYERS = 8
+LONG = {"max_rows": 4, "max_context": 1024, "prefill_chunk": 64, "prompt_rows": 2}
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """An engine of so many layers that one of them is little beside all."""
+    attention = dataclasses.replace(GQA.attention, windows=(None,) * LAYERS)
+    config = dataclasses.replace(GQA, num_layers=LAYERS, attention=attention)
+    return ResidentEngine(random_weights(config))
+
+
+class Meter:
+    """Bytes of all caches there are, whenever one is made or copied."""
+
+    def __init__(self, engine, monkeypatch):
+        self.most, self._width = 0, engine.config.attention.head_dim
+        self._before = jax.live_arrays()  # held: an id stays theirs
+        self._others = {id(array) for array in self._before}
+        for owner, name in (
+            (engine, "new_cache"),
+            (slot_programs.SlotPrograms.of(engine), "read_row"),
+            (slot_programs.SlotPrograms.of(engine), "write_row"),
+        ):
+            monkeypatch.setattr(owner, name, self._metered(getattr(owner, name)))
+
+    def _metered(self, function):
+        def run(*args, **options):
+            result = function(*args, **options)
+            self.most = max(self.most, self.now())
+            return result
+
+        return run
+
+    def now(self) -> int:
+        return sum(
+            array.nbytes
+            for array in jax.live_arrays()
+            if not array.is_deleted() and array.shape[-1:] == (self._width,)
+            if id(array) not in self._others
+        )
+
+
+def test_caches_are_within_the_budget_also_while_the_batch_moves(deep, monkeypatch):
+    slots = RowSlots(deep, **LONG)
+    meter = Meter(deep, monkeypatch)
+    long, short = row("long", 40, 900), row("short", 30, 20)
+    rows = [dataclasses.replace(short, id=name) for name in "abc"]
+
+    def together(*rows) -> int:
+        return slots.together_bytes([slots.row_bytes(each.need) for each in rows])
+
+    budget = together(long, rows[0])  # four short ones fit too
+    peak = slots.shapes.peak_bytes(budget)
+    assert together(*rows) <= budget and peak < 1.25 * budget
+    within = [slots.shapes.bytes_within(peak + more) for more in (-9, 0)]
+    assert within[0] < budget <= within[1] < budget + 9
+    got = {}
+
+    def steps(count):
+        for _ in range(count):
+            for new in slots.step():
+                got.setdefault(new.id, []).append(new)
+
+    for joining, leaving in (
+        ([rows[0]], []),
+        ([long], []),  # (1, 256) -> (2, 1024)
+        ([], ["a"]),  # -> (1, 1024)
+        ([rows[1]], []),  # -> (2, 1024)
+        ([], ["long"]),  # -> (1, 256)
+        ([rows[2], dataclasses.replace(short, id="d")], []),  # -> (4, 256)
+    ):
+        for id in leaving:
+            slots.release(id)
+        slots.admit(joining)
+        meter.most = 0
+        steps(3)
+        prompts = 0
+        if joining:
+            rows_there = slots.shapes.prompt_rows_for(len(joining))
+            prompts = rows_there * slots.row_bytes(max(len(r.prompt) for r in joining))
+        assert 0 < meter.most - prompts <= peak
+    alone = RowSlots(deep, **LONG)
+    alone.admit([rows[1]])
+    expected = [new for _ in range(10) for new in alone.step()]
+    count = len(got["b"])
+    assert tokens_of({"b": expected[:count]})["b"] == tokens_of(got)["b"]
+
+
+def test_moved_rows_keep_their_bits(deep):
+    """Rows in a batch that moves twice, against rows in one that never moves."""
+    rows = [row("a", 40, 30, top_logprobs=0), row("b", 300, 30, top_logprobs=0)]
+    slots = RowSlots(deep, **LONG)
+    slots.admit([rows[1]])
+    while slots.has_prompts:
+        slots.step()
+    before = [jax.device_get(cache) for cache in slots._batch.session.caches]
+    length = slots["b"].length
+    slots.admit([rows[0]])
+    slots.step()  # -> two rows, of other places
+    after = slots._batch.session.caches
+    place, heads = slots["b"].place, GQA.attention.num_kv_heads
+    for old, new in zip(before, after, strict=True):
+        for name, array in old.items():
+            moved = jax.device_get(new[name])[place * heads : (place + 1) * heads]
+            assert (moved[:, :length] == array[:, :length]).all()
+    assert len(slots._batch.places) == 2
