@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from moe_edge.schedule.policy import OUTCOMES
+from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Driver, Live, Stepped
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
@@ -76,7 +77,7 @@ def take_figures(driver: Driver) -> Figures:
     )
 
 
-class Metrics(Collector):
+class Metrics(Collector, Observer):
     """All metrics of a server, in a registry of its own."""
 
     def __init__(self):
@@ -121,7 +122,7 @@ class Metrics(Collector):
         options = {"buckets": buckets, "registry": self._registry}
         return prometheus.Histogram(PREFIX + name, text, labels, **options)
 
-    # Events, as `engine_thread.Observer` tells them.
+    # Events.
 
     def stepped(self, driver: Driver, stepped: Stepped) -> None:
         """On the engine thread, after a step that computed something, or tried to."""

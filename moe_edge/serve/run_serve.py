@@ -66,10 +66,15 @@ def run_serve(
             return {"dry_run": True}
         from moe_edge.serve.app import make_app
         from moe_edge.serve.engine_thread import EngineThread
+        from moe_edge.serve.experts import ExpertWatch
         from moe_edge.serve.loading import load_driver
+        from moe_edge.serve.metrics import Metrics
+        from moe_edge.serve.pages import page_routes
         from moe_edge.serve.request_log import RequestLog
+        from moe_edge.serve.watch_routes import watch_routes
 
-        observers = []
+        metrics, experts = Metrics(), ExpertWatch()
+        observers = [metrics, experts]
         if server.request_log is not None:
             observers.append(RequestLog(server.request_log))
             stack.callback(observers[-1].close)
@@ -94,7 +99,8 @@ def run_serve(
             print(json.dumps(line), flush=True)
 
         print(f"chat template: {template.name}", file=sys.stderr)
-        app = make_app(thread, model, template, server, key)
+        more = [*page_routes(), *watch_routes(thread, metrics, experts)]
+        app = make_app(thread, model, template, server, key, more)
         run_until_signal(Service(thread, app, server, sock, tell_ready))
         return thread.summary() | {"uptime_s": round(time.monotonic() - begun_s, 3)}
 

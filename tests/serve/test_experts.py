@@ -19,6 +19,12 @@ OPTIONS = ServingOptions(
 ROWS = [row("a", 9, 14, k=3), row("b", 33, 9, k=1), row("c", 20, 6, k=2)]
 
 
+def watching(driver: Driver, **options) -> ExpertWatch:
+    watch = ExpertWatch(**options)
+    watch.ready(driver)
+    return watch
+
+
 def run(driver: Driver, watch: ExpertWatch) -> tuple[list, list[np.ndarray]]:
     """Serves ROWS; (prompt, tokens and K of each, use in each step `[L, E]`)."""
     lives = [
@@ -28,21 +34,21 @@ def run(driver: Driver, watch: ExpertWatch) -> tuple[list, list[np.ndarray]]:
         for each in ROWS
     ]
     tokens = {live: [] for live in lives}
-    before, uses = used(watch), []
+    before, uses = used(driver, watch), []
     while driver.is_busy:
         stepped = driver.step()
         for live, new, _ in stepped.tokens:
             tokens[live].append(new.token)
         watch.stepped(driver, stepped)
-        uses.append(used(watch) - before)
-        before = used(watch)
+        uses.append(used(driver, watch) - before)
+        before = used(driver, watch)
     return [
         (live.asked.prompt, tuple(tokens[live]), live.asked.floor) for live in lives
     ], uses
 
 
-def used(watch: ExpertWatch) -> np.ndarray:
-    return np.array([layer["used"] for layer in watch.report()["layers"]])
+def used(driver, watch) -> np.ndarray:
+    return np.array([layer["used"] for layer in watch.report(driver)["layers"]])
 
 
 def choices(name: str, prompt, tokens, k: int) -> np.ndarray:
@@ -66,13 +72,13 @@ def test_report_is_what_routers_chose_and_slots_hold(mode):
     driver.slots.warm_up()
     engine.reset_records()
     compiled = driver.slots.num_compiled()
-    watch = ExpertWatch(driver.slots, every=1)
-    assert used(watch).sum() == 0
+    watch = watching(driver, every=1)
+    assert used(driver, watch).sum() == 0
     served, uses = run(driver, watch)
-    report = watch.report()
+    report = watch.report(driver)
     assert driver.slots.num_compiled() == compiled
     expected = sum(choices("gqa", *each) for each in served)
-    np.testing.assert_array_equal(used(watch), expected)
+    np.testing.assert_array_equal(used(driver, watch), expected)
     assert report["sampled_steps"] == len(uses) == driver.num_steps
     assert json.loads(json.dumps(report)) == report
 
@@ -104,12 +110,12 @@ def test_report_is_what_routers_chose_and_slots_hold(mode):
 def test_resident_experts_are_those_whose_records_lie_in_slots():
     engine = engine_of("layered", "gqa")
     driver = make_driver(engine, OPTIONS)
-    watch = ExpertWatch(driver.slots)
+    watch = watching(driver)
     run(driver, watch)
     engine.manager.drain()
     cache, store = engine.manager.cache, engine.manager.queue.store
     slots_SR = np.asarray(engine.manager.queue.slots.array)
-    for layer in watch.report()["layers"]:
+    for layer in watch.report(driver)["layers"]:
         for expert in layer["resident"]:
             slot = cache.slot_LE[layer["layer"], expert]
             record_R = store.record(layer["layer"], expert)
@@ -118,11 +124,11 @@ def test_resident_experts_are_those_whose_records_lie_in_slots():
 
 def test_one_step_of_so_many_is_counted():
     driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
-    served, each_step = run(driver, ExpertWatch(driver.slots, every=1))
-    watch = ExpertWatch(driver.slots, every=3)
+    served, each_step = run(driver, watching(driver, every=1))
+    watch = watching(driver, every=3)
     again, uses = run(driver, watch)
     assert again == served
-    assert watch.report()["sampled_steps"] == -(-len(uses) // 3)
+    assert watch.report(driver)["sampled_steps"] == -(-len(uses) // 3)
     for step, use in enumerate(uses):
         np.testing.assert_array_equal(use, each_step[step] if step % 3 == 0 else 0)
     assert driver.slots.on_routing is not None or len(uses) % 3
@@ -130,23 +136,22 @@ def test_one_step_of_so_many_is_counted():
 
 def test_failed_step_is_not_counted():
     driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
-    watch = ExpertWatch(driver.slots, every=1)
+    watch = watching(driver, every=1)
     driver.submit(Asked(prompt=(1, 2), max_new_tokens=4, floor=3))
     watch.stepped(driver, driver.step()._replace(error=RuntimeError("drill")))
-    assert used(watch).sum() == watch.report()["sampled_steps"] == 0
+    assert used(driver, watch).sum() == watch.report(driver)["sampled_steps"] == 0
     watch.stepped(driver, driver.step())
-    assert watch.report()["sampled_steps"] == 1
-    assert (used(watch).sum(axis=1) == 3).all()  # one token of K 3
+    assert watch.report(driver)["sampled_steps"] == 1
+    assert (used(driver, watch).sum(axis=1) == 3).all()  # one token of K 3
 
 
 def test_step_without_a_choice_is_not_counted():
     driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
-    watch = ExpertWatch(driver.slots)
+    watch = watching(driver)
     watch.stepped(driver, Stepped([], []))
-    assert watch.report()["sampled_steps"] == 0
+    assert watch.report(driver)["sampled_steps"] == 0
 
 
 def test_expert_watch_of_no_steps_is_refused():
-    driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
     with pytest.raises(ConfigError, match="every must be .*0"):
-        ExpertWatch(driver.slots, every=0)
+        ExpertWatch(every=0)

@@ -5,12 +5,12 @@ import math
 import random
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from moe_edge.schedule.policy import OUTCOMES
 from moe_edge.serve.driver import Asked, Stepped
 from moe_edge.serve.metrics import ENDPOINTS, Metrics, take_figures
 from moe_edge.serve.options import ServingOptions, make_driver
+from tests.support.prometheus import Reading
 from tests.support.running import engine_of, row
 
 OPTIONS = ServingOptions(
@@ -60,36 +60,6 @@ class Server:
 
     def read(self) -> "Reading":
         return Reading(self.metrics.text(take_figures(self.driver)).decode())
-
-
-class Reading:
-    """An answer of /metrics."""
-
-    def __init__(self, text: str):
-        self.text = text
-        self.families = {f.name: f for f in text_string_to_metric_families(text)}
-
-    def samples(self, name: str, suffix: str = "") -> dict[tuple, float]:
-        """Label values -> value."""
-        family = self.families["moe_edge_" + name]
-        wanted = family.name + (
-            suffix or ("_total" if family.type == "counter" else "")
-        )
-        return {
-            tuple(each.labels.values()): each.value
-            for each in family.samples
-            if each.name == wanted
-        }
-
-    def value(self, name: str, suffix: str = "") -> float:
-        (value,) = self.samples(name, suffix).values()
-        return value
-
-    def outcomes(self) -> dict[str, float]:
-        found = dict.fromkeys(OUTCOMES, 0)
-        for (_, outcome), value in self.samples("requests").items():
-            found[outcome] += value
-        return found
 
 
 def play(server: Server, seed: int, most: int = 40) -> None:

@@ -1,5 +1,6 @@
 """The page: what a browser is told to allow, and what its scripts do."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -8,18 +9,29 @@ from html.parser import HTMLParser
 
 import pytest
 from starlette.applications import Starlette
-from starlette.testclient import TestClient
 
 from moe_edge.serve.pages import FILES, page_routes
 
+APP = Starlette(routes=page_routes())
 SCRIPTS = [file for file in FILES.values() if file.suffix == ".js"]
 NODE = shutil.which("node")
 
 
-@pytest.fixture(scope="module")
-def client():
-    with TestClient(Starlette(routes=page_routes())) as client:
-        yield client
+def ask(path: str, method: str = "GET"):
+    """(status, headers, body) of a request for a page's file."""
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    messages = []
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        messages.append(message)
+
+    asyncio.run(APP(scope, receive, send))
+    start, *parts = messages
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return start["status"], headers, b"".join(part["body"] for part in parts)
 
 
 class Parts(HTMLParser):
@@ -46,26 +58,26 @@ def page() -> Parts:
     return Parts(FILES["/"].read_text(encoding="utf-8"))
 
 
-def test_every_file_is_served_with_a_strict_policy(client):
+def test_every_file_is_served_with_a_strict_policy():
     types = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
     assert {file.suffix[1:] for file in FILES.values()} == set(types)
     for path, file in FILES.items():
-        answer = client.get(path)
-        assert answer.status_code == 200 and answer.content == file.read_bytes()
+        status, headers, body = ask(path)
+        assert status == 200 and body == file.read_bytes()
         kind = types[file.suffix[1:]]
-        assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
-        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert headers["content-type"] == f"{kind}; charset=utf-8"
+        assert headers["x-content-type-options"] == "nosniff"
         policy = dict(
             part.strip().split(" ", 1)
-            for part in answer.headers["content-security-policy"].split(";")
+            for part in headers["content-security-policy"].split(";")
         )
         assert policy["default-src"] == "'none'"
         for name in ("script-src", "style-src", "connect-src"):
             assert policy[name] == "'self'"
         assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert "unsafe" not in str(policy) and "*" not in str(policy)
-    assert client.post("/").status_code == 405
-    assert client.get("/page/other.js").status_code == 404
+    assert ask("/", "POST")[0] == 405
+    assert ask("/page/other.js")[0] == 404
 
 
 def test_files_need_nothing_from_elsewhere_and_are_all_linked(page):
@@ -222,21 +234,30 @@ def test_every_square_has_its_place_and_is_found_there(tmp_path, width, experts)
     assert max(x for x, *_ in squares) + size <= width
     assert max(y for _, y, _ in squares) + size <= layout["height"]
     assert got["outside"] == [None, None] and 8 <= size <= 18
+    assert experts > 64 or size >= 12
 
 
 @needs_node
 def test_shares_are_of_a_layer_and_colours_follow_them(tmp_path):
+    style = FILES["/page/style.css"].read_text("utf-8")
+    heats = re.findall(r"--heat: ([^;]+);", style)
+    assert len(heats) == 2  # light and dark
     code = """
-      import {colour, shade, sharesOf} from "./heat.js";
+      import {colour, shade, sharesOf, stopsOf} from "./heat.js";
       const shares = sharesOf({layers: [{used: [6, 2, 0]}, {used: [0, 0, 0]}]});
       const stops = [[0, 0, 0], [10, 20, 30], [100, 200, 250]];
       console.log(JSON.stringify({
         shares,
         shades: [shade(0.75, 0.75), shade(0.1875, 0.75), shade(0, 0)],
         colours: [0, 0.25, 0.5, 1].map((at) => colour(stops, at)),
+        parsed: HEATS.map(stopsOf),
       }));
-    """
-    assert run_node(tmp_path, code) == {
+    """.replace("HEATS", json.dumps(heats))
+    got = run_node(tmp_path, code)
+    for stops in got.pop("parsed"):
+        assert len(stops) == 3 and all(len(stop) == 3 for stop in stops)
+        assert all(0 <= value <= 255 for stop in stops for value in stop)
+    assert got == {
         "shares": {"rows": [[0.75, 0.25, 0], [0, 0, 0]], "most": 0.75},
         "shades": [1, 0.5, 0],
         "colours": ["rgb(0 0 0)", "rgb(5 10 15)", "rgb(10 20 30)", "rgb(100 200 250)"],

@@ -22,10 +22,14 @@ from moe_edge.serve.call import Observer
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.engine_thread import EngineThread
+from moe_edge.serve.experts import ExpertWatch
+from moe_edge.serve.metrics import Metrics
 from moe_edge.serve.options import ServingOptions
+from moe_edge.serve.pages import page_routes
 from moe_edge.serve.run_serve import served_model
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import Service, listen
+from moe_edge.serve.watch_routes import watch_routes
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 WAIT_S = 60.0  # for what a loaded machine may take
@@ -153,9 +157,12 @@ class LiveServer:
             loop = HeldLoop(Continuous(MAX_BATCH), limits=limits)
             return HeldDriver(slots(), loop)
 
-        self.thread = EngineThread(load or make, observers=[self.seen])
+        metrics, experts = Metrics(), ExpertWatch()
+        observers = [self.seen, metrics, experts]
+        self.thread = EngineThread(load or make, observers=observers)
+        more = [*page_routes(), *watch_routes(self.thread, metrics, experts)]
         template = find_template(self.model.tokenizer.folder, options.chat_template)
-        app = make_app(self.thread, self.model, template, options, key)
+        app = make_app(self.thread, self.model, template, options, key, more)
         given = self.thread, app, options, self.sock, self._ready.set
         self.service = Service(*given)
         self._runs = threading.Thread(target=self._run, daemon=True)

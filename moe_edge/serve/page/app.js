@@ -4,6 +4,7 @@ import {ExpertsPanel} from "./experts.js";
 import {chunks, getJson} from "./stream.js";
 
 const HEALTH_MS = 5000;
+const SHOW_MS = 500;  // figures of an answer that still grows
 const $ = (id) => document.getElementById(id);
 const key = () => $("key").value.trim();
 const kind = () => document.querySelector("input[name=kind]:checked").value;
@@ -27,6 +28,7 @@ async function askModel() {
     $("floor").value = k;
     showFloor();
     $("max-tokens").max = context;
+    $("key-box").open = false;
   } catch (error) {
     $("model").textContent = error.message;
     if (error.status === 401) askForKey();
@@ -92,6 +94,7 @@ async function send() {
   try {
     for await (const chunk of chunks(path, body, key(), running.signal)) answer.add(chunk);
     answer.finish();
+    if (body.messages) $("prompt").value = "";
   } catch (error) {
     if (error.name === "AbortError") answer.finish("stop button");
     else answer.fail(error);
@@ -110,15 +113,18 @@ function showRunning(is) {
   $("send").disabled = is;
   $("stop").disabled = !is;
   $("progress").textContent = is ? "Writing …" : "Done.";
-  if (is) $("stop").focus();
-  else $("prompt").focus();
+  // Not on a phone, where it would open the keyboard over the answer.
+  if (!is && matchMedia("(pointer: fine)").matches) $("prompt").focus();
 }
 
 // One answer: its text as it grows, then its figures.
 class Answer {
   content = "";
+  #isChat;
   #node;
   #text;
+  #pieces = 0;  // of text: one a step, as a rule
+  #shown_ms = 0;
   #sent_ms = performance.now();
   #first_ms = null;
   #last_ms = null;
@@ -126,8 +132,9 @@ class Answer {
   #ended = null;
 
   constructor(kind, prompt, floor) {
+    this.#isChat = kind === "chat";
     this.#node = $("answer").content.firstElementChild.cloneNode(true);
-    this.#find("h3").textContent = `${kind === "chat" ? "Chat" : "Completion"}, floor ${floor}`;
+    this.#find("h3").textContent = `${this.#isChat ? "Chat" : "Completion"}, floor ${floor}`;
     this.#find(".question").textContent = prompt;
     this.#text = document.createTextNode("");
     this.#find(".text").append(this.#text);
@@ -146,9 +153,12 @@ class Answer {
     if (piece) {
       this.#last_ms = performance.now();
       this.#first_ms ??= this.#last_ms;
+      this.#pieces++;
+      // A message's first empty lines say nothing; a text is continued as it is.
+      const isStart = this.#isChat && !this.content.trim();
       this.content += piece;
-      this.#text.appendData(piece);
-      if (this.#first_ms === this.#last_ms) this.#figures();
+      this.#text.appendData(isStart ? piece.trimStart() : piece);
+      if (this.#last_ms - this.#shown_ms > SHOW_MS) this.#figures();
     }
     this.#ended = choice?.finish_reason ?? this.#ended;
     this.#usage = usage ?? this.#usage;
@@ -168,12 +178,17 @@ class Answer {
   }
 
   #figures() {
+    this.#shown_ms = performance.now();
     const usage = this.#usage, own = usage?.moe_edge;
     const found = [];
     if (this.#first_ms !== null) {
       found.push(["First token", `${Math.round(this.#first_ms - this.#sent_ms)} ms`]);
     }
+    const seen_ms = this.#last_ms - this.#first_ms;
     if (own?.tpot_ms) found.push(["Tokens/s", (1000 / own.tpot_ms).toFixed(1)]);
+    else if (seen_ms > 0) {
+      found.push(["Tokens/s", `about ${Math.round(1000 * (this.#pieces - 1) / seen_ms)}`]);
+    }
     if (usage) found.push(["New tokens", usage.completion_tokens]);
     if (own && own.k_mean !== null) found.push(["K", kText(own)]);
     if (usage) {

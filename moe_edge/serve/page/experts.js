@@ -1,6 +1,6 @@
 // The panel of experts: asks /experts while somebody looks, and shows what it says.
 
-import {drawHeat, drawScale, layoutOf, sharesOf, squareAt} from "./heat.js";
+import {drawHeat, drawScale, layoutOf, sharesOf, squareAt, stopsOf} from "./heat.js";
 import {getJson} from "./stream.js";
 
 const EVERY_MS = 2000;
@@ -181,9 +181,8 @@ export class ExpertsPanel {
 function themeOf(element) {
   const style = getComputedStyle(element);
   const value = (name) => style.getPropertyValue(name).trim();
-  const stops = value("--heat").split(";").map((stop) => stop.trim().split(/\s+/).map(Number));
   return {
-    stops,
+    stops: stopsOf(value("--heat")),
     unused: value("--unused"),
     resident: value("--resident"),
     text: value("--text"),

@@ -1,17 +1,24 @@
 // The map of experts: where squares stand, which colour they have, and drawing them.
 
 const LABEL = 30;     // pixels left of the squares, for the layer's number
-const LEAST = 8, MOST = 18;  // of a square and its gap
+const LEAST = 8, GOOD = 12, MOST = 18;  // of a square and its gap
+const TALL = 600;     // a map of good squares is no taller
 const GAP = 1, BETWEEN = 6;
 
-// Where all squares stand in so many pixels.
+// Where all squares stand in so many pixels: in as few lines a layer as squares of a
+// good size allow, of a small size if the map would be too tall.
 export function layoutOf(layers, experts, width) {
   const room = Math.max(width - LABEL, LEAST);
-  const lines = Math.ceil(experts / Math.max(Math.floor(room / LEAST), 1));
-  const columns = Math.ceil(experts / lines);
-  const size = Math.max(LEAST, Math.min(MOST, Math.floor(room / columns)));
-  const step = lines * size + BETWEEN;
-  return {layers, experts, lines, columns, size, step, height: layers * step};
+  const of = (lines) => {
+    // Sub-experts of one expert stay together: they are neighbours, often four.
+    const columns = Math.min(4 * Math.ceil(experts / lines / 4), experts);
+    const size = Math.min(MOST, Math.floor(room / columns));
+    const step = Math.ceil(experts / columns) * size + BETWEEN;
+    return {layers, experts, lines: Math.ceil(experts / columns), columns, size, step, height: layers * step};
+  };
+  const all = Array.from({length: experts}, (_, i) => of(i + 1));
+  return all.find(({size, height}) => size >= GOOD && height <= TALL)
+    ?? all.find(({size}) => size >= LEAST) ?? all.at(-1);
 }
 
 // Left upper corner of a square.
@@ -47,7 +54,12 @@ export function shade(share, most) {
   return most > 0 ? Math.sqrt(share / most) : 0;
 }
 
-// A colour between those of a list of [r, g, b].
+// "r g b, r g b, .." as a list of [r, g, b].
+export function stopsOf(text) {
+  return text.split(",").map((stop) => stop.trim().split(/\s+/).map(Number));
+}
+
+// A colour between those of such a list.
 export function colour(stops, at) {
   const place = Math.min(Math.max(at, 0), 1) * (stops.length - 1);
   const low = Math.min(Math.floor(place), stops.length - 2);
