@@ -67,16 +67,11 @@ def _nothing(tokens: int) -> int:
 
 def _caches(options: ServingOptions, config, context: int):
     """(budget of running rows in bytes, tokens -> bytes of a row's cache)."""
-    from moe_edge.engine.session import cache_bytes  # JAX knows their shapes
-    from moe_edge.engine.slot_programs import SlotShapes
+    from moe_edge.engine.slot_programs import SlotShapes  # JAX knows their shapes
     from moe_edge.serve.options import cache_bytes_of
 
     shapes = SlotShapes(config, **options.sizes(context))
-
-    def row_bytes(tokens: int) -> int:
-        return cache_bytes(config, 1, shapes.capacity_for(tokens))
-
-    return cache_bytes_of(options, shapes).running, row_bytes
+    return cache_bytes_of(options, shapes).running, shapes.row_bytes
 
 
 def _job(
