@@ -234,25 +234,23 @@ def test_health_counts_running_and_waiting():
 def test_full_queue_is_429_and_all_requests_are_accounted_for():
     with live_server(max_waiting=2) as server:
         server.driver.hold()
-        socks = [server.send_completion() for _ in range(2)]
-        server.until(lambda: server.thread.num_waiting == 2)
-        server.driver.let(1)
-        server.until(lambda: server.thread.num_running == 2)
-        socks += [server.send_completion() for _ in range(2)]
-        server.until(lambda: server.thread.num_waiting == 2)
+        socks = [server.send_completion(n=4)]  # two run, two wait
+        server.until(lambda: server.thread.num_waiting == 4)
         refused = server.complete()
         assert (refused.status, refused.code) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) > 0
         # Nobody reads how many rows a request wants then: it counts as one.
-        assert server.complete(n=5).code == "queue_full"
+        assert server.complete(n=4).code == "queue_full"
         server.driver.let()
         assert {read_reply(sock).status for sock in socks} == {200}
         outcomes = server.thread.summary()["outcomes"]
         assert (outcomes["finished"], outcomes["refused"]) == (4, 2)
         assert server.complete().status == 200
-        # More rows at once than the queue holds: none of them begins.
-        late = server.complete(n=20)
-        assert (late.status, late.code) == (429, "queue_full")
+        # As many as run and wait begin; more never will.
+        assert server.complete(n=4).status == 200
+        late = server.complete(n=5)
+        assert (late.status, late.code) == (400, "invalid_value")
+        assert "5 choices of one request, expected at most 4" in late.raw.decode()
     assert not server.driver.is_busy
     refused = len(server.seen.refusals)
     ended = [live.outcome for _, live in server.seen.ends]
