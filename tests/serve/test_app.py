@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from moe_edge.serve.driver import Asked
-from moe_edge.serve.text_ends import TextEnds
+from moe_edge.serve.text_ends import StopText, TextEnds
 from tests.support.live_server import (
     MAX_BATCH,
     events_of,
@@ -208,6 +208,23 @@ def test_others_are_served_while_a_long_text_is_read(server, monkeypatch):
     finally:
         go_on.set()
     assert read_reply(sock).code == "context_length_exceeded"
+
+
+def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
+    server, monkeypatch
+):
+    made, threads = [], []
+
+    def counted(text):
+        made.append(text)
+        threads.append(threading.current_thread().name)
+        return StopText(text)
+
+    monkeypatch.setattr("moe_edge.serve.choices.StopText", counted)
+    stop = [f"{i:x>200}" for i in range(16)]
+    assert server.complete(n=32, stop=stop, max_tokens=1).status == 200
+    assert made == stop
+    assert all(name.startswith("bodies") for name in threads)
 
 
 def test_health_counts_running_and_waiting():
