@@ -133,7 +133,7 @@ class SlotShapes(SlotSizes):
     def bytes_within(self, peak_bytes: int) -> int:
         """`peak_bytes` the other way round: the most that a session may take."""
         L, longest = self.config.num_layers, self.row_bytes(self.max_context)
-        return (peak_bytes * L - longest) // (L + 1)
+        return ((peak_bytes + 1) * L - longest - 1) // (L + 1)
 
     def prompt_bytes(self) -> int:
         """Most bytes of the caches of prompts on their way."""

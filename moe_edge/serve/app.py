@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_request import read_completion
-from moe_edge.serve.engine_thread import EngineThread, report
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.engine_thread import EngineThread
+from moe_edge.serve.errors import ApiError, report
 from moe_edge.serve.generation import Generation
 from moe_edge.serve.guards import (
     ClientGone,

@@ -54,7 +54,7 @@ class Call:
         with_tokens: bool = True,
     ):
         self.asked, self.endpoint = tuple(asked), endpoint
-        self.arrival_s, self._with_tokens = arrival_s, with_tokens
+        self.arrival_s, self.with_tokens = arrival_s, with_tokens
         self.rows: list[Live | None] = [None] * len(self.asked)
         self.lost: str | None = None
         self.num_left = len(self.asked)
@@ -79,13 +79,22 @@ class Call:
 
     def tell(self, index: int, is_over: bool) -> None:
         """A row has news."""
-        if is_over or self._with_tokens:
-            self.num_left -= is_over
-            self._news[index] = is_over
-            self._changed.set()
+        self.num_left -= is_over
+        self._news[index] = is_over
+        self._changed.set()
 
     def lose(self, code: str) -> None:
         """There will be no more news, unless all were there already."""
         if self.num_left:
             self.lost = self.lost or code
         self._changed.set()
+
+
+def settle(answer: asyncio.Future, found, error: Exception | None) -> None:
+    """Gives a question its answer, if somebody still waits for it."""
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(error)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from moe_edge.engine.expert_state import Moved
 from moe_edge.engine.slot_rows import NewToken, Row, Score
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.sampling import Sampling
@@ -61,7 +62,8 @@ class Live:
       cached_tokens: of its prompt, that the prompt cache spared.
       prompt_scores: of the prompt's tokens from the second on, if asked for.
       moved_bytes: its share of what steps moved to the device.
-      routed, substituted: experts chosen for its tokens; of those, by others.
+      routed, substituted: its share of the experts that steps chose under a lossy
+        route, and of those that were others than the router's.
     """
 
     asked: Asked
@@ -71,8 +73,8 @@ class Live:
     cached_tokens: int = 0
     prompt_scores: list[Score] = dataclasses.field(default_factory=list)
     moved_bytes: float = 0.0
-    routed: int = 0
-    substituted: int = 0
+    routed: float = 0.0
+    substituted: float = 0.0
 
     @property
     def outcome(self) -> str | None:
@@ -121,6 +123,7 @@ class Driver:
         self.slots, self.loop, self.clock = slots, loop, clock
         self._fail_step, self._ids = fail_step, itertools.count()
         self._live: dict[int, Live] = {}
+        self._moved: Moved | None = None  # up to the last step
         self.num_steps = 0  # that computed something, or tried to
 
     # Requests.
@@ -136,7 +139,7 @@ class Driver:
         now_s = self.clock()
         arrival_s = now_s if arrival_s is None else arrival_s
         id = next(self._ids)
-        self.slots.check(_row(id, asked, asked.floor))
+        self.slots.check(self._row(id, asked, asked.floor))
         job = TokenJob(
             id,
             arrival_s=arrival_s,
@@ -199,6 +202,7 @@ class Driver:
         self.num_steps += 1
         rows = [self._live[job.id] for job in running]
         failed, stepped = [], Stepped([], ended)
+        self._moved = self._moved or self.slots.engine.moved()
         try:
             tokens, decode_s, prefill_s = self._compute(rows, now_s)
         except Exception as error:  # of any kind: the server lives on
@@ -211,6 +215,7 @@ class Driver:
                 except Exception:  # in `ends`, which is of this row alone
                     failed.append(live)
             stepped = Stepped(tokens, ended, pick_s, decode_s, prefill_s)
+        self._share(rows)
         finished = [live.job for live in rows if live.ended_by]
         self.loop.end_step(0, self.clock(), finished, [live.job for live in failed])
         over = [live for live in rows if live.job.state != RUNNING]
@@ -227,11 +232,28 @@ class Driver:
         tokens: list[tuple[Live, NewToken, float]] = []
         times = [self.clock()]
         for half in (self.slots.decode, self.slots.prefill):
-            new = half()
+            news = half()
             times.append(self.clock())
-            tokens += [(self._live[each.id], each, times[-1]) for each in new]
+            for new in news:
+                live = self._live[new.id]
+                if new.is_forced:
+                    live.prompt_scores.append(new.score)
+                else:
+                    tokens.append((live, new, times[-1]))
         begun, decoded, through = times
         return tokens, decoded - begun, through - decoded
+
+    def _share(self, rows: list[Live]) -> None:
+        """What moved since the last step belongs to its rows, in equal parts."""
+        before, self._moved = self._moved, self.slots.engine.moved()
+        demand, prefetch, _, chosen, changed = (
+            (now - then) / len(rows)
+            for now, then in zip(self._moved, before, strict=True)
+        )
+        for live in rows:
+            live.moved_bytes += demand + prefetch
+            live.routed += chosen
+            live.substituted += changed
 
     def _follow(self, rows: list[Live], now_s: float) -> None:
         """Does what the policy decided: who joins, at which K."""
@@ -239,15 +261,34 @@ class Driver:
         for live in joining:
             live.served.admitted_s = now_s
         self.slots.admit(
-            [_row(live.job.id, live.asked, live.job.k) for live in joining]
+            [self._row(live.job.id, live.asked, live.job.k) for live in joining]
         )
         for live in rows:
             self.slots.set_k(live.job.id, live.job.k)
 
+    def _row(self, id: int, asked: Asked, k: int) -> Row:
+        """The row of a request; prompts are scored as the engine decodes.
+
+        A lossy route changes what is decoded, not what prompts compute.
+        """
+        by_token = asked.score_prompt and not self.slots.engine.lossless
+        given = asked.prompt[:1] if by_token else asked.prompt
+        return Row(
+            id=id,
+            prompt=given,
+            forced=asked.prompt[len(given) :],
+            max_new_tokens=asked.max_new_tokens,
+            k=k,
+            sampling=asked.sampling,
+            top_logprobs=asked.top_logprobs,
+            score_prompt=asked.score_prompt and not by_token,
+        )
+
     def _add(self, live: Live, new: NewToken, time_s: float) -> None:
         if not live.job.made:
             row = self.slots[live.job.id]
-            live.cached_tokens, live.prompt_scores = row.cached, row.prompt_scores
+            live.cached_tokens = row.cached
+            live.prompt_scores += row.prompt_scores
         live.served.add(time_s, live.job.k)
         live.job.made += 1
         live.ended_by = live.asked.ends(new)
@@ -259,15 +300,3 @@ class Driver:
         del self._live[live.job.id]
         if live.job.id in self.slots.ids:
             self.slots.release(live.job.id)
-
-
-def _row(id: int, asked: Asked, k: int) -> Row:
-    return Row(
-        id=id,
-        prompt=asked.prompt,
-        max_new_tokens=asked.max_new_tokens,
-        k=k,
-        sampling=asked.sampling,
-        top_logprobs=asked.top_logprobs,
-        score_prompt=asked.score_prompt,
-    )

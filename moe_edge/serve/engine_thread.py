@@ -8,21 +8,20 @@
             ...                              # what its `Asked.ends` has kept of it
 
 Everything but `_run` and what it calls runs on the event loop. A step wakes the loop
-once, however many rows it has.
+once at most, however many rows it has.
 """
 
 import asyncio
 import math
-import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from moe_edge.core.checks import MoeEdgeError
-from moe_edge.serve.call import Call, Observer, refusal
+from moe_edge.serve.call import Call, Observer, refusal, settle
 from moe_edge.serve.driver import Asked, Driver, Live, Stepped
+from moe_edge.serve.errors import report
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
 MOST_FAILED_STEPS = 3  # in a row
@@ -127,7 +126,7 @@ class EngineThread:
 
         Args:
           arrival_s: when the request came.
-          with_tokens: whether `Call.news` wakes for tokens, or for ends only.
+          with_tokens: whether tokens are news, or ends only.
         Raises: as `check_open`.
         """
         self.check_open(endpoint, len(asked))
@@ -156,9 +155,9 @@ class EngineThread:
 
         def do(driver: Driver) -> None:
             try:
-                self._post(_settle, answer, what(driver), None)
+                self._post(settle, answer, what(driver), None)
             except Exception as error:
-                self._post(_settle, answer, None, error)
+                self._post(settle, answer, None, error)
 
         self._tell(do)
         return await answer
@@ -322,8 +321,9 @@ class EngineThread:
         """Sorts a step's news by calls."""
         self.generated += len(stepped.tokens)
         for live, *_ in stepped.tokens:
-            if live in self._of:
-                self._batch[self._of[live]] = False
+            found = self._of.get(live)
+            if found is not None and found[0].with_tokens:
+                self._batch[found] = False
         for live in stepped.ended:
             self._batch[self._of.pop(live)] = True
         if stepped.error is not None:
@@ -331,19 +331,3 @@ class EngineThread:
         if stepped.k:
             for observer in self.observers:
                 observer.stepped(driver, stepped)
-
-
-def _settle(answer: asyncio.Future, found, error: Exception | None) -> None:
-    if answer.cancelled():
-        return
-    if error is None:
-        answer.set_result(found)
-    else:
-        answer.set_exception(error)
-
-
-def report(error: BaseException) -> None:
-    """Says on stderr where an error came from, not its words: they may quote a text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in frames[:-4:-1])
-    print(f"{type(error).__name__} in {where}", file=sys.stderr, flush=True)

@@ -1,5 +1,7 @@
 """What the server refuses or fails at, in OpenAI's shape."""
 
+import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,3 +75,10 @@ def shown(value: Any) -> str:
     text = repr(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def report(error: BaseException) -> None:
+    """Says on stderr where an error came from, not its words: they may quote a text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in frames[:-4:-1])
+    print(f"{type(error).__name__} in {where}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import at_k
@@ -32,14 +31,14 @@ def load_driver(
     except BaseException:
         loaded.engine.close()
         raise
-    loaded.engine.restart()
     return driver
 
 
 def cache_room(options: ServingOptions, config: ModelConfig) -> dict[str, int]:
     """Room for all caches in an absolute budget, as `make_offloaded` takes it."""
-    shapes = SlotShapes(config, **options.sizes(options.context(config.max_positions)))
-    longest = shapes.capacities[-1]
-    one, running = (cache_bytes(config, rows, longest) for rows in (1, shapes.rows[-1]))
-    sizes = cache_bytes_of(options, shapes)._replace(running=running)
-    return {"batch": -(-sum(sizes) // one), "capacity": longest}
+    context = options.context(config.max_positions)
+    shapes = SlotShapes(config, **options.sizes(context))
+    one, sizes = shapes.row_bytes(context), cache_bytes_of(options, shapes)
+    running = shapes.peak_bytes(shapes.max_rows * one)
+    total = running + sizes.prompts + sizes.kept
+    return {"batch": -(-total // one), "capacity": context}

@@ -128,7 +128,8 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
       CapacityError: too little for one row of the longest context.
     """
     longest, prompts = shapes.row_bytes(shapes.max_context), shapes.prompt_bytes()
-    running, one = shapes.max_rows * longest, shapes.peak_bytes(longest)
+    running, rows = shapes.max_rows * longest, shapes.rows[0]
+    least = shapes.peak_bytes(rows * longest)
     kept = None if options.prompt_cache == "0" else parse_budget(options.prompt_cache)
     share = (kept and kept.share) or 0.0
     amount = (kept and kept.bytes) or 0
@@ -137,12 +138,12 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
         return CacheBytes(running, prompts, amount + own)
     total = parse_budget(options.kv_memory).bytes
     amount += int(total * share)
-    if (left := total - amount - prompts) < one:
+    if (left := total - amount - prompts) < least:
         raise CapacityError(
             f"kv_memory {options.kv_memory} leaves {left} bytes for running rows, "
             f"after {prompts} for prompts on their way and {amount} for the prompt "
-            f"cache; one row of {shapes.max_context} tokens takes {one}: give more, "
-            "or lower max_context, prompt_rows or prompt_cache"
+            f"cache; {rows} of {shapes.max_context} tokens, the fewest, take {least}: "
+            "give more, or lower max_context, prompt_rows or prompt_cache"
         )
     return CacheBytes(min(shapes.bytes_within(left), running), prompts, amount)
 

@@ -4,11 +4,9 @@ import contextlib
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
 from moe_edge.engine.load import check_checkpoint
@@ -17,7 +15,7 @@ from moe_edge.model.sub_experts import at_k
 from moe_edge.schedule.loop import NO_LIMITS
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.options import ServingOptions, make_loop
-from moe_edge.serve.served_model import ServedModel, read_perplexities
+from moe_edge.serve.served_model import make_served_model
 from moe_edge.serve.server_options import ServerOptions
 
 
@@ -54,7 +52,17 @@ def run_serve(
     check_checkpoint(checkpoint, offload=offload, k=k)
     reader = open_checkpoint(checkpoint)
     reader.config = at_k(reader.config, k)
-    model = served_model(checkpoint, reader, serving, offload)
+    config = reader.config
+    if not config.moe_layers:
+        raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
+    serving.check_model(config.moe.top_k, config.max_positions)
+    model = make_served_model(
+        str(checkpoint),
+        reader,
+        max_context=serving.context(config.max_positions),
+        default_floor=serving.default_min_k,
+        lossless=offload is None or offload.lossless,
+    )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     template = find_template(model.tokenizer.folder, server.chat_template)
     key = server.key()
@@ -103,29 +111,3 @@ def run_serve(
         app = make_app(thread, model, template, server, key, more)
         run_until_signal(Service(thread, app, server, sock, tell_ready))
         return thread.summary() | {"uptime_s": round(time.monotonic() - begun_s, 3)}
-
-
-def served_model(
-    checkpoint: str, reader, serving: ServingOptions, offload: OffloadOptions | None
-) -> ServedModel:
-    """What requests are checked against; they name the model as it was named here.
-
-    Raises:
-      ConfigError, CapacityError: options that this model cannot be served with.
-    """
-    config = reader.config
-    if not config.moe_layers:
-        raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
-    serving.check_model(config.moe.top_k, config.max_positions)
-    return ServedModel(
-        id=str(checkpoint),
-        tokenizer=load_tokenizer(reader),
-        vocab_size=config.vocab_size,
-        own_k=config.moe.top_k,
-        default_floor=serving.default_min_k or config.moe.top_k,
-        max_context=serving.context(config.max_positions),
-        eos_ids=config.eos_ids,
-        lossless=offload is None or offload.lossless,
-        perplexities=read_perplexities(Path(reader.path)),
-        created=int(time.time()),
-    )

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.files import read_json
-from moe_edge.engine.load import Loaded
 from moe_edge.refactor.run import REPORT_NAME
 from moe_edge.serve.errors import ApiError
 
@@ -102,31 +100,31 @@ class ServedModel:
 
 
 def make_served_model(
-    loaded: Loaded,
+    name: str,
+    reader,
     *,
     max_context: int,
     default_floor: int | None = None,
     lossless: bool = True,
 ) -> ServedModel:
-    """A loaded checkpoint as clients see it, under the name that it was loaded by.
+    """An open checkpoint as clients see it, by the name that it was given here.
 
     Args:
       default_floor: None: the model's own K.
     Raises:
-      CheckpointError: a report that cannot be read.
+      CheckpointError: a tokenizer or report that cannot be read.
     """
-    config, own_k = loaded.engine.config, loaded.engine.config.moe.top_k
-    folder = DEFAULT_MODEL if loaded.name == "default" else Path(loaded.name)
+    config, own_k = reader.config, reader.config.moe.top_k
     return ServedModel(
-        id=loaded.name,
-        tokenizer=loaded.tokenizer,
+        id=name,
+        tokenizer=load_tokenizer(reader),
         vocab_size=config.vocab_size,
         own_k=own_k,
         default_floor=own_k if default_floor is None else default_floor,
         max_context=max_context,
         eos_ids=config.eos_ids,
         lossless=lossless,
-        perplexities=read_perplexities(folder),
+        perplexities=read_perplexities(Path(reader.path)),
         created=int(time.time()),
     )
 

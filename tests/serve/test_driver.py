@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, RequestError
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.decisions import replay
 from moe_edge.schedule.loop import Limits
@@ -22,7 +24,8 @@ from tests.support.driving import (
     make_driver,
     make_loop,
 )
-from tests.support.running import alone, row
+from tests.support.layered import StoreReader
+from tests.support.running import MODELS, alone, numbers_of, row
 
 ROWS = [
     row("a", 9, 14, k=3),
@@ -216,6 +219,24 @@ def test_prompt_scores_come_with_the_first_token():
     assert all(score.logprob <= 0 for score in live.prompt_scores)
 
 
+def test_prompt_scores_of_a_lossy_route_are_those_of_its_decoding():
+    options = {"device_memory": "30%", "route": "drop"}
+    options = OffloadOptions(**options, route_options={"threshold": 0.9})
+    engine = make_offloaded(StoreReader(MODELS["gqa"]), options)
+    driver, told = make_driver(engine=engine), Told()
+    one = asked("a", 12, 3, k=3, top_logprobs=2, score_prompt=True)
+    live = driver.submit(one)
+    drive(driver, told)
+    assert len(live.prompt_scores) == 11 and len(told.tokens[live]) == 3
+    assert live.served.tokens == 3 and live.routed > 0
+    scores = numbers_of(live.prompt_scores)
+    lossless = make_driver()
+    other = lossless.submit(one)
+    drive(lossless)
+    assert np.abs(scores - numbers_of(other.prompt_scores)).max() > 1e-3
+    engine.close()
+
+
 def test_arrival_may_be_before_the_call():
     driver = make_driver(clock=TickingClock(0.5))
     live = driver.submit(asked_of(ROWS[3]), arrival_s=0.1)
@@ -223,6 +244,34 @@ def test_arrival_may_be_before_the_call():
     assert live.served.arrival_s == live.job.arrival_s == 0.1
     assert live.served.admitted_s == 1.0 and stepped.k == (1,)
     assert stepped.pick_s == stepped.decode_s == stepped.prefill_s == 0.5
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+def test_shares_of_what_moved_add_up(mode):
+    driver = make_driver("gqa", mode=mode)
+    before = driver.slots.engine.movement()["bytes_moved"]
+    lives = [driver.submit(asked_of(one)) for one in ROWS]
+    driver.cancel(lives[3])
+    drive(driver)
+    moved = driver.slots.engine.movement()["bytes_moved"] - before
+    assert sum(live.moved_bytes for live in lives) == pytest.approx(moved) and moved
+    assert lives[3].moved_bytes == 0 < lives[4].moved_bytes
+    assert [live.routed for live in lives] == [0] * 5  # the route is lossless
+
+
+def test_shares_of_a_lossy_route_add_up():
+    options = OffloadOptions(
+        device_memory="30%", route="drop", route_options={"threshold": 0.9}
+    )
+    engine = make_offloaded(StoreReader(MODELS["gqa"]), options)
+    driver = make_driver(engine=engine)
+    lives = [driver.submit(asked_of(one)) for one in ROWS[:3]]
+    drive(driver)
+    *_, chosen, changed = engine.moved()
+    assert sum(live.routed for live in lives) == pytest.approx(chosen)
+    assert sum(live.substituted for live in lives) == pytest.approx(changed)
+    assert 0 < changed <= chosen
+    engine.close()
 
 
 def test_what_no_step_could_run_is_refused_at_once():

@@ -38,6 +38,7 @@ def make_driver(
     name: str = "gqa",
     *,
     mode: str = "resident",
+    engine=None,
     policy: str = "continuous",
     max_waiting: int | None = None,
     budget_rows: int | None = None,
@@ -48,11 +49,12 @@ def make_driver(
     """A driver that records its decisions.
 
     Args:
+      engine: in place of the one of this mode.
       budget_rows: rows of full length for which there is memory.
       **slots: of `RowSlots`.
     """
     sizes = SIZES | slots
-    rows = RowSlots(engine_of(mode, name), **sizes)
+    rows = RowSlots(engine or engine_of(mode, name), **sizes)
     budget = math.inf
     if budget_rows is not None:
         budget = budget_rows * rows.row_bytes(sizes["max_context"])

@@ -24,9 +24,8 @@ from moe_edge.serve.driver import Driver
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.experts import ExpertWatch
 from moe_edge.serve.metrics import Metrics
-from moe_edge.serve.options import ServingOptions
 from moe_edge.serve.pages import page_routes
-from moe_edge.serve.run_serve import served_model
+from moe_edge.serve.served_model import make_served_model
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import Service, listen
 from moe_edge.serve.watch_routes import watch_routes
@@ -150,8 +149,7 @@ class LiveServer:
         self._ready = threading.Event()
         limits = Limits(max_waiting)
         reader = open_checkpoint(checkpoint())
-        model = served_model("tiny", reader, ServingOptions(), None)
-        self.model = dataclasses.replace(model, max_context=128)
+        self.model = make_served_model("tiny", reader, max_context=128)
 
         def make():
             loop = HeldLoop(Continuous(MAX_BATCH), limits=limits)
