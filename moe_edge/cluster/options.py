@@ -27,7 +27,8 @@ BALANCED = "balanced"
 SHARED = (
     *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
     *("period_s", "call_s"),
-    *("workers", "groups", "shadow", "token_period", "kv_period", "departure", "seed"),
+    *("workers", "groups", "worker_layers", "shadow"),
+    *("token_period", "kv_period", "departure", "seed"),
 )
 MAX_SERVERS = 64
 
@@ -79,6 +80,8 @@ class ClusterOptions:
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
       workers: of od_moe.
       groups: of workers, of equal size; one computes while the others load.
+      worker_layers: of whose share of blocks a worker has slots: 1 as in the paper;
+        with 2 the next ones come while it computes.
       shadow: precision of the model that predicts: full, fp16, bf16, int8, nf4; random
         (experts by chance) or none.
       token_period: steps between alignments of the shadow's token; 0 for never.
@@ -121,6 +124,7 @@ class ClusterOptions:
     cores: str | None = None
     workers: int = 4
     groups: int = 2
+    worker_layers: int = 2
     shadow: str = "int8"
     token_period: int = 1
     kv_period: int = 1
@@ -203,7 +207,7 @@ class ClusterOptions:
     def _check_od_moe(self) -> None:
         check_known("shadow", self.shadow, (*PRECISIONS, "random", "none"))
         check_known("departure", self.departure, DEPARTURES)
-        for name in ("workers", "groups"):
+        for name in ("workers", "groups", "worker_layers"):
             check_count(name, getattr(self, name))
         for name in ("token_period", "kv_period"):
             check_from_zero(name, getattr(self, name))

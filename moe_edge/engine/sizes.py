@@ -4,7 +4,7 @@ Nothing here needs JAX: what computes time without a model (`simulate/serving.py
 prompts as the engine does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moe_edge.core.checks import CapacityError, check_count
 
@@ -102,6 +102,12 @@ class SlotSizes:
     def padded(self, tokens: int, capacity: int) -> int:
         """Size of a chunk of so many tokens in a session of a capacity."""
         return min(next(size for size in self.chunks if size >= tokens), capacity)
+
+    def prompt_shape(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """Rows, size of the first chunk and capacity of prompts that run together."""
+        longest = max(lengths)
+        capacity, size = self.capacity_for(longest), min(longest, self.chunk)
+        return self.prompt_rows_for(len(lengths)), self.padded(size, capacity), capacity
 
     def kept_capacity(self, tokens: int) -> int:
         """Capacity of a cache that keeps whole chunks: chunk * 1, 2, 4, ..."""

@@ -7,20 +7,25 @@ linear, beyond them they go on as between the last two; below the fewest rows or
 they are level.
 
 Prompts that run together are padded to the longest one, and to one of few numbers of
-rows. A padded position chooses no experts, but passes everything else: it costs
-`position_s`. What the padding of one prompt alone costs is in its table.
+rows; all attend over the session's whole capacity. A padded position chooses no
+experts, but passes everything else. So a shape (rows, size of the chunk, capacity) has
+a cost of its own, with one token in it; that of one prompt's shape is in its table. It
+is the same with rows that decode: in their table they have the least capacity.
 """
 
 import dataclasses
 import itertools
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
+from moe_edge.core.checks import ConfigError, built, check_positive
 from moe_edge.core.files import check_there
+
+Shape = tuple[int, int, int]  # rows, size of a chunk, capacity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,33 +79,60 @@ class StepCosts:
     Attributes:
       decode: of a decode step, by its rows; prefill: of a prompt, by its tokens.
       source: where the numbers come from.
-      chunks: sizes to which one prompt is padded, rising; none: it is not.
-      position_s: of a padded position that `prefill` does not count.
+      shapes: rows, size, capacity and seconds of each shape in which prompts run, with
+        one token in it; none: they are not told apart.
+      batches: the same of rows that decode; their size is 1.
     """
 
     decode: CostTable
     prefill: CostTable
     source: str
-    chunks: Sequence[int] = ()
-    position_s: float = 0.0
+    shapes: Sequence[Sequence[float]] = ()
+    batches: Sequence[Sequence[float]] = ()
 
     def __post_init__(self):
-        check_from_zero("position_s of step costs", self.position_s)
+        for shape in (*self.shapes, *self.batches):
+            if len(shape) != 4 or not all(0 < number < math.inf for number in shape):
+                raise ConfigError(
+                    f"a shape of step costs is {list(shape)}, expected rows, size, "
+                    "capacity and seconds, numbers above 0"
+                )
 
-    def decode_s(self, rows: float, k: float) -> float:
-        """One token of `rows` rows, at `k` experts a token on the mean."""
-        return self.decode(rows, k)
+    def decode_s(self, rows: float, k: float, batch: Shape | None = None) -> float:
+        """One token of `rows` rows, at `k` experts a token on the mean.
 
-    def prefill_s(self, tokens: float, k: float, positions: int = 0) -> float:
+        Args:
+          batch: in which they run; None: the least that holds them.
+        """
+        seconds = self.decode(rows, k)
+        if batch is None or not self.batches:
+            return seconds
+        least = min(capacity for *_, capacity, _ in self.batches)
+        sizes = sorted(B for B, _, capacity, _ in self.batches if capacity == least)
+        alone = next((B for B in sizes if B >= rows), sizes[-1]), 1, least
+        more = _shape_s(self.batches, batch) - _shape_s(self.batches, alone)
+        return max(seconds + more, 0.0)
+
+    def prefill_s(self, tokens: float, k: float, shape: Shape | None = None) -> float:
         """Prompts, or parts of them, of so many tokens together.
 
         Args:
-          positions: that are computed for them, padding included; fewer than one
-            prompt of so many tokens is padded to count as that.
+          shape: in which they run; None: that of one prompt.
         """
-        alone = next((size for size in self.chunks if size >= tokens), tokens)
-        more = max(positions - alone, 0)
-        return self.prefill(tokens, k) + more * self.position_s
+        seconds = self.prefill(tokens, k)
+        if shape is None or not self.shapes:
+            return seconds
+        alone = _shape_s(self.shapes, self._alone(tokens))
+        more = _shape_s(self.shapes, shape) - alone
+        return max(seconds + more, 0.0)
+
+    def _alone(self, tokens: float) -> Shape:
+        """The shape of one prompt: the least capacity, then size, that holds it."""
+        fewest = min(rows for rows, *_ in self.shapes)
+        ones = sorted((M, S) for rows, S, M, _ in self.shapes if rows == fewest)
+        M = next((M for M, _ in ones if M >= tokens), ones[-1][0])
+        sizes = [S for capacity, S in ones if capacity == M]
+        return fewest, next((S for S in sizes if S >= tokens), sizes[-1]), M
 
     def to_json(self) -> dict[str, Any]:
         """As `step_costs` of a machine.json."""
@@ -141,6 +173,22 @@ def read_step_costs(path: str | Path) -> StepCosts:
             "--checkpoint"
         )
     return StepCosts.of_json(given)
+
+
+def _shape_s(shapes: Sequence[Sequence[float]], shape: Shape) -> float:
+    """Seconds of a shape; of an unknown one by its positions from the nearest."""
+
+    def distance(known) -> float:
+        pairs = zip(_extent(known), _extent(shape), strict=True)
+        return sum(abs(math.log(a / b)) for a, b in pairs)
+
+    known = min(shapes, key=distance)
+    return known[3] * _extent(shape)[0] / _extent(known)[0]
+
+
+def _extent(shape: Sequence[float]) -> tuple[float, float]:
+    """Positions and capacity of a shape."""
+    return shape[0] * shape[1], shape[2]
 
 
 def _place(points: Sequence[float], at: float) -> tuple[int, int, float]:

@@ -9,17 +9,17 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.engine.base import Engine
-from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
-from moe_edge.hardware.step_costs import CostTable, StepCosts
+from moe_edge.hardware.step_costs import CostTable, Shape, StepCosts
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the model's own K
 DECODE_HELD_OUT, PREFILL_HELD_OUT = 12, 8
@@ -105,60 +105,29 @@ def measure_steps(
             ("decode", rows, statistics.mean(each), seen)
             for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
         ]
-    # Prompts: at both ends of each padded size, and in between.
+    # Prompts: at both ends of each shape, and in between.
     sizes, most, together = timer.sizes, timer.sizes[-1], min(4, max_batch)
     grid = [([size], k) for size, k in itertools.product(sizes, ks)]
-    # A long one and short ones beside it: most positions are padding.
-    short = [1] * (together - 1)
-    ends = [min(size, most) for size in slots.shapes.chunks if size > len(short)]
-    padded = [([end - len(short), *short], own) for end in ends] if short else []
     others = []
     for number in range(PREFILL_HELD_OUT):
         count = 1 if number % 2 else together
         lengths = rng.integers(1, max(most // count, 2), count).tolist()
         others.append((lengths, int(rng.integers(1, own + 1))))
-    seconds = timer.prefill([*grid, *padded, *others])
+    seconds = timer.prefill([*grid, *others])
     prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
     costs = StepCosts(
         CostTable(list(settings), ks, decode),
         CostTable(sizes, ks, prefill),
         f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
-        chunks=list(slots.shapes.chunks),
+        shapes=timer.shapes(),
+        batches=timer.batches(),
     )
-    seconds = seconds[len(grid) :]
-    position_s = _position_s(costs, slots.shapes, padded, seconds)
-    costs = dataclasses.replace(costs, position_s=position_s)
     points = [HeldOut(*point, costs.decode_s(*point[1:3])) for point in held_out]
-    for (lengths, k), seen in zip(others, seconds[len(padded) :], strict=True):
-        size, positions = sum(lengths), _positions(slots.shapes, lengths)
-        fitted_s = costs.prefill_s(size, k, positions)
+    for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True):
+        size, shape = sum(lengths), slots.shapes.prompt_shape(lengths)
+        fitted_s = costs.prefill_s(size, k, shape)
         points.append(HeldOut("prefill", size, float(k), seen, fitted_s))
     return MeasuredSteps(costs, tuple(points))
-
-
-def _positions(sizes: SlotSizes, lengths: Sequence[int]) -> int:
-    """That are computed for the one chunk of prompts of these lengths."""
-    longest = max(lengths)
-    width = sizes.padded(longest, sizes.capacity_for(longest))
-    return sizes.prompt_rows_for(len(lengths)) * width
-
-
-def _position_s(
-    costs: StepCosts, sizes: SlotSizes, settings, seconds: Sequence[float]
-) -> float:
-    """Seconds of a padded position, from prompts of which most is padding.
-
-    By least squares: what they take more than the table says, over how many positions
-    more they have. 0 if there are none.
-    """
-    more = [_positions(sizes, lengths) - sum(lengths) for lengths, _ in settings]
-    over = [
-        seen - costs.prefill_s(sum(lengths), k)
-        for (lengths, k), seen in zip(settings, seconds, strict=False)
-    ]
-    squares = sum(n * n for n in more)
-    found = sum(n * s for n, s in zip(more, over, strict=True)) / max(squares, 1)
-    return max(found, 0.0)
 
 
 class _Timer:
@@ -173,9 +142,10 @@ class _Timer:
     def __init__(self, slots: RowSlots, vocab_size: int, repeats: int, seed: int):
         self._slots, self._vocab, self._repeats = slots, vocab_size, repeats
         self._rng = np.random.default_rng(seed)
-        chunks, context = slots.shapes.chunks, slots.shapes.max_context
-        edges = {1, *chunks, *(size + 1 for size in chunks[:-1])}
-        edges = sorted({min(edge, context - 1) for edge in edges})
+        context, shape = slots.shapes.max_context, slots.shapes.prompt_shape
+        most = min(slots.shapes.chunks[-1], context - 1)
+        changes = [n for n in range(1, most) if shape([n]) != shape([n + 1])]
+        edges = sorted({1, most, *changes, *(n + 1 for n in changes)})
         middles = [(low + high) // 2 for low, high in itertools.pairwise(edges)]
         self.sizes = sorted({*edges[1:], *middles})
         self.prompt_tokens = min(PROMPT_TOKENS, context // 2)
@@ -214,22 +184,81 @@ class _Timer:
             slots.release(id)
 
     def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
-        """Seconds of the one chunk of prompts of these lengths, at a K."""
+        """Seconds of the one chunk of prompts of these lengths, at a K.
+
+        They join a row that runs, if there is room: its session is made larger.
+        """
         times: list[list[float]] = [[] for _ in settings]
+        slots, runs = self._slots, [self._row(-1, 1, self.prompt_tokens)]
         for once in range(self._repeats + 1):
             for (lengths, k), seen in zip(settings, times, strict=True):
                 rows = [self._row(i, n, 1, k) for i, n in enumerate(lengths)]
-                self._slots.admit(rows)
-                seconds = _seconds(self._slots.prefill)
+                others = runs if len(rows) < slots.shapes.max_rows else []
+                slots.admit(others)
+                slots.prefill()
+                slots.admit(rows)
+                seconds = _seconds(slots.prefill)
                 if once:  # the first round compiles
                     seen.append(seconds)
-                for row in rows:
-                    self._slots.release(row.id)
+                for row in (*others, *rows):
+                    slots.release(row.id)
         return [statistics.median(seen) for seen in times]
+
+    def shapes(self) -> list[list[float]]:
+        """Rows, size, capacity and seconds of every shape of prompts."""
+        sizes = self._slots.shapes
+        every = itertools.product(sizes.prompt_rows, sizes.chunks, sizes.capacities)
+        return self._each({(R, min(S, M), M) for R, S, M in every}, shape_seconds)
+
+    def batches(self) -> list[list[float]]:
+        """The same of every size of a batch that decodes, of one row each."""
+        sizes = self._slots.shapes
+        every = itertools.product(sizes.rows, (1,), sizes.capacities)
+        return self._each(set(every), batch_seconds)
+
+    def _each(self, shapes: Collection[Shape], seconds_of) -> list[list[float]]:
+        times: dict[Shape, list[float]] = {shape: [] for shape in sorted(shapes)}
+        for once in range(self._repeats + 1):
+            for shape, seen in times.items():
+                seconds = seconds_of(self._slots, shape)
+                if once:  # the first round compiles
+                    seen.append(seconds)
+        return [[*shape, statistics.median(seen)] for shape, seen in times.items()]
 
     def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
         tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
         return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+
+
+def shape_seconds(slots: RowSlots, shape: Shape) -> float:
+    """Seconds of a chunk in a shape that holds one token, at K 1."""
+    engine, (R, S, M) = slots.engine, shape
+    session = slots.shapes.new_session(engine, R, M)
+    tokens, valid = np.zeros((R, S), np.int32), np.zeros((R, S), bool)
+    valid[0, 0] = True
+    engine.begin_prompts(session, tokens.tolist())
+    session.k_B = engine.put(np.ones(R, np.int32))
+    begins = np.zeros(R, np.int32)
+    jax.block_until_ready(session.caches)
+    return _seconds(
+        lambda: jax.block_until_ready(engine.run_chunk(session, tokens, valid, begins))
+    )
+
+
+def batch_seconds(slots: RowSlots, batch: Shape) -> float:
+    """Seconds of a step of one row in a batch, at K 1."""
+    engine, (B, _, M) = slots.engine, batch
+    session, is_first = slots.shapes.new_session(engine, B, M), np.arange(B) == 0
+    session.growth = is_first.astype(int).tolist()
+    session.k_B = engine.put(np.ones(B, np.int32))
+    tokens_B, active_B = engine.put((np.zeros(B, np.int32), is_first))
+    steps = [
+        _seconds(
+            lambda: jax.block_until_ready(engine.decode(session, tokens_B, active_B))
+        )
+        for _ in range(STEPS)
+    ]
+    return min(steps[1:])
 
 
 def _seconds(function) -> float:

@@ -1,7 +1,8 @@
 """What `/metrics` tells, in Prometheus' text format; numbers only, never a text.
 
-Steps and requests are counted as they end. What the engine counts itself (experts,
-bytes) and what only stands there (queues, caches) is read when somebody asks.
+Steps and requests are counted as they end, steps by the engine's thread and in few
+microseconds. What the engine counts itself (experts, bytes) and what only stands there
+(queues, caches) is read when somebody asks.
 
     metrics = Metrics()                       # an observer of the engine thread
     figures = take_figures(driver)            # on that thread, between two steps
@@ -9,7 +10,6 @@ bytes) and what only stands there (queues, caches) is read when somebody asks.
 """
 
 import bisect
-import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -36,6 +36,18 @@ _WAITS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _PICKS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01)
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+
+_KINDS = ("decode", "prefill")
+_HISTOGRAMS = {
+    "queue_seconds": ("From arrival to the first step.", _WAITS),
+    "ttft_seconds": ("From arrival to the first token.", _WAITS),
+    "tpot_seconds": ("Of each token after the first, of finished requests.", _STEPS),
+    "e2e_seconds": ("From arrival to the last token, of finished requests.", _WAITS),
+    "step_seconds": ("A half of a step.", _STEPS),
+    "pick_seconds": ("The policy's choice of a step's rows and K.", _PICKS),
+    "batch_rows": ("Requests in a step.", _ROWS),
+    "row_k": ("Experts a token, of each row of a step.", _KS),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +89,23 @@ def take_figures(driver: Driver) -> Figures:
     )
 
 
+class Tally:
+    """A histogram that one thread fills, a microsecond a value, and any may read."""
+
+    def __init__(self, bounds: Sequence[float]):
+        self._bounds, self._inside, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        self._inside[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def sample(self) -> tuple[list[tuple[str, int]], float]:
+        """(bound -> how many values up to it, their sum)."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        counts = itertools.accumulate(self._inside)
+        return list(zip(names, counts, strict=True)), self._sum
+
+
 class Metrics(Collector, Observer):
     """All metrics of a server, in a registry of its own."""
 
@@ -84,7 +113,6 @@ class Metrics(Collector, Observer):
         prometheus.disable_created_metrics()  # a second series for every counter
         self._registry = prometheus.CollectorRegistry()
         self._figures: Figures | None = None
-        self._row_ks: collections.Counter[int] = collections.Counter()
         self._requests = self._counter(
             "requests", "Requests that ended, by how.", ("endpoint", "outcome")
         )
@@ -95,67 +123,56 @@ class Metrics(Collector, Observer):
             "cached_prompt_tokens", "Of these, spared by the prompt cache."
         )
         self._generated = self._counter("generated_tokens", "New tokens.")
-        self._queue_s = self._histogram(
-            "queue_seconds", "From arrival to the first step.", _WAITS
-        )
-        self._ttft_s = self._histogram(
-            "ttft_seconds", "From arrival to the first token.", _WAITS
-        )
-        self._tpot_s = self._histogram(
-            "tpot_seconds", "Of each token after the first, of a request.", _STEPS
-        )
-        self._e2e_s = self._histogram(
-            "e2e_seconds", "From arrival to the last token, of the finished.", _WAITS
-        )
-        step_s = self._histogram("step_seconds", "A half of a step.", _STEPS, ("kind",))
-        self._decode_s, self._prefill_s = map(step_s.labels, ("decode", "prefill"))
-        self._pick_s = self._histogram(
-            "pick_seconds", "The policy's choice of a step's rows and K.", _PICKS
-        )
-        self._rows = self._histogram("batch_rows", "Requests in a step.", _ROWS)
+        # (name, `kind`) -> tally.
+        self._tallies = {
+            (name, kind): Tally(bounds)
+            for name, (_, bounds) in _HISTOGRAMS.items()
+            for kind in (_KINDS if name == "step_seconds" else (None,))
+        }
         self._registry.register(self)
 
     def _counter(self, name, text, labels=()) -> prometheus.Counter:
         return prometheus.Counter(PREFIX + name, text, labels, registry=self._registry)
 
-    def _histogram(self, name, text, buckets, labels=()) -> prometheus.Histogram:
-        options = {"buckets": buckets, "registry": self._registry}
-        return prometheus.Histogram(PREFIX + name, text, labels, **options)
+    def _observe(self, name: str, value: float, kind: str | None = None) -> None:
+        self._tallies[name, kind].observe(value)
 
     # Events.
 
     def stepped(self, driver: Driver, stepped: Stepped) -> None:
         """On the engine thread, after a step that computed something, or tried to."""
-        self._rows.observe(len(stepped.k))
-        self._row_ks.update(stepped.k)
+        self._observe("batch_rows", len(stepped.k))
+        for k in stepped.k:
+            self._observe("row_k", k)
         if stepped.error is not None:
             return
-        self._pick_s.observe(stepped.pick_s)
+        self._observe("pick_seconds", stepped.pick_s)
         self._generated.inc(len(stepped.tokens))
         first = [live for live, *_ in stepped.tokens if live.served.tokens == 1]
         decoded = len(stepped.tokens) - len(first)
         if decoded:
-            self._decode_s.observe(stepped.decode_s)
+            self._observe("step_seconds", stepped.decode_s, "decode")
         if decoded < len(stepped.k):  # the others have prompts on their way
-            self._prefill_s.observe(stepped.prefill_s)
+            self._observe("step_seconds", stepped.prefill_s, "prefill")
         for live in first:
             self._begin(live)
 
     def _begin(self, live: Live) -> None:
         """A request has its first token."""
+        served = live.served
         self._prompt.inc(len(live.asked.prompt))
         self._cached.inc(live.cached_tokens)
-        self._queue_s.observe(live.served.admitted_s - live.served.arrival_s)
-        self._ttft_s.observe(live.served.ttft_s)
+        self._observe("queue_seconds", served.admitted_s - served.arrival_s)
+        self._observe("ttft_seconds", served.ttft_s)
 
     def ended(self, endpoint: str, live: Live) -> None:
         """A request that the driver knows is over, in whatever way."""
         self._requests.labels(endpoint, live.outcome).inc()
         served = live.served
         if live.outcome == "finished" and served.tokens:
-            self._e2e_s.observe(served.last_s - served.arrival_s)
+            self._observe("e2e_seconds", served.last_s - served.arrival_s)
             if served.tpot_s is not None:
-                self._tpot_s.observe(served.tpot_s)
+                self._observe("tpot_seconds", served.tpot_s)
 
     def refused(self, endpoint: str, count: int) -> None:
         """Requests that the driver was not even asked for."""
@@ -174,7 +191,13 @@ class Metrics(Collector, Observer):
 
     def collect(self) -> Iterator[prometheus.Metric]:
         """What is read when somebody asks; called by the registry."""
-        yield _levels("row_k", "Experts a token, of every new one.", _KS, self._row_ks)
+        for name, (text, _) in _HISTOGRAMS.items():
+            labels = ("kind",) if name == "step_seconds" else ()
+            family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
+            for (of, kind), tally in self._tallies.items():
+                if of == name:
+                    family.add_metric((kind,) if labels else (), *tally.sample())
+            yield family
         if (now := self._figures) is None:
             return
         for name, text, value in (
@@ -200,16 +223,3 @@ class Metrics(Collector, Observer):
         for cause, num_bytes in now.bytes.items():
             brought.add_metric([cause], num_bytes)
         yield brought
-
-
-def _levels(
-    name: str, text: str, bounds: Sequence[int], counts: dict[int, int]
-) -> HistogramMetricFamily:
-    """A histogram of whole numbers, from how often each occurred."""
-    inside = [0] * (len(bounds) + 1)
-    for value, count in (counts := dict(counts)).items():
-        inside[bisect.bisect_left(bounds, value)] += count
-    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    buckets = list(zip(names, itertools.accumulate(inside), strict=True))
-    total = sum(value * count for value, count in counts.items())
-    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=total)

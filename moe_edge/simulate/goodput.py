@@ -1,9 +1,10 @@
 """Goodput: the highest rate of requests of which enough are answered in time.
 
-It is searched with the same requests at every rate, their gaps stretched: what differs
-between two rates is then the rate alone.
+Whoever serves should take the same requests at every rate, their gaps stretched: what
+differs between two rates is then the rate alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from moe_edge.core.checks import check_positive
@@ -11,6 +12,7 @@ from moe_edge.workload.served import Served, summarise
 
 TARGET = 0.9  # part of all offered requests that must be in time
 STEPS = 10  # halvings: to a thousandth of the range between two powers of two
+RANGE = 1e6  # around the first rate, in which is searched
 
 
 def goodput(
@@ -20,7 +22,7 @@ def goodput(
     slo_ttft_s: float = 0.5,
     slo_tpot_s: float = 0.02,
 ) -> float:
-    """Requests a second; 0 if a thousandth of `first_rate` is too many.
+    """Requests a second; 0 or infinity if it is not within RANGE of `first_rate`.
 
     Args:
       serve: what becomes of all requests at a rate.
@@ -37,10 +39,12 @@ def goodput(
     if is_enough(rate):
         while is_enough(2 * rate):
             rate *= 2
+            if rate > first_rate * RANGE:
+                return math.inf
     else:
         while not is_enough(rate / 2):
             rate /= 2
-            if rate < first_rate / 1000:
+            if rate < first_rate / RANGE:
                 return 0.0
         rate /= 2
     low, high = rate, 2 * rate

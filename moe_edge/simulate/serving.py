@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moe_edge.core.clock import EventHeap
 from moe_edge.engine.sizes import SlotSizes
-from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.hardware.step_costs import Shape, StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
@@ -39,12 +39,14 @@ class Step(NamedTuple):
       decode: jobs that get one more token.
       chunks: of prompts, that then pass the model together; the last one of a prompt
         gives its first token.
-      positions: that are computed for the chunks, padding included.
+      batch: rows, 1 and capacity of the session in which they decode; None: unknown.
+      shape: rows, size and capacity in which the chunks run, padding included.
     """
 
     decode: list[TokenJob]
     chunks: list[Chunk]
-    positions: int = 0
+    batch: Shape | None = None
+    shape: Shape | None = None
 
 
 class SlotSteps:
@@ -60,9 +62,36 @@ class SlotSteps:
         )
         self._group: list[Chunk] = []  # the last chunk of each prompt on its way
         self._shape = 0, 0  # of their session: rows, capacity
+        self._batch = 0, 0  # of the session of rows that decode
+        self._told: list[tuple[int, int]] = []  # id and K of the rows of its last step
 
     def next(self, running: Sequence[TokenJob]) -> Step:
         """The step of admitted requests."""
+        decode = [job for job in running if job.made]
+        batch = self._decode(decode, has_prompts=len(decode) < len(running))
+        shape = self._chunks(running)
+        through = [chunk.job for chunk in self._group if chunk.is_last]
+        if through:
+            self._batch = self._size([*decode, *through])
+        return Step(decode, self._group, batch, shape)
+
+    def _size(self, rows: Sequence[TokenJob]) -> tuple[int, int]:
+        need = max(job.prompt_tokens + job.new_tokens for job in rows)
+        return self._sizes.rows_for(len(rows)), self._sizes.capacity_for(need)
+
+    def _decode(self, rows: Sequence[TokenJob], has_prompts: bool) -> Shape | None:
+        """The session of rows that decode; as in `SlotBatch` it shrinks only if they
+        have changed and no prompt is on its way."""
+        if not rows:
+            return None
+        told = [(job.id, job.k) for job in rows]
+        if told != self._told and not has_prompts:
+            self._batch = self._size(rows)
+        self._told = told
+        return self._batch[0], 1, self._batch[1]
+
+    def _chunks(self, running: Sequence[TokenJob]) -> Shape | None:
+        """The next chunks of prompts, and their shape."""
         sizes = self._sizes
         group = [(job, stop) for job, _, stop in self._group if job.state == RUNNING]
         group = [(job, stop) for job, stop in group if stop < job.prompt_tokens]
@@ -76,12 +105,11 @@ class SlotSteps:
             Chunk(job, done, min(done + sizes.chunk, job.prompt_tokens))
             for job, done in group
         ]
-        decode = [job for job in running if job.made]
         if not group:
-            return Step(decode, [])
+            return None
         rows, capacity = self._shape
         widest = max(stop - start for _, start, stop in self._group)
-        return Step(decode, self._group, rows * sizes.padded(widest, capacity))
+        return rows, sizes.padded(widest, capacity), capacity
 
 
 class ComputedServer:
@@ -169,14 +197,14 @@ class ComputedServer:
             served = self.served[job.id]
             if served.admitted_s is None:
                 served.admitted_s = now_s
-        self._decoded_s = now_s + decode_s(step.decode, self.costs)
+        self._decoded_s = now_s + decode_s(step, self.costs)
         end_s = self._decoded_s + chunks_s(step, self.costs)
         self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
         heap.push(end_s, END)
         return True
 
     def _end(self, now_s: float) -> None:
-        decode, chunks, _ = self._step
+        decode, chunks, *_ = self._step
         tokens = [(job, self._decoded_s) for job in decode]
         tokens += [(chunk.job, now_s) for chunk in chunks if chunk.is_last]
         ended = []
@@ -218,10 +246,13 @@ def chunks_s(step: Step, costs: StepCosts) -> float:
         return 0.0
     tokens = sum(sizes)
     pairs = sum(n * job.k for n, (job, *_) in zip(sizes, step.chunks, strict=True))
-    return costs.prefill_s(tokens, pairs / tokens, step.positions)
+    return costs.prefill_s(tokens, pairs / tokens, step.shape)
 
 
-def decode_s(rows: Sequence[TokenJob], costs: StepCosts) -> float:
-    """Seconds of one token of rows."""
-    k = sum(job.k for job in rows)
-    return costs.decode_s(len(rows), k / len(rows)) if rows else 0.0
+def decode_s(step: Step, costs: StepCosts) -> float:
+    """Seconds of one token of a step's rows."""
+    if not step.decode:
+        return 0.0
+    rows = len(step.decode)
+    mean_k = sum(job.k for job in step.decode) / rows
+    return costs.decode_s(rows, mean_k, step.batch)

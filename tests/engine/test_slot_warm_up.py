@@ -1,7 +1,9 @@
 """After a warm-up nothing is traced or compiled, whatever rows do."""
 
+import numpy as np
 import pytest
 
+from moe_edge.engine import slot_warm_up
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.slots import RowSlots
@@ -62,6 +64,18 @@ def check(engine, **options) -> None:
 @pytest.mark.parametrize(("mode", "name", "options"), CASES)
 def test_nothing_compiles_after_a_warm_up(mode, name, options):
     check(engine_of(mode, name), **options)
+
+
+def test_programs_do_not_depend_on_what_a_warm_up_chooses(monkeypatch):
+    """All rows choose the same three experts, which the four slots hold at once."""
+
+    def same(engine, shape):
+        return np.zeros(shape, np.int32)
+
+    monkeypatch.setattr(slot_warm_up, "_tokens", same)
+    options = OffloadOptions(device_memory="17%")
+    with make_offloaded(StoreReader(GQA), options) as engine:
+        check(engine)
 
 
 @pytest.mark.parametrize("options", [{"assist": "fiddler"}, {"route": "substitute"}])

@@ -27,23 +27,48 @@ def test_table_of_one_point_says_the_same_everywhere():
     assert CostTable((4,), (8,), [[5]])(1, 2) == 5
 
 
-def test_padding_beyond_that_of_one_prompt_costs_its_positions():
-    table = CostTable((16, 32), (8, 9), [[1, 1], [2, 2]])
-    costs = StepCosts(TABLE, table, "here", chunks=(32, 128), position_s=0.25)
-    assert costs.prefill_s(24, 8) == costs.prefill_s(24, 8, 32) == 1.5
-    assert costs.prefill_s(24, 8, 128) == 1.5 + 0.25 * 96
-    assert costs.prefill_s(160, 8, 512) == 10 + 0.25 * 352  # beyond all chunks
-    assert costs.prefill_s(24, 8, 8) == 1.5
+SHAPES = [[1, 32, 64, 1.0], [1, 64, 64, 2.0], [1, 64, 256, 5.0], [4, 32, 64, 3.0]]
+
+
+def test_prompts_in_another_shape_than_one_cost_the_difference():
+    table = CostTable((16, 32), (8, 9), [[2, 2], [4, 4]])
+    costs = StepCosts(TABLE, table, "here", shapes=SHAPES)
+    assert costs.prefill_s(24, 8) == costs.prefill_s(24, 8, (1, 32, 64)) == 3
+    assert costs.prefill_s(24, 8, (4, 32, 64)) == 3 + 2  # four rows beside one
+    assert costs.prefill_s(40, 8, (4, 32, 64)) == 5 + 1  # one would be padded to 64
+    assert costs.prefill_s(24, 8, (1, 64, 256)) == 3 + 4  # the end of a long prompt
+    assert costs.prefill_s(90, 8, (1, 64, 256)) == costs.prefill_s(90, 8)  # too long
+    pairs = dataclasses.replace(costs, shapes=[[2, 32, 64, 1.0], [4, 32, 64, 3.0]])
+    assert pairs.prefill_s(24, 8, (4, 32, 64)) == 3 + 2  # one runs in two rows
+    # Unknown: twice the positions of the nearest, which is of this capacity.
+    assert costs.prefill_s(24, 8, (4, 64, 64)) == 3 + 6 - 1
+    assert costs.prefill_s(24, 8, (2, 64, 256)) == 3 + 10 - 1
+
+
+def test_rows_in_another_batch_than_the_least_cost_the_difference():
+    batches = [[1, 1, 64, 1.0], [2, 1, 64, 2.0], [2, 1, 256, 6.0]]
+    costs = StepCosts(TABLE, TABLE, "here", batches=batches)
+    assert costs.decode_s(1, 8) == costs.decode_s(1, 8, (1, 1, 64)) == 2
+    assert costs.decode_s(1, 8, (2, 1, 64)) == 2 + 1  # others have left
+    assert costs.decode_s(2, 8, (2, 1, 256)) == 3 + 4  # somebody needs more
+    assert costs.decode_s(9, 8, (2, 1, 64)) == costs.decode_s(9, 8)
+    assert costs.decode_s(2, 8, (4, 1, 256)) == 3 + 12 - 2  # unknown
+
+
+@pytest.mark.parametrize("shape", [[1, 2, 3], [1, 2, 3, 0], [1, 2, -3, 4.0]])
+def test_shapes_that_are_none_are_refused(shape):
+    with pytest.raises(ConfigError, match="a shape of step costs is .*, expected rows"):
+        StepCosts(TABLE, TABLE, "here", shapes=[shape])
 
 
 def test_costs_survive_their_file(tmp_path):
     costs = StepCosts(TABLE, CostTable((16, 32), (8, 9), [[1, 2], [3, 4]]), "here")
-    costs = dataclasses.replace(costs, chunks=(32,), position_s=0.5)
+    costs = dataclasses.replace(costs, shapes=SHAPES)
     path = tmp_path / "machine.json"
     path.write_text(json.dumps({"step_costs": costs.to_json() | {"held_out": []}}))
     read = read_step_costs(path)
     assert (read.decode_s(3, 20), read.prefill_s(24, 8)) == (6.5, 2)
-    assert read.source == "here" and read.prefill_s(24, 8, 64) == 2 + 0.5 * 32
+    assert read.source == "here" and read.prefill_s(24, 8, (4, 32, 64)) == 2 + 2
 
 
 def test_files_without_costs_are_refused(tmp_path):

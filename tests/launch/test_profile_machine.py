@@ -20,7 +20,7 @@ def test_profile_machine_times_the_steps_of_a_checkpoint(run_script, tmp_path, t
     assert stored["checkpoint"] == str(tiny) and len(stored["held_out"]) == 20
     assert done.summary["decode_worst_error"] == stored["decode_worst_error"]
     costs = read_step_costs(tmp_path / "o" / "machine.json")
-    assert costs.decode_s(2, 2) > 0 and costs.prefill_s(40, 2, 512) > 0
+    assert costs.decode_s(2, 2) > 0 and costs.prefill_s(40, 2, (2, 128, 128)) > 0
     assert costs.decode.sizes == [1, 2]
 
 

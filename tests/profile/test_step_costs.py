@@ -40,14 +40,21 @@ class Machine:
         del self.rows[id]
 
     def prefill(self):
+        if not self.prompts:
+            return
         lengths = [len(row.prompt) for row in self.prompts]
         tokens = max(sum(lengths), 16)
         self.now_s += 0.01 + 1e-4 * tokens * (self.prompts[0].k or 0)
-        rows = self.shapes.prompt_rows_for(len(lengths))
-        padded = rows * self.shapes.padded(max(lengths), 256)
-        alone = self.shapes.padded(min(sum(lengths), 128), 256)
-        self.now_s += 1e-5 * max(padded - max(alone, sum(lengths)), 0)
+        self.now_s += self.shape_seconds(self.shapes.prompt_shape(lengths))
         self.prompts = []
+
+    def shape_seconds(self, shape):
+        rows, size, capacity = shape
+        return 1e-5 * rows * size * capacity / 64
+
+    def batch_seconds(self, batch):
+        rows, _, capacity = batch
+        return 1e-5 * rows * capacity
 
     def decode(self):
         self.now_s += 0.002 + 1e-3 * len(self.rows) + 1e-4 * sum(self.rows.values())
@@ -62,6 +69,8 @@ def machine(monkeypatch):
         return made[0]
 
     monkeypatch.setattr(module, "RowSlots", make)
+    monkeypatch.setattr(module, "shape_seconds", Machine.shape_seconds)
+    monkeypatch.setattr(module, "batch_seconds", Machine.batch_seconds)
     monkeypatch.setattr(module.time, "perf_counter", lambda: made[0].now_s)
 
 
@@ -75,10 +84,17 @@ def test_a_formula_is_found_again():
     costs = found.costs
     assert costs.decode_s(3, 2) == pytest.approx(0.002 + 0.003 + 6e-4)
     assert costs.decode_s(6, 1.5) == pytest.approx(0.002 + 0.006 + 9e-4)
-    assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4)
+    one, four = 1e-5 * 128 * 4, 1e-5 * 512 * 4
+    assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4 + one)
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
-    assert costs.prefill_s(50, 3, 512) == pytest.approx(0.01 + 150e-4 + 384e-5)
-    assert costs.position_s == pytest.approx(1e-5) and costs.chunks == [32, 128]
+    together = costs.prefill_s(50, 3, (4, 128, 256))
+    assert together == pytest.approx(0.01 + 150e-4 + four)
+    assert costs.batches == [
+        [rows, 1, 256, pytest.approx(2.56e-3 * rows)] for rows in (1, 2, 4)
+    ]
+    assert [shape[:3] for shape in costs.shapes] == [
+        *([1, 32, 256], [1, 128, 256], [4, 32, 256], [4, 128, 256]),
+    ]
     assert costs.prefill.sizes == [16, 32, 33, 80, 128]
     assert len(found.held_out) == 20 and max(found.errors().values()) < 1e-9
     stored = found.to_json()
@@ -104,15 +120,12 @@ def test_too_short_a_context_is_refused():
         measure_steps(Engine, max_batch=2, max_context=40)
 
 
-@pytest.mark.usefixtures("machine")
-def test_a_batch_of_one_row_has_no_padding():
-    costs = measure_steps(Engine, max_batch=1, max_context=256, repeats=1).costs
-    assert costs.position_s == 0
-
-
 def test_steps_of_a_real_engine_are_timed():
     engine = ResidentEngine(load_weights(StoreReader(GQA)))
     found = measure_steps(engine, max_batch=2, max_context=128, repeats=1)
     assert found.costs.decode_s(2, 3) > 0 and found.costs.prefill_s(100, 3) > 0
     assert all(point.measured_s > 0 for point in found.held_out)
     assert found.costs.prefill.sizes == [16, 32, 33, 80, 127]
+    assert len(found.costs.shapes) == 2  # two rows in any case, chunks of 32 or 128
+    assert [batch[:3] for batch in found.costs.batches] == [[1, 1, 128], [2, 1, 128]]
+    assert all(seconds > 0 for *_, seconds in found.costs.shapes + found.costs.batches)

@@ -1,5 +1,7 @@
 """Goodput by hand: a server that is in time up to a known rate."""
 
+import math
+
 import pytest
 
 from moe_edge.core.checks import ConfigError
@@ -36,5 +38,6 @@ def test_limits_are_those_given_and_a_slow_server_has_none():
     slow = goodput(server(5.0, []), slo_ttft_s=0.05)
     assert slow == 0.0
     assert goodput(server(5.0, []), slo_tpot_s=0.001) == 0.0
+    assert goodput(server(5.0, []), slo_ttft_s=1.0) == math.inf
     with pytest.raises(ConfigError, match="first_rate"):
         goodput(server(5.0, []), first_rate=0.0)

@@ -100,7 +100,7 @@ def sizes(prefill_chunk, prompt_rows=4):
 
 def step(steps, *running):
     """Ids of the rows that decode, then (id, start, stop) of chunks."""
-    decode, chunks, _ = steps.next(running)
+    decode, chunks, *_ = steps.next(running)
     for job in (*(chunk.job for chunk in chunks if chunk.is_last), *decode):
         job.made += 1
     return [job.id for job in decode], [(j.id, a, b) for j, a, b in chunks]
@@ -129,12 +129,26 @@ def test_prompts_of_requests_that_ended_are_dropped():
 
 
 def test_prompts_that_run_together_cost_their_padding():
-    # 0 and 1 take four rows of 32 positions: 9 tokens of 1 s, 96 positions of 0.5 s
-    # more than one prompt of so many is padded to.
-    costs = dataclasses.replace(COSTS, chunks=(32, 128), position_s=0.5)
+    # 0 and 1 take four rows of 32 positions: 9 tokens of 1 s, and the 48 s that this
+    # shape costs more than that of one prompt.
+    shapes = [[1, 32, 256, 2.0], [4, 32, 256, 50.0]]
+    costs = dataclasses.replace(COSTS, shapes=shapes)
     server = ComputedServer(RequestLoop(Continuous(2)), costs)
     served = server.run([job(0, 0, 3, 1), job(1, 0, 6, 1), job(2, 99, 5, 1)])
     assert [served[n].first_s for n in range(3)] == [57, 57, 104]
+
+
+def test_rows_cost_the_session_in_which_they_run():
+    # A step of one row takes 2 s, and 3 s more while the session is of the capacity
+    # that 1 needs; so it is until 1 has gone and nobody waits.
+    batches = [[1, 1, 256, 1.0], [2, 1, 256, 1.0], [1, 1, 1024, 4.0], [2, 1, 1024, 4.0]]
+    costs = dataclasses.replace(COSTS, batches=batches)
+    server = ComputedServer(RequestLoop(Continuous(2)), costs)
+    served = server.run([job(0, 0, 1, 4), job(1, 1, 1, 300)], {1: 9.0})
+    # 0: its prompt until 1, a step until 3, then 1's prompt until 4; a step of both
+    # until 10 (3 + 3 s), and one of 0 alone, in a session made smaller.
+    assert (served[0].first_s, served[0].last_s) == (1, 12)
+    assert (served[1].first_s, served[1].outcome) == (4, "cancelled")
 
 
 def test_higher_load_waits_longer():

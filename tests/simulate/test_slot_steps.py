@@ -1,6 +1,5 @@
 """What `SlotSteps` says of a step is what row slots compute, step by step."""
 
-import numpy as np
 import pytest
 
 from moe_edge.engine.slots import RowSlots
@@ -19,14 +18,18 @@ class Watched:
     """An engine that keeps the shapes of the chunks it runs."""
 
     def __init__(self, engine):
-        self._engine, self.shapes = engine, []
+        self._engine, self.shapes, self.batches = engine, [], []
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def run_chunk(self, session, tokens, valid, start_B):
-        self.shapes.append(tokens.shape)
-        return self._engine.run_chunk(session, tokens, valid, start_B)
+    def decode(self, session, *more, **options):
+        self.batches.append((len(session.lengths), 1, session.capacity))
+        return self._engine.decode(session, *more, **options)
+
+    def run_chunk(self, session, tokens, *more):
+        self.shapes.append((*tokens.shape, session.capacity))
+        return self._engine.run_chunk(session, tokens, *more)
 
 
 @pytest.mark.parametrize("prefill_chunk", [16, 24])  # the second one is rounded down
@@ -74,11 +77,18 @@ def compare(expected: Step, slots, engine, running) -> list[int]:
     done = {job.id: slots[job.id].length for job in running}
     decoded = [new.id for new in slots.decode()]
     assert sorted(decoded) == sorted(job.id for job in expected.decode)
+    batches = [] if expected.batch is None else [expected.batch]
+    assert engine.batches == batches
     engine.shapes.clear()
+    engine.batches.clear()
     first = [new.id for new in slots.prefill()]
     lengths = {job.id: slots[job.id].length for job in running if not job.made}
     chunks = [(n, done[n], now) for n, now in lengths.items() if now > done[n]]
     assert chunks == [(job.id, start, stop) for job, start, stop in expected.chunks]
     assert first == [chunk.job.id for chunk in expected.chunks if chunk.is_last]
-    assert sum(int(np.prod(shape)) for shape in engine.shapes) == expected.positions
+    if expected.shape is None:
+        assert not engine.shapes
+    else:
+        rows, size, capacity = expected.shape
+        assert engine.shapes == [(rows, size, capacity)]
     return [*decoded, *first]

@@ -92,9 +92,16 @@ class MainEngine(PlacedEngine):
         self._view, self._decodes = self._asked.view, True
         self.steps += 1
         self.waits_s.append(0.0)
+        self._session = session
         if self.listener is not None:
-            index = self.steps - self.steps_before
-            self.listener.token(session, index, int(np.asarray(tokens_B)[0]))
+            if self.config.num_layers - 1 not in self._place:  # as `_here` did not
+                self.listener.rows(session, self._index)
+            self.listener.token(session, self._index, int(np.asarray(tokens_B)[0]))
+
+    @property
+    def _index(self) -> int:
+        """Of the running decode step, from 1."""
+        return self.steps - self.steps_before
 
     def count(self, layer: int) -> int:
         """Of a layer in the running step, through all texts."""
@@ -105,8 +112,7 @@ class MainEngine(PlacedEngine):
         if not self._decodes:
             return self._asked.view_of(0, layer, self._groups.spread(E))
         count, chosen = self.count(layer), ids_TK[0].tolist()
-        index = self.steps - self.steps_before
-        self.decoded.append((self.request, index, layer, count, chosen))
+        self.decoded.append((self.request, self._index, layer, count, chosen))
         row_E = np.full(E, HERE, np.int16)
         where = self._groups.choose(count, chosen, self.predicted.get(count, ()))
         for expert, worker in where.items():
@@ -114,6 +120,13 @@ class MainEngine(PlacedEngine):
         if self.listener is not None:
             self.listener.passed(count, set(where.values()))
         return self._asked.view_of(count * ATTEMPTS, layer, row_E)
+
+    def _here(self, layer: int, *arguments):
+        """The calls are on their way: while the last ones are, the shadow is told."""
+        told = self._decodes and self.listener is not None
+        if told and layer == self.config.num_layers - 1:
+            self.listener.rows(self._session, self._index + 1)
+        return super()._here(layer, *arguments)
 
     def _gather(self, *arguments):
         started_s = time.perf_counter()
@@ -157,18 +170,20 @@ class ShadowLink:
 
     def token(self, session: Session, index: int, token: int) -> None:
         """Decode step `index` (from 1) begins."""
-        fields, arrays = {"index": index, "token": token}, {}
-        if self._periods.aligns_kv(index):
-            start, count = 0, session.capacity
-            if index > 1:
-                count = self._periods.kv_period
-                start = self._length + index - 1 - count
-            start_B = jax.device_put(np.array([start], np.int32))
-            kv = self.read_kv(session.caches, start_B, count=count)
-            kept = self._length if index == 1 else count
-            arrays["kv"] = np.asarray(kv)[:, :, :kept]
-            fields["kv_start"] = start
-        self._post("token", fields, arrays)
+        if index == 1 and self._periods.aligns_kv(index):
+            self._rows(session, 0, session.capacity, self._length)
+        self._post("token", {"index": index, "token": token}, {})
+
+    def rows(self, session: Session, index: int) -> None:
+        """Keys and values that are due at decode step `index` are there, before it."""
+        if index > 1 and self._periods.aligns_kv(index):
+            count = self._periods.kv_period
+            self._rows(session, self._length + index - 1 - count, count, count)
+
+    def _rows(self, session: Session, start: int, count: int, kept: int) -> None:
+        start_B = jax.device_put(np.array([start], np.int32))
+        kv = self.read_kv(session.caches, start_B, count=count)
+        self._post("rows", {"start": start}, {"kv": np.asarray(kv)[:, :, :kept]})
 
     def passed(self, count: int, asked: set[int]) -> None:
         """Workers of a layer's group that it does not ask may go on."""

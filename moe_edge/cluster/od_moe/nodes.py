@@ -55,5 +55,7 @@ def make_node(
             speculative=options.departure == "speculative",
             seed=options.seed,
         )
-    worker = Worker(parts.reader, parts.programs(), groups.slots)
+    worker = Worker(
+        parts.reader, parts.programs(), groups.slots * options.worker_layers
+    )
     return WorkerNode(number, transport, worker)

@@ -197,6 +197,7 @@ class OdProgramme(Programme):
             load_s=float(np.mean(loads)) * slots,
             shadow_s=(shadow_s or 0.0) if named else None,
             groups=options.groups,
+            worker_layers=options.worker_layers,
             departure=options.departure,
             token_period=options.token_period,
             kv_period=options.kv_period,

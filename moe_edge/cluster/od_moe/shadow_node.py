@@ -32,7 +32,7 @@ class ShadowNode(Node):
       seed: of random experts.
     """
 
-    of_others = "begin", "token"
+    of_others = "begin", "token", "rows"
 
     def __init__(
         self,
@@ -132,8 +132,6 @@ class ShadowNode(Node):
                 self._name_random(index)
             self._name_random(index + 1)
             return
-        if "kv_start" in fields:
-            self._align(fields["kv_start"], arrays["kv"])
         token = fields["token"] if self._periods.aligns_token(index) else None
         if self._done < index:
             self._step(index, token, awaited=True)
@@ -143,7 +141,11 @@ class ShadowNode(Node):
             self._step(index, token, awaited=True)
         self._go_on(index + 1)
 
-    def _align(self, start: int, kv: np.ndarray) -> None:
+    def do_rows(self, fields, arrays) -> None:
+        """Keys and values of steps that the main node is through with."""
+        if self._follower is None:
+            return
+        start, kv = fields["start"], arrays["kv"]
         missing = self._follower.session.capacity - kv.shape[2]
         if start == 0 and missing:  # a prompt's: one shape for all
             kv = np.pad(kv, ((0, 0), (0, 0), (0, missing), (0, 0)))

@@ -7,6 +7,7 @@ in `shadow_node.py`).
 """
 
 import dataclasses
+from collections import deque
 
 from moe_edge.cluster.options import DEPARTURES
 from moe_edge.core.checks import ConfigError, check_count, check_from_zero, check_known
@@ -33,6 +34,7 @@ class Timing:
         what is due carries those of all steps since the last time.
       align_s: what aligning keys and values costs it besides, each time.
       rotates: whether groups go on across tokens, or each token begins with the first.
+      worker_layers: of whose share of blocks a worker has slots.
     """
 
     layers: int
@@ -49,11 +51,12 @@ class Timing:
     kv_s: float = 0.0
     align_s: float = 0.0
     rotates: bool = True
+    worker_layers: int = 1
 
     def __post_init__(self):
         """Raises ConfigError for what cannot be."""
         check_known("departure", self.departure, DEPARTURES)
-        for name in ("layers", "groups"):
+        for name in ("layers", "groups", "worker_layers"):
             check_count(name, getattr(self, name))
         times = ["main_s", "worker_s", "load_s", "reload_s", "missed_ratio"]
         times += ["kv_s", "align_s"]
@@ -73,7 +76,9 @@ class Timing:
     def token_ends_s(self, tokens: int) -> list[float]:
         """When decode steps 1, 2, .. of a text end, from the beginning of the first."""
         ends_s, now_s, shadow = [], 0.0, _Shadow(self)
-        free_s = [0.0] * self.groups  # when a group has computed its last layer
+        # Of each group, when its link was free, and its last layers were computed.
+        link_s = [0.0] * self.groups
+        done_s = [deque([0.0] * self.worker_layers) for _ in link_s]
         missed_s = self.missed_ratio * self.reload_s
         for token in range(tokens):
             named_s = shadow.begin(token + 1, now_s)
@@ -83,9 +88,10 @@ class Timing:
                 chosen_s = now_s + self.main_s
                 # A shadow that is slower than the model is of no use, and no harm.
                 known_s = chosen_s if named_s is None else min(named_s[layer], chosen_s)
-                loaded_s = max(known_s, free_s[group]) + self.load_s
+                room_s = max(link_s[group], done_s[group].popleft())
+                loaded_s = link_s[group] = max(known_s, room_s) + self.load_s
                 now_s = max(chosen_s, loaded_s) + missed_s + self.worker_s
-                free_s[group] = now_s
+                done_s[group].append(now_s)
             ends_s.append(now_s)
         return ends_s
 

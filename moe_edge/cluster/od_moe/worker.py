@@ -1,8 +1,8 @@
 """A worker: loads the experts that are predicted, computes with them, keeps nothing.
 
 Everything happens in the thread that answers calls, in the order in which messages
-come. A worker has slots for its share of one layer.
-What was predicted for its group's next layer is loaded as soon as the slots are free;
+come. A worker has slots for its share of one layer or of several.
+What was predicted for its group's next layers is loaded as soon as slots are free;
 what is asked for and not there is loaded then, while the main node waits.
 """
 
@@ -43,6 +43,7 @@ class Worker:
         # What coming layers will ask, by count; all up to `_passed` are over.
         self._coming: dict[int, list[tuple[int, int]]] = {}
         self._passed = -1
+        self._over: int | None = None  # the layer that was answered last
         self.slots: WorkerSlots | None = None
         self._all: Holdings | None = None
         self.set_link(None)
@@ -87,8 +88,9 @@ class Worker:
             self._load_next()
 
     def _load_next(self) -> None:
-        """Slots are for what is expected next: all else goes."""
-        cells = self._coming[min(self._coming)] if self._coming else []
+        """Slots are for what is expected next, layer by layer: all else goes."""
+        each = [cell for count in sorted(self._coming) for cell in self._coming[count]]
+        cells = list(dict.fromkeys(each))[: self.num_slots]
         self.slots.release(keep=cells)
         for cell in cells:
             self.slots.load(*cell, "prefetch")
@@ -126,8 +128,15 @@ class Worker:
                 some = blocks[first : first + self.num_slots]
                 mine = np.isin(call.block_P, some)
                 rows[mine] = self._compute_some(part_of(call, mine), count, some)
-        self.passed(count)
+        self._over = count
         return rows
+
+    def go_on(self) -> None:
+        """After an answer: what its layer had makes room for what comes."""
+        if self._over is not None:
+            self.passed(self._over)
+            self._over = None
+        self.slots.queue.copy()
 
     def _compute_some(self, call: Call, count: int, blocks: list[int]) -> np.ndarray:
         layer = call.layer
@@ -203,7 +212,7 @@ class WorkerNode(Node):
 
     def answered(self) -> None:
         with self.faults_end_it("a copy"):
-            self.worker.slots.queue.copy()
+            self.worker.go_on()
 
     def now_load(self, fields, arrays) -> None:
         for count, layer, experts in fields["layers"]:

@@ -7,6 +7,7 @@ requests are also served in computed time, over costs measured before.
 
 import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +29,13 @@ from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.serving_entry import (
+    AT_ONCE,
     COMPUTED,
     MEASURED,
     SAME,
     Runs,
     findings,
+    label_of,
 )
 from moe_edge.studies.moe_prism.serving_studies import (
     SYSTEMS,
@@ -44,7 +47,7 @@ from moe_edge.studies.speed.suite import describe_models
 from moe_edge.studies.study import Findings
 from moe_edge.workload.served import summarise
 
-AT_ONCE = 8  # batches, of which the sustained rate is read
+BATCHES = 12  # of requests that come at once: what a system sustains
 
 
 class Servers:
@@ -111,9 +114,13 @@ class Servers:
         )
 
     def offered(self, rate: float, seconds: float, seed: int) -> list[Offered]:
-        """Requests whose floors are sub-experts."""
-        load = self._load(rate, seconds, seed)
-        return offered_requests(load, self.settings.max_context)
+        """Requests whose floors are sub-experts; at an infinite rate some batches."""
+        if math.isfinite(rate):
+            load = self._load(rate, seconds, seed)
+            return offered_requests(load, self.settings.max_context)
+        count = BATCHES * self.settings.max_batch
+        some = self.offered(1.0, 2.0 * count, seed)[:count]
+        return [dataclasses.replace(each, arrival_s=0.0) for each in some]
 
     def _floors(self, system: System, offered: Sequence[Offered]) -> list[Offered]:
         """The same requests, with floors as the system's model counts them."""
@@ -164,10 +171,8 @@ class Servers:
 
     def sustained(self) -> float:
         """Requests a second of the first system with never an empty queue."""
-        name, count = self.settings.systems[0], AT_ONCE * self.settings.max_batch
-        offered = self.offered(float(count), 4.0, seed=10_000)[:count]
-        at_once = [dataclasses.replace(each, arrival_s=0.0) for each in offered]
-        return self.measured(name, at_once)["throughput_req_s"]
+        offered = self.offered(math.inf, 0.0, seed=10_000)
+        return self.measured(self.settings.systems[0], offered)["throughput_req_s"]
 
 
 def run(settings: ServingStudySettings) -> Findings:
@@ -180,15 +185,15 @@ def run(settings: ServingStudySettings) -> Findings:
         print(f"{settings.systems[0]} sustains {rate:.2f} requests/s", flush=True)
         before, figures = servers.num_compiled(), Runs()
         for number in range(settings.rounds):
-            for load in settings.loads:
-                seed = 100 * number + round(10 * load)
+            for load in (*settings.loads, AT_ONCE):
+                seed = 100 * number + (0 if load == AT_ONCE else round(10 * load))
                 offered = servers.offered(load * rate, settings.duration_s, seed)
                 longer = servers.offered(load * rate, settings.computed_s, seed)
                 for name in round_order(list(settings.systems), number):
                     found = servers.measured(name, offered)
                     figures.add(MEASURED, name, load, found)
                     print(
-                        f"round {number}, load {load:g}, {name}: "
+                        f"round {number}, {label_of(load)}, {name}: "
                         f"{found['throughput_req_s']:.2f} requests/s, TTFT "
                         f"{found['ttft_ms']['mean']:.0f} ms",
                         flush=True,

@@ -42,7 +42,8 @@ class ServingStudySettings(ModelSettings):
       systems: of SYSTEMS, the first one sets the rates.
       floors: sub-experts a token that requests ask for at least, all alike often; the
         original runs the next whole number of experts.
-      loads: rates over the one that the first system sustains.
+      loads: rates over the one that the first system sustains; besides, all requests
+        come at once.
       duration_s: for how long requests come, in each measured run; computed_s: in each
         computed one.
       rounds: of measured and of computed runs, each with requests of its own.
@@ -58,7 +59,10 @@ class ServingStudySettings(ModelSettings):
         "computed_s": check_positive,
     }
     make: tuple[str, ...] = ("lg",)
-    systems: Sequence[str] = (FIFO, "FullBatch", PRISM, "one K, original", OURS)
+    systems: Sequence[str] = (
+        *(FIFO, "FullBatch", PRISM),
+        *("one K, original", "one K", OURS, "elastic"),
+    )
     floors: Sequence[int] = tuple(range(4, 33))
     loads: Sequence[float] = (0.4, 0.7, 1.0)
     duration_s: float = 60.0

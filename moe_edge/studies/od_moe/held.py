@@ -9,7 +9,7 @@ from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_there
 from moe_edge.metrics.schema import read_result
-from moe_edge.studies.od_moe.live import CASES
+from moe_edge.studies.od_moe.live import CASES, worker_layers
 
 SPEED, RATIO = "decode tokens per", "decode over resident"
 LOAD, LONGEST, SHADOW, RECALL = "t load", "t maxload", "t shadow", "recall"
@@ -91,6 +91,7 @@ def timing_of(case: str, found: Mapping[str, float], model: LiveModel) -> Timing
         load_s=found[LOAD],
         shadow_s=found.get(SHADOW, 0.0) if named else None,  # random names at once
         groups=model.groups,
+        worker_layers=worker_layers(departure),
         departure=departure or "late",
         token_period=token,
         kv_period=kv,

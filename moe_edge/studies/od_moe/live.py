@@ -118,7 +118,12 @@ class LiveRuns:
         )
 
 
-def run_od_moe(texts: Sequence[str], **options) -> dict:
+def worker_layers(departure: str | None) -> int:
+    """Of which workers have slots: `late` is as in the paper."""
+    return 2 if departure == "speculative" else 1
+
+
+def run_od_moe(texts: Sequence[str], *, departure: str, **options) -> dict:
     """The row of one run over these prompts; `options`: of `ClusterOptions`."""
     from moe_edge.cluster.run import run_cluster
 
@@ -130,6 +135,8 @@ def run_od_moe(texts: Sequence[str], **options) -> dict:
             out_dir=str(Path(work) / "run"),
             mode="od_moe",
             prompts=str(path),
+            departure=departure,
+            worker_layers=worker_layers(departure),
             **options,
         )
 

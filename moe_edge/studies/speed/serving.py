@@ -44,7 +44,7 @@ class ServingSettings(SuiteSettings):
       loop_requests, prompt_tokens, new_tokens: of the runs that are held against
         `generate` and HTTP.
       prefix_tokens: of a prompt that comes again.
-      goodput_s: computed seconds of arrivals.
+      goodput_requests: that come at a rate, in computed time.
       memory_requests: whose memory is watched, after a tenth of them.
     """
 
@@ -60,7 +60,7 @@ class ServingSettings(SuiteSettings):
     prompt_tokens: int = 32
     new_tokens: int = 64
     prefix_tokens: int = 512
-    goodput_s: float = 300.0
+    goodput_requests: int = 2000
     memory_requests: int = 10_000
 
 

@@ -5,22 +5,25 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.load.offered import LoadOptions, Offered, offered_requests
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.registry import get_policy
+from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.driver import Asked, Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
-from moe_edge.simulate.serving import ComputedServer, token_jobs
+from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
-from moe_edge.workload.arrivals import poisson_servers
-from moe_edge.workload.requests import Lengths, make_requests
+from moe_edge.workload.requests import Lengths
 
 # Prompt and answer of requests that come together, in tokens.
 LENGTHS = Lengths(32, 0.5, 48, 0.5)
@@ -30,20 +33,27 @@ LOOP_BAR, PREFIX_BAR = 1.05, 0.6
 
 
 def floors_of(own_k: int, count: int) -> list[int]:
-    """A floor for each request, all shares alike often."""
+    """A floor for each request, all shares alike often, in random order.
+
+    In turn, every batch of a few requests would hold the highest one.
+    """
     shares = [FLOOR_SHARES[i % len(FLOOR_SHARES)] for i in range(count)]
+    shares = np.random.default_rng(3).permutation(shares).tolist()
     return [max(1, round(own_k * share)) for share in shares]
 
 
-def driver_of(engine: Engine, settings: ServingSettings, **options) -> Driver:
-    """A driver that refuses nobody, warmed up."""
+def driver_of(
+    engine: Engine, settings: ServingSettings, is_warm: bool = True, **options
+) -> Driver:
+    """A driver that refuses nobody; warm: all its programs are compiled."""
     given = {
         "max_batch": settings.max_batch,
         "max_context": settings.max_context,
         "max_waiting": 10 * max(settings.requests, settings.loop_requests),
     }
     driver = make_driver(engine, ServingOptions(**given | options))
-    driver.slots.warm_up()
+    if is_warm:
+        driver.slots.warm_up()
     return driver
 
 
@@ -121,30 +131,40 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
 
 
 def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
-    """Computed: the highest rate at which enough requests are in time."""
+    """Computed: the highest rate at which enough requests are in time.
+
+    Floors are all K from an eighth of the refactored model's on; the original runs the
+    next whole number of experts.
+    """
     del work_dir
-    costs: dict[str, tuple[StepCosts, int]] = {}
+    costs: dict[str, tuple[StepCosts, SlotSizes, int]] = {}
     for name, path in models:
         engine = load_engine(path, with_tokenizer=False).engine
         sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
         measured = measure_steps(engine, **sizes, repeats=settings.repeats)
-        costs[name] = measured.costs, engine.config.moe.top_k
+        slots = driver_of(engine, settings, is_warm=False).slots
+        costs[name] = measured.costs, slots.shapes, engine.config.moe.top_k
     (original, _), (refactored, _) = models
+    own = costs[refactored][-1]
     runs: Mapping[str, list[float]] = {"ours": [], "peer": []}
     for seed in range(settings.repeats):
+        requests = _offered(settings, own, seed)
         for run, model, policy in (
             ("ours", refactored, "continuous"),
             ("peer", original, "fifo"),
         ):
-            runs[run].append(_goodput(*costs[model], policy, settings, seed))
-    # Ours over the peer's is asked to be large: times are easier to read as a bar.
-    per_request = {name: [MS / max(rate, 1e-9) for rate in runs[name]] for name in runs}
+            subs = own // costs[model][-1]
+            runs[run].append(_goodput(*costs[model], policy, settings, requests, subs))
+    # The bar is on a ratio that should be small: so of the gaps between requests.
+    gaps_ms = {name: [MS / rate for rate in runs[name] if rate] for name in runs}
+    if not all(gaps_ms.values()):
+        raise CapacityError(f"no rate is served in time: goodput is {runs}")
     return [
         make_row(
             "goodput, continuous, computed: gap between requests",
-            per_request["ours"],
+            gaps_ms["ours"],
             "ms",
-            peer=per_request["peer"],
+            peer=gaps_ms["peer"],
             peer_name="fifo, original",
             bar=1 / GOODPUT_GAIN,
             requests_per_s=runs,
@@ -152,20 +172,44 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
     ]
 
 
+def _offered(settings: ServingSettings, own_k: int, seed: int) -> list[Offered]:
+    """Requests at one a second."""
+    load = LoadOptions(
+        poisson=1.0,
+        duration_s=float(settings.goodput_requests),
+        prompt_tokens=round(LENGTHS.input_mean),
+        output_tokens=round(LENGTHS.output_mean),
+        floors=",".join(f"{k}:1" for k in range(max(own_k // 8, 1), own_k + 1)),
+        seed=seed,
+    )
+    return offered_requests(load, settings.max_context)
+
+
 def _goodput(
-    costs: StepCosts, own_k: int, policy: str, settings: ServingSettings, seed: int
+    costs: StepCosts,
+    sizes: SlotSizes,
+    own_k: int,
+    policy: str,
+    settings: ServingSettings,
+    requests: Sequence[Offered],
+    subs: int,
 ) -> float:
-    count = max(int(settings.goodput_s), 10)  # of a rate of one a second
-    chosen = get_policy(policy, max_batch=settings.max_batch, own_k=own_k, costs=costs)
+    given = {"max_batch": settings.max_batch, "own_k": own_k, "costs": costs}
+    chosen = get_policy(policy, **given)
 
     def serve(rate: float):
-        number = max(int(count * rate), 10)
-        arrivals = poisson_servers(1 / rate, 1, number, seed)
-        requests = make_requests(["any"], arrivals, seed=seed, lengths={"any": LENGTHS})
-        rng = np.random.default_rng(seed)
-        floors = rng.permutation(floors_of(own_k, number))
-        server = ComputedServer(RequestLoop(chosen), costs)
-        return list(server.run(token_jobs(requests, floors)).values())
+        jobs = [
+            TokenJob(
+                each.id,
+                arrival_s=each.arrival_s / rate,
+                floor=-(-each.floor // subs),
+                prompt_tokens=each.prompt_tokens,
+                new_tokens=each.new_tokens,
+            )
+            for each in requests
+        ]
+        loop, steps = RequestLoop(chosen), SlotSteps(sizes)
+        return list(ComputedServer(loop, costs, steps=steps).run(jobs).values())
 
     return goodput(serve)
 

@@ -45,9 +45,8 @@ class Posts:
 
     def post(self, peer, name, fields=None, arrays=None):
         if peer == SHADOW:
-            if "kv_start" in fields:
-                some = next(iter(arrays.values()))
-                self.kv.append((fields["kv_start"], some.shape[2]))
+            if name == "rows":
+                self.kv.append((fields["start"], arrays["kv"].shape[2]))
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
@@ -92,6 +91,7 @@ def run(precision, periods, speculative=False, name=NAME, steps_before=1, forced
         if not forced:
             token = int(np.asarray(logits_BV)[0].argmax())
         token_B = jax.device_put(np.array([token], np.int32))
+        link.rows(session, step)
         link.token(session, step, token)
         choices = course.step(session.caches, token_B, active_B)
         beside.append(read_choices(choices, 1, K)[LAYERS, 0])

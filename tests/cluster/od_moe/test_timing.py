@@ -36,6 +36,14 @@ def test_speculative_shadow_by_hand():
     assert timing.token_ends_s(2) == [13.5, 23.5]
 
 
+def test_second_layers_slots_fill_while_the_first_is_computed():
+    # As above, but group 0's link is free at 8.5: layer 0 of step 2 is loaded 16.5,
+    # computed 18.5. Group 1's is free at 9: loaded 17, chosen 19.5, computed 21.5.
+    parts = {"departure": "speculative", "worker_layers": 2} | PARTS
+    timing = Timing(load_s=8.0, shadow_s=1.0, **parts)
+    assert timing.token_ends_s(2) == [13.5, 21.5]
+
+
 def test_slow_shadow_is_of_no_use_and_no_harm():
     # Named at 16 and 32; chosen at 1, loaded 1.5, computed 3.5; chosen 4.5, computed 7.
     timing = Timing(load_s=0.5, shadow_s=32.0, departure="speculative", **PARTS)

@@ -63,6 +63,7 @@ def prompt(tokens: int, seed: int = 0) -> Call:
 def ask(worker: Worker, call: Call) -> None:
     """Its rows have the bits of the resident's."""
     rows = worker.compute(call)
+    worker.go_on()
     np.testing.assert_array_equal(rows, resident().compute(call))
 
 
@@ -117,6 +118,28 @@ def test_nothing_is_kept_and_the_next_layers_blocks_take_the_slots(make):
     assert worker.slots.cells == set() and worker.slots.free == 3
     ask(worker, decode(8, [3, 8, 1]))  # again: loaded again
     assert worker.reloads == 3
+
+
+def test_slots_that_are_left_are_for_the_layers_behind(make):
+    worker = make(slots=4)
+    worker.expect(9, OTHER, [6, 7])
+    worker.expect(5, LAYER, [3, 8])
+    worker.expect(7, OTHER, [3, 4])
+    assert worker.slots.cells == cells(3, 8) | cells(3, 4, layer=OTHER)
+    ask(worker, decode(5, [3, 8]))
+    assert worker.slots.cells == cells(3, 4, 6, 7, layer=OTHER)
+    ask(worker, decode(7, [3, 4], layer=OTHER))
+    assert worker.slots.cells == cells(6, 7, layer=OTHER) and worker.reloads == 0
+
+
+def test_answer_goes_before_what_the_next_layer_needs(make):
+    worker = make()
+    worker.expect(5, LAYER, [3, 8, 1])
+    worker.expect(7, OTHER, [3, 4, 5])
+    worker.compute(decode(5, [3, 8, 1]))
+    assert worker.slots.cells == cells(3, 8, 1)
+    worker.go_on()
+    assert worker.slots.cells == cells(3, 4, 5, layer=OTHER)
 
 
 def test_layer_that_asks_nothing_makes_way(make):

