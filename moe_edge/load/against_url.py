@@ -32,6 +32,7 @@ from moe_edge.workload.served import Served
 MOST_S = 900.0  # for one answer
 OUTCOMES = {429: "refused", 504: "expired"}  # of a status; of all others: failed
 COMPLETIONS = "/v1/completions"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def url_results(
@@ -57,12 +58,9 @@ async def _results(url: str, key: str | None, load: LoadOptions) -> Results:
             for token in await tokenize(client, target.model, text)
         ]
         prompts = Prompts(ids, block_tokens(load), load.seed)
-        streamed = {"stream": True, "stream_options": {"include_usage": True}}
         bodies = [
-            body_of(
-                target.model, prompts(each), each.new_tokens, each.floor, **streamed
-            )
-            for each in requests
+            body_of(target.model, prompts(one), one.new_tokens, one.floor, **STREAMED)
+            for one in requests
         ]
         print(f"{target.model} at {url}; {len(requests)} requests", flush=True)
         run = UrlLoad(client, requests, bodies)
