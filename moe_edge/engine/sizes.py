@@ -6,7 +6,7 @@ prompts as the engine does.
 
 from collections.abc import Iterable, Sequence
 
-from moe_edge.core.checks import check_count
+from moe_edge.core.checks import CapacityError, check_count
 
 MIN_BUCKET = 16
 MIN_CAPACITY = 64
@@ -26,6 +26,15 @@ def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
 def capacity_for(tokens: int) -> int:
     """Cache capacity for sequences of up to `tokens`."""
     return bucket(tokens, MIN_CAPACITY)
+
+
+def check_context(max_context: int, max_positions: int) -> None:
+    """Raises CapacityError for rows that are longer than the model's context."""
+    if max_context > max_positions:
+        raise CapacityError(
+            f"max_context of {max_context} tokens exceeds the model's context of "
+            f"{max_positions}; lower it"
+        )
 
 
 class SlotSizes:

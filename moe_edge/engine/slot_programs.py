@@ -11,11 +11,10 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
 from moe_edge.engine.session import Session, cache_bytes
-from moe_edge.engine.sizes import SlotSizes
+from moe_edge.engine.sizes import SlotSizes, check_context
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
@@ -101,11 +100,7 @@ class SlotShapes(SlotSizes):
 
     def __init__(self, config: ModelConfig, **sizes):
         super().__init__(**sizes)
-        if self.max_context > config.max_positions:
-            raise CapacityError(
-                f"max_context of {self.max_context} tokens exceeds the model's context "
-                f"of {config.max_positions}; lower it"
-            )
+        check_context(self.max_context, config.max_positions)
         self.config = config
         # Positions that are copied at a time, from cache to cache.
         self.part = math.gcd(self.chunk, *self.capacities)

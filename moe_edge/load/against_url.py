@@ -32,6 +32,7 @@ from moe_edge.workload.served import Served
 MOST_S = 900.0  # for one answer
 OUTCOMES = {429: "refused", 504: "expired"}  # of a status; of all others: failed
 COMPLETIONS = "/v1/completions"
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def url_results(
@@ -57,7 +58,10 @@ async def _results(url: str, key: str | None, load: LoadOptions) -> Results:
             for token in await tokenize(client, target.model, text)
         ]
         prompts = Prompts(ids, block_tokens(load), load.seed)
-        bodies = [body_of(each, prompts(each), target.model) for each in requests]
+        bodies = [
+            body_of(target.model, prompts(one), one.new_tokens, one.floor, **STREAMED)
+            for one in requests
+        ]
         print(f"{target.model} at {url}; {len(requests)} requests", flush=True)
         run = UrlLoad(client, requests, bodies)
         await run.run()
@@ -110,20 +114,20 @@ async def tokenize(client: Client, model: str, text: str) -> list[int]:
     return list(found["tokens"])
 
 
-def body_of(request: Offered, prompt: Sequence[int], model: str) -> bytes:
+def body_of(
+    model: str, prompt: Sequence[int], new_tokens: int, floor: int | None, **more
+) -> bytes:
     """A request as it is sent: greedy, to its last token."""
-    given: dict[str, Any] = {
+    given = {
         "model": model,
         "prompt": list(prompt),
-        "max_tokens": request.new_tokens,
+        "max_tokens": new_tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
-    if request.floor is not None:
-        given["min_k"] = request.floor
-    return json.dumps(given).encode()
+    if floor is not None:
+        given["min_k"] = floor
+    return json.dumps(given | more).encode()
 
 
 class UrlLoad:

@@ -1,7 +1,7 @@
 """Requests in computed time: the loop, and what its steps cost."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
@@ -54,7 +54,7 @@ def computed_results(
     if dry_run:
         return None
     floor = options.default_min_k or own_k
-    jobs = [_job(each, floor, row_bytes) for each in requests]
+    jobs = offered_jobs(requests, floor, row_bytes)
     loop = Recorder(made.loop())
     server = ComputedServer(loop, costs, steps=SlotSteps(made.sizes()))
     served = server.run(jobs)
@@ -74,14 +74,25 @@ def _caches(options: ServingOptions, config, context: int):
     return cache_bytes_of(options, shapes).running, shapes.row_bytes
 
 
-def _job(
-    request: Offered, default_floor: int, row_bytes: Callable[[int], int]
-) -> TokenJob:
-    return TokenJob(
-        request.id,
-        arrival_s=request.arrival_s,
-        floor=request.floor or default_floor,
-        kv_bytes=row_bytes(request.prompt_tokens + request.new_tokens),
-        prompt_tokens=request.prompt_tokens,
-        new_tokens=request.new_tokens,
-    )
+def offered_jobs(
+    requests: Sequence[Offered],
+    default_floor: int,
+    row_bytes: Callable[[int], int] = _nothing,
+) -> list[TokenJob]:
+    """Requests as a loop takes them.
+
+    Args:
+      default_floor: of requests without one.
+      row_bytes: tokens of a row -> bytes of its cache.
+    """
+    return [
+        TokenJob(
+            each.id,
+            arrival_s=each.arrival_s,
+            floor=each.floor or default_floor,
+            kv_bytes=row_bytes(each.prompt_tokens + each.new_tokens),
+            prompt_tokens=each.prompt_tokens,
+            new_tokens=each.new_tokens,
+        )
+        for each in requests
+    ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import MoeEdgeError, RequestError, built
-from moe_edge.core.files import check_there, write_text
+from moe_edge.core.files import check_there, decode_utf8, write_text
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay
@@ -91,7 +91,8 @@ def read_decisions(path: str | Path) -> tuple[LoopMade, list[str]]:
       RequestError: no file of decisions; OSError: it cannot be read.
     """
     check_there(path, "--decisions", "a load with this flag writes it")
-    first, *lines = Path(path).read_text(encoding="utf-8").splitlines() or [""]
+    text = decode_utf8(path, Path(path).read_bytes())
+    first, *lines = text.splitlines() or [""]
     try:
         given = json.loads(first)["loop"]
         for line in lines:

@@ -4,7 +4,9 @@ import math
 import time
 from collections.abc import Sequence
 
-from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.load.decisions_file import LoopMade
 from moe_edge.load.offered import (
@@ -18,7 +20,8 @@ from moe_edge.load.prompts import Prompts, text_ids
 from moe_edge.load.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.serve.driver import Asked, Driver
-from moe_edge.serve.options import ServingOptions, make_driver
+from moe_edge.serve.loading import load_driver
+from moe_edge.serve.options import ServingOptions
 from moe_edge.workload.served import Served
 
 
@@ -36,20 +39,21 @@ def engine_results(
     """
     options.step_costs()  # missing ones show before weights are read
     check_checkpoint(checkpoint, offload=offload)
+    reader = open_checkpoint(checkpoint)
+    own_k, longest = reader.config.moe.top_k, reader.config.max_positions
+    options.check_model(own_k, longest)
+    check_floors(load.floors, own_k)
+    context = options.context(longest)
+    requests = offered_requests(load, context)
     if dry_run:
         return None
-    loaded = load_engine(checkpoint, offload=offload)
-    with loaded.engine as engine:
-        clock, own_k = Clock(), engine.config.moe.top_k
-        driver = make_driver(engine, options, clock)
-        check_floors(load.floors, own_k)
-        context = driver.slots.shapes.max_context
-        requests = offered_requests(load, context)
-        ids = text_ids(loaded.tokenizer.encode, load.data_dir)
-        prompts = Prompts(ids, block_tokens(load), load.seed)
-        prompts = [prompts(each) for each in requests]
-        warm_s = driver.slots.warm_up()
-        print(f"ready after {warm_s:.1f} s; {len(requests)} requests", flush=True)
+    ids = text_ids(load_tokenizer(reader).encode, load.data_dir)
+    prompts = Prompts(ids, block_tokens(load), load.seed)
+    prompts = [prompts(each) for each in requests]
+    clock = Clock()
+    driver = load_driver(checkpoint, None, offload, options, clock=clock)
+    with driver.slots.engine:
+        print(f"ready after {clock():.1f} s; {len(requests)} requests", flush=True)
         made = LoopMade.of(
             options,
             max_context=context,

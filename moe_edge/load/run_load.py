@@ -1,8 +1,6 @@
 """The root of launch/load.py: requests at their times, and how they were served."""
 
 import dataclasses
-import os
-from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_positive
@@ -18,9 +16,9 @@ from moe_edge.load.decisions_file import (
 from moe_edge.load.http_client import parse_url
 from moe_edge.load.offered import LoadOptions
 from moe_edge.load.results import Results
+from moe_edge.serve.api_key import read_key
 from moe_edge.serve.options import ServingOptions
 
-KEY_VARIABLE = "MOE_EDGE_API_KEY"
 TARGETS = ("engine", "computed", "replay")  # besides URLs
 
 
@@ -140,7 +138,7 @@ def _replay(path: str, dry_run: bool) -> Results | None:
 
 def _key(file: str | None) -> str | None:
     """The server's key; None: it asks for none."""
-    if file is None:
-        return os.environ.get(KEY_VARIABLE)
-    check_there(file, "--api_key_file")
-    return Path(file).read_text(encoding="utf-8").strip()
+    if file is not None:
+        check_there(file, "--api_key_file")
+    key = read_key(file)
+    return None if key is None else key.decode()

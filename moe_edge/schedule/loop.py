@@ -43,7 +43,8 @@ class Limits:
     """How much a loop takes on.
 
     Attributes:
-      max_waiting: requests in all queues; more are refused. None: any number.
+      max_waiting: requests in all queues beyond those that find a free place; more are
+        refused. None: any number.
       kv_budget_bytes: of the caches of a lane's running requests.
       kv_together: bytes of caches from those of each: their sum, or, in a session
         whose rows have one capacity, rows times the longest.
@@ -111,7 +112,7 @@ class RequestLoop:
         job.state, job.lane = COMING, number
         self.lanes[number].coming += 1
         if job.deadline_s is not None:
-            heapq.heappush(self._deadlines, (job.deadline_s, job.id))
+            self._watch(job)
         return number
 
     def admit(self, job: Job, number: int, now_s: float) -> bool:
@@ -146,12 +147,12 @@ class RequestLoop:
             heapq.heappush(self._deadlines, entry)
         self._over = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            deadline_s, number = heapq.heappop(self._deadlines)
-            job = self.open.get(number)
-            if job is None or job.deadline_s != deadline_s:
+            entry = heapq.heappop(self._deadlines)
+            if not self._is_open(entry):
                 continue
+            job = self.open[entry[1]]
             if job.state == RUNNING and self.lanes[job.lane].stepping:
-                self._over.append((deadline_s, number))
+                self._over.append(entry)
                 continue
             self._leave(job, "finished" if job.state == RUNNING else "expired")
             ended.append(job)
@@ -168,7 +169,13 @@ class RequestLoop:
     def full(self) -> bool:
         """Whether a request that came now would find no place in the queue."""
         most = self.limits.max_waiting
-        return most is not None and self.num_waiting >= most
+        return most is not None and self.num_waiting >= most + self._free
+
+    @property
+    def _free(self) -> int:
+        """Places of lanes in which nothing runs."""
+        most = self.policy.max_batch
+        return sum(max(most - len(lane.running), 0) for lane in self.lanes)
 
     @property
     def num_waiting(self) -> int:
@@ -179,6 +186,8 @@ class RequestLoop:
         """When to call `expire` and, if it rests, `begin_step` of a lane again if no
         event comes before; infinity: not at all."""
         again_s = self.lanes[number].again_s
+        while self._deadlines and not self._is_open(self._deadlines[0]):
+            heapq.heappop(self._deadlines)
         first_s = self._deadlines[0][0] if self._deadlines else math.inf
         return first_s if again_s is None else min(first_s, again_s)
 
@@ -249,6 +258,18 @@ class RequestLoop:
         return following
 
     # --- inside
+
+    def _watch(self, job: Job) -> None:
+        """Keeps its deadline; those of ended requests are at most as many as others."""
+        heapq.heappush(self._deadlines, (job.deadline_s, job.id))
+        if len(self._deadlines) > 2 * len(self.open):
+            self._deadlines = [*filter(self._is_open, self._deadlines)]
+            heapq.heapify(self._deadlines)
+
+    def _is_open(self, entry: tuple[float, int]) -> bool:
+        """Whether a deadline is one of a request that has not ended."""
+        job = self.open.get(entry[1])
+        return job is not None and job.deadline_s == entry[0]
 
     def _set_k(self, job: Job, k: int | None) -> None:
         if job.floor is not None and (k is None or k < job.floor):

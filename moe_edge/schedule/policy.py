@@ -122,6 +122,8 @@ class SchedulePolicy:
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
+    # Jobs that a lane runs at a time; 0 of a policy that names no such number.
+    max_batch: int = 0
 
     def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
         """The lane that a new job goes to: where it came in, 0 unless it says."""

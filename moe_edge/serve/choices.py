@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from moe_edge.serve.driver import Asked, Live
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.text_ends import TextEnds
+from moe_edge.serve.text_ends import StopText, TextEnds
 from moe_edge.serve.token_request import Encoded, TokenRequest
 
 
@@ -42,11 +42,14 @@ def make_choices(
 ) -> list[Choice]:
     """What to submit: n rows for each prompt.
 
+    Of many rows or long texts it takes up to a second: call it in a thread.
+
     Args:
       prompts: of `request.encode`.
       arrival_s: on the driver's clock; the deadline counts from it.
     """
     deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
+    stop = [StopText(text) for text in request.stop]
     choices = []
     for prompt in prompts:
         echo = prompt.text if request.echo else ""
@@ -54,7 +57,7 @@ def make_choices(
             ends = TextEnds(
                 model.tokenizer,
                 context=prompt.ids,
-                stop=request.stop,
+                stop=stop,
                 eos_ids=model.eos_ids,
                 ignore_eos=request.ignore_eos,
                 with_tokens=request.top_logprobs is not None,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.serve.call import Call, Observer, refusal, settle
 from moe_edge.serve.driver import Asked, Driver, Live, Stepped
-from moe_edge.serve.errors import report
+from moe_edge.serve.errors import ApiError, report
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
 MOST_FAILED_STEPS = 3  # in a row
@@ -90,21 +90,30 @@ class EngineThread:
     def check_open(self, endpoint: str, count: int = 1) -> None:
         """Whether requests can come now: before work is put into them.
 
+        Counts as the loop does, so that all rows of a call begin.
+
         Raises:
-          ApiError: loading, draining, engine_failed, queue_full.
+          ApiError: loading, draining, engine_failed, queue_full; invalid_value: more
+            rows than may ever be open.
         """
         if self.state != OK:
             self._refuse(endpoint, count)
             codes = {LOADING: "loading", DRAINING: "draining"}
             raise refusal(codes.get(self.state, "engine_failed"))
-        most = self.driver.loop.limits.max_waiting
-        if most is not None and self.num_waiting + count > most + self._free():
+        loop = self.driver.loop
+        if loop.limits.max_waiting is None:
+            return
+        most = loop.limits.max_waiting + loop.policy.max_batch
+        if count > most:
+            raise ApiError(
+                "invalid_value",
+                f"{count} choices of one request, expected at most {most}: what this "
+                "server runs and lets wait; send several requests",
+                param="n",
+            )
+        if sum(call.num_left for call in self._open) + count > most:
             self._refuse(endpoint, count)
             raise refusal("queue_full")
-
-    def _free(self) -> int:
-        """Rows that could begin at once."""
-        return max(self.driver.slots.shapes.max_rows - self.num_running, 0)
 
     def _refuse(self, endpoint: str, count: int) -> None:
         self.refused += count

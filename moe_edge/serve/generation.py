@@ -52,10 +52,8 @@ class Generation:
         thread.check_open(endpoint)
         arrival_s = thread.clock()
         body = await read_body(scope, receive, self._max_body_bytes)
-        request, prompts = await self._workers.run(len(body), self._read, body)
-        limit_s = min(request.deadline_s or self._request_s, self._request_s)
-        request = dataclasses.replace(request, deadline_s=limit_s)
-        choices = make_choices(request, prompts, self._model, arrival_s)
+        ready = await self._workers.run(len(body), self._prepare, body, arrival_s)
+        request, choices = ready
         asked = [choice.asked for choice in choices]
         call = thread.submit(asked, endpoint, arrival_s, request.stream)
         gone = asyncio.create_task(until_gone(receive, lambda: call.lose(GONE)))
@@ -68,6 +66,15 @@ class Generation:
         finally:
             gone.cancel()
             thread.cancel(call)  # nothing, once it is over
+
+    def _prepare(
+        self, body: bytes, arrival_s: float
+    ) -> tuple[TokenRequest, list[Choice]]:
+        """What a body asks for."""
+        request, prompts = self._read(body)
+        limit_s = min(request.deadline_s or self._request_s, self._request_s)
+        request = dataclasses.replace(request, deadline_s=limit_s)
+        return request, make_choices(request, prompts, self._model, arrival_s)
 
 
 async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, bool]]:

@@ -7,18 +7,16 @@ point here (`Host`: 403). No page of another origin may read an answer, unless a
 
 import hmac
 import ipaddress
-import os
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.serve.api_key import KEY_VARIABLE
 from moe_edge.serve.errors import ApiError
 
-KEY_VARIABLE = "MOE_EDGE_API_KEY"
 OPEN_PATHS = ("/health", "/")  # need no key, as what is below /page/: no data there
 SECURITY = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -29,28 +27,6 @@ SECURITY = {
     "cross-origin-resource-policy": "same-origin",
 }
 DRAINED_BYTES = 8  # times the largest body: of one that is too large, before the answer
-
-
-def read_key(file: str | None, environment: Mapping[str, str] = os.environ):
-    """The key that requests must bring, as bytes; None: none was set.
-
-    Raises:
-      ConfigError: two keys, or one that no header could carry.
-    """
-    given = environment.get(KEY_VARIABLE)
-    if file is not None and given is not None:
-        raise ConfigError(
-            f"a key from --api_key_file and one from {KEY_VARIABLE}; give one of them"
-        )
-    if file is None and given is None:
-        return None
-    where = KEY_VARIABLE if file is None else f"--api_key_file {file}"
-    key = given if file is None else Path(file).read_text("utf-8", "replace").strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(
-            f"{where} holds no key: expected printable ASCII without spaces"
-        )
-    return key.encode()
 
 
 def is_loopback(host: str) -> bool:

@@ -1,5 +1,8 @@
 """From a checkpoint to a driver that is ready to serve it."""
 
+import time
+from collections.abc import Callable
+
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -15,6 +18,8 @@ def load_driver(
     k: int | None,
     offload: OffloadOptions | None,
     serving: ServingOptions,
+    *,
+    clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
 ) -> Driver:
     """A driver whose programs are compiled; from here on nothing is.
@@ -26,7 +31,7 @@ def load_driver(
         room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
     loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k, **room)
     try:
-        driver = make_driver(loaded.engine, serving, fail_step=fail_step)
+        driver = make_driver(loaded.engine, serving, clock, fail_step)
         driver.slots.warm_up()
     except BaseException:
         loaded.engine.close()

@@ -13,6 +13,7 @@ from moe_edge.core.checks import (
     check_from_zero,
     check_known,
 )
+from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
@@ -84,11 +85,7 @@ class ServingOptions:
             raise ConfigError(
                 f"default_min_k {self.default_min_k} exceeds the model's K of {own_k}"
             )
-        if self.max_context is not None and self.max_context > max_positions:
-            raise CapacityError(
-                f"max_context of {self.max_context} tokens exceeds the model's context "
-                f"of {max_positions}; lower it"
-            )
+        check_context(self.max_context or 0, max_positions)
 
     def context(self, max_positions: int) -> int:
         """Tokens of the longest row."""

@@ -88,7 +88,9 @@ def run_serve(
             stack.callback(observers[-1].close)
         begun_s = time.monotonic()
         thread = EngineThread(
-            lambda: load_driver(checkpoint, k, offload, serving, server.fail_step),
+            lambda: load_driver(
+                checkpoint, k, offload, serving, fail_step=server.fail_step
+            ),
             lambda driver: driver.slots.engine.close(),
             observers,
         )

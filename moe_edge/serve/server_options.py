@@ -12,7 +12,8 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import check_there
 from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.serve.guards import check_public, read_key
+from moe_edge.serve.api_key import read_key
+from moe_edge.serve.guards import check_public
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class TextEnds:
 
     Args:
       context: tokens before the first one: the prompt.
-      stop: texts that end the row; neither they nor what follows is shown.
+      stop: what ends the row; neither such a text nor what follows is shown.
       eos_ids: tokens that end it, unless `ignore_eos`.
       with_tokens: whether pieces name their tokens.
       silent: show nothing at all: only the prompt was asked for.
@@ -49,7 +49,7 @@ class TextEnds:
         tokenizer: Tokenizer,
         *,
         context: Sequence[int] = (),
-        stop: Sequence[str] = (),
+        stop: Sequence["StopText"] = (),
         eos_ids: Collection[int] = (),
         ignore_eos: bool = False,
         with_tokens: bool = False,
@@ -57,7 +57,7 @@ class TextEnds:
         first: int = 0,
     ):
         self._stream = TextStream(tokenizer, context)
-        self._stops = [_Stop(text) for text in stop]
+        self._stops = [_Stop(each) for each in stop]
         self._eos_ids = frozenset(() if ignore_eos else eos_ids)
         self._with_tokens, self._silent = with_tokens, silent
         # Characters so far, and how many of them were released.
@@ -138,25 +138,34 @@ class TextEnds:
         self._pieces.append(Shown(self._held, self._tokens_before(float("inf"))))
 
 
-class _Stop:
-    """How much of a text's end is the beginning of a stop string (Knuth-Morris-Pratt).
+class StopText:
+    """A text that ends rows, ready to be looked for (Knuth-Morris-Pratt).
 
-    Linear in the text, however long the string is and whatever it repeats.
+    Linear in what it is looked for in, however long it is and whatever it repeats.
+    Rows share one: it does not change.
     """
 
     def __init__(self, text: str):
-        self._text, self.matched = text, 0
+        self.text = text
         # For every length: the longest beginning that also is an end, but not all.
         self._shorter = [0, 0]
         for letter in text[1:]:
-            self._shorter.append(self._next(self._shorter[-1], letter))
+            self._shorter.append(self.next(self._shorter[-1], letter))
 
-    def _next(self, matched: int, letter: str) -> int:
-        while matched and self._text[matched] != letter:
+    def next(self, matched: int, letter: str) -> int:
+        """How much of it a text ends with, one letter after it ended with `matched`."""
+        while matched and self.text[matched] != letter:
             matched = self._shorter[matched]
-        return matched + (self._text[matched] == letter)
+        return matched + (self.text[matched] == letter)
+
+
+class _Stop:
+    """How far a row's text has come in a stop text."""
+
+    def __init__(self, stop: StopText):
+        self._stop, self.matched = stop, 0
 
     def follow(self, letter: str) -> int:
-        """The text goes on; the string's length if it is complete now, else 0."""
-        self.matched = self._next(self.matched, letter)
-        return self.matched if self.matched == len(self._text) else 0
+        """The text goes on; the stop's length if it is complete now, else 0."""
+        self.matched = self._stop.next(self.matched, letter)
+        return self.matched if self.matched == len(self._stop.text) else 0

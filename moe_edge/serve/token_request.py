@@ -22,6 +22,7 @@ from moe_edge.serve.served_model import ServedModel
 MOST_CHOICES = 128  # OpenAI's limit of n
 MOST_ROWS = 2048  # OpenAI's limit of prompts; here of prompts times n
 MOST_STOPS = 16
+MOST_STOP_LETTERS = 400  # of each
 MOST_TEMPERATURE = 2.0  # OpenAI's; above it text is noise
 # Below, a temperature counts as 0: logits divided by it would leave float32.
 LEAST_TEMPERATURE = 1e-4
@@ -197,6 +198,9 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     for i, each in enumerate(given):
         if not text(f"{name}[{i}]", each):
             raise invalid(f"{name}[{i}]", each, "some text")
+        if len(each) > MOST_STOP_LETTERS:
+            expected = f"at most {MOST_STOP_LETTERS} characters, not {len(each)}"
+            raise invalid(f"{name}[{i}]", each, expected)
     return tuple(dict.fromkeys(given))
 
 

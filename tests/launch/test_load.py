@@ -151,6 +151,14 @@ def test_bad_input_is_one_line(run_script, flags, message):
     assert message in run_script("load", *flags).error
 
 
+@pytest.mark.parametrize("key", [b"two words", b"a\nb", b"", b"\xff\xfe"])
+def test_a_key_that_no_header_carries_is_one_line(run_script, tmp_path, key):
+    (tmp_path / "key").write_bytes(key)
+    flags = ["--target", "http://127.0.0.1:9", "--api_key_file", "key", *POISSON]
+    message = "--api_key_file key holds no key: expected printable ASCII"
+    assert message in run_script("load", *flags).error
+
+
 def test_dry_runs_serve_nothing(run_script, tiny, costs):
     for target in (
         ["http://127.0.0.1:9"],

@@ -6,7 +6,14 @@ import socket
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.load.against_url import UrlLoad, body_of, describe, tokenize, url_results
+from moe_edge.load.against_url import (
+    STREAMED,
+    UrlLoad,
+    body_of,
+    describe,
+    tokenize,
+    url_results,
+)
 from moe_edge.load.http_client import Client, parse_url
 from moe_edge.load.offered import LoadOptions, Offered
 from tests.support.completions_server import MAX_CONTEXT, K, running_server
@@ -15,7 +22,10 @@ from tests.support.completions_server import MAX_CONTEXT, K, running_server
 def send(url, *sizes, key=None):
     """Serves requests of so many tokens at once, each on its own time."""
     requests = [Offered(i, 0.001 * i, 3, n, 8) for i, n in enumerate(sizes)]
-    bodies = [body_of(each, (1, 2, 3), "tiny") for each in requests]
+    bodies = [
+        body_of("tiny", (1, 2, 3), each.new_tokens, each.floor, **STREAMED)
+        for each in requests
+    ]
 
     async def main():
         client = Client(parse_url(url), key)

@@ -103,6 +103,13 @@ def test_files_that_are_none_are_refused(tmp_path, text, message):
         read_decisions(path)
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b'{"loop"\xff\xfe')
+    with pytest.raises(RequestError, match=f"{path} is not UTF-8 text: byte 7 is 0xff"):
+        read_decisions(path)
+
+
 def test_what_is_no_run_is_refused(machine):
     results = computed(machine)
     lines = ['{"t_s": 0.0, "event": "admit", "id": 7, "lane": 0, "place": 0}']

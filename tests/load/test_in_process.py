@@ -2,6 +2,7 @@
 
 import pytest
 
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.load.in_process import Clock, engine_results, serve
 from moe_edge.load.offered import LoadOptions, Offered
 from moe_edge.serve.options import ServingOptions
@@ -36,8 +37,14 @@ def test_all_are_served_at_their_floors_and_decisions_are_made_again(tiny):
     assert floors == {1, 2}
 
 
+def test_caches_have_their_room_in_an_absolute_budget_of_experts(tiny):
+    offload = OffloadOptions(device_memory="4MiB", slot_plan="auto")
+    results = engine_results(tiny, LOAD, OPTIONS, offload, dry_run=False)
+    assert {one.outcome for one in results.served} == {"finished"}
+
+
 def test_a_dry_run_reads_no_weights(tiny, monkeypatch):
-    monkeypatch.setattr("moe_edge.load.in_process.load_engine", None)
+    monkeypatch.setattr("moe_edge.load.in_process.load_driver", None)
     assert engine_results(tiny, LOAD, OPTIONS, None, dry_run=True) is None
 
 

@@ -1,6 +1,7 @@
 """The request loop's state machine, driven by hand."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -123,15 +124,30 @@ def test_requests_leave_in_every_state():
 
 
 def test_a_full_queue_and_a_request_beyond_the_budget_are_refused():
-    loop = RequestLoop(Continuous(1), limits=Limits(max_waiting=2, kv_budget_bytes=10))
+    loop = RequestLoop(Continuous(1), limits=Limits(max_waiting=1, kv_budget_bytes=10))
     large = Job(9, kv_bytes=11)
     assert loop.arrive(large, 0.0) is None and not loop.has_room(large)
-    come(loop, Job(0, kv_bytes=10), Job(1, kv_bytes=10))
+    first = Job(0, kv_bytes=10)
+    come(loop, first, Job(1, kv_bytes=10))
     late = Job(2)
     assert loop.full and loop.arrive(late, 0.0) is None and late.state == "refused"
     loop.begin_step(0, 0.0)
-    assert not loop.full and come(loop, late) == [False]  # a refused one may come again
-    assert loop.outcomes["refused"] == 2 and loop.lanes[0].kv_bytes() == 10
+    assert loop.full  # what waited for the free place runs in it
+    loop.end_step(0, 1.0, [first])
+    assert not loop.full and come(loop, late) == [True]  # a refused one may come again
+    assert loop.outcomes["refused"] == 2 and loop.lanes[0].kv_bytes() == 0
+
+
+def test_a_queue_has_its_length_beside_free_places():
+    """As many as run and wait may come to an idle lane at once."""
+    loop = RequestLoop(Continuous(8), limits=Limits(max_waiting=4))
+    lanes = [loop.arrive(Job(i), 0.0) for i in range(13)]
+    assert lanes == [0] * 12 + [None]
+    for job in [*loop.open.values()]:
+        loop.admit(job, 0, 0.0)
+    assert len(loop.begin_step(0, 0.0)) == 8 and loop.full
+    loop.end_step(0, 1.0, [loop.open[3]])
+    assert not loop.full and loop.num_waiting == 4
 
 
 def test_deadlines_end_what_waits_and_cut_what_runs():
@@ -150,8 +166,20 @@ def test_deadlines_end_what_waits_and_cut_what_runs():
     loop.end_step(0, 4.0, [jobs[2]])
     come(loop, Job(10, deadline_s=8.0))
     loop.cancel(10)
-    assert loop.wake_s(0) == 8.0 and loop.expire(8.5) == []  # it had ended
+    assert loop.wake_s(0) == 9.0 and loop.expire(8.5) == []  # it had ended
     assert loop.wake_s(0) == 9.0
+
+
+def test_deadlines_of_ended_requests_are_forgotten():
+    """A server runs for months: what ended leaves nothing that stays a day."""
+    loop = RequestLoop(Continuous(4))
+    come(loop, Job(0, deadline_s=50.0))
+    for i in range(1, 1000):
+        come(loop, Job(i, deadline_s=100.0 + i % 7))
+        loop.cancel(i)
+        assert len(loop._deadlines) <= 2 * (len(loop.open) + 1)
+    assert loop.wake_s(0) == 50.0
+    assert loop.expire(60.0) and loop.wake_s(0) == math.inf
 
 
 def test_who_finishes_in_the_step_of_its_deadline_ends_once():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from moe_edge.serve.driver import Asked
-from moe_edge.serve.text_ends import TextEnds
+from moe_edge.serve.text_ends import StopText, TextEnds
 from tests.support.live_server import (
     MAX_BATCH,
     events_of,
@@ -210,6 +210,23 @@ def test_others_are_served_while_a_long_text_is_read(server, monkeypatch):
     assert read_reply(sock).code == "context_length_exceeded"
 
 
+def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
+    server, monkeypatch
+):
+    made, threads = [], []
+
+    def counted(text):
+        made.append(text)
+        threads.append(threading.current_thread().name)
+        return StopText(text)
+
+    monkeypatch.setattr("moe_edge.serve.choices.StopText", counted)
+    stop = [f"{i:x>200}" for i in range(16)]
+    assert server.complete(n=32, stop=stop, max_tokens=1).status == 200
+    assert made == stop
+    assert all(name.startswith("bodies") for name in threads)
+
+
 def test_health_counts_running_and_waiting():
     with live_server() as server:
         server.driver.hold()
@@ -234,25 +251,23 @@ def test_health_counts_running_and_waiting():
 def test_full_queue_is_429_and_all_requests_are_accounted_for():
     with live_server(max_waiting=2) as server:
         server.driver.hold()
-        socks = [server.send_completion() for _ in range(2)]
-        server.until(lambda: server.thread.num_waiting == 2)
-        server.driver.let(1)
-        server.until(lambda: server.thread.num_running == 2)
-        socks += [server.send_completion() for _ in range(2)]
-        server.until(lambda: server.thread.num_waiting == 2)
+        socks = [server.send_completion(n=4)]  # two run, two wait
+        server.until(lambda: server.thread.num_waiting == 4)
         refused = server.complete()
         assert (refused.status, refused.code) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) > 0
         # Nobody reads how many rows a request wants then: it counts as one.
-        assert server.complete(n=5).code == "queue_full"
+        assert server.complete(n=4).code == "queue_full"
         server.driver.let()
         assert {read_reply(sock).status for sock in socks} == {200}
         outcomes = server.thread.summary()["outcomes"]
         assert (outcomes["finished"], outcomes["refused"]) == (4, 2)
         assert server.complete().status == 200
-        # More rows at once than the queue holds: none of them begins.
-        late = server.complete(n=20)
-        assert (late.status, late.code) == (429, "queue_full")
+        # As many as run and wait begin; more never will.
+        assert server.complete(n=4).status == 200
+        late = server.complete(n=5)
+        assert (late.status, late.code) == (400, "invalid_value")
+        assert "5 choices of one request, expected at most 4" in late.raw.decode()
     assert not server.driver.is_busy
     refused = len(server.seen.refusals)
     ended = [live.outcome for _, live in server.seen.ends]

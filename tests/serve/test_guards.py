@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.serve.guards import check_public, is_loopback, read_key
+from moe_edge.serve.api_key import read_key
+from moe_edge.serve.guards import check_public, is_loopback
 from moe_edge.serve.server_options import ServerOptions
 from tests.support.live_server import completion, live_server, read_reply
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from moe_edge.engine.slot_rows import NewToken
-from moe_edge.serve.text_ends import TextEnds
+from moe_edge.serve.text_ends import StopText, TextEnds, _Stop
 from tests.support.served import EOS
 
 TEXTS = [
@@ -27,7 +27,8 @@ def cut_at_stops(text: str, stops) -> tuple[str, bool]:
 
 def feed(tokenizer, ids, **options):
     """(pieces, tokens, reason or None) of a row; it ends after the last token."""
-    ends = TextEnds(tokenizer, with_tokens=True, **options)
+    stop = [StopText(text) for text in options.pop("stop", ())]
+    ends = TextEnds(tokenizer, with_tokens=True, stop=stop, **options)
     pieces, tokens, reason = [], [], None
     for id in ids:
         reason = ends(NewToken("row", id))
@@ -101,6 +102,13 @@ def test_first_stop_to_be_complete_wins_and_of_two_the_longer():
     assert shown("xabcd", ["bc", "abc", "c"]) == ("x", "stop")
     assert shown("xababac", ["abac"]) == ("xab", "stop")
     assert shown("aaa", ["aaaa"]) == ("aaa", None)
+
+
+def test_rows_share_what_is_looked_for_and_nothing_else():
+    stop = StopText("aab")
+    first, second = (_Stop(stop) for _ in range(2))
+    assert [first.follow(letter) for letter in "aaaab"] == [0, 0, 0, 0, 3]
+    assert second.matched == 0 and second.follow("b") == 0
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

@@ -31,12 +31,12 @@ def test_metrics_add_up_and_experts_are_counted(server):
     server.driver.hold()
     sock = server.send_completion(stream=True)
     server.until(lambda: read(server).value("requests_waiting") == 1)
-    assert server.complete(n=4).status == 429
+    assert server.complete(n=3).status == 429
     sock.close()
     server.until(lambda: read(server).outcomes()["cancelled"] == 1)
     server.driver.let()
     now = read(server)
-    wanted = {"finished": 2, "cancelled": 1, "refused": 4, "failed": 0, "expired": 0}
+    wanted = {"finished": 2, "cancelled": 1, "refused": 3, "failed": 0, "expired": 0}
     assert now.outcomes() == wanted
     assert now.value("requests_running") == now.value("requests_waiting") == 0
     assert now.value("generated_tokens") == 4

@@ -16,13 +16,13 @@ from typing import Any
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.load.computed import offered_jobs
 from moe_edge.load.in_process import Clock, serve
 from moe_edge.load.offered import LoadOptions, Offered, block_tokens, offered_requests
 from moe_edge.load.prompts import Prompts, text_ids
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.registry import get_policy
-from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
@@ -145,24 +145,15 @@ class Servers:
     def computed(self, name: str, offered: Sequence[Offered]) -> dict[str, Any]:
         """Figures of the same in computed time."""
         system, settings = SYSTEMS[name], self.settings
-        costs = self._costs[system.model]
+        own, costs = self._own[system.model], self._costs[system.model]
         policy = get_policy(
             system.policy,
             max_batch=settings.max_batch,
             max_wait_s=settings.max_wait_s,
-            own_k=self._own[system.model],
+            own_k=own,
             costs=costs,
         )
-        jobs = [
-            TokenJob(
-                each.id,
-                arrival_s=each.arrival_s,
-                floor=each.floor,
-                prompt_tokens=each.prompt_tokens,
-                new_tokens=each.new_tokens,
-            )
-            for each in self._floors(system, offered)
-        ]
+        jobs = offered_jobs(self._floors(system, offered), own)
         steps = SlotSteps(self._drivers[name].slots.shapes)
         server = ComputedServer(RequestLoop(policy), costs, steps=steps)
         return self._figures(system, list(server.run(jobs).values()))

@@ -18,8 +18,8 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import load_engine
+from moe_edge.load.against_url import body_of
 from moe_edge.load.http_client import Client, message_of, parse_url
-from moe_edge.serve.driver import Asked
 from moe_edge.studies.live import CACHE, KEEP_ALL
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.serving import ServingSettings
@@ -92,20 +92,6 @@ def serving(*args, **kwargs) -> Iterator[LiveServer]:
         server.close()
 
 
-def body_of(asked: Asked, model: str, stream: bool) -> bytes:
-    """A request as it is sent: greedy, to its last token."""
-    given = {
-        "model": model,
-        "prompt": list(asked.prompt),
-        "max_tokens": asked.max_new_tokens,
-        "min_k": asked.floor,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    return json.dumps(given).encode()
-
-
 def send_all(ready: dict, bodies: Sequence[bytes], most_open: int) -> float:
     """Seconds until all answers were read; they are not parsed.
 
@@ -145,7 +131,11 @@ def http_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
     with serving(path, settings) as server:
         cases = {"loop": lambda: serve_all(driver, asked)}
         for name, stream in (("plain", False), ("streamed", True)):
-            bodies = [body_of(each, server.ready["model"], stream) for each in asked]
+            model, more = server.ready["model"], {"stream": stream}
+            bodies = [
+                body_of(model, each.prompt, each.max_new_tokens, each.floor, **more)
+                for each in asked
+            ]
             cases[name] = lambda bodies=bodies: send_all(
                 server.ready, bodies, len(bodies)
             )
@@ -197,15 +187,13 @@ def memory_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
             """Sends requests of these numbers; bytes of the server after them."""
             bodies = [
                 body_of(
-                    Asked(
-                        prompt=tuple(
-                            (number * 31 + place * 7) % vocab
-                            for place in range(WATCHED_PROMPT)
-                        ),
-                        max_new_tokens=WATCHED_NEW,
-                        floor=own,
-                    ),
                     server.ready["model"],
+                    [
+                        (number * 31 + place * 7) % vocab
+                        for place in range(WATCHED_PROMPT)
+                    ],
+                    WATCHED_NEW,
+                    own,
                     stream=number % 2 == 0,
                 )
                 for number in range(start, stop)
