@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers as RequestHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -44,7 +45,8 @@ def make_app(
     Args:
       more: further routes.
     """
-    limit, workers = options.max_body_bytes, Workers()
+    limit, workers = options.max_body_bytes, Workers(2)
+    tokenizing = Workers(1, most_open=64)  # holds up no request for text
 
     def completion(body: bytes):
         request = read_completion(body, model)
@@ -60,7 +62,8 @@ def make_app(
     def from_body(answer: Callable[..., Any], *given):
         async def reply(request: Request) -> Response:
             body = await read_body(request.scope, request.receive, limit)
-            return JSONResponse(await workers.run(len(body), answer, body, *given))
+            found = await tokenizing.read(request.receive, answer, body, *given)
+            return JSONResponse(found)
 
         return reply
 
@@ -106,11 +109,11 @@ def make_app(
     if key is not None:
         app = KeyGuard(app, key)
     if options.cors_origin:
-        app = CORSMiddleware(
+        app = _Cors(
             app,
             allow_origins=options.cors_origin,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # OpenAI's clients have many of their own
         )
     return _Reported(Headers(HostGuard(app, options.host, options.allowed_host)))
 
@@ -131,6 +134,19 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     else:
         found = ApiError("not_found", f"there is no {path} here")
     return error_response(found)
+
+
+class _Cors(CORSMiddleware):
+    def preflight_response(self, request_headers: RequestHeaders) -> Response:
+        """As starlette's, a refusal in OpenAI's shape."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        refused = response.body.decode()  # "Disallowed CORS origin, ..."
+        error = ApiError(
+            "invalid_value", f"{refused}; start the server with --cors_origin"
+        )
+        return error_response(error)
 
 
 class _Reported:

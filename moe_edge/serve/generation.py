@@ -52,7 +52,7 @@ class Generation:
         thread.check_open(endpoint)
         arrival_s = thread.clock()
         body = await read_body(scope, receive, self._max_body_bytes)
-        ready = await self._workers.run(len(body), self._prepare, body, arrival_s)
+        ready = await self._workers.read(receive, self._prepare, body, arrival_s)
         request, choices = ready
         asked = [choice.asked for choice in choices]
         call = thread.submit(asked, endpoint, arrival_s, request.stream)
@@ -72,7 +72,9 @@ class Generation:
     ) -> tuple[TokenRequest, list[Choice]]:
         """What a body asks for."""
         request, prompts = self._read(body)
-        limit_s = min(request.deadline_s or self._request_s, self._request_s)
+        limit_s = self._request_s
+        if request.deadline_s is not None:
+            limit_s = min(request.deadline_s, limit_s)
         request = dataclasses.replace(request, deadline_s=limit_s)
         return request, make_choices(request, prompts, self._model, arrival_s)
 

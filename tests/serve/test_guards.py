@@ -68,11 +68,17 @@ def test_named_origin_may_and_its_preflight_needs_no_key(guarded):
     origin = {"Origin": "https://my.page"}
     asks = {
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization, content-type",
+        "Access-Control-Request-Headers": "authorization, x-stainless-lang",
     }
     preflight = guarded.ask("OPTIONS", "/v1/completions", headers=origin | asks)
     assert preflight.status == 200
     assert preflight.headers["access-control-allow-origin"] == "https://my.page"
+    assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+    asks["Origin"] = "https://evil.example"
+    refused = guarded.ask("OPTIONS", "/v1/completions", headers=asks)
+    assert (refused.status, refused.code) == (400, "invalid_value")
+    assert "Disallowed CORS origin" in refused.json["error"]["message"]
+    assert "access-control-allow-origin" not in refused.headers
     reply = guarded.ask("GET", "/v1/models", headers=origin | bearer(KEY))
     assert reply.headers["access-control-allow-origin"] == "https://my.page"
     other = {"Origin": "https://evil.example"} | bearer(KEY)
