@@ -22,6 +22,7 @@ from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
+from moe_edge.serve.errors import report
 from moe_edge.workload.served import Served
 
 
@@ -212,7 +213,8 @@ class Driver:
             for live, new, time_s in tokens:
                 try:
                     self._add(live, new, time_s)
-                except Exception:  # in `ends`, which is of this row alone
+                except Exception as error:  # in `ends`, which is of this row alone
+                    report(error)
                     failed.append(live)
             stepped = Stepped(tokens, ended, pick_s, decode_s, prefill_s)
         self._share(rows)

@@ -125,7 +125,7 @@ def test_failed_step_fails_what_runs_and_nothing_else():
     assert driver.loop.outcomes | {"finished": 1, "failed": 2} == driver.loop.outcomes
 
 
-def test_fault_in_the_text_of_a_row_fails_that_row_alone():
+def test_fault_in_the_text_of_a_row_fails_that_row_alone(capfd):
     def fault(new):
         raise UnicodeError("a secret")
 
@@ -134,6 +134,8 @@ def test_fault_in_the_text_of_a_row_fails_that_row_alone():
     goes = driver.submit(asked_of(ROWS[3], ends=fault))
     told = drive(driver)
     assert (stays.outcome, goes.outcome) == ("finished", "failed")
+    err = capfd.readouterr().err
+    assert err.startswith("UnicodeError in ") and "secret" not in err
     assert not told.errors and told.tokens[stays] == alone("gqa", ROWS[1])
 
 
