@@ -208,6 +208,25 @@ def test_events_cut_anywhere_are_found_whole(tmp_path):
 
 
 @needs_node
+def test_answer_that_ends_early_is_no_whole_one(tmp_path):
+    code = """
+      import {chunks} from "./stream.js";
+      const found = [];
+      for (const end of ["data: [DONE]\\n\\n", ""]) {
+        globalThis.fetch = async () => new Response('data: {"a": 1}\\n\\n' + end);
+        try {
+          for await (const chunk of chunks("x", {}, null)) found.push(chunk.a);
+          found.push("whole");
+        } catch (error) {
+          found.push(error.message);
+        }
+      }
+      console.log(JSON.stringify(found));
+    """
+    assert run_node(tmp_path, code) == [1, "whole", 1, "the answer was cut off"]
+
+
+@needs_node
 @pytest.mark.parametrize("width", [340, 700])
 @pytest.mark.parametrize("experts", [8, 60, 64, 256])
 def test_every_square_has_its_place_and_is_found_there(tmp_path, width, experts):

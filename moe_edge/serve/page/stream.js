@@ -44,7 +44,7 @@ function dataOf(event) {
   return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }
 
-// Sends a request and gives its chunks, parsed, as they come.
+// Sends a request and gives its chunks, parsed, as they come; throws unless all came.
 export async function* chunks(path, body, key, signal) {
   const options = {method: "POST", headers: headers(key), body: JSON.stringify(body), signal};
   const response = await fetch(path, options);
@@ -55,7 +55,7 @@ export async function* chunks(path, body, key, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
     const {value, done} = await reader.read();
-    if (done) return;
+    if (done) throw new Error("the answer was cut off");
     for (const data of events.add(value)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
