@@ -51,7 +51,7 @@ class _Connection(H11Protocol):
         self.since_s = self.loop.time()
         # Any byte that the kernel does not take at once pauses whoever writes.
         transport.set_write_buffer_limits(high=0)
-        self._watch_receiving(began=True)
+        self._watch_receiving()
 
     @property
     def is_idle(self) -> bool:
@@ -90,10 +90,15 @@ class _Connection(H11Protocol):
         self.since_s = self.loop.time()
         self._watch_receiving()
 
-    def _watch_receiving(self, began: bool = False) -> None:
-        """Starts the time of a request that has begun, ends that of a whole one."""
+    def _watch_receiving(self) -> None:
+        """Starts the time of a request that has begun, ends that of a whole one.
+
+        Where uvicorn keeps no time between two requests (before the first, and after a
+        body that was whole later than its answer), the next has begun.
+        """
         state = self.conn.their_state
-        begun = state is h11.IDLE and (began or self.conn.trailing_data[0])
+        is_kept = self.timeout_keep_alive_task is not None
+        begun = state is h11.IDLE and (not is_kept or self.conn.trailing_data[0])
         if state is h11.SEND_BODY or begun:
             if self._receiving is None:
                 after = self.receive_s, self._receive_timeout

@@ -89,6 +89,14 @@ def test_body_of_an_answered_request_that_never_ends_is_closed(hasty):
     assert is_closed(sock)
 
 
+def test_connection_is_closed_after_a_body_that_came_after_its_answer(hasty):
+    sock = hasty.connect()
+    sock.sendall(GET + b"Content-Length: 2\r\n\r\n")
+    assert read_reply(sock).status == 200
+    sock.sendall(b"{}")
+    assert is_closed(sock)
+
+
 def test_second_request_of_a_connection_has_its_own_time(hasty):
     sock = hasty.connect()
     for _ in range(2):
