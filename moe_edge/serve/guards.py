@@ -7,6 +7,7 @@ point here (`Host`: 403). No page of another origin may read an answer, unless a
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -103,7 +104,7 @@ class HostGuard:
         else:
             name, colon, port = given.partition(":")
             port = colon + port
-        if (port and not port[1:].isdigit()) or not self._allows(name):
+        if not (re.fullmatch("(:[0-9]*)?", port) and self._allows(name)):
             error = ApiError(
                 "host_not_allowed",
                 "this server does not answer to that Host; start it with "

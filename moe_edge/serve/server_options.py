@@ -54,7 +54,11 @@ class ServerOptions:
         """Raises ConfigError for what no server could honour."""
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port is {self.port}, expected 0 to 65535 (0: any)")
-        if parse_budget(self.max_body).bytes is None:
+        try:
+            most = parse_budget(self.max_body).bytes
+        except ConfigError:  # in the words of another flag
+            most = None
+        if not most:
             raise ConfigError(f"max_body {self.max_body!r} must be such as 1MiB")
         for name in ("receive_s", "idle_client_s", "request_s"):
             check_positive(name, getattr(self, name))

@@ -346,6 +346,10 @@ def test_request_may_take_no_longer_than_the_server_allows():
         assert (reply.status, reply.code) == (504, "deadline_exceeded")
 
 
+def test_least_deadline_is_one(server):
+    assert server.complete(deadline_ms=1e-323).code == "deadline_exceeded"
+
+
 def test_failed_step_is_500_and_the_next_request_is_served(capfd):
     with live_server() as server:
         server.driver.failing = True

@@ -31,7 +31,15 @@ def bearer(key: bytes) -> dict:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:80", "127.0.0.1", "[::1]:9", "MY.BOX:1", "127.8.8.8"],
+    [
+        "localhost",
+        "localhost:80",
+        "127.0.0.1",
+        "[::1]:9",
+        "MY.BOX:1",
+        "localhost:",
+        "127.8.8.8",
+    ],
 )
 def test_own_hosts_are_answered(server, host):
     assert server.ask("GET", "/health", headers={"Host": host}).status == 200
@@ -39,7 +47,17 @@ def test_own_hosts_are_answered(server, host):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:80", "8.8.8.8", "localhost:x", "a b", "", "[::1"],
+    [
+        "evil.example",
+        "evil.example:80",
+        "8.8.8.8",
+        "localhost:x",
+        "localhost:²",
+        "[::1]9",
+        "a b",
+        "",
+        "[::1",
+    ],
 )
 def test_foreign_hosts_are_refused(server, host):
     reply = server.ask("GET", "/health", headers={"Host": host})
@@ -205,6 +223,8 @@ def test_address_that_others_reach_needs_a_key(monkeypatch):
     [
         ({"port": 70_000}, "port is 70000, expected 0 to 65535"),
         ({"max_body": "10%"}, "max_body '10%' must be such as 1MiB"),
+        ({"max_body": "0B"}, "max_body '0B' must be such as 1MiB"),
+        ({"max_body": "many"}, "max_body 'many' must be such as 1MiB"),
         ({"receive_s": 0.0}, "receive_s must be positive, got 0.0"),
         ({"idle_client_s": -1.0}, "idle_client_s must be positive, got -1.0"),
         ({"request_s": float("nan")}, "request_s must be positive, got nan"),
