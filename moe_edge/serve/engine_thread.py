@@ -276,7 +276,8 @@ class EngineThread:
             stepped = driver.step()
             if stepped is not None:
                 self._follow(driver, stepped)
-                failed = failed + 1 if stepped.error else 0
+                if stepped.k:  # it computed, or tried to
+                    failed = failed + 1 if stepped.error else 0
             self._send()
             if failed == MOST_FAILED_STEPS:
                 raise EngineLostError(
