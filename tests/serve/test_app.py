@@ -295,6 +295,21 @@ def test_full_queue_is_429_and_all_requests_are_accounted_for():
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_rows_of_a_request_begin_together_or_not_at_all(stream):
+    with live_server(max_waiting=2) as server:
+        server.driver.hold()  # two of four find a place in the queue
+        reply = server.complete(n=4, stream=stream)
+        assert (reply.status, reply.code) == (429, "queue_full")
+        server.until(lambda: not server.driver.is_busy)
+        summary = server.thread.summary()
+        assert summary["requests"] == 4
+        assert summary["outcomes"]["cancelled"] == summary["outcomes"]["refused"] == 2
+        assert len(server.seen.ends) == 3 and len(server.seen.refusals) == 1
+        server.driver.let()
+        assert server.complete(n=2, stream=stream).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("when", ["waiting", "running"])
 def test_client_that_goes_cancels_its_rows(stream, when):
     with live_server() as server:
