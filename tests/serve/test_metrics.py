@@ -89,8 +89,8 @@ def play(server: Server, seed: int, most: int = 40) -> None:
         arrivals = len(server.lives) + server.never_asked
         assert sum(now.outcomes().values()) + still_open == arrivals
         slots = server.driver.slots
-        most = now.value("kv_budget_bytes") + slots.shapes.prompt_bytes()
-        assert slots.kv_bytes <= most  # of real arrays
+        room = now.value("kv_budget_bytes") + slots.shapes.prompt_bytes()
+        assert slots.kv_bytes <= room  # of real arrays
         reserved = slots.together_bytes(
             live.job.kv_bytes for live in waiting if live.job.state == RUNNING
         )
