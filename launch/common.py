@@ -104,8 +104,10 @@ def run(
 
 def leave(code: int) -> int:
     """After a signal, without Python's own shutdown: XLA's threads may still compute,
-    and crash in an interpreter that closes. All folders have been tidied up by now."""
-    if code in (INTERRUPTED, TERMINATED):
+    and crash in an interpreter that closes. All folders have been tidied up by now.
+    Who ignores SIGTERM was told to end, and did (`run_until_signal`)."""
+    told = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    if told or code in (INTERRUPTED, TERMINATED):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

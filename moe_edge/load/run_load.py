@@ -102,6 +102,7 @@ def _check(
                 "--target replay has its requests from --decisions; leave out "
                 "--poisson and --trace"
             )
+        _check_plain(options, "is in the file of --decisions; leave it out")
         return
     if target in TARGETS:
         load.check()
@@ -118,13 +119,18 @@ def _check(
             "--decisions are made in the server of a URL; record those of --target "
             "engine or computed"
         )
+    _check_plain(
+        options,
+        "is an option of the server behind a URL; give it to launch/serve.py",
+    )
+
+
+def _check_plain(options: ServingOptions, why: str) -> None:
+    """Refuses an option of the engine that was given."""
     plain = ServingOptions()
     for field in dataclasses.fields(options):
         if getattr(options, field.name) != getattr(plain, field.name):
-            raise ConfigError(
-                f"--{field.name} is an option of the server behind a URL; give it to "
-                "launch/serve.py"
-            )
+            raise ConfigError(f"--{field.name} {why}")
 
 
 def _replay(path: str, dry_run: bool) -> Results | None:

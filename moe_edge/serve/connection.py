@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moe_edge.serve.errors import ApiError
 
 MOST_CONNECTIONS = 512
+MOST_EARLY_BYTES = 1 << 16  # of requests that come before an answer is written
 
 
 def limited(receive_s: float, idle_client_s: float) -> Callable[..., H11Protocol]:
@@ -73,6 +74,16 @@ class _Connection(H11Protocol):
             return
         super().data_received(data)
         self._watch_receiving()
+
+    def handle_events(self) -> None:
+        """Goes on reading while an answer is made: that a client is gone comes last."""
+        super().handle_events()
+        if self.conn.their_state is h11.DONE:
+            early = len(self.conn.trailing_data[0])
+            if early > MOST_EARLY_BYTES:
+                self.transport.abort()
+            elif early:
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

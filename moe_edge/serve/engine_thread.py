@@ -55,6 +55,7 @@ class EngineThread:
         observers: Sequence[Observer] = (),
     ):
         self._load, self._close, self.observers = load, close, tuple(observers)
+        self._reported: list[Observer] = []
         self._inbox: deque[Callable[[Driver], None]] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
@@ -117,8 +118,18 @@ class EngineThread:
 
     def _refuse(self, endpoint: str, count: int) -> None:
         self.refused += count
+        self._inform("refused", endpoint, count)
+
+    def _inform(self, what: str, *given) -> None:
+        """Tells observers. One that fails takes no request with it, and is reported
+        once."""
         for observer in self.observers:
-            observer.refused(endpoint, count)
+            try:
+                getattr(observer, what)(*given)
+            except Exception as error:
+                if observer not in self._reported:
+                    self._reported.append(observer)
+                    report(error)
 
     def clock(self) -> float:
         """Seconds, the driver's; once it is there."""
@@ -235,8 +246,7 @@ class EngineThread:
         for (call, index), is_over in news.items():
             call.tell(index, is_over)
             if is_over:
-                for observer in self.observers:
-                    observer.ended(call.endpoint, call.rows[index])
+                self._inform("ended", call.endpoint, call.rows[index])
                 if not call.num_left:
                     self._open.discard(call)
         if not self._open:
@@ -263,8 +273,8 @@ class EngineThread:
             self._serve(driver)
         except BaseException as error:
             self._post(self._lost, error)
+        self._do_what_was_asked(driver)  # a call that begins now leaves with the others
         self._rows.leave_all(driver)
-        self._do_what_was_asked(driver)
         self._send()
         self._close(driver)
 
@@ -311,5 +321,4 @@ class EngineThread:
         if stepped.error is not None:
             report(stepped.error)
         if stepped.k:
-            for observer in self.observers:
-                observer.stepped(driver, stepped)
+            self._inform("stepped", driver, stepped)

@@ -33,12 +33,13 @@ class ServingOptions:
 
     Attributes:
       policy: of `schedule.registry`.
-      max_batch: rows that run at a time; max_wait_s: what a policy may let one wait.
+      max_batch: rows that run at a time.
+      max_wait_s: what a policy may let a request wait.
       max_waiting: requests in the queue; more are refused.
       max_context: tokens of a row, prompt and new; None: the model's, at most 4,096.
       kv_memory: for all caches (`2GiB`); None: what max_batch rows may need.
       prompt_cache: for caches of rows that ended: a share of that (`25%`) or an amount;
-        `0`: none.
+        `0`: none. It holds whole chunks of `prefill_chunk` tokens.
       prefill_chunk: most tokens of a prompt that run between two steps.
       prompt_rows: most prompts that are prefilled together.
       default_min_k: floor of requests that name none; None: the model's own K.

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Live
+from moe_edge.serve.errors import report
 
 
 class RequestLog(Observer):
     """Appends to a file; a line is there when its request is over.
 
     Raises:
-      OSError: the file cannot be written.
+      OSError: the file cannot be written; `close` only says so.
     """
 
     def __init__(self, path: str | Path):
@@ -36,14 +37,16 @@ class RequestLog(Observer):
         )
 
     def refused(self, endpoint: str, count: int) -> None:
-        for _ in range(count):
-            self._write(endpoint=endpoint, outcome="refused")
+        self._write(endpoint=endpoint, outcome="refused", count=count)
 
     def _write(self, **line) -> None:
         self._file.write(json.dumps({"time": round(time.time(), 3)} | line) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # the server ends as it would
+            report(error)
 
 
 def _ms(start_s: float, end_s: float | None) -> float | None:

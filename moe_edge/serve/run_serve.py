@@ -109,6 +109,11 @@ def run_serve(
             print(json.dumps(line), flush=True)
 
         print(f"chat template: {template.name}", file=sys.stderr)
+        print(
+            "loading and compiling; minutes, or less with programs kept in "
+            "JAX_COMPILATION_CACHE_DIR",
+            file=sys.stderr,
+        )
         more = [*page_routes(), *watch_routes(thread, metrics, experts)]
         app = make_app(thread, model, template, server, key, more)
         run_until_signal(Service(thread, app, server, sock, tell_ready))

@@ -157,24 +157,30 @@ def run_until_signal(service: Service) -> None:
     """Runs a service in the main thread, where SIGTERM and SIGINT end it.
 
     A signal before the model is there ends the process as without a service: nothing
-    is open, and loading cannot be stopped.
+    is open, and loading cannot be stopped. After a later one both stay ignored: the
+    process is about to end, and a further signal must not spoil how.
     """
     told = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, lambda n=number: (told.append(n), tell()))
-        await service.run()
 
-    def tell() -> None:
-        service.stop()
+        # Not the loop's own handlers: it puts the default action back as it closes.
+        def tell(number, frame) -> None:
+            told.append(number)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(service.stop)
+
+        for number in SIGNALS:
+            signal.signal(number, tell)
+        await service.run()
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         asyncio.run(main())
     finally:
+        ends = told and service.was_ready
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if ends else handler)
     if told and not service.was_ready:
         signal.raise_signal(told[0])

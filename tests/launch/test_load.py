@@ -107,6 +107,10 @@ def test_a_trace_with_shared_beginnings(run_script, tmp_path):
         ),
         (["--target", "replay", "--decisions", "d"], "--decisions d does not exist"),
         (
+            ["--target", "replay", "--decisions", "d", "--policy", "fifo"],
+            "--policy is in the file of --decisions; leave it out",
+        ),
+        (
             ["--target", "engine", "--trace", "x"],
             "unknown request trace 'x'; known: az",
         ),

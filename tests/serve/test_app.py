@@ -296,17 +296,16 @@ def test_full_queue_is_429_and_all_requests_are_accounted_for():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_rows_of_a_request_begin_together_or_not_at_all(stream, monkeypatch):
+    """Also where the driver says no after the event loop, which asks first."""
     with live_server(max_waiting=2) as server:
-        server.driver.hold()
-        with monkeypatch.context() as patch:  # the loop alone counts: it takes four
-            patch.setattr(server.thread, "check_open", lambda *given: None)
-            reply = server.complete(n=6, stream=stream)
+        monkeypatch.setattr(server.thread, "check_open", lambda *given: None)
+        server.driver.hold()  # four of six find a place: two could run, two wait
+        reply = server.complete(n=6, stream=stream)
         assert (reply.status, reply.code) == (429, "queue_full")
         server.until(lambda: not server.driver.is_busy)
-        summary = server.thread.summary()
-        assert summary["requests"] == 6
-        outcomes = summary["outcomes"]
+        outcomes = server.thread.summary()["outcomes"]
         assert (outcomes["cancelled"], outcomes["refused"]) == (4, 2)
+        assert server.thread.summary()["requests"] == 6
         assert len(server.seen.ends) == 5 and len(server.seen.refusals) == 1
         server.driver.let()
         assert server.complete(n=2, stream=stream).status == 200

@@ -1,5 +1,6 @@
 """Clients that take their time, in either direction."""
 
+import contextlib
 import json
 import socket
 
@@ -104,6 +105,28 @@ def test_requests_that_were_sent_at_once_are_all_answered(patient):
     assert [reply.status for reply in read_replies(sock, 3)] == [200] * 3
     sock.sendall(b"alth HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert read_reply(sock).status == 200
+
+
+def test_client_that_goes_after_a_further_request_is_noticed(patient):
+    patient.driver.hold()
+    sock = patient.send_completion(max_tokens=60)
+    patient.until(lambda: patient.thread.num_waiting == 1)
+    sock.sendall(b"G")
+    sock.close()
+    patient.until(lambda: patient.driver.loop.outcomes["cancelled"] == 1)
+    patient.driver.let()
+
+
+def test_connection_that_asks_too_far_ahead_is_cut_off(patient):
+    patient.driver.hold()
+    cancelled = patient.driver.loop.outcomes["cancelled"]
+    sock = patient.send_completion(max_tokens=60)
+    patient.until(lambda: patient.thread.num_waiting == 1)
+    with contextlib.suppress(ConnectionError):
+        sock.sendall((GET + b"\r\n") * 2000)
+    assert is_closed(sock)
+    patient.until(lambda: patient.driver.loop.outcomes["cancelled"] == cancelled + 1)
+    patient.driver.let()
 
 
 @pytest.mark.parametrize(
