@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # it loads JAX
 Chunk = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
+TOKEN_BYTES = 16  # about, of a token in an answer, or of a likely one beside it
 
 
 def data_line(chunk: Chunk) -> bytes:
@@ -71,6 +72,15 @@ class Answer:
             choice.ends.finish()
             choices.append(self._whole(choice, self._take(choice)))
         return self._frame(self.OBJECT, choices) | {"usage": self._usage()}
+
+    def num_bytes(self, choice: "Choice") -> int:
+        """About how much is new of a choice: long pieces are written in a thread."""
+        request, tokens = self._request, choice.ends.num_new
+        if request.top_logprobs is None:
+            return TOKEN_BYTES * tokens
+        if request.score_prompt and choice.index not in self._begun:
+            tokens += len(choice.prompt.ids)
+        return TOKEN_BYTES * tokens * (2 + request.top_logprobs)
 
     def start(self) -> list[Chunk]:
         """Chunks that come before any text."""

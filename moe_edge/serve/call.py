@@ -66,6 +66,12 @@ class Call:
         """Whether every row has ended and all its news were read, or all is lost."""
         return self.lost is not None or not (self.num_left or self._news)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step ran, or will at once, for any of its rows."""
+        rows = (row for row in self.rows if row is not None)
+        return any(row.served.admitted_s is not None for row in rows)
+
     async def news(self) -> dict[int, bool]:
         """Waits until rows have new tokens or are over: row -> whether it is over.
 

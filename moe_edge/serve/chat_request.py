@@ -21,6 +21,7 @@ from moe_edge.serve.token_request import (
     NEUTRAL,
     Encoded,
     TokenRequest,
+    check_rows,
     common_readers,
     common_values,
     encode,
@@ -95,11 +96,13 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
             f"top_logprobs {top} without logprobs: true; add it",
             param="top_logprobs",
         )
+    common = common_values(values, model)
+    check_rows(common["n"], top)
     return ChatRequest(
         messages=values["messages"],
         max_new_tokens=old if new is None else new,
         top_logprobs=(top or 0) if wants else None,
-        **common_values(values, model),
+        **common,
     )
 
 

@@ -31,6 +31,8 @@ class Choice:
     @property
     def ended_by(self) -> str:
         """`eos`, `stop`, `length` or `deadline`, once it has finished."""
+        if self.live.outcome == "expired":  # other rows of its request had begun
+            return "deadline"
         return "stop" if self.ends.stopped else self.live.ended_by
 
 

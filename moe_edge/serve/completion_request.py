@@ -13,6 +13,7 @@ from moe_edge.serve.token_request import (
     NEUTRAL,
     Encoded,
     TokenRequest,
+    check_rows,
     common_readers,
     common_values,
     encode,
@@ -49,13 +50,7 @@ def read_completion(body: bytes, model: ServedModel) -> CompletionRequest:
     if "prompt" not in values:
         raise ApiError("invalid_value", "there is no prompt; give one", param="prompt")
     common, prompts = common_values(values, model), values["prompt"]
-    if len(prompts) * common["n"] > MOST_ROWS:
-        raise ApiError(
-            "invalid_value",
-            f"{len(prompts)} prompts of n {common['n']} each, expected at most "
-            f"{MOST_ROWS} together; send several requests",
-            param="n",
-        )
+    check_rows(len(prompts) * common["n"], values.get("logprobs"))
     tokens, echo = values.get("max_tokens", DEFAULT_TOKENS), values.get("echo", False)
     if not tokens and not echo:
         raise invalid("max_tokens", 0, "1 or more, or echo: true")

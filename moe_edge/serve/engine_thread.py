@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.serve.call import Call, Observer, refusal, settle
-from moe_edge.serve.driver import Asked, Driver, Live, Stepped
+from moe_edge.serve.call_rows import CallRows, News
+from moe_edge.serve.driver import Asked, Driver, Stepped
 from moe_edge.serve.errors import ApiError, report
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
@@ -60,8 +61,7 @@ class EngineThread:
         self._is_stopped = False
         self._asked = self._seen = 0  # rows, by the event loop and by the driver
         self._open: set[Call] = set()
-        self._of: dict[Live, tuple[Call, int]] = {}  # of the engine thread
-        self._batch: dict[tuple[Call, int], bool] = {}  # likewise: news of this round
+        self._rows = CallRows()  # of the engine thread
         self.state, self.refused = LOADING, 0
         self.driver: Driver | None = None
         self.generated = 0  # tokens
@@ -160,7 +160,7 @@ class EngineThread:
     def cancel(self, call: Call) -> None:
         """Nobody listens to a call any more."""
         if call in self._open:
-            self._tell(lambda driver: self._leave(driver, call))
+            self._tell(lambda driver: self._rows.leave(driver, call))
 
     async def ask(self, what: Callable[[Driver], T]) -> T:
         """`what(driver)`, called on the engine's thread between two steps.
@@ -242,8 +242,8 @@ class EngineThread:
         self._open.discard(call)
         self._refuse(call.endpoint, rest)
 
-    def _deliver(self, batch: dict[tuple[Call, int], bool]) -> None:
-        for (call, index), is_over in batch.items():
+    def _deliver(self, news: News) -> None:
+        for (call, index), is_over in news.items():
             call.tell(index, is_over)
             if is_over:
                 self._inform("ended", call.endpoint, call.rows[index])
@@ -274,8 +274,7 @@ class EngineThread:
         except BaseException as error:
             self._post(self._lost, error)
         self._do_what_was_asked(driver)  # a call that begins now leaves with the others
-        for call in {call for call, _ in self._of.values()}:
-            self._leave(driver, call)
+        self._rows.leave_all(driver)
         self._send()
         self._close(driver)
 
@@ -286,7 +285,8 @@ class EngineThread:
             stepped = driver.step()
             if stepped is not None:
                 self._follow(driver, stepped)
-                failed = failed + 1 if stepped.error else 0
+                if stepped.k:  # it computed, or tried to
+                    failed = failed + 1 if stepped.error else 0
             self._send()
             if failed == MOST_FAILED_STEPS:
                 raise EngineLostError(
@@ -301,9 +301,8 @@ class EngineThread:
             self._inbox.popleft()(driver)
 
     def _send(self) -> None:
-        if self._batch:
-            batch, self._batch = self._batch, {}
-            self._post(self._deliver, batch)
+        if news := self._rows.take():
+            self._post(self._deliver, news)
 
     def _rest(self, seconds: float) -> None:
         with self._changed:
@@ -313,38 +312,12 @@ class EngineThread:
 
     def _begin(self, driver: Driver, call: Call) -> None:
         self._seen += len(call.asked)
-        for index, asked in enumerate(call.asked):
-            try:
-                live = driver.submit(asked, call.arrival_s)
-            except MoeEdgeError as error:  # whoever checked the request let it through
-                report(error)
-                code = "engine_error"
-            else:
-                call.rows[index] = live
-                self._of[live] = call, index
-                if live.outcome is None:
-                    continue
-                code, index = "queue_full", index + 1
-            self._leave(driver, call)
-            self._post(self._turn_away, call, code, len(call.asked) - index)
-            return
-
-    def _leave(self, driver: Driver, call: Call) -> None:
-        """All rows of a call leave."""
-        for index, live in enumerate(call.rows):
-            if live is not None and self._of.pop(live, None):
-                driver.cancel(live)  # nothing, if it was refused
-                self._batch[call, index] = True
+        if (refused := self._rows.begin(driver, call)) is not None:
+            self._post(self._turn_away, call, *refused)
 
     def _follow(self, driver: Driver, stepped: Stepped) -> None:
-        """Sorts a step's news by calls."""
         self.generated += len(stepped.tokens)
-        for live, *_ in stepped.tokens:
-            found = self._of.get(live)
-            if found is not None and found[0].with_tokens:
-                self._batch[found] = False
-        for live in stepped.ended:
-            self._batch[self._of.pop(live)] = True
+        self._rows.follow(stepped)
         if stepped.error is not None:
             report(stepped.error)
         if stepped.k:

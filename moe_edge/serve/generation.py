@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,8 +22,6 @@ STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),  # of proxies
 ]
-# How a row ended -> the code of the error; others are no error.
-_FAULTS = {"failed": "engine_error", "expired": "deadline_exceeded"}
 
 
 class Generation:
@@ -60,9 +58,9 @@ class Generation:
         try:
             answer = make_answer(request, choices, self._model)
             if request.stream:
-                await _stream(answer, choices, call, send)
+                await self._stream(answer, choices, call, send)
             else:
-                await _whole(answer, choices, call, scope, receive, send)
+                await self._whole(answer, choices, call, scope, receive, send)
         finally:
             gone.cancel()
             thread.cancel(call)  # nothing, once it is over
@@ -78,6 +76,39 @@ class Generation:
         request = dataclasses.replace(request, deadline_s=limit_s)
         return request, make_choices(request, prompts, self._model, arrival_s)
 
+    async def _whole(self, answer, choices, call, scope, receive, send) -> None:
+        while not call.is_over:
+            await _news(choices, call)
+        if call.lost is None:
+            size = sum(map(answer.num_bytes, choices))
+            body = await self._workers.run(size, lambda: to_json(answer.body()))
+            await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, answer: Answer, choices, call: Call, send: Send) -> None:
+        """Events as text comes; errors before the first are answers of their own."""
+        news = await _news(choices, call)
+        if call.lost is not None:
+            return
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+        )
+        lines = [data_line(chunk) for chunk in answer.start()]
+        try:
+            while True:
+                size = sum(answer.num_bytes(choice) for choice, _ in news)
+                lines += await self._workers.run(size, _lines, answer, news)
+                if lines:
+                    await _send(send, lines)
+                if call.is_over:
+                    break
+                news, lines = await _news(choices, call), []
+            last = answer.usage_chunk() if call.lost is None else None
+            lines = [] if last is None else [data_line(last)]
+            lines += [DONE] if call.lost is None else []
+        except ApiError as error:
+            lines = [data_line(error.body())]
+        await _send(send, lines, more=False)
+
 
 async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, bool]]:
     """Choices that have new text, and whether it is their last.
@@ -91,51 +122,23 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
     found = []
     for index, is_over in news.items():
         live = choices[index].live = call.rows[index]
-        if is_over and live.outcome in _FAULTS:
-            raise refusal(_FAULTS[live.outcome])
+        if is_over and live.outcome == "failed":
+            raise refusal("engine_error")
+        # Rows of one deadline: where some had begun, the others are cut as these are.
+        if is_over and live.outcome == "expired" and not call.has_begun:
+            raise refusal("deadline_exceeded")
         found.append((choices[index], is_over))
     return found
 
 
-async def _whole(answer, choices, call, scope, receive, send) -> None:
-    while not call.is_over:
-        await _news(choices, call)
-    if call.lost is None:
-        body = to_json(answer.body())
-        await Response(body, media_type="application/json")(scope, receive, send)
-
-
-async def _stream(answer: Answer, choices, call: Call, send: Send) -> None:
-    """Events as text comes; errors before the first one are answers of their own."""
-    news = await _news(choices, call)
-    if call.lost is not None:
-        return
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
-    )
-    lines = [data_line(chunk) for chunk in answer.start()]
-    try:
-        while True:
-            lines += _lines(answer, news)
-            if lines:
-                await _send(send, lines)
-            if call.is_over:
-                break
-            news, lines = await _news(choices, call), []
-        last = answer.usage_chunk() if call.lost is None else None
-        lines = [] if last is None else [data_line(last)]
-        lines += [DONE] if call.lost is None else []
-    except ApiError as error:
-        lines = [data_line(error.body())]
-    await _send(send, lines, more=False)
-
-
-def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> Iterator[bytes]:
+def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> list[bytes]:
+    chunks = []
     for choice, is_over in news:
         if is_over:
-            yield from map(data_line, answer.end(choice))
+            chunks += answer.end(choice)
         elif (chunk := answer.more(choice)) is not None:
-            yield data_line(chunk)
+            chunks.append(chunk)
+    return [*map(data_line, chunks)]
 
 
 async def _send(send: Send, lines: Sequence[bytes], more: bool = True) -> None:

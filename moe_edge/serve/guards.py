@@ -27,7 +27,9 @@ SECURITY = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
 }
-DRAINED_BYTES = 8  # times the largest body: of one that is too large, before the answer
+MOST_DRAINED = (
+    8  # largest bodies, that are read of one that is larger, before the answer
+)
 
 
 def is_loopback(host: str) -> bool:
@@ -167,7 +169,7 @@ async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> byte
         size += len(part)
         if size <= max_body_bytes and not too_large:
             parts.append(part)
-        elif size > DRAINED_BYTES * max_body_bytes:
+        elif size > MOST_DRAINED * max_body_bytes:
             break
     # A client that still writes would not see the answer: most of what is too large
     # is read first.

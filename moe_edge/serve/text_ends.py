@@ -90,6 +90,11 @@ class TextEnds:
             if not self.stopped:
                 self._end()
 
+    @property
+    def num_new(self) -> int:
+        """Pieces released since the last `take`: about a token each."""
+        return len(self._pieces) - self._taken
+
     def take(self) -> Shown:
         """What was released since the last call."""
         new = self._pieces[self._taken :]

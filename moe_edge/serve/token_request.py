@@ -20,7 +20,8 @@ from moe_edge.serve.fields import (
 from moe_edge.serve.served_model import ServedModel
 
 MOST_CHOICES = 128  # OpenAI's limit of n
-MOST_ROWS = 2048  # OpenAI's limit of prompts; here of prompts times n
+# OpenAI's limit of prompts; here of prompts times n, and of these times logprobs.
+MOST_ROWS = 2048
 MOST_STOPS = 16
 MOST_STOP_LETTERS = 400  # of each
 MOST_TEMPERATURE = 2.0  # OpenAI's; above it text is noise
@@ -135,6 +136,24 @@ def encode(
             one = Encoded(prompt, model.tokenizer.decode(prompt, special=True))
         encoded.append(one)
     return encoded
+
+
+def check_rows(rows: int, top_logprobs: int | None) -> None:
+    """Refuses more rows, or likely tokens of all of them, than an answer holds.
+
+    Raises:
+      ApiError: invalid_value.
+    """
+    if rows > MOST_ROWS:
+        message = f"{rows} choices of one request, expected at most {MOST_ROWS}"
+    elif rows * (top_logprobs or 0) > MOST_ROWS:
+        message = (
+            f"{rows} choices with {top_logprobs} likely tokens beside each of theirs, "
+            f"expected a product of at most {MOST_ROWS}"
+        )
+    else:
+        return
+    raise ApiError("invalid_value", f"{message}; send several requests", param="n")
 
 
 def common_readers(model: ServedModel) -> dict[str, Reader]:

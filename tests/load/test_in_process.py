@@ -1,5 +1,7 @@
 """A load on a tiny engine in this process."""
 
+import dataclasses
+
 import pytest
 
 from moe_edge.engine.offload_options import OffloadOptions
@@ -39,7 +41,8 @@ def test_all_are_served_at_their_floors_and_decisions_are_made_again(tiny):
 
 def test_caches_have_their_room_in_an_absolute_budget_of_experts(tiny):
     offload = OffloadOptions(device_memory="4MiB", slot_plan="auto")
-    results = engine_results(tiny, LOAD, OPTIONS, offload, dry_run=False)
+    options = dataclasses.replace(OPTIONS, max_batch=8, max_context=128)
+    results = engine_results(tiny, LOAD, options, offload, dry_run=False)
     assert {one.outcome for one in results.served} == {"finished"}
 
 

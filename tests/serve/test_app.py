@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from moe_edge.serve.driver import Asked
+from moe_edge.serve.logprobs import prompt_tokens
 from moe_edge.serve.text_ends import StopText, TextEnds
 from tests.support.live_server import (
     MAX_BATCH,
@@ -227,6 +228,21 @@ def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
     assert all(name.startswith("bodies") for name in threads)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_scores_of_long_prompts_are_written_in_a_thread(server, monkeypatch, stream):
+    threads = []
+
+    def noted(*given):
+        threads.append(threading.current_thread().name)
+        return prompt_tokens(*given)
+
+    monkeypatch.setattr("moe_edge.serve.answers.prompt_tokens", noted)
+    options = {"echo": True, "logprobs": 20, "max_tokens": 2, "stream": stream}
+    server.complete(prompt="a" * 60, **options)
+    server.complete(prompt="a", **options)
+    assert [name.startswith("bodies") for name in threads] == [True, False]
+
+
 def test_health_counts_running_and_waiting():
     with live_server() as server:
         server.driver.hold()
@@ -339,6 +355,36 @@ def test_deadline_while_waiting_is_504_and_while_running_ends_the_text():
         assert server.driver.loop.outcomes["expired"] == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_choices_that_wait_at_the_deadline_are_cut_as_those_that_run(stream):
+    with live_server() as server:
+        clock = server.driver.clock
+        late, server.driver.clock = [0.0], lambda: clock() + late[0]
+        server.driver.hold()
+        options = {"n": 3, "max_tokens": 100, "deadline_ms": 60_000}
+        sock = server.send_completion(stream=stream, **options)
+        server.until(lambda: server.thread.num_waiting == 3)
+        server.driver.let(3)
+        server.until(lambda: server.driver.num_steps == 3)
+        late[0] = 60.0
+        reply = read_reply(sock)
+        assert server.driver.loop.outcomes["expired"] == 1
+    assert reply.status == 200
+    if stream:
+        *events, done = reply.events
+        assert done == "[DONE]"
+        choices = [event["choices"][0] for event in events]
+    else:
+        choices = reply.json["choices"]
+        assert reply.json["usage"]["moe_edge"]["ended_by"] == "deadline"
+    texts = ["", "", ""]
+    for choice in choices:
+        texts[choice["index"]] += choice["text"]
+    assert texts[0] == texts[1] != "" and texts[2] == ""
+    reasons = [each["finish_reason"] for each in choices if each["finish_reason"]]
+    assert reasons == ["length"] * 3
+
+
 def test_request_may_take_no_longer_than_the_server_allows():
     with live_server(request_s=0.001) as server:
         server.driver.hold()
@@ -386,6 +432,19 @@ def test_three_failed_steps_in_a_row_end_the_server():
     assert str(server.error) == (
         "3 steps in a row failed, the last one by RuntimeError; see above"
     )
+
+
+def test_step_that_computed_nothing_breaks_no_row_of_failed_ones():
+    with live_server() as server:
+        server.driver.failing = True
+        for _ in range(2):
+            assert server.complete().code == "engine_error"
+        server.driver.hold()
+        assert server.complete(deadline_ms=1).code == "deadline_exceeded"
+        server.driver.let()
+        assert server.complete().code in ("engine_error", "engine_failed")
+        server.wait_end()
+    assert server.error.exit_code == 1
 
 
 def test_questions_are_answered_between_two_steps(server):

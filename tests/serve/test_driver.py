@@ -10,6 +10,8 @@ import pytest
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.evaluate.likelihood import Forced
+from moe_edge.evaluate.stepwise import score_forced
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.decisions import replay
 from moe_edge.schedule.loop import Limits
@@ -153,8 +155,9 @@ def test_row_ends_where_its_hook_says(why):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy):
     rng = np.random.default_rng(3)
-    driver = make_driver(policy=policy, max_waiting=6, budget_rows=1)
-    lane, told, lives = driver.loop.lanes[0], Told(), []
+    driver = make_driver(policy=policy, max_waiting=6, budget_rows=1, prompt_rows=1)
+    most = driver.loop.limits.kv_budget_bytes + driver.slots.shapes.prompt_bytes()
+    told, lives = Told(), []
     for number in range(24):
         length, new, k = (
             int(rng.integers(*pair)) for pair in ((3, 40), (1, 12), (1, 4))
@@ -168,7 +171,7 @@ def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy)
             driver.cancel(lives[-2 if number > 2 else -1])
         for _ in range(int(rng.integers(0, 4))):
             told.add(driver.step())
-            assert lane.kv_bytes() <= driver.loop.limits.kv_budget_bytes
+            assert driver.slots.kv_bytes <= most  # of real arrays
     drive(driver, told, most=3000)
     outcomes = Counter(live.outcome for live in lives)
     counted = {name: n for name, n in driver.loop.outcomes.items() if n}
@@ -237,6 +240,22 @@ def test_prompt_scores_of_a_lossy_route_are_those_of_its_decoding():
     drive(lossless)
     assert np.abs(scores - numbers_of(other.prompt_scores)).max() > 1e-3
     engine.close()
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+def test_prompt_scores_of_a_lossy_route_are_those_of_evaluate(mode):
+    options = OffloadOptions(device_memory="50%", mode=mode, route="substitute")
+    with make_offloaded(StoreReader(MODELS["gqa"]), options) as engine:
+        one = asked("a", 14, 1, k=3, top_logprobs=0, score_prompt=True)
+        driver = make_driver(engine=engine)
+        engine.restart()
+        live = driver.submit(one)
+        drive(driver)
+        engine.restart()  # what is near decides what is substituted
+        run = score_forced(engine, [Forced(one.prompt, 1)])
+    assert live.routed and live.substituted
+    got = [score.logprob for score in live.prompt_scores]
+    np.testing.assert_allclose(got, run.log_probs[0], atol=1e-4)
 
 
 def test_arrival_may_be_before_the_call():

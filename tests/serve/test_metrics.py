@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moe_edge.schedule.policy import OUTCOMES
+from moe_edge.schedule.policy import OUTCOMES, RUNNING
 from moe_edge.serve.driver import Asked, Stepped
 from moe_edge.serve.metrics import ENDPOINTS, Metrics, take_figures
 from moe_edge.serve.options import ServingOptions, make_driver
@@ -88,7 +88,13 @@ def play(server: Server, seed: int, most: int = 40) -> None:
         still_open = now.value("requests_running") + now.value("requests_waiting")
         arrivals = len(server.lives) + server.never_asked
         assert sum(now.outcomes().values()) + still_open == arrivals
-        assert now.value("kv_bytes") <= now.value("kv_budget_bytes")
+        slots = server.driver.slots
+        room = now.value("kv_budget_bytes") + slots.shapes.prompt_bytes()
+        assert slots.kv_bytes <= room  # of real arrays
+        reserved = slots.together_bytes(
+            live.job.kv_bytes for live in waiting if live.job.state == RUNNING
+        )
+        assert now.value("kv_bytes") == reserved
 
 
 @pytest.mark.parametrize("mode", ["resident", "layered", "fused"])
