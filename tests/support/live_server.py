@@ -31,7 +31,7 @@ from moe_edge.serve.service import Service, listen
 from moe_edge.serve.watch_routes import watch_routes
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
-WAIT_S = 60.0  # for what a loaded machine may take
+WAIT_S = 300.0  # for what a loaded machine may take
 MAX_BATCH = 2
 
 
