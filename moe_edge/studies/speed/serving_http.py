@@ -61,8 +61,10 @@ class LiveServer:
         line = self._process.stdout.readline()
         self.ready_s = time.monotonic() - started_s
         if not line:
+            self._process.communicate()
             raise ConfigError(
-                f"launch/serve.py ended with {self._process.wait()} before it was ready"
+                f"launch/serve.py ended with {self._process.returncode} before it was "
+                "ready"
             )
         self.ready: dict[str, Any] = json.loads(line)
 

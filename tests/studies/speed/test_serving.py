@@ -1,10 +1,11 @@
 """Suite `serving` on a tiny model: every part gives rows whose sides are comparable."""
 
 import os
+import shutil
 
 import pytest
 
-from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.studies.speed import serving_loop
 from moe_edge.studies.speed.models import olmoe_config, write_random
@@ -26,6 +27,8 @@ def folder(tmp_path_factory):
     """Two sizes of one model: the second stands for the refactored one."""
     folder = tmp_path_factory.mktemp("serving")
     write_random(folder / "model", TINY)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEFAULT_MODEL / name, folder / "model")
     return folder
 
 
