@@ -5,6 +5,7 @@ Open loop: requests come when they come, however far the target is with those be
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,18 @@ def offered_requests(options: LoadOptions, max_context: int) -> list[Offered]:
     sizes = inputs.tolist(), outputs.tolist()
     requests = zip(times.tolist(), *sizes, floors, blocks, strict=True)
     return [Offered(number, *each) for number, each in enumerate(requests)]
+
+
+def in_whole_experts(requests: Sequence[Offered], subs: int) -> list[Offered]:
+    """The same requests, whose floors were sub-experts, to a model of whole ones.
+
+    Args:
+      subs: sub-experts an expert; a floor becomes the next number of whole experts.
+    """
+    return [
+        dataclasses.replace(each, floor=each.floor and -(-each.floor // subs))
+        for each in requests
+    ]
 
 
 def block_tokens(options: LoadOptions) -> int:

@@ -8,8 +8,10 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.load.offered import (
     LoadOptions,
+    Offered,
     block_tokens,
     check_floors,
+    in_whole_experts,
     offered_requests,
     parse_floors,
 )
@@ -122,3 +124,12 @@ def test_blocks_that_are_none_are_refused(data, text, message):
     (data / "traces" / "mooncake_conversation.jsonl").write_text(text)
     with pytest.raises(RequestError, match=message):
         offered_requests(LoadOptions(trace="mooncake", data_dir=str(data)), 64)
+
+
+@pytest.mark.parametrize(
+    ("floor", "whole"), [(1, 1), (4, 1), (5, 2), (32, 8), (None, None)]
+)
+def test_floors_in_sub_experts_become_the_next_whole_experts(floor, whole):
+    request = Offered(3, 0.5, 7, 9, floor, (1,))
+    assert in_whole_experts([request], 4) == [Offered(3, 0.5, 7, 9, whole, (1,))]
+    assert in_whole_experts([request], 1) == [request]

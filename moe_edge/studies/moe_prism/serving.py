@@ -18,7 +18,13 @@ from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.load.computed import offered_jobs
 from moe_edge.load.in_process import Clock, serve
-from moe_edge.load.offered import LoadOptions, Offered, block_tokens, offered_requests
+from moe_edge.load.offered import (
+    LoadOptions,
+    Offered,
+    block_tokens,
+    in_whole_experts,
+    offered_requests,
+)
 from moe_edge.load.prompts import Prompts, text_ids
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.loop import RequestLoop
@@ -51,11 +57,7 @@ BATCHES = 12  # of requests that come at once: what a system sustains
 
 
 class Servers:
-    """Both models, what their steps cost, and a driver for every system.
-
-    Attributes:
-      ready_s: of warming all of them up.
-    """
+    """Both models, what their steps cost, and a driver for every system."""
 
     def __init__(self, settings: ServingStudySettings, folder: Path):
         self.settings, self._folder = settings, folder
@@ -74,13 +76,12 @@ class Servers:
         ids = text_ids(loaded.tokenizer.encode, settings.data_dir)
         self._prompts = Prompts(ids, block_tokens(self._load(1.0, 1.0, 0)))
         self._drivers: dict[str, Driver] = {}
-        self.ready_s = 0.0
         for name in settings.systems:
             system = SYSTEMS[name]
             self._drivers[name] = make_driver(
                 self._engines[system.model], self._options(system), Clock()
             )
-            self.ready_s += self._drivers[name].slots.warm_up()
+            self._drivers[name].slots.warm_up()
 
     def _file(self, model: str) -> Path:
         return self._folder / f"{model}.json"
@@ -126,10 +127,7 @@ class Servers:
         """The same requests, with floors as the system's model counts them."""
         if system.model != ORIGINAL:
             return list(offered)
-        return [
-            dataclasses.replace(each, floor=-(-each.floor // self._subs))
-            for each in offered
-        ]
+        return in_whole_experts(offered, self._subs)
 
     def measured(self, name: str, offered: Sequence[Offered]) -> dict[str, Any]:
         """Figures of a run of the engine itself."""

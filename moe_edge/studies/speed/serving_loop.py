@@ -1,5 +1,6 @@
 """Suite `serving`: policies, the request loop and the prompt cache, in one process."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +12,16 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.offered import LoadOptions, Offered, offered_requests
+from moe_edge.load.computed import offered_jobs
+from moe_edge.load.offered import (
+    LoadOptions,
+    Offered,
+    in_whole_experts,
+    offered_requests,
+)
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.registry import get_policy
-from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.driver import Asked, Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
@@ -42,18 +48,20 @@ def floors_of(own_k: int, count: int) -> list[int]:
     return [max(1, round(own_k * share)) for share in shares]
 
 
-def driver_of(
-    engine: Engine, settings: ServingSettings, is_warm: bool = True, **options
-) -> Driver:
-    """A driver that refuses nobody; warm: all its programs are compiled."""
+def options_of(settings: ServingSettings, **options) -> ServingOptions:
+    """Of a server that refuses nobody."""
     given = {
         "max_batch": settings.max_batch,
         "max_context": settings.max_context,
         "max_waiting": 10 * max(settings.requests, settings.loop_requests),
     }
-    driver = make_driver(engine, ServingOptions(**given | options))
-    if is_warm:
-        driver.slots.warm_up()
+    return ServingOptions(**given | options)
+
+
+def driver_of(engine: Engine, settings: ServingSettings, **options) -> Driver:
+    """A driver that refuses nobody, warmed up."""
+    driver = make_driver(engine, options_of(settings, **options))
+    driver.slots.warm_up()
     return driver
 
 
@@ -137,24 +145,23 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
     next whole number of experts.
     """
     del work_dir
-    costs: dict[str, tuple[StepCosts, SlotSizes, int]] = {}
+    costs: dict[str, tuple[StepCosts, int]] = {}
     for name, path in models:
         engine = load_engine(path, with_tokenizer=False).engine
         sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
         measured = measure_steps(engine, **sizes, repeats=settings.repeats)
-        slots = driver_of(engine, settings, is_warm=False).slots
-        costs[name] = measured.costs, slots.shapes, engine.config.moe.top_k
+        costs[name] = measured.costs, engine.config.moe.top_k
     (original, _), (refactored, _) = models
     own = costs[refactored][-1]
     runs: Mapping[str, list[float]] = {"ours": [], "peer": []}
     for seed in range(settings.repeats):
-        requests = _offered(settings, own, seed)
+        offered = _offered(settings, own, seed)
         for run, model, policy in (
             ("ours", refactored, "continuous"),
             ("peer", original, "fifo"),
         ):
-            subs = own // costs[model][-1]
-            runs[run].append(_goodput(*costs[model], policy, settings, requests, subs))
+            requests = in_whole_experts(offered, own // costs[model][-1])
+            runs[run].append(_goodput(*costs[model], policy, settings, requests))
     # The bar is on a ratio that should be small: so of the gaps between requests.
     gaps_ms = {name: [MS / rate for rate in runs[name] if rate] for name in runs}
     if not all(gaps_ms.values()):
@@ -187,27 +194,23 @@ def _offered(settings: ServingSettings, own_k: int, seed: int) -> list[Offered]:
 
 def _goodput(
     costs: StepCosts,
-    sizes: SlotSizes,
     own_k: int,
     policy: str,
     settings: ServingSettings,
     requests: Sequence[Offered],
-    subs: int,
 ) -> float:
     given = {"max_batch": settings.max_batch, "own_k": own_k, "costs": costs}
     chosen = get_policy(policy, **given)
+    sizes = SlotSizes(**options_of(settings).sizes(settings.max_context))
 
     def serve(rate: float):
-        jobs = [
-            TokenJob(
-                each.id,
-                arrival_s=each.arrival_s / rate,
-                floor=-(-each.floor // subs),
-                prompt_tokens=each.prompt_tokens,
-                new_tokens=each.new_tokens,
-            )
-            for each in requests
-        ]
+        jobs = offered_jobs(
+            [
+                dataclasses.replace(each, arrival_s=each.arrival_s / rate)
+                for each in requests
+            ],
+            own_k,
+        )
         loop, steps = RequestLoop(chosen), SlotSteps(sizes)
         return list(ComputedServer(loop, costs, steps=steps).run(jobs).values())
 
