@@ -148,7 +148,7 @@ class PoolQueued(PoolPolicy):
     SOURCE: ClassVar[str] = "ours: CoServe's probabilities behind what the queues know"
 
     def keys(self, state: State, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        waited_for = (state["waiting_E"][ids] > 0) * 2 + (state["coming_E"][ids] > 0)
+        waited_for = (state["waiting_E"][ids] > 0) | (state["coming_E"][ids] > 0)
         return waited_for, state["probability_E"][ids]
 
 
