@@ -22,7 +22,7 @@ SPREAD = "half range of seeds"
 BOUND = "no fewer loads in any order"
 REASON = (
     "Costs of networks and loads are assumed (the paper gives disks and memory only), "
-    "and so are how often components occur, share detectors, are damaged. Compare ratios."
+    "and so are frequencies of components, of detectors, of damages. Compare ratios."
 )
 LIMITS = (
     "Simulated: no network was computed and no file read. Deciding takes no time.",
