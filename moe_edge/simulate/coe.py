@@ -178,7 +178,7 @@ class CoeSimulator:
             self._begin(lane, now_s)
 
 
-def events(run: CoeRun, sizes: Sequence[int]) -> list[Event]:
+def run_events(run: CoeRun, sizes: Sequence[int]) -> list[Event]:
     """A run as records: what left, was loaded and computed, by executor (`server`)."""
     found = []
     for number, step in enumerate(run.steps):
