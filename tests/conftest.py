@@ -7,6 +7,8 @@ paths of docs/gpu_todo.md) asks for the GPU.
 import os
 import time
 
+import pytest
+
 from tests.support.compile_cache import cache_folder, prune
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -26,5 +28,14 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax  # noqa: E402
 
+from tests.support.memory_maps import free_programs  # noqa: E402
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps():
+    """Between modules: tests of one module may count what they compile."""
+    yield
+    free_programs()

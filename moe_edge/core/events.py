@@ -11,7 +11,9 @@ from moe_edge.core.chrome_trace import Span, write_chrome_trace
 from moe_edge.core.clock import WallClock
 from moe_edge.core.files import write_text
 
-KINDS = ("route", "hit", "miss", "transfer", "compute", "wait", "call", "fail")
+KINDS = (
+    *("route", "hit", "miss", "transfer", "evict", "compute", "wait", "call", "fail"),
+)
 CAUSES = ("demand", "prefetch", "migrate")
 
 

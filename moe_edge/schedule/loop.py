@@ -81,7 +81,9 @@ class RequestLoop:
         check_count("num_lanes", num_lanes)
         self.policy, self.limits = policy, limits
         budget = limits.kv_budget_bytes, limits.kv_together
-        self.lanes = [Lane(number, *budget) for number in range(num_lanes)]
+        self.lanes = [
+            Lane(number, *budget, policy.queue(number)) for number in range(num_lanes)
+        ]
         self.open: dict[int, Job] = {}
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self._deadlines: list[tuple[float, int]] = []  # a heap; some have ended

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from typing import ClassVar, NamedTuple
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
@@ -52,7 +52,8 @@ class Lane:
 
     Attributes:
       number: of the lane.
-      waiting: jobs that are not admitted yet, in the order of the queue.
+      waiting: jobs that are not admitted yet, in the order of the queue; a deque, or
+        what the policy's `queue` made.
       running: admitted jobs that are not finished, in the order of admission.
       coming: jobs that were assigned to this lane and are on their way to it.
       stepping: whether a step of the running jobs has begun and not ended.
@@ -70,9 +71,10 @@ class Lane:
         number: int,
         budget_bytes: float = math.inf,
         together: Callable[[Iterable[int]], int] = sum,
+        waiting: MutableSequence[Job] | None = None,
     ):
         self.number = number
-        self.waiting: deque[Job] = deque()
+        self.waiting = deque() if waiting is None else waiting
         self.running: list[Job] = []
         self.coming = 0
         self.stepping = False
@@ -124,6 +126,10 @@ class SchedulePolicy:
     SOURCE: ClassVar[str]
     # Jobs that a lane runs at a time; 0 of a policy that names no such number.
     max_batch: int = 0
+
+    def queue(self, number: int) -> MutableSequence[Job]:
+        """The empty queue of a lane; one with an index saves a policy its scans."""
+        return deque()
 
     def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
         """The lane that a new job goes to: where it came in, 0 unless it says."""

@@ -24,6 +24,7 @@ STUDIES = {
     "moe_prism_fig3": "moe_edge.studies.moe_prism.studies",
     "moe_prism_fig7": "moe_edge.studies.moe_prism.serving_studies",
     "moe_prism_fig8": "moe_edge.studies.moe_prism.studies",
+    "moe_prism_goodput": "moe_edge.studies.moe_prism.serving_scale",
     "moe_prism_table2": "moe_edge.studies.moe_prism.studies",
     "moe_prism_table3": "moe_edge.studies.moe_prism.studies",
     "od_moe_fig10": "moe_edge.studies.od_moe.fig10",

@@ -111,7 +111,7 @@ class Handlers(Protocol):
     def block(self, layer: int, block: int) -> np.ndarray | None:
         """The record, C-contiguous, unchanged until the fetch ends; None: not here.
 
-        Asked once a fetch. Runs beside `call` and `control`, in another thread.
+        Asked once a fetch. Runs beside `call`, `control` and itself, in other threads.
         """
 
     def control(

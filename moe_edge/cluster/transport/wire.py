@@ -9,8 +9,8 @@ Little-endian throughout; nothing is pickled. A message of any other form raises
                   flag PARTIAL: weight float32 [P]
   ROWS            rows, width; float32 [rows, width]
   NOT_HERE        nothing
-  BLOCK           layer, block, offset and size of the piece asked for
-  CHUNK           size of the record, offset; the piece
+  BLOCK           the asker's number, layer, block
+  RECORD          the record
   CONTROL, POST,  `wire_control.py`
   REPLY
   ON_ERROR        UTF-8 text: the handler's error
@@ -26,12 +26,11 @@ import numpy as np
 from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import MoeEdgeError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAGIC = b"MoEc"
 PARTIAL = 1  # the one flag; only a CALL may carry it
 
 MAX_TOKENS = 1 << 16  # uint16 in `token`
-MAX_CHUNK_BYTES = 16 << 20
 MAX_TEXT_BYTES = 2000
 
 PREFIX = struct.Struct("<4sHBBQ")
@@ -40,12 +39,11 @@ _CALL = struct.Struct("<IIIII4x")
 _CALL_HEAD = struct.Struct(PREFIX.format + _CALL.format[1:])
 _ROWS = struct.Struct("<II")
 _ROWS_HEAD = struct.Struct(PREFIX.format + _ROWS.format[1:])
-_BLOCK = struct.Struct("<IIQII")
-_CHUNK = struct.Struct("<QQ")
+_BLOCK = struct.Struct("<III4x")
 
 _CALL_START = _CALL_HEAD.size
 ROWS_START = _ROWS_HEAD.size
-_CHUNK_START = PREFIX.size + _CHUNK.size
+BLOCK_BYTES = PREFIX.size + _BLOCK.size
 
 _FLOAT, _SHORT = np.dtype("<f4"), np.dtype("<u2")
 
@@ -61,7 +59,7 @@ class Kind(enum.IntEnum):
     ROWS = 2
     NOT_HERE = 3
     BLOCK = 4
-    CHUNK = 5
+    RECORD = 5
     CONTROL = 6
     POST = 7
     REPLY = 8
@@ -81,12 +79,11 @@ class Prefix(NamedTuple):
 
 
 class BlockRequest(NamedTuple):
-    """A piece of a block's record."""
+    """Who asks for which block."""
 
+    peer: int
     layer: int
     block: int
-    offset: int
-    size: int
 
 
 def read_prefix(frame: bytes) -> Prefix:
@@ -228,42 +225,17 @@ def decode_rows(frame: bytes) -> np.ndarray:
 
 def encode_block(number: int, request: BlockRequest) -> bytes:
     """A BLOCK."""
-    return prefix(Kind.BLOCK, number) + _BLOCK.pack(*request, 0)
+    return prefix(Kind.BLOCK, number) + _BLOCK.pack(*request)
 
 
 def decode_block(frame: bytes) -> BlockRequest:
     """The request in a BLOCK.
 
     Raises:
-      WireError: another length, or a piece of no or of too many bytes.
+      WireError: another length.
     """
-    _check_length(Kind.BLOCK, frame, PREFIX.size + _BLOCK.size, exactly=True)
-    *fields, zero = _BLOCK.unpack_from(frame, PREFIX.size)
-    request = BlockRequest(*fields)
-    if not 0 < request.size <= MAX_CHUNK_BYTES or zero:
-        raise WireError(
-            f"BLOCK asks for {request.size} bytes, expected 1 to {MAX_CHUNK_BYTES}"
-        )
-    return request
-
-
-def encode_chunk(number: int, total: int, offset: int, piece) -> bytes:
-    """A CHUNK: a piece of a record of `total` bytes."""
-    return b"".join((prefix(Kind.CHUNK, number), _CHUNK.pack(total, offset), piece))
-
-
-def decode_chunk(frame: bytes) -> tuple[int, int, np.ndarray]:
-    """Size of the record, offset and bytes in a CHUNK, a view of the frame.
-
-    Raises:
-      WireError: no bytes, or more than the record has.
-    """
-    _check_length(Kind.CHUNK, frame, _CHUNK_START + 1)
-    total, offset = _CHUNK.unpack_from(frame, PREFIX.size)
-    size = len(frame) - _CHUNK_START
-    if offset + size > total or size > MAX_CHUNK_BYTES:
-        raise WireError(f"CHUNK of {size} bytes at {offset} of a record of {total}")
-    return total, offset, np.ndarray(size, np.uint8, frame, _CHUNK_START)
+    _check_length(Kind.BLOCK, frame, BLOCK_BYTES, exactly=True)
+    return BlockRequest(*_BLOCK.unpack_from(frame, PREFIX.size))
 
 
 def encode_text(kind: Kind, number: int, text: str) -> bytes:

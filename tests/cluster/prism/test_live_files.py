@@ -52,7 +52,7 @@ def moving():
 
 
 def test_bytes_that_are_sent_are_received(moving):
-    kinds = Kind.CALL, Kind.ROWS, Kind.BLOCK, Kind.CHUNK
+    kinds = Kind.CALL, Kind.ROWS, Kind.BLOCK, Kind.RECORD
     for kind in kinds:
         sent = {key: count for key, count in moving.sent.items() if key[2] == kind}
         assert sent and sent == {

@@ -38,8 +38,6 @@ def decode(frame: bytes):
             return wire.decode_rows(frame)
         case Kind.BLOCK:
             return wire.decode_block(frame)
-        case Kind.CHUNK:
-            return wire.decode_chunk(frame)
         case Kind.CONTROL | Kind.POST | Kind.REPLY:
             return decode_control(frame)
         case Kind.ON_ERROR | Kind.REFUSED:
@@ -58,8 +56,7 @@ FRAMES = {
     "partial": wire.encode_call(2, make_call(partial=True)),
     "rows": wire.encode_rows(3, np.ones((2, 5), np.float32)),
     "not_here": wire.prefix(Kind.NOT_HERE, 4),
-    "block": wire.encode_block(5, BlockRequest(1, 2, 64, 32)),
-    "chunk": wire.encode_chunk(6, 100, 64, np.arange(32, dtype=np.uint8)),
+    "block": wire.encode_block(5, BlockRequest(1, 2, 64)),
     "control": encode_control(Kind.CONTROL, 7, "n", {"a": [1, None]}, ARRAYS),
     "on_error": wire.encode_text(Kind.ON_ERROR, 8, "why"),
 }
@@ -89,7 +86,7 @@ def test_call_golden():
         block_P=np.full(1, 258, np.uint16),
     )
     assert wire.encode_call(5, call) == (
-        b"MoEc\1\0\1\0"
+        b"MoEc\2\0\1\0"
         + b"\5\0\0\0\0\0\0\0"
         + b"\7\0\0\0\4\0\0\0\x09\0\0\0\1\0\0\0\1\0\0\0\0\0\0\0"
         + b"\0\0\x80\x3f\0\0\2\1"
@@ -135,7 +132,7 @@ def changed_call(at: int, form: str, value: int) -> bytes:
     [
         (b"", "message of 0 bytes, expected 16"),
         (b"GET / HTTP/1.1\r\n\r\n", "begins with b'GET ', expected b'MoEc'"),
-        (changed_call(4, "H", 2), "wire version 2, expected 1"),
+        (changed_call(4, "H", 1), "wire version 1, expected 2"),
         (changed_call(6, "B", 99), "kind 99, expected 1 to 10"),
         (changed_call(7, "B", 2), "CALL with flags 0x2"),
         (changed_call(7, "B", 1), "of 116 bytes with 3 tokens and 4 pairs: 44 bytes"),
@@ -150,12 +147,8 @@ def changed_call(at: int, form: str, value: int) -> bytes:
         (changed_call(100, "H", 3), "names token 3, expected less than 3"),
         (FRAMES["rows"][:-4], "ROWS of 60 bytes, expected 24 and 2 x 5"),
         (FRAMES["rows"][:20], "ROWS of 20 bytes, expected 24 or more"),
-        (FRAMES["block"][:-1], "BLOCK of 39 bytes, expected 40"),
-        (FRAMES["block"] + b"\0", "BLOCK of 41 bytes, expected 40"),
-        (wire.encode_block(0, BlockRequest(0, 0, 0, 0)), "asks for 0 bytes"),
-        (wire.encode_block(0, BlockRequest(0, 0, 0, 2**31)), "asks for 2147483648"),
-        (FRAMES["chunk"][:32], "CHUNK of 32 bytes, expected 33 or more"),
-        (wire.encode_chunk(0, 9, 8, b"ab"), "CHUNK of 2 bytes at 8 of a record of 9"),
+        (FRAMES["block"][:-1], "BLOCK of 31 bytes, expected 32"),
+        (FRAMES["block"] + b"\0", "BLOCK of 33 bytes, expected 32"),
         (FRAMES["control"][:20], "control message of 20 bytes"),
         (FRAMES["control"][:30], "states 111 bytes of JSON"),
         (FRAMES["control"] + bytes(8), "'n': 176 bytes, expected 168"),
@@ -211,10 +204,8 @@ def test_encode_rows_rejects(rows, text):
         wire.encode_rows(0, rows)
 
 
-def test_chunk_and_block_return_unchanged():
-    assert wire.decode_block(FRAMES["block"]) == (1, 2, 64, 32)
-    total, offset, piece = wire.decode_chunk(FRAMES["chunk"])
-    assert (total, offset, piece.tolist()) == (100, 64, list(range(32)))
+def test_block_returns_unchanged():
+    assert wire.decode_block(FRAMES["block"]) == (1, 2, 64)
 
 
 def test_control_returns_unchanged():

@@ -129,7 +129,7 @@ class CollectivesTransport(Transport):
         if not offer:
             return False
         self._pulls.pull(peer, offer, out, until_s, lambda: self._check(peer))
-        self.traffic.add_received(peer, Kind.CHUNK, out.nbytes)
+        self.traffic.add_received(peer, Kind.RECORD, out.nbytes)
         return True
 
     def control(self, *question, **more):
@@ -158,7 +158,7 @@ class CollectivesTransport(Transport):
 
     def offer(self, peer: int, record: np.ndarray) -> dict:
         """Fields by which a peer may pull a record."""
-        self.traffic.add_sent(peer, Kind.CHUNK, record.nbytes)
+        self.traffic.add_sent(peer, Kind.RECORD, record.nbytes)
         return self._pulls.offer(record)
 
     def _ask(self, lane, peer: int, frame: bytes, sizes, future: Future) -> None:

@@ -1,17 +1,14 @@
-"""The threads that answer other processes: one for calls and control, one for blocks.
+"""The thread that answers calls and control messages of other processes.
 
-Two, so that a call never stands behind blocks. Each answers in order and never asks
-anybody, so no two processes can wait for each other. Who sends what cannot be read is
-told so once and is not read again.
+It answers in order and never asks anybody, so no two processes can wait for each other.
+Who sends what cannot be read is told so once and is not read again.
 """
 
 import sys
 import threading
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable
 
-import numpy as np
 import zmq
 
 from moe_edge.cluster.transport import wire
@@ -21,8 +18,7 @@ from moe_edge.cluster.transport.wire import Kind
 from moe_edge.cluster.transport.wire_control import decode_control, encode_control
 from moe_edge.core.checks import MoeEdgeError
 
-RECORDS = 16  # of fetches under way that are kept; another is asked for again
-SLICE_MS = 100  # how often a thread looks whether it is to end
+SLICE_MS = 100  # how often it looks whether it is to end
 ZERO_COPY_BYTES = 1 << 16  # from here ZeroMQ's own copy is worth avoiding
 
 
@@ -31,19 +27,18 @@ class Answering(threading.Thread):
 
     Args:
       socket: a ROUTER, or a PAIR that carries its messages; closed at the end.
-      answer: (identity, peer, frame) -> answer or None; raises WireError.
+      answer: (peer, frame) -> answer or None; raises WireError.
       after: done when an answer is on its way.
     """
 
     def __init__(
         self,
-        name: str,
         socket: zmq.Socket,
-        answer: Callable[[bytes, int, bytes], bytes | None],
+        answer: Callable[[int, bytes], bytes | None],
         traffic: Traffic,
         after: Callable[[], None] | None = None,
     ):
-        super().__init__(name=name, daemon=True)
+        super().__init__(name="moe_edge-calls", daemon=True)
         self._after = after
         self._socket = socket
         self._answer = answer
@@ -82,7 +77,7 @@ class Answering(threading.Thread):
         if len(frames) != 1:
             raise wire.WireError(f"{len(frames)} frames, expected 1")
         frame = frames[0]
-        answer = self._answer(identity, peer, frame)
+        answer = self._answer(peer, frame)
         # Counted before the asker can see the answer.
         self._traffic.add_received(peer, frame[wire.KIND_AT], len(frame))
         if answer is not None:
@@ -116,58 +111,25 @@ def answer_calls(handlers: Handlers):
             line = " ".join(str(error).split())
             print(f"{question[0]!r} of process {peer}: {line}", file=sys.stderr)
 
-    def answer(identity: bytes, peer: int, frame: bytes) -> bytes | None:
+    def answer(peer: int, frame: bytes) -> bytes | None:
         kind, flags, number = wire.read_prefix(frame)
         if kind == Kind.CALL:
             question = wire.decode_call(frame, flags)
-            return _guarded(call, peer, number, question)
+            return guarded(call, peer, number, question)
         if kind == Kind.CONTROL:
-            return _guarded(control, peer, number, decode_control(frame))
+            return guarded(control, peer, number, decode_control(frame))
         if kind == Kind.POST:
-            _guarded(post, peer, number, decode_control(frame))
+            guarded(post, peer, number, decode_control(frame))
             return None
         raise wire.WireError(f"{kind.name} at the port of calls")
 
     return answer
 
 
-def answer_blocks(handlers: Handlers):
-    """Answers pieces of blocks by handlers; a record is asked for once a fetch."""
-    records: OrderedDict[bytes, tuple[int, np.ndarray]] = OrderedDict()
-
-    def piece(identity: bytes, number: int, request: wire.BlockRequest) -> bytes:
-        fetch, record = records.pop(identity, (None, None))
-        if fetch != number:
-            record = handlers.block(request.layer, request.block)
-            if record is None:
-                return wire.prefix(Kind.NOT_HERE, number)
-            record = record.reshape(-1).view(np.uint8)
-        end = request.offset + request.size
-        if request.offset >= record.nbytes:
-            raise MoeEdgeError(
-                f"layer {request.layer}, block {request.block} has {record.nbytes} "
-                f"bytes, none from {request.offset} on"
-            )
-        if end < record.nbytes:
-            records[identity] = number, record
-            if len(records) > RECORDS:
-                records.popitem(last=False)
-        data = record[request.offset : end]
-        return wire.encode_chunk(number, record.nbytes, request.offset, data)
-
-    def answer(identity: bytes, peer: int, frame: bytes) -> bytes:
-        kind, _, number = wire.read_prefix(frame)
-        if kind != Kind.BLOCK:
-            raise wire.WireError(f"{kind.name} at the port of blocks")
-        return _guarded(piece, identity, number, wire.decode_block(frame))
-
-    return answer
-
-
-def _guarded(handle, who, number: int, question) -> bytes | None:
+def guarded(handle, peer: int, number: int, question):
     """The handler's answer, or its error, in one line for the asker."""
     try:
-        return handle(who, number, question)
+        return handle(peer, number, question)
     except MoeEdgeError as error:
         text = str(error)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -33,7 +34,7 @@ class Link:
     calls: zmq.Socket  # the engine's thread
     control: zmq.Socket  # the watch
     monitor: zmq.Socket  # the watch; ends when `calls` is closed
-    blocks: zmq.Socket | None = None  # whoever holds block_lock
+    blocks: ssl.SSLSocket | None = None  # whoever holds block_lock
     block_lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     lost: Callable[[], PeerLost] | None = None  # makes the error to raise
     forgotten: bool = False

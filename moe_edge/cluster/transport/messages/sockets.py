@@ -55,11 +55,7 @@ class Sockets:
             router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             router.close()
-            what = {
-                errno.EADDRINUSE: "it is in use; give another port, or 0",
-                errno.EADDRNOTAVAIL: "this machine has no such address",
-            }.get(error.errno, error.strerror)
-            raise ConfigError(f"cannot listen at {host}:{port}: {what}") from None
+            raise cannot_listen(host, port, error) from None
         endpoint = router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0")
         return router, int(endpoint.rpartition(b":")[2])
 
@@ -97,6 +93,15 @@ class Sockets:
         made.heartbeat_ttl = HUNG_MS
         made.handshake_ivl = HANDSHAKE_MS
         return made
+
+
+def cannot_listen(host: str, port: int, error: OSError | zmq.ZMQError) -> ConfigError:
+    """Why an address cannot be bound."""
+    what = {
+        errno.EADDRINUSE: "it is in use; give another port, or 0",
+        errno.EADDRNOTAVAIL: "this machine has no such address",
+    }.get(error.errno, error.strerror)
+    return ConfigError(f"cannot listen at {host}:{port}: {what}")
 
 
 def numeric_host(host: str) -> str:

@@ -1,10 +1,10 @@
-"""The default transport: ZeroMQ over TCP, encrypted with keys from the shared secret.
+"""The default transport: ZeroMQ over TCP, and TLS for blocks, keys from the secret.
 
 A process binds two ports, one for calls and control, one for blocks, so that calls
 never queue behind blocks. To each peer it has three connections: for the calls of
 the engine's thread (`calls.py`), for control (`watch.py`, which also
-notices lost peers) and for fetching blocks (`fetch.py`). `answer.py`
-answers.
+notices lost peers) and for fetching blocks (`fetch.py`). `answer.py` and `blocks.py`
+answer. All are encrypted, and admit only who knows the secret.
 """
 
 import itertools
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 import zmq
 
-from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import (
     Address,
     Answered,
@@ -25,20 +24,19 @@ from moe_edge.cluster.transport.base import (
     Traffic,
     Transport,
 )
-from moe_edge.cluster.transport.messages.answer import (
-    Answering,
-    answer_blocks,
-    answer_calls,
-)
+from moe_edge.cluster.transport.certificate import tls_context
+from moe_edge.cluster.transport.messages.answer import Answering, answer_calls
+from moe_edge.cluster.transport.messages.blocks import BlockServer, listen
 from moe_edge.cluster.transport.messages.calls import Calls
 from moe_edge.cluster.transport.messages.delay import DelayLine
 from moe_edge.cluster.transport.messages.fetch import Fetcher
 from moe_edge.cluster.transport.messages.link import Link, monitored
 from moe_edge.cluster.transport.messages.sockets import LINGER_MS, Sockets, numeric_host
+from moe_edge.cluster.transport.messages.stream import hang_up
 from moe_edge.cluster.transport.messages.watch import Watch
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.cluster.transport.wire_control import encode_control
-from moe_edge.core.checks import ConfigError, check_count, check_from_zero
+from moe_edge.core.checks import ConfigError, check_from_zero
 
 END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behind
 
@@ -53,7 +51,6 @@ class MessagesTransport(Transport):
       host: the address to bind, and that peers are told.
       calls_port, blocks_port: 0 takes a free one.
       delay_ms: emulated, one way, on what this process is sent and what it answers.
-      chunk_bytes, window: a block comes in pieces, this many asked for ahead.
     Raises:
       ConfigError: a port in use, a host that is not of this machine, a bad value.
     """
@@ -66,23 +63,16 @@ class MessagesTransport(Transport):
         calls_port: int = 0,
         blocks_port: int = 0,
         delay_ms: float = 0.0,
-        chunk_bytes: int = 1 << 16,
-        window: int = 2,
     ):
         check_from_zero("delay_ms", delay_ms)
-        check_count("window", window)
-        if not 0 < chunk_bytes <= wire.MAX_CHUNK_BYTES:
-            raise ConfigError(
-                f"chunk_bytes is {chunk_bytes}, expected 1 to {wire.MAX_CHUNK_BYTES}"
-            )
         address = numeric_host(host)
         self.peer = peer
         self.traffic = Traffic()
         self._delay_s = delay_ms / 1000
         self._links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
-        self._routers: list[zmq.Socket] = []  # until `serve`
-        self._answering: list[Answering] = []
+        self._secret = secret
+        self._answering: list[Answering | BlockServer] = []
         self._delays: list[DelayLine] = []
         self._closing = threading.Lock()
         self._closed = False
@@ -90,29 +80,28 @@ class MessagesTransport(Transport):
         self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
         lose = self._watch.lose
         self._calls = Calls(self._link, lose, self.traffic)
-        self._fetcher = Fetcher(self._sockets, lose, self.traffic, chunk_bytes, window)
+        self._fetcher = Fetcher(peer, tls_context(secret, False), lose, self.traffic)
         try:
-            ports = [self._bind(address, port) for port in (calls_port, blocks_port)]
+            self._router, calls_port = self._sockets.router(address, calls_port)
+            self._listener = listen(address, blocks_port)
         except ConfigError:
             self._watch.abandon()
             self._sockets.context.destroy(linger=0)
             raise
-        self.address = Address(host, *ports)
+        self.address = Address(host, calls_port, self._listener.getsockname()[1])
         self._watch.start()
 
     def serve(self, handlers: Handlers) -> None:
-        answers = (
-            ("calls", answer_calls(handlers), getattr(handlers, "answered", None)),
-            ("blocks", answer_blocks(handlers), None),
-        )
-        for name, answer, after in answers:
-            socket = self._routers.pop(0)
-            if self._delay_s:
-                inside = self._sockets.pair(name, bind=True)
-                self._delays.append(DelayLine(socket, inside, self._delay_s))
-                socket = self._sockets.pair(name, bind=False)
-            thread = Answering(f"moe_edge-{name}", socket, answer, self.traffic, after)
-            self._answering.append(thread)
+        questions, delay_s = self._router, self._delay_s
+        if delay_s:
+            inside = self._sockets.pair("calls", bind=True)
+            self._delays.append(DelayLine(questions, inside, delay_s))
+            questions = self._sockets.pair("calls", bind=False)
+        answer, after = answer_calls(handlers), getattr(handlers, "answered", None)
+        calls = Answering(questions, answer, self.traffic, after)
+        context = tls_context(self._secret, True)
+        blocks = BlockServer(self._listener, context, handlers, self.traffic, delay_s)
+        self._answering += calls, blocks
         for thread in (*self._delays, *self._answering):
             thread.start()
 
@@ -186,6 +175,7 @@ class MessagesTransport(Transport):
                 thread.stop()
             ended += [_ended(thread, END_S) for thread in threads]
         self._watch.stop()
+        self._listener.close()
         until_s = time.monotonic() + END_S
         while not _ended(self._watch, 0.01) and time.monotonic() < until_s:
             self._calls.bury(0.01)  # `finish` gives up within a slice
@@ -193,11 +183,6 @@ class MessagesTransport(Transport):
             self._sockets.context.destroy()
         else:
             _left_behind.append(self._sockets.context)
-
-    def _bind(self, host: str, port: int) -> int:
-        router, bound = self._sockets.router(host, port)
-        self._routers.append(router)
-        return bound
 
     def _link(self, peer: int) -> Link:
         """A peer's link.
@@ -220,6 +205,8 @@ class MessagesTransport(Transport):
     def _retire(self, link: Link) -> None:
         """Closes the sockets of others, or leaves that to who is using them."""
         self._calls.retire(link.calls)
+        if (stream := link.blocks) is not None:
+            hang_up(stream)
         if link.block_lock.acquire(blocking=False):
             try:
                 if link.blocks is not None:

@@ -1,0 +1,128 @@
+"""Executors, memory and disk of a machine that serves a collaboration of experts."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from moe_edge.coe.profile import ArchitectureCosts, Devices
+from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.place.coserve_memory import pool_bytes
+from moe_edge.schedule.coserve import ExpertCosts
+from moe_edge.workload.coe_graph import CoeGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What there is; the first kind of executor is the fast one.
+
+    Attributes:
+      devices: costs of each kind; executors: how many of it; memory_bytes: of it.
+      unified: all kinds share one memory, so one executor alone may have all of it,
+        and there is no tier below it.
+      one_disk: loads from it wait for each other.
+      source: of the costs.
+    """
+
+    devices: Devices
+    executors: Mapping[str, int]
+    memory_bytes: Mapping[str, int]
+    unified: bool = False
+    one_disk: bool = True
+    source: str = "measured"
+
+    def __post_init__(self):
+        if not self.executors or set(self.executors) != set(self.memory_bytes):
+            raise ConfigError(
+                f"executors of {', '.join(self.executors) or 'no kind'}, memory of "
+                f"{', '.join(self.memory_bytes) or 'no kind'}; expected the same kinds"
+            )
+        for kind, count in self.executors.items():
+            check_known("kind of executor", kind, self.devices)
+            check_count(f"executors of {kind}", count)
+            check_count(f"memory of {kind}", self.memory_bytes[kind])
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of each executor."""
+        return [kind for kind, n in self.executors.items() for _ in range(n)]
+
+    @property
+    def first(self) -> str:
+        """The fast kind."""
+        return next(iter(self.executors))
+
+    def pool_bytes(self, kind: str, graph: CoeGraph, executors: int) -> int:
+        """Of the pool of each of so many executors that share the kind's memory."""
+        memory = self.memory_bytes[kind]
+        return pool_bytes(
+            kind, memory, executors, self._batch_bytes(kind, graph), _least(graph)
+        )
+
+    def alone_bytes(self, graph: CoeGraph) -> tuple[int, int]:
+        """Pool of one executor of the first kind, and tier below it (0: none)."""
+        batch = self._batch_bytes(self.first, graph)
+        rest = [kind for kind in self.executors if kind != self.first]
+        if self.unified:
+            memory = sum(self.memory_bytes.values())
+            return pool_bytes(self.first, memory, 1, batch, _least(graph)), 0
+        tier = sum(self.pool_bytes(k, graph, self.executors[k]) for k in rest)
+        memory = self.memory_bytes[self.first]
+        return pool_bytes(self.first, memory, 1, batch, _least(graph)), tier
+
+    def costs(self, kind: str, graph: CoeGraph) -> ExpertCosts:
+        """Of every expert on an executor of that kind."""
+        each = [self._of(kind, expert.architecture) for expert in graph.experts]
+        return ExpertCosts(
+            [one.k_s for one in each],
+            [one.b_s for one in each],
+            [one.load_s["disk"] for one in each],
+            [one.max_batch for one in each],
+        )
+
+    def host_load_s(self, kind: str, graph: CoeGraph) -> list[float]:
+        """Seconds of a load of every expert from host memory."""
+        return [self._of(kind, e.architecture).load_s["host"] for e in graph.experts]
+
+    def _of(self, kind: str, architecture: str) -> ArchitectureCosts:
+        check_known(f"architecture on {kind}", architecture, self.devices[kind])
+        return self.devices[kind][architecture]
+
+    def _batch_bytes(self, kind: str, graph: CoeGraph) -> int:
+        used = {expert.architecture for expert in graph.experts}
+        each = [self._of(kind, name) for name in sorted(used)]
+        return max(one.max_batch * one.item_bytes for one in each)
+
+
+def parse_executors(text: str) -> dict[str, int]:
+    """Kind -> number, from `gpu:2,cpu:1`; ConfigError: another form."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        kind, _, count = part.strip().partition(":")
+        if not kind or kind in found or not (count.isascii() and count.isdigit()):
+            raise ConfigError(f"executors is {text!r}, expected such as gpu:2,cpu:1")
+        found[kind] = int(count)
+    return found
+
+
+def parse_memory(text: str, executors: Mapping[str, int]) -> dict[str, int]:
+    """Kind -> bytes, from `9.5GB,13GB` in the order of the executors' kinds.
+
+    Raises:
+      ConfigError: another number of amounts, or something else.
+    """
+    amounts = [part.strip() for part in text.split(",")]
+    if len(amounts) != len(executors):
+        raise ConfigError(
+            f"memory {text!r} names {len(amounts)} amounts, expected "
+            f"{len(executors)}: {', '.join(executors)}"
+        )
+    found = {}
+    for kind, amount in zip(executors, amounts, strict=True):
+        found[kind] = parse_budget(amount).bytes
+        if found[kind] is None:
+            raise ConfigError(f"memory of {kind} is {amount!r}, expected such as 9.5GB")
+    return found
+
+
+def _least(graph: CoeGraph) -> int:
+    return int(graph.bytes_E.min())

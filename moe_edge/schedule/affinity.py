@@ -1,0 +1,65 @@
+"""Requests go to where their expert is; what is resident is served first (ours)."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from moe_edge.core.checks import check_from_zero, check_positive
+from moe_edge.schedule.coserve import CoServe
+from moe_edge.schedule.policy import Lane
+from moe_edge.schedule.run_queue import ExpertJob, Run
+
+
+@dataclasses.dataclass(eq=False)
+class Affinity(CoServe):
+    """A request goes where its expert is or is queued, unless the wait there is worth
+    some loads; a lane serves resident experts first, then preliminary ones.
+
+    Attributes:
+      max_wait_s: who has waited that long in a queue is next, the oldest first.
+      patience_loads: longer queue, in loads of the expert, for which a request still
+        goes where its expert is.
+    """
+
+    name: ClassVar[str] = "affinity"
+    SOURCE: ClassVar[str] = "ours"
+    max_wait_s: float = math.inf
+    patience_loads: float = 4.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_wait_s != math.inf:
+            check_from_zero("max_wait_s", self.max_wait_s)
+        check_positive("patience_loads", self.patience_loads)
+        self._subsequent = frozenset(self.follow.values())
+
+    def assign(self, job: ExpertJob, lanes: Sequence[Lane], now_s: float) -> int:
+        expert, left_s = job.expert, self.left_s(lanes, now_s)
+        best, number = math.inf, 0
+        for n, lane in enumerate(lanes):
+            if not self.pools[n].fits(expert):
+                continue
+            costs = self.costs[n]
+            added_s = self.added_s(expert, lane)
+            total_s = left_s[n] + added_s
+            if expert not in lane.waiting.runs and expert not in self.pools[n]:
+                total_s += (self.patience_loads - 1) * costs.load_s[expert]
+            if total_s < best:
+                best, number, job.added_s = total_s, n, added_s
+        return number
+
+    def choose(self, lane: Lane, now_s: float) -> Run:
+        queue = lane.waiting
+        if now_s - queue.oldest.arrival_s >= self.max_wait_s:
+            return queue.oldest.run
+        here = queue.runs.keys() & self.pools[lane.number].resident
+        if here:
+            return min((queue.runs[e] for e in here), key=_first_s)
+        preliminary = (r for r in queue.in_order if r.expert not in self._subsequent)
+        return next(preliminary, queue.first)
+
+
+def _first_s(run: Run) -> tuple[float, int]:
+    """When its first job came."""
+    return run.jobs[0].arrival_s, run.number

@@ -1,0 +1,162 @@
+"""Profiles, executors, memory and presets."""
+
+import json
+import re
+
+import pytest
+
+from moe_edge.coe.machine import Machine, parse_executors, parse_memory
+from moe_edge.coe.presets import PRESETS, get_preset, record_bytes, reduced
+from moe_edge.coe.profile import ArchitectureCosts, read_profile
+from moe_edge.coe.setup import make_setup
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.schedule.coe_recipes import RECIPES
+from moe_edge.workload.coe_tasks import board_graph
+
+COSTS = {
+    "k_s": 0.5,
+    "b_s": 1.0,
+    "r2": 0.99,
+    "max_batch": 4,
+    "item_bytes": 10,
+    "record_bytes": 100,
+    "load_s": {"disk": 3.0, "host": 1.0},
+}
+PROFILE = {"machine": "m", "devices": {"gpu": {"net": COSTS}}}
+
+
+def written(tmp_path, value):
+    path = tmp_path / "coe_profile.json"
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_profile_is_read(tmp_path):
+    devices = read_profile(written(tmp_path, PROFILE))
+    assert devices == {"gpu": {"net": ArchitectureCosts(**COSTS)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "FILE holds no devices; expected a coe_profile.json"),
+        ({"devices": {}}, "FILE holds no devices; expected at least one"),
+        ({"devices": {"gpu": {}}}, "FILE: device 'gpu' has no architectures"),
+        ({"devices": {"gpu": {"net": {}}}}, "FILE: 'net' on 'gpu' lacks k_s"),
+        (
+            {"devices": {"gpu": {"net": COSTS | {"k_s": 0.0}}}},
+            "FILE: 'net' on 'gpu': k_s must be positive, got 0.0",
+        ),
+        (
+            {"devices": {"gpu": {"net": COSTS | {"load_s": {"disk": 1.0}}}}},
+            "'gpu': load_s names disk, expected disk, host",
+        ),
+        (
+            {
+                "devices": {
+                    "gpu": {"net": COSTS | {"load_s": {"disk": -1.0, "host": 0}}}
+                }
+            },
+            "'gpu': load_s of disk must be 0 or more and finite, got -1.0",
+        ),
+    ],
+)
+def test_wrong_profile_is_refused(value, message, tmp_path):
+    path = written(tmp_path, value)
+    with pytest.raises(
+        ConfigError, match=re.escape(message.replace("FILE", str(path)))
+    ):
+        read_profile(path)
+
+
+def test_executors_and_memory_are_read_from_flags():
+    executors = parse_executors("gpu:2, cpu:1")
+    assert executors == {"gpu": 2, "cpu": 1}
+    memory = parse_memory("9.5GB,13GB", executors)
+    assert memory == {"gpu": 9_500_000_000, "cpu": 13_000_000_000}
+    for text in ("gpu", "gpu:x", ":1", "gpu:1,gpu:2", ""):
+        with pytest.raises(ConfigError, match=f"executors is {text!r}, expected such"):
+            parse_executors(text)
+    with pytest.raises(ConfigError, match="names 1 amounts, expected 2: gpu, cpu"):
+        parse_memory("9GB", executors)
+    with pytest.raises(
+        ConfigError, match="memory of cpu is '40%', expected such as 9.5"
+    ):
+        parse_memory("9GB,40%", executors)
+
+
+def machine(**changes):
+    devices = {kind: {"net": ArchitectureCosts(**COSTS)} for kind in ("gpu", "cpu")}
+    given = {"executors": {"gpu": 1}, "memory_bytes": {"gpu": 500}} | changes
+    return Machine(devices, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"executors": {}}, "executors of no kind, memory of gpu; expected the same"),
+        ({"memory_bytes": {"cpu": 1}}, "executors of gpu, memory of cpu"),
+        ({"executors": {"gpu": 0}}, "executors of gpu must be a positive whole number"),
+        ({"memory_bytes": {"gpu": 0}}, "memory of gpu must be a positive whole number"),
+        (
+            {"executors": {"npu": 1}, "memory_bytes": {"npu": 1}},
+            "unknown kind of executor 'npu'; known: cpu, gpu",
+        ),
+    ],
+)
+def test_wrong_machine_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        machine(**changes)
+
+
+def test_architecture_without_costs_is_refused():
+    with pytest.raises(
+        ConfigError, match="unknown architecture on gpu 'resnet101'; kno"
+    ):
+        machine().costs("gpu", board_graph(3))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_holds_the_experts_that_it_says(name):
+    graph = board_graph(352, record_bytes=record_bytes(name))
+    size, preset = int(graph.bytes_E[0]), get_preset(name)
+    alone, tier = (amount // size for amount in preset.alone_bytes(graph))
+    counts = preset.executors
+    each = [preset.pool_bytes(k, graph, counts[k]) // size for k in preset.kinds]
+    assert (alone, tier) == ((110, 0) if name == "uma" else (53, 73))
+    assert each == ([33, 33, 33] if name == "uma" else [24, 24, 73])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_setup_fills_the_layout_of_its_recipe(name):
+    graph = board_graph(352, record_bytes=record_bytes("reduced"))
+    share_E = graph.probability_E()
+    setup = make_setup(name, graph, reduced(), share_E)
+    recipe = RECIPES[name]
+    held = [len(pool.resident) for pool in setup.pools]
+    assert held == ([53] if recipe.one_lane else [24, 24, 73])
+    assert (setup.tier is None) == (not recipe.tier)
+    assert len(setup.start) == sum(held)  # nobody twice
+    # The most probable ones, and below them the next ones in the tier.
+    least = min(share_E[list(setup.start)])
+    assert sum(share_E > least) < sum(held)
+    if setup.tier:
+        assert len(setup.tier) == 73
+        assert not any(e in setup.tier for e in setup.start)
+    empty = make_setup(name, graph, reduced(), share_E, start_empty=True)
+    assert not empty.start and not (empty.tier and len(empty.tier))
+
+
+def test_expert_larger_than_every_pool_is_refused_with_what_would_work():
+    graph = board_graph(
+        4, record_bytes={"resnet101": 100, "yolov5m": 50, "yolov5l": 700}
+    )
+    costs = {name: ArchitectureCosts(**COSTS) for name in graph.architectures}
+    small = Machine({"gpu": costs}, {"gpu": 2}, {"gpu": 1000})
+    with pytest.raises(
+        CapacityError, match="largest expert has 700 bytes, the largest "
+    ):
+        make_setup("coserve", graph, small, graph.probability_E())
+    with pytest.raises(CapacityError, match="12 gpu executors have 1000 bytes; each n"):
+        many = Machine({"gpu": costs}, {"gpu": 12}, {"gpu": 1000})
+        make_setup("coserve", graph, many, graph.probability_E())

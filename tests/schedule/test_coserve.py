@@ -1,0 +1,126 @@
+"""Queue policies of a collaboration of experts, by hand."""
+
+import math
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
+from tests.support.experts import come, costs_of, lanes_of, order, step
+
+# A batch of n takes n + 2 s, a load 10 s, at most 3 a batch.
+
+
+def test_samba_serves_neighbours_of_one_expert_as_they_came():
+    loop, _ = lanes_of("samba", [[0]])
+    for number, expert in enumerate((0, 0, 1, 0, 0, 0, 0)):
+        come(loop, number, expert)
+    assert order(loop) == list(range(7))
+    batches = [step(loop)[0] for _ in range(5)]
+    assert batches == [[0, 1], [2], [3, 4, 5], [6], []]
+
+
+def test_in_turn_goes_round_the_lanes_into_which_an_expert_fits():
+    loop, pools = lanes_of("none", [[], []])
+    assert [come(loop, n, 0) for n in range(3)] == [0, 1, 0]
+    pools[1].budget_bytes = 0  # nothing fits there any more
+    assert [come(loop, n, 0) for n in range(3, 6)] == [0, 0, 0]
+
+
+def test_arranged_puts_a_request_behind_its_expert():
+    loop, _ = lanes_of("em_ra", [[0]])
+    for number, expert in enumerate((0, 1, 2, 1, 0)):
+        come(loop, number, expert)
+    assert order(loop) == [0, 4, 1, 3, 2]
+
+
+def test_coserve_goes_where_the_longest_queue_stays_shortest():
+    loop, _ = lanes_of("coserve", [[0], [1]])
+    assert come(loop, 0, 0) == 0  # 3 s there, 13 s elsewhere
+    assert come(loop, 1, 2) == 1  # lane 0: 3 + 13; lane 1: 13
+    # Expert 0 once more: on lane 0 it adds 1 s. The longest is 13 s in both cases.
+    assert come(loop, 2, 0) == 0
+    # Expert 3: 4 + 13 on lane 0, 13 + 13 on lane 1.
+    assert come(loop, 3, 3) == 0
+    # Expert 2 is queued on lane 1: 14 s there; the longest is lane 0's 17.
+    assert come(loop, 4, 2) == 1
+    assert order(loop, 0) == [0, 2, 3] and order(loop, 1) == [1, 4]
+    assert [lane.waiting.added_s for lane in loop.lanes] == [17.0, 14.0]
+
+
+def test_coserve_prefers_the_fast_executor_and_skips_one_that_is_too_small():
+    fast, slow = costs_of(2, k_s=1.0), costs_of(2, k_s=5.0)
+    loop, pools = lanes_of("coserve", [[], []], 2, costs=[slow, fast])
+    assert come(loop, 0, 0) == 1
+    pools[1].budget_bytes = 0
+    assert come(loop, 1, 1) == 0
+
+
+def test_running_batch_counts_until_it_should_end():
+    loop, _ = lanes_of("coserve", [[0], []])
+    for number in range(3):
+        assert come(loop, number, 0) == 0
+    loop.begin_step(0, 0.0)  # until 5 s
+    policy = loop.policy
+    assert policy.until_s == [5.0, 0.0]
+    assert policy.left_s(loop.lanes, 2.0) == [3.0, 0.0]
+    assert policy.left_s(loop.lanes, 9.0) == [0.0, 0.0]
+
+
+def test_finished_preliminary_goes_on_as_the_same_request():
+    loop, _ = lanes_of("coserve", [[0, 1]], follow={0: 1})
+    come(loop, 7, 0)
+    come(loop, 8, 0)
+    ids, following = step(loop, now_s=4.0, follow={0: 1})
+    assert ids == [7, 8] and [(j.id, j.expert) for j in following] == [(7, 1), (8, 1)]
+    assert [job.arrival_s for job in following] == [4.0, 4.0] and not loop.open
+
+
+def test_affinity_goes_where_its_expert_is_until_the_wait_costs_too_many_loads():
+    loop, _ = lanes_of("affinity", [[0], [1]], patience_loads=2.0)
+    lanes = [come(loop, number, 0) for number in range(30)]
+    # Lane 0 has n + 2 s; lane 1 would take 13 s and one more load of patience: 23 s.
+    assert lanes[:21] == [0] * 21 and lanes[21] == 1
+    assert come(loop, 30, 5) == 1  # nobody has it: the shorter queue
+    assert come(loop, 31, 5) == 1
+
+
+def test_affinity_serves_the_resident_first_then_preliminary_ones():
+    loop, pools = lanes_of("affinity", [[0]], follow={1: 2})
+    for number, expert in enumerate((2, 1, 0, 3, 0)):
+        come(loop, number, expert)
+    assert step(loop)[0] == [2, 4]  # resident
+    assert step(loop)[0] == [1]  # 1 before 2, which follows it
+    pools[0].enter(3)
+    assert step(loop)[0] == [3]
+    assert step(loop)[0] == [0]
+
+
+def test_affinity_lets_nobody_wait_too_long():
+    loop, _ = lanes_of("affinity", [[0]], max_wait_s=5.0)
+    come(loop, 0, 1, now_s=0.0)
+    for number in range(1, 9):
+        come(loop, number, 0, now_s=1.0)
+    assert step(loop, now_s=4.9)[0] == [1, 2, 3]
+    assert step(loop, now_s=5.0)[0] == [0]
+    assert step(loop, now_s=5.0)[0] == [4, 5, 6]
+
+
+def test_recipes_are_chosen_by_name():
+    assert chosen_recipes("all") == list(RECIPES)
+    assert chosen_recipes("samba, affinity") == ["samba", "affinity"]
+    with pytest.raises(ConfigError, match="unknown policy 'best'; known: affinity, co"):
+        chosen_recipes("best")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_wait_s", -1.0, "max_wait_s must be 0 or more and finite, got -1.0"),
+        ("max_wait_s", math.nan, "max_wait_s must be 0 or more and finite, got nan"),
+        ("patience_loads", 0.0, "patience_loads must be positive, got 0.0"),
+    ],
+)
+def test_wrong_options_are_refused(option, value, message):
+    with pytest.raises(ConfigError, match=message):
+        lanes_of("affinity", [[0]], **{option: value})

@@ -1,0 +1,50 @@
+"""Lanes, pools and requests for the policies of a collaboration of experts."""
+
+from moe_edge.offload.evict_pool import get_pool_policy
+from moe_edge.offload.pool import make_pools
+from moe_edge.schedule.coe_recipes import RECIPES
+from moe_edge.schedule.coserve import ExpertCosts
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.run_queue import ExpertJob
+
+
+def costs_of(num_experts, k_s=1.0, b_s=2.0, load_s=10.0, max_batch=3):
+    """The same for every expert."""
+    return ExpertCosts(
+        *([value] * num_experts for value in (k_s, b_s, load_s, max_batch))
+    )
+
+
+def lanes_of(name, resident, num_experts=6, follow=None, costs=None, **options):
+    """A loop with a recipe's queues; pools of 2 experts that hold `resident`."""
+    follow, recipe = follow or {}, RECIPES[name]
+    sizes, shares = [1] * num_experts, [1 / (n + 1) for n in range(num_experts)]
+    policy = get_pool_policy(recipe.eviction)
+    pools = make_pools([2] * len(resident), policy, sizes, shares, list(follow.items()))
+    for pool, experts in zip(pools, resident, strict=True):
+        for expert in experts:
+            pool.enter(expert)
+    costs = costs or [costs_of(num_experts)] * len(pools)
+    queue = recipe.queue(costs, pools, follow, **options)
+    return RequestLoop(queue, len(pools)), pools
+
+
+def come(loop, number, expert, now_s=0.0):
+    """A request arrives and is admitted: the lane that it went to."""
+    job = ExpertJob(number, arrival_s=now_s, expert=expert)
+    lane = loop.arrive(job, now_s)
+    loop.admit(job, lane, now_s)
+    return lane
+
+
+def order(loop, lane=0):
+    """Ids that wait in a lane."""
+    return [job.id for job in loop.lanes[lane].waiting]
+
+
+def step(loop, lane=0, now_s=0.0, follow=None):
+    """Serves the lane's next batch in no time: its ids, and the follow-ups."""
+    jobs = list(loop.begin_step(lane, now_s))
+    for job in jobs:
+        job.follow = (follow or {}).get(job.expert)
+    return [job.id for job in jobs], loop.end_step(lane, now_s, jobs)
