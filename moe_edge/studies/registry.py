@@ -20,6 +20,8 @@ STUDIES = {
     "benchmark_traced": "moe_edge.studies.speed.traced",
     "coserve_fig13": "moe_edge.studies.coserve.simulated",
     "coserve_fig15": "moe_edge.studies.coserve.simulated",
+    "coserve_fig17": "moe_edge.studies.coserve.sizes",
+    "coserve_fig18": "moe_edge.studies.coserve.sizes",
     "fidelity_default": "moe_edge.studies.fidelity.study",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
     "moe_prism_fig12": "moe_edge.studies.moe_prism.serving_studies",

@@ -6,58 +6,40 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.coe.presets import PRESETS, SOURCE
-from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
-from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_case import CoeWork, MachineOptions
+from moe_edge.simulate.coe_case import MachineOptions
 from moe_edge.simulate.coe_run import Case
-from moe_edge.studies.settings import RULES, StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
-from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
-
-SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
-SPREAD = "half range of seeds"
-BOUND = "no fewer loads in any order"
-REASON = (
-    "Costs of networks and loads are assumed (the paper gives disks and memory only), "
-    "and so are frequencies of components, of detectors, of damages. Compare ratios."
+from moe_edge.studies.coserve.entry import (
+    OURS,
+    PAPER,
+    REASON,
+    SAMBA,
+    OnTasks,
+    median_row,
+    simulated,
 )
-LIMITS = (
-    "Simulated: no network was computed and no file read. Deciding takes no time.",
+from moe_edge.studies.study import Claim, Findings, Study
+
+BOUND = "no fewer loads in any order"
+TIER = (
     "Samba's tier holds what left its pool, in one place only, and what it hands back "
-    "costs a third of a load from the disk (NUMA): ratios to it follow that number.",
-    "Loads do not overlap with the same executor's computing, under any policy.",
+    "costs a third of a load from the disk (NUMA): ratios to it follow that number."
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Simulated(StudySettings):
+class Simulated(OnTasks):
     """The size of the study.
 
     Attributes:
-      seed, seeds: of boards and requests; rows are medians over them.
-      machines: presets; tasks: of the paper.
-      policies: what is compared.
-      decay: of the frequencies of components, in types.
+      machines: presets; policies: what is compared, with the first one.
     """
 
-    rules = RULES | {
-        "machines": lambda name, value: check_known("machine", value, PRESETS),
-        "tasks": lambda name, value: check_known("task", value, TASKS),
-        "policies": lambda name, value: check_known("policy", value, RECIPES),
-        "decay": check_positive,
-    }
-    seed: int = 0
-    seeds: int = 5
     machines: Sequence[str] = ("numa", "uma")
-    tasks: Sequence[str] = tuple(TASKS)
     policies: Sequence[str] = (
         *("samba", "samba_no_tier", "samba_fifo", "samba_parallel"),
         *("coserve", "affinity"),
     )
-    decay: float = DECAY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,9 +64,7 @@ class Runs:
         for machine in settings.machines:
             built = MachineOptions(machine).build()
             for task in settings.tasks:
-                for seed in range(settings.seed, settings.seed + settings.seeds):
-                    work = CoeWork(task=task, decay=settings.decay)
-                    case = Case(*work.build(machine, seed), built)
+                for case in settings.cases(task, machine, built):
                     self._serve(case, machine, task, settings.policies)
                 self._tell(machine, task, settings.policies)
 
@@ -120,9 +100,9 @@ class Runs:
         rows = []
         for (machine, task, policy), found in self.throughput.items():
             name = f"throughput, {machine}, {task}"
-            rows.append(_median(policy, name, found, "requests/s"))
+            rows.append(median_row(policy, name, found, "requests/s"))
         for (machine, task, policy), found in self.switches.items():
-            rows.append(_median(policy, f"switches, {machine}, {task}", found, "1"))
+            rows.append(median_row(policy, f"switches, {machine}, {task}", found, "1"))
         return rows
 
 
@@ -149,7 +129,8 @@ def measure(settings: Simulated) -> Findings:
         + ", ".join(f"{policy} {spans[machine][policy]} times" for policy in shown)
         for machine in settings.machines
     )
-    return Findings(
+    return simulated(
+        settings,
         answer=f"Throughput over {base}'s, least and largest of the tasks: {answer}.",
         details=[
             f"{machine}, throughput over {base}'s: "
@@ -157,22 +138,8 @@ def measure(settings: Simulated) -> Findings:
             + "."
             for machine, found in spans.items()
         ],
-        model={
-            "name": ", ".join(RECORD_BYTES),
-            "params": {name: size // 4 for name, size in RECORD_BYTES.items()},
-            "weights": "none: sizes only",
-        },
-        workload={
-            "comparable": False,
-            "why_not_comparable": REASON,
-            **dataclasses.asdict(settings),
-            "hardware": SOURCE,
-        },
         metrics=runs.metrics(),
-        limits=LIMITS,
-        kind="simulated",
-        cost_model_source="preset",
-        seeds=list(range(settings.seed, settings.seed + settings.seeds)),
+        limits=[TIER],
         baselines=[p for p in settings.policies if p not in (PAPER, OURS)],
         checks={
             "every policy gave each request the same experts": runs.equal,
@@ -203,11 +170,6 @@ def panels(runs: Runs, settings: Simulated) -> list[Panel]:
         found.append(Panel(f"{machine}: throughput", "requests/s", tasks, rates))
         found.append(Panel(f"{machine}: switches", "loads", tasks, counts, log=True))
     return found
-
-
-def _median(policy: str, name: str, found: Sequence[float], unit: str) -> dict:
-    spread = (SPREAD, float(np.ptp(found)) / 2)
-    return metric(policy, name, float(np.median(found)), unit, len(found), spread)
 
 
 def _span(values: Sequence[float]) -> str:

@@ -1,0 +1,94 @@
+"""What the entries of CoServe in computed time have in common."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.coe.machine import Machine
+from moe_edge.coe.presets import PRESETS, SOURCE
+from moe_edge.core.checks import check_known, check_positive
+from moe_edge.metrics.results import metric
+from moe_edge.schedule.coe_recipes import RECIPES
+from moe_edge.simulate.coe_case import CoeWork
+from moe_edge.simulate.coe_run import Case
+from moe_edge.studies.settings import RULES, StudySettings
+from moe_edge.studies.study import Findings
+from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
+
+SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
+SPREAD = "half range of seeds"
+REASON = (
+    "Costs of networks and loads are assumed (the paper gives disks and memory only), "
+    "and so are frequencies of components, of detectors, of damages. Compare ratios."
+)
+LIMITS = (
+    "Simulated: no network was computed and no file read. Deciding takes no time.",
+    "Loads do not overlap with the same executor's computing, under any policy.",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnTasks(StudySettings):
+    """What all these studies can be told.
+
+    Attributes:
+      seed, seeds: of boards and requests; rows are medians over them.
+      tasks: of the paper; decay: of the frequencies of components, in types.
+    """
+
+    rules = RULES | {
+        "machines": lambda name, value: check_known("machine", value, PRESETS),
+        "tasks": lambda name, value: check_known("task", value, TASKS),
+        "policies": lambda name, value: check_known("policy", value, RECIPES),
+        "decay": check_positive,
+    }
+    seed: int = 0
+    seeds: int = 5
+    tasks: Sequence[str] = tuple(TASKS)
+    decay: float = DECAY
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+    def cases(self, task: str, preset: str, machine: Machine) -> Iterator[Case]:
+        """A task on a machine, for every seed.
+
+        Args:
+          preset: for whose networks the board is.
+        """
+        work = CoeWork(task=task, decay=self.decay)
+        for seed in self.all_seeds:
+            yield Case(*work.build(preset, seed), machine)
+
+
+def simulated(settings: OnTasks, *, limits: Sequence[str] = (), **found) -> Findings:
+    """Findings of runs in computed time; `found`: further fields of them."""
+    return Findings(
+        model={
+            "name": ", ".join(RECORD_BYTES),
+            "params": {name: size // 4 for name, size in RECORD_BYTES.items()},
+            "weights": "none: sizes only",
+        },
+        workload={
+            "comparable": False,
+            "why_not_comparable": REASON,
+            **dataclasses.asdict(settings),
+            "hardware": SOURCE,
+        },
+        limits=[*LIMITS, *limits],
+        kind="simulated",
+        cost_model_source="preset",
+        seeds=settings.all_seeds,
+        **found,
+    )
+
+
+def median_row(
+    policy: str, name: str, found: Sequence[float], unit: str
+) -> dict[str, Any]:
+    """A metric: the median over seeds with half their range."""
+    spread = (SPREAD, float(np.ptp(found)) / 2)
+    return metric(policy, name, float(np.median(found)), unit, len(found), spread)
