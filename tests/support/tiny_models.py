@@ -60,7 +60,9 @@ GPT_OSS = dataclasses.replace(
         swiglu_limit=2.0,
     ),
 )
-ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}
+# The two ways in which layers differ most from GQA's, in one model.
+MLA_BIAS = dataclasses.replace(MLA, moe=GPT_OSS.moe)
+ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
 
 
 class RandomReader:
