@@ -19,6 +19,7 @@ from moe_edge.core.checks import checked
 
 ROOTS = {
     "cluster": "cluster.run.run_cluster",
+    "coserve": "simulate.coe_run.run_coserve",
     "convert_checkpoint": "convert.convert.convert_checkpoint",
     "evaluate": "evaluate.run.run_evaluate",
     "fit_routing": "workload.routing_fit.fit_routing",

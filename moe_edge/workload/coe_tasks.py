@@ -146,20 +146,26 @@ def board_requests(
     ]
 
 
-def make_task(
-    name: str, period_s: float = PERIOD_S, seed: int = 0, decay: float = DECAY
-) -> tuple[CoeGraph, list[CoeRequest]]:
-    """The board and the requests of a task of the paper; A1 is the start of A2.
-
-    Args:
-      name: one of TASKS.
-    """
+def task_graph(
+    name: str,
+    seed: int = 0,
+    decay: float = DECAY,
+    record_bytes: Mapping[str, int] | None = None,
+) -> CoeGraph:
+    """The board of one of TASKS; arguments as those of `board_graph`."""
     check_known("task", name, TASKS)
     task = TASKS[name]
-    graph = board_graph(task.types, 2 * seed + task.board, decay)
+    return board_graph(task.types, 2 * seed + task.board, decay, record_bytes)
+
+
+def task_requests(
+    name: str, graph: CoeGraph, period_s: float = PERIOD_S, seed: int = 0
+) -> list[CoeRequest]:
+    """The requests of one of TASKS; those of A1 are the first ones of A2."""
+    check_known("task", name, TASKS)
     most = max(one.requests for one in TASKS.values())
-    requests = board_requests(graph, most, period_s, 2 * seed + task.board)
-    return graph, requests[: task.requests]
+    requests = board_requests(graph, most, period_s, 2 * seed + TASKS[name].board)
+    return requests[: TASKS[name].requests]
 
 
 def check_requests(requests: Sequence[CoeRequest], where: str = "requests") -> None:

@@ -12,7 +12,7 @@ from moe_edge.coe.setup import make_setup
 from moe_edge.core.events import write_events
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate import coe_bounds
-from moe_edge.simulate.coe import CoeSimulator, events
+from moe_edge.simulate.coe import CoeSimulator, run_events
 from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
 
 EACH = pytest.mark.parametrize("name", RECIPES)
@@ -139,12 +139,12 @@ def test_nobody_who_waits_too_long_is_passed(max_wait_s):
 
     class Passing(Watched):
         def _begin(self, lane, now_s):
-            queue = self.loop.lanes[lane].waiting
+            queue = self.serving.loop.lanes[lane].waiting
             oldest = queue.oldest if queue else None
             overdue = oldest and now_s - oldest.arrival_s >= max_wait_s
             super()._begin(lane, now_s)
             if overdue:
-                assert oldest in self.loop.lanes[lane].running
+                assert oldest in self.serving.loop.lanes[lane].running
                 self.checked = getattr(self, "checked", 0) + 1
 
     checked = 0
@@ -193,7 +193,7 @@ def test_start_empty_needs_every_expert_once_at_least():
 
 def test_events_tell_loads_evictions_and_batches(tmp_path):
     graph, *_, run = serve("samba", 0)
-    found = events(run, graph.bytes_E.tolist())
+    found = run_events(run, graph.bytes_E.tolist())
     write_events(tmp_path / "events.jsonl", found)
     kinds = collections.Counter(event.kind for event in found)
     assert kinds["transfer"] == run.switches and kinds["compute"] == len(run.steps)

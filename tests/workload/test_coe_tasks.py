@@ -13,10 +13,16 @@ from moe_edge.workload.coe_tasks import (
     CoeRequest,
     board_graph,
     board_requests,
-    make_task,
     read_requests,
+    task_graph,
+    task_requests,
     write_requests,
 )
+
+
+def make_task(name, seed=0):
+    graph = task_graph(name, seed)
+    return graph, task_requests(name, graph, seed=seed)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -53,7 +59,9 @@ def test_board_without_frequencies_has_no_requests():
     with pytest.raises(ConfigError, match="no frequencies to draw"):
         board_requests(CoeGraph({}, [Expert("a", "n")], {"x": 0}, {}), 1)
     with pytest.raises(ConfigError, match="unknown task 'c1'; known: a1, a2, b1, b2"):
-        make_task("c1")
+        task_graph("c1")
+    with pytest.raises(ConfigError, match="unknown task 'c1'"):
+        task_requests("c1", board_graph(2))
 
 
 def test_requests_read_back_as_written(tmp_path):
