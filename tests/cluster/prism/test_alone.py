@@ -10,8 +10,8 @@ from tests.support.live_cluster import (
     requests,
 )
 
-SLOTS = [5, 5, 25]
-LENGTHS, NEW = (9, 4, 16, 6, 9), 8  # of one shape
+SLOTS = [5, 9, 25]
+LENGTHS, NEW = (9, 4, 17, 6, 9), 8
 SIZES = [(length, NEW) for length in LENGTHS]
 
 
