@@ -60,6 +60,13 @@ GPT_OSS = dataclasses.replace(
         swiglu_limit=2.0,
     ),
 )
+# Without a dense layer: for tests that would compile its programs for nothing.
+MOE_ONLY = dataclasses.replace(
+    GQA,
+    num_layers=2,
+    dense_layers=(),
+    attention=dataclasses.replace(GQA.attention, windows=(None, 9)),
+)
 ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}
 
 
