@@ -2,7 +2,8 @@
 
 A server runs few compiled programs, one a bucket of tokens (1 = decoding), so costs are
 stated a bucket; a step of another size costs what the next larger bucket costs. Every
-number is a median in seconds on one server with nothing else to do, software included.
+number is in seconds while one server has requests, software included. The more servers
+have requests, the slower are all: `compute_slowdown`, `message_slowdown`.
 
 A layer of a step, of which m other servers compute a part, takes
 
@@ -135,6 +136,9 @@ class ClusterCalibration:
       source: how it was measured, and on what.
       hosts: of every server the machine it runs on; empty: each on one of its own.
       cores: of every machine; empty: one each.
+      compute_slowdown: how many times as long computation takes while 1, 2, .. servers
+        have requests; more than are listed count as the last; empty: always once.
+      message_slowdown: the same of base_s and each_s of `messages`.
     """
 
     servers: Sequence[ServerCosts]
@@ -142,6 +146,8 @@ class ClusterCalibration:
     source: str
     hosts: Sequence[int] = ()
     cores: Sequence[int] = ()
+    compute_slowdown: Sequence[float] = ()
+    message_slowdown: Sequence[float] = ()
 
     def __post_init__(self):
         if not self.servers:
@@ -152,6 +158,11 @@ class ClusterCalibration:
             object.__setattr__(self, "cores", [1] * (max(self.hosts, default=0) + 1))
         for count in self.cores:
             check_count("cores of a machine", count)
+        for name in ("compute_slowdown", "message_slowdown"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, [1.0])
+            for times in getattr(self, name):
+                check_positive(name, times)
         known = range(len(self.cores))
         if len(self.hosts) != len(self.servers) or set(self.hosts) - set(known):
             raise ConfigError(
@@ -171,20 +182,22 @@ class ClusterCalibration:
         """Tokens of each bucket."""
         return [bucket.tokens for bucket in self.servers[0].buckets]
 
-    def save(self, folder: str | Path) -> None:
-        """Writes `calibration.json`."""
+    def save(self, folder: str | Path, name: str = CALIBRATION_FILE) -> None:
+        """Writes `calibration.json`, or a file of another name."""
         stored = {"format_version": FORMAT_VERSION} | dataclasses.asdict(self)
-        write_json(Path(folder) / CALIBRATION_FILE, stored)
+        write_json(Path(folder) / name, stored)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "ClusterCalibration":
+    def load(
+        cls, folder: str | Path, name: str = CALIBRATION_FILE
+    ) -> "ClusterCalibration":
         """Reads what `save` wrote.
 
         Raises:
           ConfigError: other keys or values, or another version.
           OSError: the file cannot be read.
         """
-        path = Path(folder) / CALIBRATION_FILE
+        path = Path(folder) / name
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             return cls.from_json(stored)

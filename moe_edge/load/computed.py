@@ -1,17 +1,23 @@
 """Requests in computed time: the loop, and what its steps cost."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.sizes import SlotSizes
+from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.load.decisions_file import LoopMade
 from moe_edge.load.offered import LoadOptions, Offered, check_floors, offered_requests
 from moe_edge.load.results import Results
 from moe_edge.schedule.decisions import Recorder
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.policy import SchedulePolicy
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.options import LONGEST_CONTEXT, ServingOptions
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
+from moe_edge.workload.served import Served
 
 
 def computed_results(
@@ -96,3 +102,23 @@ def offered_jobs(
         )
         for each in requests
     ]
+
+
+def served_at(
+    rate: float,
+    requests: Sequence[Offered],
+    policy: SchedulePolicy,
+    costs: StepCosts,
+    sizes: SlotSizes,
+) -> list[Served]:
+    """What becomes of requests that come `rate` times as fast; inf: all at once.
+
+    Args:
+      policy: keeps nothing between runs.
+    """
+    faster = [
+        dataclasses.replace(each, arrival_s=each.arrival_s / rate) for each in requests
+    ]
+    jobs = offered_jobs(faster, round(costs.decode.ks[-1]))
+    server = ComputedServer(RequestLoop(policy), costs, steps=SlotSteps(sizes))
+    return list(server.run(jobs).values())

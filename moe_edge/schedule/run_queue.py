@@ -91,6 +91,14 @@ class RunQueue(MutableSequence):
             return job
         raise IndexError(f"queue of {self._length} has no place {index}")
 
+    def __contains__(self, job: object) -> bool:
+        run = getattr(job, "run", None)
+        return run is not None and self._in_order.get(run.number) is run
+
+    def index(self, job: ExpertJob, *ends: int) -> int:
+        """Its place; ValueError: it is not in this queue."""
+        return list(self).index(job, *ends)
+
     @property
     def in_order(self) -> Iterable[Run]:
         """The runs from the head on."""
@@ -144,9 +152,9 @@ class RunQueue(MutableSequence):
 
     def remove(self, job: ExpertJob) -> None:
         """Takes a job out; ValueError: it is not in this queue."""
-        run = job.run
-        if run is None or self._in_order.get(run.number) is not run:
+        if job not in self:
             raise ValueError(f"request {job.id} does not wait here")
+        run = job.run
         if run.jobs[0] is job:
             run.jobs.popleft()
         else:

@@ -7,14 +7,13 @@ takes no time here; how long it took is told beside.
 """
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from moe_edge.coe.serving import Batch, ExpertServing
 from moe_edge.coe.setup import Setup
 from moe_edge.core.clock import EventHeap
 from moe_edge.core.events import Event
-from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.run_queue import ExpertJob
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
@@ -90,9 +89,10 @@ class CoeSimulator:
     """
 
     def __init__(self, graph: CoeGraph, setup: Setup, one_disk: bool = True):
-        self.setup, self.loop = setup, RequestLoop(setup.policy, len(setup.pools))
+        self.setup, self.serving = setup, ExpertServing(setup)
         self._graph, self._one_disk = graph, one_disk
         self._heap, self._disk_free_s = EventHeap(), 0.0
+        self._batches: list[Batch | None] = [None] * len(setup.pools)
         self._requests: Sequence[CoeRequest] = ()
         self.result = CoeRun()
 
@@ -108,6 +108,8 @@ class CoeSimulator:
             else:
                 self._end(lane, now_s)
         result.time_s = heap.now_s - requests[0].arrival_s
+        result.decisions_s = self.serving.decisions_s
+        result.management_s = self.serving.management_s
         return result
 
     def _arrive(self, number: int, now_s: float) -> None:
@@ -120,61 +122,45 @@ class CoeSimulator:
         self._come(ExpertJob(number, arrival_s=now_s, expert=expert), now_s)
 
     def _come(self, job: ExpertJob, now_s: float) -> None:
-        started = time.perf_counter()
-        lane = self.loop.arrive(job, now_s)
-        rests = self.loop.admit(job, lane, now_s)
-        self.result.decisions_s.append(time.perf_counter() - started)
-        if rests:
+        lane = self.serving.come(job, now_s)
+        if lane is not None:
             self._begin(lane, now_s)
 
     def _begin(self, lane: int, now_s: float) -> None:
-        started = time.perf_counter()
-        jobs = self.loop.begin_step(lane, now_s)
-        decided = time.perf_counter()
-        if not jobs:
+        batch = self._batches[lane] = self.serving.begin(lane, now_s)
+        if batch is None:
             return
-        expert, setup, result = jobs[0].expert, self.setup, self.result
-        pool, ready_s, tier = setup.pools[lane], now_s, None
-        leaving: Sequence[int] = ()
-        if expert not in pool:
-            leaving = pool.enter(expert)
-            tier, ready_s = self._load(lane, expert, leaving, now_s)
-        pool.touch(expert, now_s)
-        end_s = ready_s + setup.costs[lane].batch_s(expert, len(jobs))
-        result.decisions_s.append(decided - started)
-        result.management_s += time.perf_counter() - decided
-        result.wait_s += [now_s - job.arrival_s for job in jobs]
-        load_s, n = ready_s - now_s, len(jobs)
-        step = CoeStep(now_s, end_s, load_s, lane, expert, n, tier, leaving)
+        expert, n, result = batch.expert, len(batch.jobs), self.result
+        ready_s = self._ready_s(batch, now_s)
+        end_s = ready_s + self.setup.costs[lane].batch_s(expert, n)
+        result.wait_s += [now_s - job.arrival_s for job in batch.jobs]
+        load_s, source = ready_s - now_s, (batch.tier, batch.leaving)
+        step = CoeStep(now_s, end_s, load_s, lane, expert, n, *source)
         result.steps.append(step)
         self._heap.push(end_s, END, lane)
 
-    def _load(
-        self, lane: int, expert: int, leaving: Sequence[int], now_s: float
-    ) -> tuple[str, float]:
-        """Where an expert comes from, and when it is there."""
-        tier = self.setup.tier
-        found = tier is not None and tier.take(expert)
-        if tier is not None:
-            tier.keep(leaving)
-        if found:
-            return "host", now_s + self.setup.host_load_s[lane][expert]
+    def _ready_s(self, batch: Batch, now_s: float) -> float:
+        """When a batch's expert is there."""
+        if batch.tier is None:
+            return now_s
+        if batch.tier == "host":
+            return now_s + self.setup.host_load_s[batch.lane][batch.expert]
         begin_s = max(now_s, self._disk_free_s) if self._one_disk else now_s
-        self._disk_free_s = begin_s + self.setup.costs[lane].load_s[expert]
-        return "disk", self._disk_free_s
+        self._disk_free_s = begin_s + self.setup.costs[batch.lane].load_s[batch.expert]
+        return self._disk_free_s
 
     def _end(self, lane: int, now_s: float) -> None:
-        result, jobs = self.result, list(self.loop.lanes[lane].running)
-        for job in jobs:
+        result, batch = self.result, self._batches[lane]
+        for job in batch.jobs:
             result.chains[job.id].append(job.expert)
             request = self._requests[job.id]
             goes_on = len(result.chains[job.id]) == 1 and not request.is_damaged
             job.follow = self._graph.follow.get(job.expert) if goes_on else None
             if job.follow is None:
                 result.latency_s[job.id] = now_s - request.arrival_s
-        for job in self.loop.end_step(lane, now_s, jobs):
+        for job in self.serving.end(batch, now_s):
             self._come(job, now_s)
-        if not self.loop.lanes[lane].stepping:
+        if not self.serving.loop.lanes[lane].stepping:
             self._begin(lane, now_s)
 
 

@@ -2,6 +2,7 @@
 
     cluster.json               what was run (`ClusterFacts`)
     calibration.json           what it costs (`hardware/cluster_calibration.py`)
+    calibration_METHOD.json    what it cost while this method ran
     requests_METHOD.csv        a line a request, in order of arrival, from request 0 on
     placement_METHOD.npy/json  at the start (`place/plan.py`)
     migrations_METHOD.jsonl    a line a version of the table (`TableChange`)
@@ -40,9 +41,10 @@ def method_file(kind: str, method: str) -> str:
     """Name of a file of one method, or the stem of a placement's two.
 
     Args:
-      kind: requests, placement, migrations, trace or events.
+      kind: calibration, requests, placement, migrations, trace or events.
     """
     ending = {"requests": ".csv", "placement": "", "trace": ".csv.gz"}
+    ending["calibration"] = ".json"
     return f"{kind}_{method}{ending.get(kind, '.jsonl')}"
 
 

@@ -12,7 +12,10 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, built, check_known
 from moe_edge.core.files import decode_utf8
-from moe_edge.hardware.cluster_calibration import ClusterCalibration
+from moe_edge.hardware.cluster_calibration import (
+    CALIBRATION_FILE,
+    ClusterCalibration,
+)
 from moe_edge.workload.cluster_run import (
     CLUSTER_FILE,
     FORMAT_VERSION,
@@ -41,6 +44,7 @@ class MethodRun:
       changes: of the table, in order.
       placement: stem of its placement at the start.
       trace: all of it.
+      calibration: its costs; those of the whole run where it has none of its own.
     """
 
     requests: list[Request]
@@ -50,6 +54,7 @@ class MethodRun:
     changes: list[TableChange]
     placement: Path
     trace: Trace
+    calibration: ClusterCalibration
 
 
 class ClusterRun:
@@ -72,13 +77,7 @@ class ClusterRun:
                 "the --out_dir of launch/cluster.py"
             )
         self.facts = read_facts(self.folder)
-        self.calibration = ClusterCalibration.load(self.folder)
-        known, stated = len(self.calibration.servers), self.facts.num_servers
-        if known != stated:
-            raise ConfigError(
-                f"{folder}: calibration of {known} servers, {CLUSTER_FILE} has slots "
-                f"of {stated}"
-            )
+        self.calibration = self._calibration(CALIBRATION_FILE)
 
     def method(self, name: str) -> MethodRun:
         """One method's files.
@@ -101,7 +100,21 @@ class ClusterRun:
         ]
         changes = read_migrations(self._path("migrations", name), self.facts)
         stem = self._path("placement", name)
-        return MethodRun(*(requests, served, ids_TLK, first_R, changes, stem, trace))
+        calibration, own = self.calibration, self._path("calibration", name)
+        if own.is_file():
+            calibration = self._calibration(own.name)
+        files = (requests, served, ids_TLK, first_R, changes, stem, trace, calibration)
+        return MethodRun(*files)
+
+    def _calibration(self, name: str) -> ClusterCalibration:
+        found = ClusterCalibration.load(self.folder, name)
+        known, stated = len(found.servers), self.facts.num_servers
+        if known != stated:
+            raise ConfigError(
+                f"{self.folder}: {name} is of {known} servers, {CLUSTER_FILE} has "
+                f"slots of {stated}"
+            )
+        return found
 
     def _path(self, kind: str, method: str) -> Path:
         return self.folder / method_file(kind, method)

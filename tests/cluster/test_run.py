@@ -66,7 +66,9 @@ def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path)
         found = locality(trace, facts.chunk_tokens)
         assert found.local_ratio == pytest.approx(row["local_ratio"])
         assert found.remote_calls == row["remote_calls"] > 0
-        read = ClusterRun(folder).method(method)
+        run = ClusterRun(folder)
+        read = run.method(method)
+        assert read.calibration != run.calibration  # it has costs of its own
         moves = sum(len(change.moves) for change in read.changes)
         assert moves == row["moved_blocks"]
     assert sum(row["moved_blocks"] for row in summary["methods"].values()) > 0

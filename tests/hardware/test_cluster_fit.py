@@ -41,15 +41,14 @@ def made_up(rng, count=40, without=()):
             blocks = int(rng.integers(1, 9))
             pairs = blocks if bucket == 1 else blocks + int(rng.integers(0, 20))
             spent_s = call + blocks * block + pairs * pair
-            answers.append(AnswerSeen(server, bucket, blocks, pairs, spent_s))
-            away, waited_s = int(rng.integers(0, 7)), float(rng.random())
-            own_s = blocks * block + pairs * pair
-            took_s = 6 * dense + away * split + waited_s + own_s
-            terms = (6, away, waited_s, blocks, pairs)
+            answers.append(AnswerSeen(server, bucket, blocks, pairs, spent_s, 1))
+            away = int(rng.integers(0, 7))
+            took_s = 6 * dense + away * split + blocks * block + pairs * pair
+            terms = (6, away, blocks, pairs, 1)
             passes.append(PassSeen(server, bucket, took_s, *terms))
             calls, num_bytes = int(rng.integers(1, 3)), int(rng.integers(40, 4000))
             over_s = 1e-4 + calls * 2e-4 + num_bytes * (1e-3 + 1e-4)
-            waits.append(WaitSeen(calls, spent_s + over_s, spent_s, num_bytes))
+            waits.append(WaitSeen(calls, over_s, num_bytes, 1))
     return passes, answers, waits
 
 
@@ -76,8 +75,35 @@ def test_costs_are_found_again_although_some_passes_were_disturbed():
         [1e-4, 2e-4, 1 / (1e-3 + 1e-4)],
         rtol=1e-6,
     )
+    # They are no cost, but they were waited for: a run's mean is what was seen.
+    assert found.compute_slowdown[0] > 2 and found.message_slowdown[0] > 1.01
     assert [server.load_s for server in found.servers] == [0.5, 0.25]
     assert (messages.call_bytes, found.source) == (8, "test")
+
+
+def slower(seen, rng, times, without=()):
+    """The same while so many servers had requests as come by chance."""
+    counts = [k for k in range(1, len(times) + 1) if k not in without]
+    found = []
+    for one in seen:
+        busy = int(rng.choice(counts))
+        line_s = one.num_bytes / 1000 if isinstance(one, WaitSeen) else 0.0
+        seconds = line_s + (one.seconds - line_s) * times[busy - 1]
+        found.append(one._replace(seconds=seconds, busy=busy))
+    return found
+
+
+def test_more_servers_with_requests_are_slower_together():
+    rng = np.random.default_rng(4)
+    passes, answers, waits = made_up(rng)
+    waits = [w._replace(seconds=w.seconds - w.num_bytes * 1e-4) for w in waits]
+    compute, message = [1.0, 1.5, 2.0, 2.5], [1.0, 2.0, 3.0, 4.0]
+    seen = [slower(part, rng, compute, [3]) for part in (passes, answers)]
+    found = fit((*seen, slower(waits, rng, message, [3])))
+    np.testing.assert_allclose(found.compute_slowdown, compute, rtol=1e-3)
+    np.testing.assert_allclose(found.message_slowdown, message, rtol=1e-3)
+    assert found.servers[1].buckets[0].dense_s == pytest.approx(2e-3, rel=1e-3)
+    assert found.messages.each_s == pytest.approx(2e-4, rel=1e-3)
 
 
 def test_a_bucket_that_a_server_was_not_seen_in_costs_what_others_need():
@@ -88,7 +114,7 @@ def test_a_bucket_that_a_server_was_not_seen_in_costs_what_others_need():
 
 def test_a_cluster_without_calls_has_messages_that_cost_nothing():
     passes, _, _ = made_up(np.random.default_rng(2))
-    alone = [p._replace(split=0, waited_s=0.0) for p in passes]
+    alone = [p._replace(split=0) for p in passes]
     found = fit((alone, [], []))
     assert (found.messages.base_s, found.messages.each_s) == (0.0, 0.0)
     assert found.servers[0].buckets[0].call_s == 0.0

@@ -22,7 +22,7 @@ def job(number, expert, added_s=1.0):
 def test_queue_is_as_a_plain_list_and_its_index_agrees(arranged):
     rng = np.random.default_rng(3)
     queue, (waiting_E, coming_E) = empty(follow={0: 3, 1: 3})
-    plain = []
+    plain, gone = [], None
     for number in range(600):
         if plain and rng.random() < 0.45:
             gone = plain.pop(int(rng.integers(len(plain))) if number % 3 else 0)
@@ -50,6 +50,7 @@ def test_queue_is_as_a_plain_list_and_its_index_agrees(arranged):
             assert queue[-1] is plain[-1]
             middle = len(plain) // 2
             assert queue.index(plain[middle]) == middle and plain[middle] in queue
+        assert gone is None or gone not in queue
 
 
 def test_emptied_queue_predicts_nothing_whatever_rounding_says():

@@ -139,12 +139,12 @@ def test_nobody_who_waits_too_long_is_passed(max_wait_s):
 
     class Passing(Watched):
         def _begin(self, lane, now_s):
-            queue = self.loop.lanes[lane].waiting
+            queue = self.serving.loop.lanes[lane].waiting
             oldest = queue.oldest if queue else None
             overdue = oldest and now_s - oldest.arrival_s >= max_wait_s
             super()._begin(lane, now_s)
             if overdue:
-                assert oldest in self.loop.lanes[lane].running
+                assert oldest in self.serving.loop.lanes[lane].running
                 self.checked = getattr(self, "checked", 0) + 1
 
     checked = 0

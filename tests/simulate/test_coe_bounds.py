@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.offload.evict_pool import PoolBelady
+from moe_edge.offload.pool import Pool, fill
 from moe_edge.simulate.coe_bounds import belady_fcfs, distinct
 
 
@@ -75,6 +77,21 @@ def test_belady_is_the_best_eviction_of_an_order(seed):
     order = rng.integers(0, 6, 14).tolist()
     start = rng.permutation(6)[: int(rng.integers(0, slots + 1))].tolist()
     assert belady_fcfs(order, slots, start, 6) == fewest_in_order(order, slots, start)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_belady_in_a_pool_loads_as_often_as_the_bound(seed):
+    rng = np.random.default_rng(seed)
+    order = rng.integers(0, 20, 200).tolist()
+    pool = Pool(6, PoolBelady(order), [1] * 20, [0.1] * 20)
+    fill([pool], rng.random(20))
+    start, loads = set(pool.resident), 0
+    for time, expert in enumerate(order):
+        if expert not in pool:
+            pool.enter(expert)
+            loads += 1
+        pool.touch(expert, time)
+    assert loads == belady_fcfs(order, 6, start, 20)
 
 
 def test_wrong_bounds_are_refused():

@@ -80,6 +80,17 @@ def test_a_run_is_read_back_whole(folder):
     placed = Placement.load(got.placement)
     assert (placed.gpu_NLE == PLACED.gpu_NLE).all()
     assert got.trace.version.tolist() == [0] * 10
+    assert got.calibration is run.calibration
+
+
+def test_a_method_has_costs_of_its_own(folder):
+    own, file = calibration(dense_s=3.0), method_file("calibration", "optimal")
+    own.save(folder, file)
+    run = ClusterRun(folder)
+    assert run.calibration == calibration() and run.method("optimal").calibration == own
+    calibration(3).save(folder, file)
+    with pytest.raises(ConfigError, match="_optimal.json is of 3 servers, cluster.js"):
+        run.method("optimal")
 
 
 def test_a_trace_says_who_asked_and_who_computed(folder):
@@ -123,7 +134,11 @@ def test_steps_of_servers_are_kept_apart():
         ("cluster.json", {"format_version": 2}, "format_version is 2, expected 1"),
         ("cluster.json", {"slots": None}, "slots is None, expected a list"),
         ("cluster.json", {"top_k": 1}, r"has \(layers, top k\) \(2, 2\), .* \(2, 1\)"),
-        ("cluster.json", {"slots": [4]}, "calibration of 2 servers, .* slots of 1"),
+        (
+            "cluster.json",
+            {"slots": [4]},
+            "calibration.json is of 2 servers, .* slots of 1",
+        ),
         ("cluster.json", {"methods": ["../x"]}, "'../x' cannot be part of a file's"),
         ("cluster.json", {"combine": "both"}, "unknown combine 'both'"),
         ("cluster.json", {"num_experts": 5}, "num_experts=4, --num_experts says 5"),
@@ -139,6 +154,11 @@ def test_steps_of_servers_are_kept_apart():
             "calibration.json",
             {"hosts": [0, 2]},
             r"hosts are \[0, 2\], expected one of 2",
+        ),
+        (
+            "calibration.json",
+            {"message_slowdown": [1.0, 0.0]},
+            "message_slowdown must be .* got 0.0",
         ),
         ("calibration.json", {"more": 1}, "calibration has no option 'more'"),
     ],

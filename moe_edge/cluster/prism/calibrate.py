@@ -1,4 +1,4 @@
-"""What a cluster's run costs, from what its servers noted: `calibration.json`.
+"""What a cluster's run costs, from what its servers noted: its calibrations.
 
 Every server notes who computed which pair of a token, when calls went out and came
 back, and how long it computed for others; the scheduler knows when tokens came. Here
@@ -61,8 +61,9 @@ def calibration_of(
     """The costs of all that was served in some runs over the same servers.
 
     What processes lose to each other on cores that they share is in the times that
-    servers note. So it must not be simulated once more: the calibration says that each
-    server has two cores of its own, one a thread.
+    servers note, the more of them the more servers have requests (`compute_slowdown`).
+    So it must not be simulated once more: the calibration says that each server has two
+    cores of its own, one a thread.
 
     Args:
       chunk_tokens: of a prompt that pass together.
@@ -124,8 +125,11 @@ def observe(
     """
     seen, calls = Observations([], [], []), _calls(run)
     times_s: dict[int, list[float]] = {}  # of every server, when a token came
+    spans_s: dict[int, list[tuple]] = {}  # and from when to when it had a request
     for one in run.asked:
-        times_s.setdefault(one.at, []).extend(one.times_s)
+        if one.times_s:
+            times_s.setdefault(one.at, []).extend(one.times_s)
+            spans_s.setdefault(one.at, []).append((one.arrived_s, one.times_s[-1]))
     for one in run.asked:
         server = one.at
         if not one.done or server not in calls or len(one.prompt) > chunk_tokens:
@@ -135,14 +139,29 @@ def observe(
         took = (np.array(one.times_s) - np.maximum(begun, one.arrived_s)).tolist()
         sizes = [bucket(len(one.prompt)), *[1] * (len(took) - 1)]
         passes = _passes(run.notes[server][1], one.id)
+        busy = _busy(spans_s.values(), np.array(one.times_s) - np.array(took) / 2)
         left, part = iter(calls[server].get(one.id, ())), Observations([], [], [])
         if len(passes) == len(took) and all(
-            _observe_pass(part, server, size, seconds, layers, left)
-            for layers, seconds, size in zip(passes, took, sizes, strict=True)
+            _observe_pass(part, server, *what, left)
+            for what in zip(sizes, took, busy, passes, strict=True)
         ):
             for all_of, more in zip(seen, part, strict=True):
                 all_of.extend(more)
     return seen
+
+
+def _busy(spans_s: Iterable[Sequence[tuple]], at_T: np.ndarray) -> list[int]:
+    """How many servers had requests at some times.
+
+    Args:
+      spans_s: of every server when each request came and ended.
+    """
+    count_T = np.zeros(len(at_T), int)
+    for spans in spans_s:
+        begun_R, ended_R = np.array(spans).T
+        here_TR = (begun_R <= at_T[:, None]) & (at_T[:, None] < ended_R)
+        count_T += here_TR.any(axis=1)
+    return count_T.tolist()
 
 
 def _calls(run: MethodRun) -> dict[int, dict[int, list[tuple[np.ndarray, float]]]]:
@@ -172,9 +191,9 @@ def _passes(arrays: dict, request: int) -> list[list[tuple]]:
     return passes
 
 
-def _observe_pass(seen, server, size, seconds, layers, left) -> bool:
+def _observe_pass(seen, server, size, seconds, busy, layers, left) -> bool:
     """Adds one pass; False where its calls are not those that its routing asks for."""
-    waited_s, split, blocks, pairs = 0.0, 0, 0, 0
+    split, blocks, pairs = 0, 0, 0
     for layer, ids_TK, holder_TK in layers:
         others = np.unique(holder_TK[holder_TK != server]).tolist()
         if not others:
@@ -187,15 +206,15 @@ def _observe_pass(seen, server, size, seconds, layers, left) -> bool:
         begun_s = min(call[SENT] for call, _ in calls)
         last, answered_s = max(calls, key=lambda one: one[0][SENT] + one[0][DURATION])
         took_s = last[SENT] + last[DURATION] - begun_s
-        split, waited_s = split + 1, waited_s + took_s
+        split, seconds = split + 1, seconds - took_s
         for call, spent_s in calls:
             asked = np.unique(ids_TK[holder_TK == int(call[CALLEE])])
             counts = (int(call[CALLEE]), size, len(asked), int(call[PAIRS]))
             if not np.isnan(spent_s):
-                seen.answers.append(AnswerSeen(*counts, spent_s))
+                seen.answers.append(AnswerSeen(*counts, spent_s, busy))
         if not np.isnan(answered_s):
-            waited = WaitSeen(len(others), took_s, answered_s, int(last[BYTES]))
-            seen.waits.append(waited)
-    counts = (len(layers), split, waited_s, blocks, pairs)
+            sent_s, num_bytes = took_s - answered_s, int(last[BYTES])
+            seen.waits.append(WaitSeen(len(others), sent_s, num_bytes, busy))
+    counts = (len(layers), split, blocks, pairs, busy)
     seen.passes.append(PassSeen(server, size, seconds, *counts))
     return True

@@ -27,6 +27,7 @@ from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.session import PREFILL_CHUNK
 from moe_edge.engine.sizes import bucket
+from moe_edge.hardware.cluster_calibration import CALIBRATION_FILE
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
@@ -34,7 +35,7 @@ from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Traffic
 from moe_edge.place.plan import Placement
 from moe_edge.place.policy import ALONE, get_placer
-from moe_edge.workload.cluster_run import ClusterFacts
+from moe_edge.workload.cluster_run import ClusterFacts, method_file
 
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
 PAYLOAD = 1448 / 1514  # of a full packet
@@ -84,7 +85,7 @@ class PrismProgramme(Programme):
             latency_s = rows[name]["mean_latency_s"]
             print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
         self.write_texts(next(iter(runs.values())).asked)
-        placed = [run for run in runs.values() if isinstance(run, MethodRun)]
+        placed = {n: run for n, run in runs.items() if isinstance(run, MethodRun)}
         notes = [facts for run in runs.values() for facts, _ in run.notes.values()]
         failures = [each for run in runs.values() for each in run.failures]
         more = {
@@ -95,7 +96,7 @@ class PrismProgramme(Programme):
             "lost_requests": sum(
                 not one.done for run in runs.values() for one in run.asked
             ),
-            "degraded": sum(len(run.keeper.degraded) for run in placed),
+            "degraded": sum(len(run.keeper.degraded) for run in placed.values()),
             "compiled_after_warmup": sum(facts["compiled"] for facts in notes),
             "same_tokens": self._same_tokens(runs),
             "warm_up_s": warm_s,
@@ -123,28 +124,31 @@ class PrismProgramme(Programme):
         write_served(self.folder, name, run, token_events(run))
         return run, alone_row(run, self.options.servers)
 
-    def _calibrate(self, runs: list[MethodRun]) -> None:
-        """Writes what it cost, if all servers were there long enough to say it."""
+    def _calibrate(self, runs: dict[str, MethodRun]) -> None:
+        """Writes what all and each cost, where servers were there long enough."""
         options = self.options
-        if whole := [run for run in runs if not run.failures]:
-            mbps = options.link_mbps or LOOPBACK_MBPS
-            link = f"{mbps:g} Mbit/s" if options.link_mbps else "loopback"
-            try:
-                found = calibration_of(
-                    whole,
-                    d_model=self.config.d_model,
-                    chunk_tokens=PREFILL_CHUNK,
-                    bucket=bucket,
-                    line_bytes_per_s=mbps * 1e6 / 8 * PAYLOAD,
-                    partial=options.combine == "partial",
-                    source=f"this run's servers on one machine's cores, {link}",
-                )
-            except ConfigError as error:
-                print(f"no calibration: {error}")
-            else:
-                found.save(self.folder)
-        else:
+        mbps = options.link_mbps or LOOPBACK_MBPS
+        link = f"{mbps:g} Mbit/s" if options.link_mbps else "loopback"
+        calibrate = functools.partial(
+            calibration_of,
+            d_model=self.config.d_model,
+            chunk_tokens=PREFILL_CHUNK,
+            bucket=bucket,
+            line_bytes_per_s=mbps * 1e6 / 8 * PAYLOAD,
+            partial=options.combine == "partial",
+            source=f"this run's servers on one machine's cores, {link}",
+        )
+        whole = {name: run for name, run in runs.items() if not run.failures}
+        if not whole:
             print("no calibration: a server was lost in every method's run")
+            return
+        of = {CALIBRATION_FILE: list(whole.values())}
+        of |= {method_file("calibration", name): [run] for name, run in whole.items()}
+        for file, some in of.items():
+            try:
+                calibrate(some).save(self.folder, file)
+            except ConfigError as error:
+                print(f"no calibration ({file}): {error}")
 
     def _facts(self) -> ClusterFacts:
         options, config = self.options, self.config

@@ -2,9 +2,12 @@
 
 Messages, calls, the joining of a split layer and the head take their time here, and
 servers have threads: one that runs their own layers and one that answers calls, in
-order. A thread that has work takes the core of its machine that is free first. There
-are thousands of events, not millions, so nothing is written out by hand.
+order. A thread that has work takes the core of its machine that is free first, and the
+longer the more servers have requests. There are thousands of events, not millions, so
+nothing is written out by hand.
 """
+
+from collections.abc import Sequence
 
 from moe_edge.simulate.cluster.drive import CALLED, COMPUTED, END, LAYER, ROUTE
 from moe_edge.simulate.cluster.links import CALL
@@ -23,6 +26,17 @@ class Threads:
         self._hosts = calibration.hosts
         self._core_free = [[0.0] * count for count in calibration.cores]
         self._answered_s = [0.0] * len(loop.servers)
+        self._lanes = loop.schedule.lanes
+        self._compute = _by_busy(calibration.compute_slowdown, len(loop.servers))
+        self._message = _by_busy(calibration.message_slowdown, len(loop.servers))
+
+    def _busy(self) -> int:
+        """Servers that have requests now."""
+        return sum(lane.stepping for lane in self._lanes)
+
+    def message_slowdown(self) -> float:
+        """How many times as long the software of messages takes now."""
+        return self._message[self._busy()]
 
     def run(self, server: int, ready_s: float, seconds: float, name: str) -> float:
         """Queues work that waits for a core only: when it ends."""
@@ -30,6 +44,7 @@ class Threads:
         free_s = self._core_free[self._hosts[server]]
         core = free_s.index(min(free_s))
         start_s = max(ready_s, free_s[core])
+        seconds *= self._compute[self._busy()]
         free_s[core] = end_s = start_s + seconds
         links.gpu_busy[gpu] += seconds
         links.gpu_free[gpu] = max(links.gpu_free[gpu], end_s)
@@ -41,6 +56,18 @@ class Threads:
         ready_s = max(ready_s, self._answered_s[server])
         end_s = self._answered_s[server] = self.run(server, ready_s, seconds, "called")
         return end_s
+
+    def send(self, server: int, other: int, ready_s: float, num_bytes: int) -> float:
+        """Queues a message between two servers: when it is there."""
+        links = self._links
+        late_s = links.late_s[server * links.num_servers + other]
+        more_s = (self.message_slowdown() - 1) * late_s
+        return links.send(server, other, ready_s, num_bytes, CALL) + more_s
+
+
+def _by_busy(times: Sequence[float], servers: int) -> list[float]:
+    """Slowdown while 0, 1, .. all servers have requests."""
+    return [times[min(max(busy, 1), len(times)) - 1] for busy in range(servers + 1)]
 
 
 def drive_measured(loop) -> None:
@@ -69,7 +96,7 @@ class _Steps:
     def __init__(self, loop):
         self._loop, self._threads = loop, Threads(loop)
         self._num_layers = loop.pools.num_layers
-        self._send_s = loop.cost_model.send_busy_s
+        self._each_s = loop.cost_model.send_busy_s
 
     def layer(self, time_s: float, server: int, _: int) -> None:
         state = self._loop.servers[server]
@@ -84,16 +111,16 @@ class _Steps:
         loop, state = self._loop, self._loop.servers[server]
         calls, layer = state.calls, state.layer
         own_s, state.pending, state.sent_s = 0.0, 0, time_s
+        each_s = self._each_s * self._threads.message_slowdown()
         for i in range(calls.offset[layer], calls.offset[layer + 1]):
             other = loop.server_of[calls.gpu[i]]
             if other == server:
                 own_s += calls.seconds[i]
                 continue
             state.pending += 1
-            leaves_s = time_s + state.pending * self._send_s
-            where = (server, other, leaves_s, calls.there[i], CALL)
-            loop.heap.push(loop.links.send(*where), CALLED, server, i)
-        state.end_s = time_s + state.pending * self._send_s
+            where = (server, other, time_s + state.pending * each_s, calls.there[i])
+            loop.heap.push(self._threads.send(*where), CALLED, server, i)
+        state.end_s = time_s + state.pending * each_s
         if own_s:
             state.end_s = self._threads.run(server, state.end_s, own_s, "experts")
         if not state.pending:
@@ -110,8 +137,8 @@ class _Steps:
         """A call is computed; its rows go back."""
         loop, state = self._loop, self._loop.servers[server]
         other = loop.server_of[state.calls.gpu[item]]
-        back = (other, server, time_s, state.calls.back[item], CALL)
-        end_s = loop.links.send(*back)
+        back = (other, server, time_s, state.calls.back[item])
+        end_s = self._threads.send(*back)
         if loop.on_call is not None:
             loop.on_call(server, item, end_s)
         state.end_s = max(state.end_s, end_s)

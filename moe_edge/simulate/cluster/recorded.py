@@ -1,8 +1,8 @@
 """A run of real servers, in computed time: its requests, routing and placements.
 
 The clock is the only thing that is not taken from the run: what takes how long is what
-its calibration says. Migrations happen when they did; what they send is counted, but
-holds nothing up, as blocks wait for calls in a real run.
+its method's calibration says. Migrations happen when they did; what they send is
+counted, but holds nothing up, as blocks wait for calls in a real run.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class Recorded:
 
     def __init__(self, cluster: ClusterRun, method: str, options: LoopOptions):
         facts = cluster.facts
-        self.run, self._calibration = cluster.method(method), cluster.calibration
+        self.run = cluster.method(method)
         self._chunk_tokens = facts.chunk_tokens
         shape = (facts.num_servers, facts.num_layers, facts.num_experts)
         placement = Placement.load(self.run.placement)
@@ -86,7 +86,7 @@ class Recorded:
                 f"{self.run.placement}.npy has shape {placement.gpu_NLE.shape}, the "
                 f"run has (servers, layers, experts) {shape}"
             )
-        costs = MeasuredCosts.of(cluster.calibration, facts.slots, facts.block_bytes)
+        costs = MeasuredCosts.of(self.run.calibration, facts.slots, facts.block_bytes)
         placement.check(costs.cluster.slots(facts.block_bytes))
         self.loop = TurnLoop(
             *(self.run.requests, placement, costs),
@@ -103,7 +103,7 @@ class Recorded:
 
     def row(self, result: ClusterResult) -> dict:
         """The keys of a real run that a simulated one has, and what was measured."""
-        sent, loop = self._calibration.messages, self.loop
+        sent, loop = self.run.calibration.messages, self.loop
         served, calls = self.run.served, loop.calls_done
         payload = int(result.bytes_NN["call"].sum())
         remote_pairs = result.pairs - result.local_pairs

@@ -16,7 +16,7 @@ from typing import Any
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.computed import offered_jobs
+from moe_edge.load.computed import served_at
 from moe_edge.load.in_process import Clock, serve
 from moe_edge.load.offered import (
     LoadOptions,
@@ -27,11 +27,9 @@ from moe_edge.load.offered import (
 )
 from moe_edge.load.prompts import Prompts, text_ids
 from moe_edge.profile.step_costs import measure_steps
-from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.registry import get_policy
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
-from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.serving_entry import (
@@ -151,10 +149,11 @@ class Servers:
             own_k=own,
             costs=costs,
         )
-        jobs = offered_jobs(self._floors(system, offered), own)
-        steps = SlotSteps(self._drivers[name].slots.shapes)
-        server = ComputedServer(RequestLoop(policy), costs, steps=steps)
-        return self._figures(system, list(server.run(jobs).values()))
+        requests, sizes = (
+            self._floors(system, offered),
+            self._drivers[name].slots.shapes,
+        )
+        return self._figures(system, served_at(1.0, requests, policy, costs, sizes))
 
     def _figures(self, system: System, served) -> dict[str, Any]:
         settings = self.settings

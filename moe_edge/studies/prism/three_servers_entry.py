@@ -56,8 +56,9 @@ def findings(settings: ThreeServers, runs: Runs) -> Findings:
         limits=[
             "Few requests; spreads are over seeds of requests, arrivals and random "
             "placements.",
-            "The simulator takes each run's own costs, requests, routing and tables: "
-            "its error is that of its timing, not of a forecast.",
+            "The simulator takes each method's own costs of parts (by how many servers "
+            "were busy), requests, routing and tables: its error is its timing's, not "
+            "a forecast's.",
         ],
         plot=functools.partial(plot, runs=runs),
         baselines=[m for m in methods if m not in (OPTIMUM, OURS)],

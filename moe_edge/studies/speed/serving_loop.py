@@ -1,6 +1,5 @@
 """Suite `serving`: policies, the request loop and the prompt cache, in one process."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.computed import offered_jobs
+from moe_edge.load.computed import served_at
 from moe_edge.load.offered import (
     LoadOptions,
     Offered,
@@ -20,12 +19,10 @@ from moe_edge.load.offered import (
     offered_requests,
 )
 from moe_edge.profile.step_costs import measure_steps
-from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.registry import get_policy
 from moe_edge.serve.driver import Asked, Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
-from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
@@ -203,18 +200,7 @@ def _goodput(
     chosen = get_policy(policy, **given)
     sizes = SlotSizes(**options_of(settings).sizes(settings.max_context))
 
-    def serve(rate: float):
-        jobs = offered_jobs(
-            [
-                dataclasses.replace(each, arrival_s=each.arrival_s / rate)
-                for each in requests
-            ],
-            own_k,
-        )
-        loop, steps = RequestLoop(chosen), SlotSteps(sizes)
-        return list(ComputedServer(loop, costs, steps=steps).run(jobs).values())
-
-    return goodput(serve)
+    return goodput(lambda rate: served_at(rate, requests, chosen, costs, sizes))
 
 
 def loop_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:

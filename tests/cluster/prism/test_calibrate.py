@@ -162,6 +162,16 @@ def test_costs_of_a_quiet_run_are_those_of_the_cluster():
     assert sent.base_s + sent.each_s == pytest.approx(0.0025, rel=0.01)
 
 
+def test_it_is_noted_how_many_servers_had_requests():
+    run = notes_of(loop := served(costs(), 0.15))
+    for seen in observe(run, CHUNK, lambda tokens: 16):
+        assert {one.busy for one in seen} == {1, 2, 3}
+    first = loop.token_s[0][0]  # of the first request, 0.15 s before the second came
+    assert first < 0.15 and observe(run, CHUNK, lambda tokens: 16).passes[0].busy == 1
+    alone = observe(notes_of(served(costs(), 9.0)), CHUNK, lambda tokens: 16)
+    assert {one.busy for seen in alone for one in seen} == {1}
+
+
 def test_requests_whose_calls_were_made_again_are_left_out():
     run = notes_of(served(costs(), 9.0))
     whole = observe(run, CHUNK, lambda tokens: 16)

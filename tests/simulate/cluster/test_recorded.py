@@ -275,6 +275,28 @@ def test_threads_of_a_machine_share_its_cores(tmp_path):
         assert [last for _, last in finished(out)] == ends
 
 
+def test_servers_with_requests_slow_each_other_down(tmp_path):
+    # Each computes half of the other's blocks and has a core for each thread.
+    costs = calibration(messages={"bytes_per_s": 2.0**40, "each_s": 0.125})
+    costs = dataclasses.replace(costs, cores=[2, 2])
+    served = [RequestRow(0, "a", 0.0, 1.0, 5.0), RequestRow(1, "a", 8.0, 1.0, 5.0)]
+    ids = [[[[0, 2]]], [[[3, 1]]]]
+    alone_s = 0.5 + 0.125 + 0.125 + 0.25
+    slower = {"compute_slowdown": [2.0, 4.0], "message_slowdown": [1.0, 3.0]}
+    both_s = 4 * (0.5 + 0.25) + 3 * 0.25
+    for more, gap_s, ends in (
+        ({}, 8.0, [alone_s, 8 + alone_s]),
+        ({}, 0.0, [alone_s, alone_s]),
+        (slower, 8.0, [1.75, 9.75]),  # twice the computation, messages as before
+        (slower, 0.0, [both_s, both_s]),
+        ({"compute_slowdown": [2.0]}, 0.0, [1.75, 1.75]),  # of two as of one
+    ):
+        served[1] = served[1]._replace(arrival_s=gap_s)
+        given = dataclasses.replace(costs, **more)
+        _, _, out = replay(tmp_path, given, served, ids, [1, 1])
+        assert [last for _, last in finished(out)] == pytest.approx(ends, abs=1e-6)
+
+
 def test_own_blocks_begin_when_the_messages_are_sent(tmp_path):
     slow = [BucketCosts(tokens=t, dense_s=0.5, pair_s=4.0) for t in (1, 16)]
     quick = [BucketCosts(tokens=t, dense_s=0.5, pair_s=0.25) for t in (1, 16)]

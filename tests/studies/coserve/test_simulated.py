@@ -1,0 +1,38 @@
+"""Figures 13 to 16 of CoServe in computed time, on one task."""
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.schema import check_answer, validate_entry
+from moe_edge.studies.coserve.simulated import Simulated
+from moe_edge.studies.registry import find
+from moe_edge.studies.study import run_study
+
+
+def test_whole_study_writes_a_valid_entry(tmp_path):
+    study = find("coserve_fig13")
+    settings = study.settings(
+        machines=("uma",), tasks=("b1",), policies=("samba", "coserve"), seeds=1
+    )
+    summary = run_study(study, settings, out_dir=str(tmp_path / "entry"))
+    result = validate_entry(tmp_path / "entry")
+    check_answer(result["answer"])
+    assert (result["kind"], result["cost_model_source"]) == ("simulated", "preset")
+    assert all(summary["checks"].values()) and len(summary["checks"]) == 2
+    rows = {(row["policy"], row["name"]): row["value"] for row in result["metrics"]}
+    assert rows["coserve", "throughput, uma, b1"] > rows["samba", "throughput, uma, b1"]
+    assert result["paper_claim"]["comparable"] is False
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"machines": ("tpu",)}, "unknown machine 'tpu'; known: numa"),
+        ({"tasks": ("c1",)}, "unknown task 'c1'"),
+        ({"policies": ("best",)}, "unknown policy 'best'"),
+        ({"decay": 0.0}, "decay must be positive, got 0.0"),
+    ],
+)
+def test_wrong_settings_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        Simulated(**given)
