@@ -4,6 +4,7 @@ Tests run on the CPU, also where there is a GPU; `JAX_PLATFORMS=cuda pytest` (wi
 paths of docs/gpu_todo.md) asks for the GPU.
 """
 
+import functools
 import os
 import time
 
@@ -39,3 +40,16 @@ def few_memory_maps():
     """Between modules: tests of one module may count what they compile."""
     yield
     free_programs()
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Engines of one model share their programs in this module, as if given them."""
+    # All that import these names first: they must get the classes.
+    from moe_edge.engine import layered, offloaded, resident  # noqa: F401
+
+    kinds = (resident, "ResidentPrograms"), (layered, "LayerPrograms")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in kinds:
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        yield

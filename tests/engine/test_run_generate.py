@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
@@ -8,11 +9,10 @@ from moe_edge.engine.generate import (
     shape_of,
     speed_of,
 )
-from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.run_generate import collect_prompts
 from moe_edge.model.sampling import Sampling
-from tests.support.layered import layered
-from tests.support.tiny_models import GQA, random_prompts, random_weights
+from tests.support.layered import layered, resident_of
+from tests.support.tiny_models import GQA, random_prompts
 
 
 def test_even_batches_holds_all_rows_in_nearly_equal_parts():
@@ -59,7 +59,7 @@ def test_shape_of_equal_buckets_share_programs():
 
 
 def test_generate_rows_batches_give_the_tokens_of_single_rows():
-    engine = ResidentEngine(random_weights(GQA))
+    engine = resident_of("gqa", np.float32)
     rows = random_prompts(GQA, [5, 9, 3])
     together, speed = generate_rows(engine, rows, 6, Sampling(), batch_size=2)
     alone = [generate_rows(engine, [row], 6, Sampling())[0][0] for row in rows]
@@ -68,7 +68,7 @@ def test_generate_rows_batches_give_the_tokens_of_single_rows():
 
 
 def test_generate_rows_samples_do_not_repeat_from_batch_to_batch():
-    engine = ResidentEngine(random_weights(GQA))
+    engine = resident_of("gqa", np.float32)
     rows = [[1, 2, 3]] * 4
     sampling = Sampling(temperature=1.0)
     tokens, _ = generate_rows(engine, rows, 12, sampling, batch_size=2)

@@ -9,6 +9,8 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.run import run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 LOSSY = OffloadOptions(
     device_memory="25%", route="drop", route_options={"threshold": 0.45}
 )

@@ -17,6 +17,8 @@ from moe_edge.evaluate.stepwise import (
 )
 from tests.support.tiny_models import GQA, random_prompts, random_weights, score_all
 
+ROWS = 3  # of every batch: one shape
+
 
 @pytest.fixture(scope="module")
 def engine():
@@ -25,7 +27,11 @@ def engine():
 
 def close_to_prefill(run, engine, rows):
     """Gate B: |difference| <= 1e-5 of the scale; likeliest tokens where decided."""
-    logits = score_all(engine, [row.ids for row in rows])
+    ids = [row.ids for row in rows]
+    parts = [
+        (ids[n : n + ROWS] + ROWS * [[1]])[:ROWS] for n in range(0, len(ids), ROWS)
+    ]
+    logits = [each for part in parts for each in score_all(engine, part)][: len(ids)]
     for row, log_probs, best, expected_SV in zip(
         rows, run.log_probs, run.best, logits, strict=True
     ):
@@ -42,13 +48,13 @@ def close_to_prefill(run, engine, rows):
 
 
 def test_score_forced_unequal_rows_equal_prefill(engine):
-    prompts = random_prompts(GQA, [21, 9, 2], seed=1)
+    prompts = random_prompts(GQA, [16, 9, 2], seed=1)
     firsts = (6, 8, 1)
     rows = [Forced(ids, first) for ids, first in zip(prompts, firsts, strict=True)]
     run = score_forced(engine, rows)
-    assert [len(row) for row in run.log_probs] == [15, 1, 1]
+    assert [len(row) for row in run.log_probs] == [10, 1, 1]
     close_to_prefill(run, engine, rows)
-    assert run.steps == 15 and run.decode_s > 0 and run.bytes_moved == 0
+    assert run.steps == 10 and run.decode_s > 0 and run.bytes_moved == 0
 
 
 def test_score_forced_predicts_every_token_by_a_decode_step(engine, monkeypatch):
@@ -88,7 +94,7 @@ def test_score_forced_needs_no_more_room_than_the_longest_row(engine):
 
 def test_score_batches_keeps_order_and_fills_up(engine):
     rows = [Forced(ids, 3) for ids in random_prompts(GQA, [9, 12, 7, 5], 2)]
-    run = score_batches(engine, rows, 3)
+    run = score_batches(engine, rows, ROWS)
     assert [len(row) for row in run.log_probs] == [6, 9, 4, 2]
     close_to_prefill(run, engine, rows)
     assert run.steps == 9 + 2
@@ -101,8 +107,10 @@ def test_step_continuations_equal_prefill_scores(engine):
             random_prompts(GQA, [8, 15, 11, 5], seed=3), (5, 9, 10, 1), strict=True
         )
     ]
-    ours = step_continuations(engine, items, 3)
-    np.testing.assert_allclose(ours, score_continuations(engine, items, 3), rtol=1e-5)
+    ours = step_continuations(engine, items, ROWS)
+    np.testing.assert_allclose(
+        ours, score_continuations(engine, items, ROWS), rtol=1e-5
+    )
 
 
 def test_stepwise_perplexity_and_log_probs_equal_prefill(engine):
@@ -113,8 +121,9 @@ def test_stepwise_perplexity_and_log_probs_equal_prefill(engine):
         atol=2e-5,
     )
     ids = random_prompts(GQA, [50], seed=5)[0]
-    ours = measure_perplexity(Stepwise(engine), ids, window=16, stride=8)
-    theirs = measure_perplexity(engine, ids, window=16, stride=8)
+    given = {"window": 16, "stride": 8, "batch_size": ROWS}
+    ours = measure_perplexity(Stepwise(engine), ids, **given)
+    theirs = measure_perplexity(engine, ids, **given)
     assert ours.tokens == theirs.tokens == 49
     assert ours.nll == pytest.approx(theirs.nll, rel=1e-5)
 

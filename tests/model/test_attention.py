@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 import re
 
@@ -22,13 +23,17 @@ ONE_HEAD = dataclasses.replace(
 KINDS = [(Attention, GQA), (Attention, ONE_HEAD), (LatentAttention, MLA)]
 
 
+chunk_of = jax.jit(make_chunk, static_argnums=0)
+
+
 def inputs(config, batch=2):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, S, config.d_model)).astype(np.float32)
-    start = jnp.zeros(batch, jnp.int32)
-    return jnp.asarray(x), make_chunk(config, start, jnp.ones((batch, S), bool))
+    start = np.zeros(batch, np.int32)
+    return x, chunk_of(config, start, np.ones((batch, S), bool))
 
 
+@functools.cache
 def make(kind, config):
     """A module with random weights of a size that makes attention uneven."""
     module = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
@@ -56,12 +61,19 @@ def rotate_numpy(x, position, theta=10_000.0, interleaved=False):
     return out
 
 
+@functools.cache
+def attend_of(kind, config):
+    """Jitted once for all tests of a module."""
+    return jax.jit(make(kind, config).__call__)
+
+
 @pytest.mark.parametrize("window", [NO_WINDOW, 4])
 @pytest.mark.parametrize("config", [GQA, GPT_OSS], ids=lambda c: c.model_type)
 def test_attention_matches_numpy_loop(config, window):
     module, a = make(Attention, config), config.attention
-    x, chunk = inputs(config, batch=1)
-    got, _ = jax.jit(module.__call__)(x, chunk.tables, chunk.start_B, jnp.int32(window))
+    x, chunk = inputs(config)
+    attend = attend_of(Attention, config)
+    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(window))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -91,10 +103,9 @@ def test_attention_matches_numpy_loop(config, window):
 def test_latent_attention_matches_expanded_numpy():
     """The paper's form: keys and values expanded per head, nothing absorbed."""
     module, a = make(LatentAttention, MLA), MLA.attention
-    x, chunk = inputs(MLA, batch=1)
-    got, _ = jax.jit(module.__call__)(
-        x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW)
-    )
+    x, chunk = inputs(MLA)
+    attend = attend_of(LatentAttention, MLA)
+    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -129,19 +140,21 @@ def test_latent_attention_matches_expanded_numpy():
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(("kind", "config"), KINDS)
+@pytest.mark.parametrize(
+    ("kind", "config", "batch"),
+    [(*kind, 1) for kind in KINDS] + [(Attention, GQA, 2), (LatentAttention, MLA, 2)],
+)
 def test_cache_of_unequal_starts_matches_no_cache(kind, config, batch):
-    module = make(kind, config)
-    x, chunk = inputs(config, batch)
-    window, attend = jnp.int32(NO_WINDOW), jax.jit(module.__call__)
+    window, attend = jnp.int32(NO_WINDOW), attend_of(kind, config)
+    x, chunk = inputs(config)
     whole, _ = attend(x, chunk.tables, chunk.start_B, window)
+    x, chunk = inputs(config, batch)  # the first rows of the same
     cache = kv_cache.empty_cache(config, batch, 16)
     _, cache = attend(x, chunk.tables, chunk.start_B, window, cache)
     # Row 0 repeats its token 4, row 1 its token 9: each at its own position.
-    start = jnp.asarray([4, 9][:batch], jnp.int32)
-    one = make_chunk(config, start, jnp.ones((batch, 1), bool))
-    picked = jnp.stack([x[row, at : at + 1] for row, at in enumerate(start)])
+    start = np.array([4, 9][:batch], np.int32)
+    one = chunk_of(config, start, np.ones((batch, 1), bool))
+    picked = np.stack([x[row, at : at + 1] for row, at in enumerate(start)])
     got, _ = attend(picked, one.tables, start, window, cache)
     for row, at in enumerate(start):
         np.testing.assert_allclose(got[row, 0], whole[row, at], rtol=1e-5, atol=1e-5)

@@ -1,10 +1,11 @@
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import choose, keep_best_groups
 
+choose = jax.jit(choose, static_argnums=1)
 LOGITS = np.random.default_rng(0).standard_normal((7, 12)).astype(np.float32)
 
 
@@ -19,7 +20,7 @@ def rule(**kwargs) -> MoeConfig:
 
 @pytest.mark.parametrize("normalised", [False, True])
 def test_softmax_rule_matches_numpy(normalised):
-    got = choose(jnp.asarray(LOGITS), rule(norm_topk=normalised, routed_scaling=2.5))
+    got = choose(LOGITS, rule(norm_topk=normalised, routed_scaling=2.5))
     probs = softmax(LOGITS)
     ids = np.argsort(-probs, axis=-1)[:, :3]
     weights = np.take_along_axis(probs, ids, -1)
@@ -31,11 +32,15 @@ def test_softmax_rule_matches_numpy(normalised):
 
 
 def test_softmax_topk_rule_normalises_over_the_chosen():
-    got = choose(jnp.asarray(LOGITS), rule(scoring="softmax_topk"))
+    got = choose(LOGITS, rule(scoring="softmax_topk"))
     ids = np.argsort(-LOGITS, axis=-1)[:, :3]
     chosen = np.take_along_axis(LOGITS, ids, -1)
     np.testing.assert_array_equal(got.ids_TK, ids)
     np.testing.assert_allclose(got.weights_TK, softmax(chosen), rtol=1e-5)
+
+
+def _numpy(routing):
+    return map(np.asarray, (routing.scores_TE, routing.weights_TK, routing.ids_TK))
 
 
 @pytest.mark.parametrize(
@@ -48,33 +53,36 @@ def test_softmax_topk_rule_normalises_over_the_chosen():
 )
 def test_k_of_a_token_is_data(options):
     k_T = np.array([1, 3, 2, 2, 3, 1, 2], np.int32)
-    got = choose(jnp.asarray(LOGITS), rule(**options), k_T=jnp.asarray(k_T))
-    for token, k in enumerate(k_T):
-        alone = MoeConfig(num_experts=12, top_k=int(k), expert_dim=8, **options)
-        want = choose(jnp.asarray(LOGITS[token : token + 1]), alone)
-        np.testing.assert_array_equal(got.ids_TK[token, :k], want.ids_TK[0])
-        weights_K = got.weights_TK[token]
-        np.testing.assert_allclose(weights_K[:k], want.weights_TK[0], rtol=1e-6)
-        assert (got.ids_TK[token, k:] == 12).all() and not weights_K[k:].any()
+    _, weights_TK, ids_TK = _numpy(choose(LOGITS, rule(**options), k_T=k_T))
+    for k in (1, 2, 3):
+        alone = MoeConfig(num_experts=12, top_k=k, expert_dim=8, **options)
+        _, want_TK, want_ids_TK = _numpy(choose(LOGITS, alone))
+        has_k_T = k_T == k
+        np.testing.assert_array_equal(ids_TK[has_k_T, :k], want_ids_TK[has_k_T])
+        np.testing.assert_allclose(weights_TK[has_k_T, :k], want_TK[has_k_T], rtol=1e-6)
+        assert (ids_TK[has_k_T, k:] == 12).all()
+        assert not weights_TK[has_k_T, k:].any()
 
 
 def test_correction_bias_changes_choice_not_weight():
     correction = np.zeros(12, np.float32)
     correction[5] = 10.0
     got = choose(
-        jnp.asarray(LOGITS),
+        LOGITS,
         rule(scoring="sigmoid", correction_bias=True),
-        jnp.asarray(correction),
+        correction,
     )
-    np.testing.assert_array_equal(got.ids_TK[:, 0], 5)
+    np.testing.assert_array_equal(np.asarray(got.ids_TK)[:, 0], 5)
     sigmoid = 1 / (1 + np.exp(-LOGITS))
-    np.testing.assert_allclose(got.weights_TK[:, 0], sigmoid[:, 5], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(got.weights_TK)[:, 0], sigmoid[:, 5], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("group_score", ["max", "top2"])
 def test_group_limit_matches_numpy_loop(group_score):
     moe = rule(num_groups=4, topk_groups=2, group_score=group_score)
-    got = np.asarray(keep_best_groups(jnp.asarray(LOGITS), moe))
+    got = np.asarray(jax.jit(keep_best_groups, static_argnums=1)(LOGITS, moe))
     for row, kept in zip(LOGITS, got, strict=True):
         groups = np.sort(row.reshape(4, 3), axis=-1)
         score = groups[:, -1] if group_score == "max" else groups[:, -2:].sum(-1)
@@ -84,5 +92,5 @@ def test_group_limit_matches_numpy_loop(group_score):
 
 
 def test_ties_go_to_the_lower_id():
-    got = choose(jnp.zeros((2, 12), jnp.float32), rule())
+    got = choose(np.zeros((2, 12), np.float32), rule())
     np.testing.assert_array_equal(got.ids_TK, [[0, 1, 2]] * 2)

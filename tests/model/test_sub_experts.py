@@ -1,6 +1,7 @@
 """Refactored configs, operating points, and the proxy gate against NumPy."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -123,7 +124,7 @@ def reference_blocks(parents, weights, levels_PU, moe):
 
 
 @pytest.mark.parametrize("gate", ["proxy_pattern", "proxy_global"])
-@pytest.mark.parametrize("k", [1, 5, 12])
+@pytest.mark.parametrize("k", [1, 5])
 def test_choose_blocks_equals_plain_loops(gate, k):
     shares = {"rank_shares": SHARES} if gate == "proxy_pattern" else {}
     moe = at_k(split_config(GQA, 4, gate=gate, **shares, **PROXY), k).moe
@@ -131,14 +132,16 @@ def test_choose_blocks_equals_plain_loops(gate, k):
     parents = np.stack([rng.permutation(12)[:3] for _ in range(6)]).astype(np.int32)
     weights = np.sort(rng.random((6, 3), np.float32))[:, ::-1].copy()
     levels = rng.random((6, 3, 4), np.float32)
-    ids, got = choose_blocks(*map(jnp.asarray, (parents, weights, levels)), moe)
-    assert ids.dtype == jnp.int32
+    choose = jax.jit(choose_blocks, static_argnums=3)
+    ids, got = map(np.asarray, choose(parents, weights, levels, moe))
+    assert ids.dtype == np.int32
     for t in range(6):
         expected = reference_blocks(parents[t], weights[t], levels[t], moe)
-        assert list(np.asarray(ids[t])) == [block for block, _ in expected]
+        assert ids[t].tolist() == [block for block, _ in expected]
         np.testing.assert_array_equal(got[t], [w for _, w in expected])
 
 
+@functools.cache
 def router_pair(parent, k):
     """A proxy router with everything random, and the parent's with the same rows."""
     config = at_k(split_config(parent, 4, gate="proxy_global", **PROXY), k)
@@ -150,6 +153,11 @@ def router_pair(parent, k):
             shape = getattr(router, name)[...].shape
             setattr(router, name, nnx.Param(jnp.asarray(rng.random(shape, np.float32))))
     return router, plain
+
+
+def states(tokens, parent):
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((tokens, parent.d_model), np.float32)
 
 
 def levels_of(router, x_D):
@@ -173,22 +181,23 @@ def levels_of(router, x_D):
 @pytest.mark.parametrize("tokens", [3, 11], ids=["gathered", "dense"])
 def test_proxy_router_ranks_blocks_by_their_gate_neurons(parent, tokens):
     router, plain = router_pair(parent, 5)
-    x_TD = jax.random.normal(jax.random.key(1), (tokens, parent.d_model))
+    x_TD = states(tokens, parent)
     routing, expected = jax.jit(lambda x: (router(x), plain(x)))(x_TD)
+    routing, expected = jax.device_get((routing, expected))
     for t in range(tokens):
-        parents = np.asarray(expected.ids_TK[t])
-        levels = levels_of(router, np.asarray(x_TD[t]))[parents]
-        weights = np.asarray(expected.weights_TK[t])
+        parents, weights = expected.ids_TK[t], expected.weights_TK[t]
+        levels = levels_of(router, x_TD[t])[parents]
         blocks = reference_blocks(parents, weights, levels, router.moe)
-        assert list(np.asarray(routing.ids_TK[t])) == [block for block, _ in blocks]
+        assert routing.ids_TK[t].tolist() == [block for block, _ in blocks]
 
 
 @pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
 def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
     """Scores of a parent's blocks add up to the parent's."""
     router, plain = router_pair(parent, 12)
-    x_TD = jax.random.normal(jax.random.key(1), (7, parent.d_model))
+    x_TD = states(7, parent)
     routing, expected = jax.jit(lambda x: (router(x), plain(x)))(x_TD)
+    routing, expected = jax.device_get((routing, expected))
     np.testing.assert_array_equal(
         np.sort(routing.ids_TK // 4), np.repeat(np.sort(expected.ids_TK), 4, axis=1)
     )

@@ -123,8 +123,12 @@ def test_fine_tuning_is_checked_before_any_work(
         arguments["train_text"] = str(tmp_path / "short.txt")
     with pytest.raises(error, match=message):
         refactor(tiny, profile, tmp_path / "r", **arguments)
-    good = arguments | {"fine_tuning": {"window": 64, "batch_tokens": 64}}
-    assert refactor(tiny, profile, tmp_path / "r", **good | {"train_text": text})
+
+
+def test_fine_tuning_that_fits_passes_a_dry_run(tiny, profile, text, tmp_path):
+    given = {"gate": "lg_ft", "train_text": text, "dry_run": True}
+    given["fine_tuning"] = {"window": 64, "batch_tokens": 64}
+    assert refactor(tiny, profile, tmp_path / "r", **given)
 
 
 @pytest.mark.parametrize("where", ["parent", "profile", "below", "above"])
@@ -176,16 +180,6 @@ def test_profile_of_another_checkpoint_is_refused(profile, tmp_path):
         refactor(other, profile, tmp_path / "r")
 
 
-def test_second_run_into_the_same_folder_is_refused(tiny, profile, tmp_path):
-    out, work = tmp_path / "r", tmp_path / "r.partition"
-    with locked_folder(work, "r"):
-        with pytest.raises(OutputError, match="another run is writing .*/r; wait for"):
-            refactor(tiny, profile, out)
-        assert work.is_dir() and not out.exists()
-    refactor(tiny, profile, out)
-    assert out.is_dir() and not work.exists()
-
-
 WIDTH = {"intermediate_size": 40}
 
 
@@ -211,8 +205,12 @@ def test_rounding_is_said(
     assert said == rounds
 
 
-def test_a_run_killed_while_it_is_measured_goes_on(tiny, profile, tmp_path, capsys):
-    out = tmp_path / "r"
+def test_a_second_run_is_refused_a_killed_one_goes_on(tiny, profile, tmp_path, capsys):
+    out, work = tmp_path / "r", tmp_path / "r.partition"
+    with locked_folder(work, "r"):
+        with pytest.raises(OutputError, match="another run is writing .*/r; wait for"):
+            refactor(tiny, profile, out)
+        assert work.is_dir() and not out.exists()
     with mock.patch.object(measure, "measure_model", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             refactor(tiny, profile, out)

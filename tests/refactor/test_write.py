@@ -43,13 +43,15 @@ def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
     layer = parent.config.moe_layers[-1]
     top_k = parent.config.moe.top_k
     assert child.config.moe.top_k == SUBS * top_k
-    for k in (1, top_k, top_k + 1):  # fewer, as many and more experts than its own
-        _, expected = outputs(parent, k, layer)
-        routing, got = outputs(child, SUBS * k, layer)
+    counts = [2, top_k]  # fewer than its own, as many
+    counts += [top_k + 1] * (family in ("olmoe", "deepseek_v3"))
+    parents = {k: outputs(parent, k, layer) for k in counts}
+    for k, (_, expected) in parents.items():
+        _, got = outputs(child, SUBS * k, layer)
         assert relative_error(got, expected) <= GATE_B, k
     # Between two multiples the next expert's first, most important blocks run.
     ids, _ = outputs(child, SUBS + 2, layer)
-    parents_T2 = np.asarray(outputs(parent, 2, layer)[0].ids_TK)
+    parents_T2 = np.asarray(parents[2][0].ids_TK)
     expected = np.concatenate(
         [
             parents_T2[:, :1] * SUBS + np.arange(SUBS),
@@ -60,32 +62,25 @@ def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
     np.testing.assert_array_equal(np.sort(ids.ids_TK), np.sort(expected))
 
 
-PROXY_CASES = [
-    # One gate of each family always, both in CI: each compiles a model of its own.
-    pytest.param(family, gate, marks=[pytest.mark.slow] * (nth % 2))
-    for nth, (family, gate) in enumerate(
-        (family, ("proxy_pattern", "proxy_global")[(row + column) % 2])
+@pytest.mark.parametrize(
+    ("family", "gate"),
+    [
+        (family, ("proxy_pattern", "proxy_global")[row % 2])
         for row, family in enumerate(FAMILIES)
-        for column in range(2)
-    )
-]
-
-
-@pytest.mark.parametrize(("family", "gate"), PROXY_CASES)
+    ],
+)
 def test_proxy_gate_with_all_blocks_is_the_parent(family, gate, tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", family, gate))
     child = open_checkpoint(write_random(parent.path, tmp_path / "r", gate))
     layer = parent.config.moe_layers[-1]
     _, expected = outputs(parent, None, layer)
-    routing, got = outputs(child, None, layer)
+    _, got = outputs(child, None, layer)
     assert relative_error(got, expected) <= GATE_B
     # One block less is another sum: the comparison sees a single block.
-    _, less = outputs(child, child.config.moe.top_k - 1, layer)
+    fewer = child.config.moe.top_k - 1
+    routing, less = outputs(child, fewer, layer)
     assert relative_error(less, expected) > 10 * GATE_B
-    for k in range(1, child.config.moe.max_top_k + 1):
-        if k % 5 == 1:
-            ids_TK = np.asarray(outputs(child, k, layer)[0].ids_TK)
-            assert all(len(set(row)) == k for row in ids_TK.tolist())
+    assert all(len(set(row)) == fewer for row in np.asarray(routing.ids_TK).tolist())
 
 
 def test_manifest_says_where_it_came_from(tmp_path):

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
@@ -71,8 +71,7 @@ def layer_output(reader, config, layer: int, x_TD: np.ndarray):
     The router is the model's; the experts are float64 NumPy, in no kernel's order.
     """
     dense = {name: to_device(a) for name, a in reader.dense_layer(layer).items()}
-    block = bind_block(block_graph(config, True), dense)
-    routing = block.router(jnp.asarray(x_TD))
+    routing = _route(config, dense, x_TD)
     ids_TK, weights_TK = np.asarray(routing.ids_TK), np.asarray(routing.weights_TK)
     layout, y_TD = RecordLayout.of(config), np.zeros(x_TD.shape)
     for expert, record_R in enumerate(np.asarray(reader.experts(layer))):
@@ -84,6 +83,11 @@ def layer_output(reader, config, layer: int, x_TD: np.ndarray):
         weight_T = np.where(ids_TK == expert, weights_TK, 0.0).sum(axis=1)
         y_TD += weight_T[:, None] * out_TD
     return routing, y_TD
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _route(config, dense, x_TD):
+    return bind_block(block_graph(config, True), dense).router(x_TD)
 
 
 def _activate(gate, up, limit):

@@ -1,31 +1,16 @@
 """The model card: from a tiny run to a folder with pictures."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.training import run
-from moe_edge.training import text as text_module
+from moe_edge.training import evaluation
 from moe_edge.training.model_card import read_metrics, run_model_card
-
-TINY = {
-    "data_dir": "no-such-folder",
-    "train_tokens": 2048,
-    "decay_tokens": 1024,
-    "warmup_tokens": 1024,
-    "batch_tokens": 1024,
-    "vocab_size": 300,
-    "d_model": 32,
-    "num_layers": 1,
-    "num_experts": 4,
-    "top_k": 2,
-    "expert_dim": 8,
-    "shared_dim": 16,
-    "task_characters": 4000,
-}
+from tests.training.conftest import make_eval_step
 
 
 def make_card(folder, name, **options):
@@ -33,10 +18,9 @@ def make_card(folder, name, **options):
     return run_model_card(run_dir=run_dir, out_dir=out_dir, **options)
 
 
-def test_run_model_card_writes_folder_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "_STDLIB_BYTES", 30_000)
-    monkeypatch.setattr(run, "EVAL_ROWS", 2)
-    run.run_pretrain(str(tmp_path / "run"), **TINY)
+def test_run_model_card_writes_folder_that_loads(tiny_run, tmp_path, monkeypatch):
+    shutil.copytree(tiny_run[0], tmp_path / "run")
+    monkeypatch.setattr(evaluation, "make_eval_step", make_eval_step)
     out = tmp_path / "out"
     options = {"eval_rows": 2, "config_text": lambda: "a.b = 1"}
     dry = make_card(tmp_path, "out", **options, dry_run=True)

@@ -15,34 +15,7 @@ from moe_edge.training import checkpoints, export, run, step
 from moe_edge.training import text as text_module
 from moe_edge.training.default_config import default_config
 from moe_edge.training.start import init_params
-
-TINY = {
-    "data_dir": "no-such-folder",
-    "train_tokens": 6144,
-    "decay_tokens": 2048,
-    "warmup_tokens": 1024,
-    "batch_tokens": 1024,
-    "vocab_size": 400,
-    "d_model": 32,
-    "num_layers": 2,
-    "num_experts": 4,
-    "top_k": 2,
-    "expert_dim": 8,
-    "shared_dim": 16,
-    "task_characters": 4000,
-}
-
-
-@pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory):
-    """A run of 3 steps, resumed to 6."""
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_module, "_STDLIB_BYTES", 30_000)
-        patch.setattr(run, "EVAL_ROWS", 2)
-        first = run.run_pretrain(str(folder), **TINY | {"train_tokens": 3072})
-        second = run.run_pretrain(str(folder), **TINY, config_text=lambda: "run = 2")
-    return folder, first, second
+from tests.training.conftest import TINY, make_train_step
 
 
 def test_run_pretrain_resumes_where_it_stopped(tiny_run):
@@ -174,11 +147,11 @@ def begin(params=None, **hyper):
     params = init_params(CONFIG, 0) if params is None else params
     hyper = step.Hyper(**hyper)
     state = step.TrainState(params, step.make_optimizer(hyper).init(params))
-    return state, step.make_train_step(CONFIG, hyper)
+    return state, make_train_step(CONFIG, hyper)
 
 
 def test_train_step_learns_one_batch():
-    state, run_step = begin()
+    state, run_step = begin(expert_rate_factor=1.0)
     rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
     losses = []
     for _ in range(30):

@@ -30,7 +30,7 @@ from moe_edge.metrics.results import Findings, metric
 from moe_edge.schedule.registry import get_policy
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.moe_prism.models import ORIGINAL
-from moe_edge.studies.moe_prism.serving_studies import FIFO, OURS, SYSTEMS, WHY
+from moe_edge.studies.moe_prism.serving_studies import FIFO, OURS, PRISM, SYSTEMS, WHY
 from moe_edge.studies.prism.entry import shape_entry
 from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Claim, Study, median_and_spread
@@ -69,7 +69,7 @@ class ScaleSettings(StudySettings):
     }
     models: Sequence[str] = ("olmoe_1b_7b", "deepseek_v2_lite")
     gpu: str = "a100_40g"
-    systems: Sequence[str] = (FIFO, "MoE-Prism", LOOP, OURS, "elastic")
+    systems: Sequence[str] = (FIFO, PRISM, LOOP, OURS, "elastic")
     sub_experts: int = 4
     max_batches: Sequence[int] = (8, 32, 128)
     requests: int = 400
@@ -250,22 +250,27 @@ def findings(settings: ScaleSettings, found: Values) -> Findings:
 
 
 def answer(settings: ScaleSettings, found: Values) -> str:
-    """Of the best system at every model's largest batch; what the loop brings."""
-    batch, parts = max(settings.max_batches), []
-    for model in settings.models:
-        systems = [Case(model, batch, system) for system in settings.systems]
-        best = max(systems, key=lambda case: np.median(found[case, GOODPUT]))
-        much = gain(found, best, settings.systems[0], GOODPUT)
-        parts.append(f"{model}: {best.system} {much:+.0%}")
-    told = f"Goodput over {settings.systems[0]}, {batch} rows: " + ", ".join(parts)
-    if {LOOP, OURS} <= set(settings.systems):
+    """The range over models and batches of what each part brings."""
+    base, systems = settings.systems[0], settings.systems
+
+    def range_of(system: str, peer: str, name: str) -> str:
         gains = [
-            gain(found, Case(model, size, OURS), LOOP, GOODPUT)
+            gain(found, Case(model, batch, system), peer, name)
             for model in settings.models
-            for size in settings.max_batches
+            for batch in settings.max_batches
         ]
-        told += f"; of it sub-experts {min(gains):+.0%} to {max(gains):+.0%}"
-    return told + "."
+        return f"{min(gains):+.0%} to {max(gains):+.0%}"
+
+    parts = [
+        f"{what} {name} {range_of(system, peer, name)}"
+        for what, system, peer, name in (
+            (f"{LOOP}:", LOOP, base, GOODPUT),
+            ("sub-experts then", OURS, LOOP, GOODPUT),
+            (f"{PRISM}:", PRISM, base, THROUGHPUT),
+        )
+        if {system, peer} <= set(systems)
+    ]
+    return f"Over {base}: " + "; ".join(parts) + "."
 
 
 def plot(path, settings: ScaleSettings, found: Values) -> None:

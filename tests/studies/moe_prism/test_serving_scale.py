@@ -59,7 +59,7 @@ def test_floors_count_sub_experts():
     assert min(floors) >= 4 and max(floors) <= 32 and len(floors) > 8
 
 
-def test_answer_names_the_best_of_the_largest_batch_and_what_sub_experts_bring():
+def test_answer_says_what_each_part_brings_over_all_batches():
     settings = dataclasses.replace(SMALL, max_batches=(2, 4))
     rates = {2: (1.0, 2.0, 3.0), 4: (2.0, 5.0, 4.0)}
     found = {
@@ -67,9 +67,10 @@ def test_answer_names_the_best_of_the_largest_batch_and_what_sub_experts_bring()
         for batch, each in rates.items()
         for system, rate in zip(settings.systems, each, strict=True)
     }
-    told = answer(settings, found)
-    assert f"olmoe_1b_7b: {LOOP} +150%" in told
-    assert "sub-experts -20% to +50%" in told
+    assert answer(settings, found) == (
+        "Over FIFO: continuous, original: goodput +100% to +150%; "
+        "sub-experts then goodput -20% to +50%."
+    )
 
 
 def test_device_too_slow_for_any_rate_is_refused():

@@ -1,0 +1,189 @@
+"""Draws what the requests of a board show: components, sound or with a defect.
+
+A crop of 32 x 32 pixels shows a component on its footprint; it takes 62 to 78 % of the
+width. A type's look follows from its name alone, an image from name, seed and defect.
+The footprint (pads, outline, a dot where the marked end belongs) stays in place, the
+component on it moves a little in every image, and far if it is `misaligned`.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moe_edge.workload.coe_tasks import DAMAGED
+
+SIZE = 32
+SHAPE = (SIZE, SIZE, 3)
+_DRAWN = 20  # uniform numbers of an image
+_NOISE = 0.03
+_Y, _X = (np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2).astype(np.float32)
+
+
+class Look(NamedTuple):
+    """Of a type. Lengths in pixels from the middle, colours red, green, blue 0..1.
+
+    Attributes:
+      half: width and height of the body, halved; round: radius of its corners.
+      pins: on each of two sides; upright: the sides are the left and right ones.
+      stripes: printed on the body, 0 to 3; round_mark: at the marked end, else a bar.
+      board, body, print, mark: colours.
+    """
+
+    half: tuple[float, float]
+    round: float
+    pins: int
+    upright: bool
+    stripes: int
+    round_mark: bool
+    board: np.ndarray
+    body: np.ndarray
+    print: np.ndarray
+    mark: np.ndarray
+
+
+@functools.lru_cache(maxsize=1024)
+def look(component: str) -> Look:
+    """Of the type of that name."""
+    digest = hashlib.sha256(component.encode()).digest()
+    rng = np.random.default_rng(list(digest[:16]))
+    width = SIZE * rng.uniform(0.62, 0.78) / 2
+    height = width * rng.uniform(0.5, 0.85)
+    body = rng.uniform(0.1, 0.8, 3)
+    away = np.where(body.mean() > 0.45, -0.3, 0.3)  # dark print on what is bright
+    return Look(
+        (width, height),
+        rng.uniform(0.5, 0.7 * height),
+        int(rng.integers(1, 6)),
+        bool(rng.random() < 0.5),
+        int(rng.integers(0, 4)),
+        bool(rng.random() < 0.5),
+        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.05, 0.1, 3),
+        body,
+        np.clip(body + away + rng.uniform(-0.1, 0.1, 3), 0, 1),
+        np.clip(body + 1.6 * away, 0, 1),
+    )
+
+
+def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Images of one component.
+
+    Args:
+      images: {seed, defect} of each, as in `CoeRequest.image`.
+    Returns:
+      float32 [N, 32, 32, 3], 0..1.
+    """
+    n, one = len(images), look(component)
+    u_NU = np.empty((n, _DRAWN), np.float32)
+    noise_NHWC = np.empty((n, *SHAPE), np.float32)
+    for row, image in enumerate(images):
+        rng = np.random.default_rng(image["seed"])
+        rng.random(dtype=np.float32, out=u_NU[row])
+        rng.standard_normal(dtype=np.float32, out=noise_NHWC[row])
+    defects = np.array([image["defect"] or "" for image in images])
+    canvas = _footprint(one, n)
+    x, y = _frame(u_NU.T, defects)
+    body = _cover(_box(x, y, *one.half, one.round))
+    _paint(canvas, _pins(one, x, y), np.array([0.75, 0.75, 0.78]))
+    _paint(canvas, body, one.body)
+    _print(canvas, one, body, x, y)
+    if (hurt := defects == DAMAGED).any():
+        part = canvas[hurt]
+        _damage(part, one, u_NU[hurt].T, body[hurt], x[hurt], y[hurt])
+        canvas[hurt] = part
+    u = u_NU.T[:, :, None, None]
+    light = 0.85 + 0.3 * u[17] + 0.006 * ((u[18] - 0.5) * _X + (u[19] - 0.5) * _Y)
+    canvas = canvas * light[..., None] + np.float32(_NOISE) * noise_NHWC
+    return np.clip(canvas, 0, 1, dtype=np.float32)
+
+
+def _frame(u: np.ndarray, defects: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [N, H, W] twice: each pixel in the component's own frame."""
+    shift_x, shift_y = 1.6 * (u[0] - 0.5), 1.6 * (u[1] - 0.5)
+    angle = np.deg2rad(6 * (u[2] - 0.5))
+    moved, turned = defects == "misaligned", u[3] < 0.3
+    far, way = np.where(moved & ~turned, 3 + 2 * u[4], 0), 2 * np.pi * u[5]
+    shift_x, shift_y = shift_x + far * np.cos(way), shift_y + far * np.sin(way)
+    turn = np.deg2rad(14 + 10 * u[4]) * np.where(u[5] < 0.5, -1, 1)
+    angle = angle + np.where(moved & turned, turn, 0)
+    angle = angle + np.where(defects == "wrong_polarity", np.pi, 0)
+    x = _X - shift_x[:, None, None]
+    y = _Y - shift_y[:, None, None]
+    cos, sin = (f(angle)[:, None, None] for f in (np.cos, np.sin))
+    return np.float32(x * cos + y * sin), np.float32(y * cos - x * sin)
+
+
+def _footprint(one: Look, n: int) -> np.ndarray:
+    """The board below: float32 [N, H, W, 3]."""
+    canvas = np.broadcast_to(np.float32(one.board), (1, *SHAPE)).copy()
+    x, y = _X[None], _Y[None]
+    _paint(canvas, _pins(one, x, y, 0.8), np.array([0.8, 0.65, 0.3]))
+    width, height = one.half
+    outline = np.abs(_box(x, y, width + 1.3, height + 1.3, one.round))
+    white = np.array([0.9, 0.9, 0.9])
+    _paint(canvas, 0.7 * _cover(outline - 0.4), white)
+    corner = np.hypot(x + width + 1.5, y + height + 1.5)
+    _paint(canvas, _cover(corner - 1.3), white)
+    return np.repeat(canvas, n, axis=0)
+
+
+def _pins(one: Look, x: np.ndarray, y: np.ndarray, more: float = 0.0) -> np.ndarray:
+    """What the pins of both sides cover; `more` wide all round."""
+    across, along = (x, y) if one.upright else (y, x)
+    width, height = one.half if one.upright else one.half[::-1]
+    pitch = 2 * height / one.pins
+    near = np.abs((along + height) % pitch - pitch / 2)
+    inside = np.abs(along) - height
+    reach = np.abs(np.abs(across) - width) - 1.6 - more
+    return _cover(np.maximum(np.maximum(near - 0.27 * pitch - more, reach), inside))
+
+
+def _print(canvas, one: Look, body, x, y) -> None:
+    """Lines of print, and the mark at the left end."""
+    width, height = one.half
+    for stripe in range(one.stripes):
+        middle = height * (0.5 * stripe - 0.25 * (one.stripes - 1))
+        line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
+        _paint(canvas, body * _cover(line), one.print)
+    if one.round_mark:
+        mark = np.hypot(x + 0.72 * width, y) - 2.0
+    else:
+        mark = np.abs(x + 0.75 * width) - 1.2
+    _paint(canvas, body * _cover(mark), one.mark)
+
+
+def _damage(canvas, one: Look, u, body, x, y) -> None:
+    """A crack, a missing piece of the rim, or a burn."""
+    u = u[:, :, None, None]
+    width, height = one.half
+    kind, way = u[6], 2 * np.pi * u[7]
+    mid_x, mid_y = width * (u[8] - 0.5), height * (u[9] - 0.5)
+    bend = 1.2 * np.sin(1.3 * (x * np.cos(way) + y * np.sin(way)) + 6 * u[10])
+    crack = np.abs((y - mid_y) * np.cos(way) - (x - mid_x) * np.sin(way) + bend)
+    crack = _cover(crack - 0.5 - 0.4 * u[11])
+    rim_x, rim_y = width * np.cos(way), height * np.sin(way)
+    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 3.5 - 1.5 * u[12])
+    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 2.5 - 2 * u[13]) / 2)
+    bright = one.body.mean() > 0.3
+    _paint(canvas, body * crack * (kind < 0.4), np.full(3, 0.0 if bright else 0.8))
+    _paint(canvas, body * piece * ((kind >= 0.4) & (kind < 0.75)), one.board)
+    _paint(canvas, 0.85 * body * burn * (kind >= 0.75), np.array([0.1, 0.06, 0.03]))
+
+
+def _box(x, y, width: float, height: float, radius: float) -> np.ndarray:
+    """Distance to the rim of a box with round corners; negative inside."""
+    out_x, out_y = np.abs(x) - (width - radius), np.abs(y) - (height - radius)
+    outside = np.hypot(np.maximum(out_x, 0), np.maximum(out_y, 0))
+    return outside + np.minimum(np.maximum(out_x, out_y), 0) - np.float32(radius)
+
+
+def _cover(distance: np.ndarray) -> np.ndarray:
+    """Share of each pixel that a shape covers, by the distance to its rim."""
+    return np.clip(0.5 - distance, 0, 1)
+
+
+def _paint(canvas: np.ndarray, cover: np.ndarray, colour: np.ndarray) -> None:
+    """Lays a colour over [N, H, W, 3] as far as [N, H, W] says, in place."""
+    canvas += cover[..., None].astype(np.float32) * (np.float32(colour) - canvas)
