@@ -207,8 +207,8 @@ TINY = {
     "prism_table1": {"methods": ("moe_infinity", "uniform")},
     "prism_table2": FEW,
     "prism_fig5": {"tokens": (1,), "remote_shares": (0.0, 1.0)},
-    "prism_fig6": {"period_s": 20.0, "window_s": 10.0},
-    "prism_fig7": {"period_s": 20.0, "window_s": 10.0, "keeps": (1.0,)},
+    "prism_fig6": {"seeds": 1, "period_s": 20.0, "window_s": 10.0},
+    "prism_fig7": {"seeds": 1, "period_s": 20.0, "window_s": 10.0, "keeps": (1.0,)},
     "prism_fig8": FEW | {"gpus": (4, 8), "mbps": (100.0, 1000.0)},
     "prism_sensitivity": FEW | {"skews": (1.0,), "memory_shares": (0.5, 0.8)},
 }
