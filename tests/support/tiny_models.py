@@ -67,7 +67,9 @@ MOE_ONLY = dataclasses.replace(
     dense_layers=(),
     attention=dataclasses.replace(GQA.attention, windows=(None, 9)),
 )
-ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}
+# The two ways in which layers differ most from GQA's, in one model.
+MLA_BIAS = dataclasses.replace(MLA, moe=GPT_OSS.moe)
+ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
 
 
 class RandomReader:
