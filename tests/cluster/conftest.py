@@ -9,7 +9,7 @@ TEXTS = (
     "The river",
     "How many sacks are there? There are",
     "m",
-    "The miller counts his sacks of flour. " * 3,
+    "The miller counts his sacks.",
 )
 
 
@@ -21,7 +21,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory):
-    """A prompts file whose second and last requests come to server 0."""
+    """A prompts file whose second and last requests come to server 0; of one shape."""
     path = tmp_path_factory.mktemp("cluster") / "prompts.jsonl"
     rows = [{"id": f"p{i}", "prompt": text} for i, text in enumerate(TEXTS)]
     rows[1]["server"] = rows[3]["server"] = 0

@@ -11,6 +11,7 @@ from moe_edge.model.sampling import Sampling
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import HostStore
 from tests.support.layered import (
+    CAPACITY,
     NINE,
     STEPS,
     THREE,
@@ -50,7 +51,7 @@ def assert_gate_b(logits, expected):
     [
         ("gqa", BF16, NINE, 9),
         ("gqa", np.float32, THREE, 6),
-        ("gpt_oss", BF16, THREE, 4),
+        ("gpt_oss", BF16, NINE, 4),
     ],
 )
 def test_assisted_equals_resident_by_gate_b(name, dtype, lengths, slots, rule):
@@ -104,7 +105,7 @@ def test_what_the_host_computed_in_the_warm_up_is_not_counted():
     engine = layered("gqa", BF16, assist="two_pointer", with_trace=False, **SLOW)
     (host,) = engine.backends
     host.load, host.host = KnownCost(2e-3), KnownCost(1e-3)
-    generate_rows(engine, random_prompts(GQA, NINE), 12, Sampling())
+    generate_rows(engine, random_prompts(GQA, NINE), CAPACITY - NINE[0], Sampling())
     report = engine.report()
     misses = report["decode"]["misses"] + report["prefill"]["misses"]
     fetched = report["transfers"]["demand"]["count"]

@@ -12,9 +12,13 @@ from moe_edge.studies.quickstart.texts import held_out_texts
 
 
 @pytest.fixture(scope="module")
-def findings():
-    loaded = load_engine("default")
-    return sum_up(score_domains(loaded, held_out_texts(2500, seed=7)))
+def loaded():
+    return load_engine("default")
+
+
+@pytest.fixture(scope="module")
+def findings(loaded):
+    return sum_up(score_domains(loaded, held_out_texts(1000, seed=7)))
 
 
 def test_default_model_has_the_promised_shape_and_size():
@@ -44,6 +48,6 @@ def test_default_model_needs_its_experts(findings):
     assert findings.total.lost_ratio >= 0.05
 
 
-def test_scorer_half_runs_half_the_experts():
-    scorer = DomainScorer(load_engine("default"))
+def test_scorer_half_runs_half_the_experts(loaded):
+    scorer = DomainScorer(loaded)
     assert scorer.half.config.moe.top_k * 2 == scorer.full.config.moe.top_k

@@ -11,19 +11,21 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine import programs
 from moe_edge.engine.fused import FusedEngine, pin_records
 from moe_edge.engine.generate import generate
-from moe_edge.engine.resident import ResidentEngine
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache, cut_runs
 from moe_edge.route.base import gate_scores
 from moe_edge.route.policy import get_route
-from tests.support.tiny_models import ALL, BF16, GQA, random_prompts, random_weights
+from tests.support.layered import CAPACITY, resident_of
+from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 STEPS = 64
+NINE, THREE = (9,), (20, 3, 33)
+BITS = ("gqa", BF16, NINE)  # its prefill runs `pairs`, which compile fast
+RECORDS = "moe_infinity"  # a policy that keeps a record of each session
 
 
-@functools.cache
 def weights_of(name, dtype):
-    return random_weights(ALL[name], dtype=dtype)
+    return resident_of(name, dtype).weights
 
 
 def spec_of(config, slots, pool=False):
@@ -46,7 +48,7 @@ def fused_of(weights, slots, policy="lru", pool=False, **options):
 
 def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=None):
     """Logits `[1 + steps, B, V]` of prefill and greedy steps, one row ended early."""
-    session = engine.new_session(len(prompts), max(map(len, prompts)) + steps)
+    session = engine.new_session(len(prompts), CAPACITY)
     out = [np.asarray(engine.prefill(session, prompts))]
     if after_prefill is not None:
         after_prefill()
@@ -62,12 +64,7 @@ def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=N
 
 @functools.cache
 def resident_logits(name, dtype, lengths):
-    engine = ResidentEngine(weights_of(name, dtype))
-    return greedy_logits(engine, random_prompts(ALL[name], lengths))
-
-
-NINE, THREE = (9,), (20, 3, 33)
-BITS = ("gqa", BF16, NINE)  # its prefill runs `pairs`, which compile fast
+    return greedy_logits(resident_of(name, dtype), random_prompts(ALL[name], lengths))
 
 
 @functools.cache
@@ -78,7 +75,7 @@ def shared_engine(name, dtype, slots, policy):
 
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots, policy",
-    [(*BITS, 4, "lru"), ("gqa", np.float32, THREE, 9, "smoe_score")],
+    [(*BITS, 4, RECORDS), ("mla", np.float32, NINE, 5, "smoe_score")],
 )
 def test_logits_equal_resident_and_counters_a_replay(
     name, dtype, lengths, slots, policy
@@ -114,8 +111,7 @@ def test_logits_equal_resident_and_counters_a_replay(
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots, policy, pool",
     [
-        ("gqa", BF16, THREE, 2, "lru", True),
-        ("mla", np.float32, NINE, 2, "lru", True),
+        ("gqa", np.float32, THREE, 3, "lru", True),
         ("gpt_oss", BF16, NINE, 1, "smoe_score", False),
     ],
 )
@@ -128,17 +124,21 @@ def test_logits_equal_resident_in_waves(name, dtype, lengths, slots, policy, poo
 
 def test_counters_in_waves_call_nothing_a_hit_that_travelled(monkeypatch):
     config, seen = ALL["gqa"], []
-    # A form of which the host can cut the waves, on every backend.
-    monkeypatch.setattr(programs, "choose_method", lambda *_: "pairs")
-    engine = fused_of(weights_of("gqa", BF16), 2, "lru", True)
+    engine = fused_of(weights_of("gqa", np.float32), 3, "lru", True)
+
+    def begin():
+        engine.clear()
+        # A form of which the host can cut the waves, on every backend.
+        monkeypatch.setattr(programs, "choose_method", lambda *_: "pairs")
+
     greedy_logits(
         engine,
         random_prompts(config, THREE),
-        after_prefill=engine.clear,
+        after_prefill=begin,
         on_routing=lambda layer, routing: seen.append((layer, routing)),
     )
     # The same on the host, wave by wave: a hit is an expert that none of them fetched.
-    spec, E = spec_of(config, 2, pool=True), config.moe.num_experts
+    spec, E = spec_of(config, 3, pool=True), config.moe.num_experts
     cache = SlotCache(spec, get_policy("lru"))
     hits_L, fetches_L, distinct_L = np.zeros((3, config.num_layers), int)
     for place, (layer, routing) in enumerate(seen):
@@ -162,9 +162,9 @@ def test_counters_in_waves_call_nothing_a_hit_that_travelled(monkeypatch):
 
 
 def test_decode_compiles_once_and_writes_in_place():
-    engine = shared_engine(*BITS[:2], 4, "lru")
+    engine = shared_engine(*BITS[:2], 4, RECORDS)
     prompts = random_prompts(GQA, NINE)
-    session = engine.new_session(1, 9 + STEPS)
+    session = engine.new_session(1, CAPACITY)
     engine.prefill(session, prompts)
     tokens = jax.device_put(np.asarray([1], np.int32))
     active = jax.device_put(np.ones(1, bool))
@@ -178,12 +178,12 @@ def test_decode_compiles_once_and_writes_in_place():
             logits = engine.decode(session, tokens, active)
     assert engine._state.slots_SR.unsafe_buffer_pointer() == slots
     assert session.caches[1]["k"].unsafe_buffer_pointer() == keys
-    engine.prefill(engine.new_session(1, 9 + STEPS), prompts)
+    engine.prefill(engine.new_session(1, CAPACITY), prompts)
     assert engine.num_compiled() == compiled
 
 
 def test_restart_keeps_the_slots_memory_and_forgets_what_they_hold():
-    engine = shared_engine(*BITS[:2], 4, "lru")
+    engine = shared_engine(*BITS[:2], 4, RECORDS)
     prompts = random_prompts(GQA, NINE)
     counts = []
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_substitution_at_zero_is_off_and_above_zero_spares_transfers():
     prompts, moved = random_prompts(GQA, NINE), []
     for a in (0.0, 0.5):
         route = get_route("substitute", a=a)
-        engine = fused_of(weights_of(*BITS[:2]), 4, route=route)
+        engine = fused_of(weights_of(*BITS[:2]), 4, RECORDS, route=route)
         logits = greedy_logits(engine, prompts, after_prefill=engine.clear)
         moved.append(engine.counts().misses_L.sum())
         assert np.array_equal(logits, resident_logits(*BITS)) == (a == 0)
@@ -211,9 +211,10 @@ def test_substitution_at_zero_is_off_and_above_zero_spares_transfers():
 
 def test_generate_runs_on_the_fused_engine():
     prompts = random_prompts(GQA, NINE)
-    tokens = generate(shared_engine(*BITS[:2], 4, "lru"), prompts, STEPS).tokens
+    new = CAPACITY - NINE[0]  # so many that the session's capacity is the one of all
+    tokens = generate(shared_engine(*BITS[:2], 4, RECORDS), prompts, new).tokens
     logits_VB = resident_logits(*BITS)[:STEPS, 0]
-    assert tokens[0] == logits_VB.argmax(-1).tolist()
+    assert tokens[0][:STEPS] == logits_VB.argmax(-1).tolist()
 
 
 def test_spec_of_another_model_is_refused():
@@ -224,9 +225,9 @@ def test_spec_of_another_model_is_refused():
 
 
 def test_sessions_that_take_turns_keep_their_own_records():
-    engine = fused_of(weights_of(*BITS[:2]), 4, "moe_infinity")
+    engine = shared_engine(*BITS[:2], 4, RECORDS)
     prompts = [random_prompts(GQA, NINE, seed) for seed in (1, 2)]
-    sessions = [engine.new_session(1, 9 + STEPS) for _ in prompts]
+    sessions = [engine.new_session(1, CAPACITY) for _ in prompts]
     token, active = jax.device_put((np.ones(1, np.int32), np.ones(1, bool)))
     seen = []
     for session, prompt in zip(sessions, prompts, strict=True):

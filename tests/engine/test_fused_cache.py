@@ -37,8 +37,15 @@ def host_records(layer):
     return np.tile(rows_E1, (1, R))
 
 
-@pytest.mark.parametrize("name", IN_JIT)
-@pytest.mark.parametrize("layer_S, tokens", [(EQUAL, 1), (EQUAL, 2), (POOL, 2)])
+@pytest.mark.parametrize(
+    "name, layer_S, tokens",
+    # Which slots a layer may take is not the policy's: by a single one, and by scores.
+    [
+        ("lru", EQUAL, 1),
+        ("smoe_score", EQUAL, 2),
+        *((name, POOL, 2) for name in IN_JIT),
+    ],
+)
 def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     spec = CacheSpec(L, E, K, layer_S)
     policy = get_policy(name, **OPTIONS.get(name, {}))

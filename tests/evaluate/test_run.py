@@ -23,7 +23,8 @@ def tiny(tmp_path_factory):
 
 def evaluate(tmp_path, tiny, **given):
     out_dir = str(tmp_path / "o")
-    return run_evaluate(out_dir=out_dir, checkpoint=tiny, overwrite=True, **given)
+    given |= {"batch_size": 2, "overwrite": True}  # all modes: one shape of a step
+    return run_evaluate(out_dir=out_dir, checkpoint=tiny, **given)
 
 
 def test_text_perplexity_of_a_lossy_mode_is_its_own(tiny, tmp_path):

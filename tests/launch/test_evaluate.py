@@ -17,6 +17,7 @@ def evaluate(tmp_path, tiny, **kwargs):
 def test_evaluate_text_prints_the_interface_keys(run_script, tiny, tmp_path):
     (tmp_path / "t.txt").write_text(TEXT * 5)
     flags = ["--checkpoint", tiny, "--text", "t.txt", "--window", 32, "--stride", 16]
+    flags += ["--batch_size", 2]
     summary = run_script("evaluate", *flags, "--out_dir", "o").summary
     assert (summary["window"], summary["stride"]) == (32, 16)
     assert summary["checkpoint_hf"] == str(tiny)
@@ -49,7 +50,7 @@ def test_evaluate_mcq_writes_a_line_a_question(tiny, tmp_path, capsys):
     ]
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    summary = evaluate(tmp_path, tiny, mcq=f"{path},{path}")
+    summary = evaluate(tmp_path, tiny, mcq=f"{path},{path}", batch_size=2)
     assert {"accuracy", "n", "interval95", "chance"} <= set(summary)
     assert (summary["n"], summary["chance"], summary["truncated"]) == (4, 0.5, 2)
     lines = (tmp_path / "o" / "questions.jsonl").read_text().splitlines()

@@ -54,8 +54,15 @@ class Seen(NamedTuple):
     later: dict[int, Routing]  # what later routers say of this state
 
 
-def two_steps(config, top, layers, experts, tokens_BS, valid_BS):
-    """Runs a prompt and one more token; returns what the last step saw."""
+@functools.partial(jax.jit, static_argnums=0)
+def begin(config, embed_VD, tokens_BS, start_B, valid_BS):
+    chunk = make_chunk(config, start_B, valid_BS)
+    return embed_tokens(embed_VD, tokens_BS), chunk
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
+    """A layer: (output, cache, routing), and what a router of this step sees."""
     expert_fn = functools.partial(
         run_experts,
         layout=RecordLayout.of(config),
@@ -63,46 +70,54 @@ def two_steps(config, top, layers, experts, tokens_BS, valid_BS):
         swiglu_limit=config.moe.swiglu_limit,
         method="dense",
     )
-    caches = [kv_cache.empty_cache(config, BATCH, CAPACITY) for _ in layers]
-    blocks = [
-        bind_block(block_graph(config, layer in config.moe_layers), flat)
-        for layer, flat in enumerate(layers)
-    ]
-    for part in (slice(0, PROMPT), slice(PROMPT, None)):
-        start_B = jnp.full(BATCH, part.start, jnp.int32)
-        chunk = make_chunk(config, start_B, valid_BS[:, part])
-        x_BSD, seen = embed_tokens(top["embed"], tokens_BS[:, part]), []
-        for layer, block in enumerate(blocks):
-            window = jnp.int32(layer_window(config, layer))
-            cache, x_in_BSD, hidden, later = caches[layer], x_BSD, None, {}
-            if block.is_moe:
-                attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
-                hidden, _ = block.route(attended_BSD, chunk)
-                later = {
-                    i: blocks[i].route(attended_BSD, chunk)[1]  # with i's own norm
-                    for i in config.moe_layers
-                    if i > layer
-                }
-            x_BSD, caches[layer], routing = block(
-                x_BSD, chunk, window, experts[layer], expert_fn, cache
-            )
-            seen.append(Seen(cache, x_in_BSD, hidden, routing, later))
-    return seen, chunk
+    block = bind_block(block_graph(config, is_moe), flat)
+    attended_BSD = hidden_TD = None
+    if is_moe:
+        attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
+        hidden_TD, _ = block.route(attended_BSD, chunk)
+    out = block(x_BSD, chunk, window, experts_ER, expert_fn, cache)
+    return out, attended_BSD, hidden_TD
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def route_of(config, flat, attended_BSD, chunk):
+    """A layer's choice for any state, with its own norm."""
+    return bind_block(block_graph(config, True), flat).route(attended_BSD, chunk)[1]
 
 
 @functools.cache
 def decode_step(name="gqa", dtype=np.float32):
-    """The layers' `Seen` and the chunk; the second row is padding."""
+    """The layers' `Seen` in the last of some steps, and the chunk; row 1 is padding.
+
+    Token by token, so that every layer and step runs the same few programs.
+    """
     weights = model(name, dtype)
     config = weights.config
     rng = np.random.default_rng(3)
     shape = (BATCH, PROMPT + 1)
-    tokens = rng.integers(0, config.vocab_size, shape).astype(np.int32)
-    valid = np.ones(shape, bool)
-    valid[1, -1] = False
-    return jax.jit(functools.partial(two_steps, config))(
-        weights.top, weights.layers, weights.experts, tokens, valid
-    )
+    tokens_BS = rng.integers(0, config.vocab_size, shape).astype(np.int32)
+    caches = [kv_cache.empty_cache(config, BATCH, CAPACITY) for _ in weights.layers]
+    for step in range(PROMPT + 1):
+        is_last, seen = step == PROMPT, []
+        valid_B1, start_B = np.ones((BATCH, 1), bool), np.full(BATCH, step, np.int32)
+        valid_B1[1] = not is_last
+        x_BSD, chunk = begin(
+            *(config, weights.top["embed"], tokens_BS[:, step : step + 1]),
+            *(start_B, valid_B1),
+        )
+        for layer, flat in enumerate(weights.layers):
+            cache, x_in_BSD = caches[layer], x_BSD
+            (x_BSD, caches[layer], routing), attended_BSD, hidden_TD = run_layer(
+                *(config, layer in config.moe_layers, flat, weights.experts[layer]),
+                *(x_BSD, chunk, np.int32(layer_window(config, layer)), cache),
+            )
+            later = {
+                i: route_of(config, weights.layers[i], attended_BSD, chunk)
+                for i in config.moe_layers
+                if is_last and routing is not None and i > layer
+            }
+            seen.append(Seen(cache, x_in_BSD, hidden_TD, routing, later))
+    return seen, chunk
 
 
 def expected_row(routing, config, row=0):
@@ -136,11 +151,14 @@ def test_get_predictor_rejects_names_and_options():
         get_predictor("n_layer_gate", config=ALL["gqa"])
 
 
+run_scores = jax.jit(scores_ahead, static_argnums=0)
+
+
 def computed(predictor, state, layer, hidden_TD, ids_TK):
     """The state after an engine's program has computed the scores."""
     valid_T = jnp.asarray(ids_TK[:, 0] < predictor.config.moe.num_experts)
-    run = jax.jit(functools.partial(scores_ahead, predictor.config))
-    wanted_NE = run(predictor.gates_after(layer), jnp.asarray(hidden_TD), valid_T)
+    gates = predictor.gates_after(layer)
+    wanted_NE = run_scores(predictor.config, gates, jnp.asarray(hidden_TD), valid_T)
     return predictor.store(state, layer, wanted_NE)
 
 
@@ -251,25 +269,25 @@ def test_wanted_scores_top_score_rule_by_hand():
     np.testing.assert_array_equal(wanted(0.9), expected)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
+    block = bind_block(block_graph(config, True), flat)
+    return partial_gate(block, x_BSD, chunk, window, cache, None)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
     weights = model(name)
     config, (seen, chunk) = weights.config, decode_step(name)
-    program = jax.jit(run_partial_gate, static_argnums=(0, 6))
-    compiled = program._cache_size()  # shared by all jits of one function
+    compiled = run_partial_gate._cache_size()
     predictor = get_predictor("smoe_partial", top_a=None)
     for layer in (1, 2):
         then = seen[layer + 1]
         before = {k: np.array(v) for k, v in then.cache.items()}
         window = jnp.int32(layer_window(config, layer + 1))
-        wanted_E = program(
-            config,
-            weights.layers[layer + 1],
-            then.x_in_BSD,
-            chunk,
-            window,
-            then.cache,
-            None,
+        flat = weights.layers[layer + 1]
+        wanted_E = run_partial_gate(
+            config, flat, then.x_in_BSD, chunk, window, then.cache
         )
         ids_K, scores_E = expected_row(then.routing, config)
         state = predictor.store(predictor.init(shape_of(config)), layer, wanted_E[None])
@@ -279,17 +297,10 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
         for key, array in then.cache.items():
             np.testing.assert_array_equal(np.asarray(array), before[key])
         partial_BSD = np.asarray(then.x_in_BSD)
-        partial_BSD = partial_BSD + 0.5 * np.roll(partial_BSD, 1, axis=-1)
-        other_E = program(
-            config, weights.layers[layer + 1], partial_BSD, chunk, window, then.cache, 0
-        )
+        partial_BSD = jnp.asarray(partial_BSD + 0.5 * np.roll(partial_BSD, 1, axis=-1))
+        other_E = run_partial_gate(config, flat, partial_BSD, chunk, window, then.cache)
         assert not np.allclose(other_E, wanted_E)
-    assert program._cache_size() == compiled + 2
-
-
-def run_partial_gate(config, flat, x_BSD, chunk, window, cache, top_a):
-    block = bind_block(block_graph(config, True), flat)
-    return partial_gate(block, x_BSD, chunk, window, cache, top_a)
+    assert run_partial_gate._cache_size() == compiled + 1
 
 
 def test_partial_gate_reads_the_cache():
@@ -297,9 +308,8 @@ def test_partial_gate_reads_the_cache():
     config, (seen, chunk) = weights.config, decode_step()
     then, window = seen[2], jnp.int32(layer_window(config, 2))
     empty = {name: np.zeros(a.shape, a.dtype) for name, a in then.cache.items()}
-    program = jax.jit(run_partial_gate, static_argnums=(0, 6))
     full_E, without_E = (
-        program(config, weights.layers[2], then.x_in_BSD, chunk, window, cache, None)
+        run_partial_gate(config, weights.layers[2], then.x_in_BSD, chunk, window, cache)
         for cache in (then.cache, empty)
     )
     assert not np.allclose(full_E, without_E)

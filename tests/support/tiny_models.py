@@ -60,7 +60,16 @@ GPT_OSS = dataclasses.replace(
         swiglu_limit=2.0,
     ),
 )
-ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}
+# Without a dense layer: for tests that would compile its programs for nothing.
+MOE_ONLY = dataclasses.replace(
+    GQA,
+    num_layers=2,
+    dense_layers=(),
+    attention=dataclasses.replace(GQA.attention, windows=(None, 9)),
+)
+# The two ways in which layers differ most from GQA's, in one model.
+MLA_BIAS = dataclasses.replace(MLA, moe=GPT_OSS.moe)
+ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
 
 
 class RandomReader:

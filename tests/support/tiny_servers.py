@@ -16,7 +16,7 @@ from moe_edge.cluster.transport.base import Answered, Call, PeerLost
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.store import device_dtype
 from moe_edge.place.call_targets import call_targets
-from tests.support.layered import StoreReader
+from tests.support.layered import BLOCKS, StoreReader
 from tests.support.tiny_models import ALL
 
 
@@ -66,7 +66,7 @@ class Servers:
 
     Args:
       held_NLE: bool, what each holds.
-      slots: of each server; None: as many as it holds, and one.
+      slots: of each server; None: enough for all blocks, one size for all tests.
     """
 
     def __init__(self, name, dtype, held_NLE, *, partial=False, slots=None):
@@ -76,7 +76,7 @@ class Servers:
         self.transport, self.config, self.version = DirectTransport(), config, 0
         self.holdings, self.tables, self.engines = [], [], []
         for me, held_LE in enumerate(held_NLE):
-            own_slots = int(held_LE.sum()) + 1 if slots is None else slots[me]
+            own_slots = BLOCKS + 1 if slots is None else slots[me]
             holdings = Holdings(own_slots, shape, BlockReader(reader))
             holdings.fill(held_LE)
             tables, ledger = Tables(me, holdings), Ledger(me, len(held_NLE), shape)

@@ -114,7 +114,7 @@ def test_train_experts_twice_gives_the_same_bits():
 
 def test_lay_out_every_pair_has_its_own_row_in_a_block_of_its_expert():
     ids_TK, size = _ids(T=300, E=7, K=4, seed=3), 16
-    where = lay_out(jnp.array(ids_TK), 7, size)
+    where = jax.jit(lay_out, static_argnums=(1, 2))(ids_TK, 7, size)
     rows = np.asarray(where.row_TK).reshape(-1)
     assert len(set(rows.tolist())) == rows.size
     assert rows.max() < where.waves * WAVE * size <= where.token_NC.size

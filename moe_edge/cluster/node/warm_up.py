@@ -4,7 +4,7 @@ Every shape of prompt runs with all blocks here, with some elsewhere and with al
 elsewhere; this server answers its own calls, from one slot, so values mean nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -24,6 +24,20 @@ class _Rehearsal(Remote):
         return self._answers.rehearse(each.call)
 
 
+class _Actor(PlacedEngine):
+    """Finds blocks elsewhere whatever a layer chooses.
+
+    Attributes:
+      away_of: bool [E], which blocks are elsewhere, of the chosen [T, K].
+    """
+
+    away_of: Callable[[np.ndarray], np.ndarray]
+
+    def _layer_view(self, layer: int, ids_TK: np.ndarray) -> View:
+        shape = self.config.num_layers, self.config.moe.num_experts
+        return _view(shape, self.away_of(ids_TK), self.holdings.nowhere)
+
+
 def warm_up(
     engine: PlacedEngine, answers: Answers, sizes: Iterable[tuple[int, int]]
 ) -> None:
@@ -37,12 +51,9 @@ def warm_up(
     ledger, remote = Ledger(0, 1, shape), engine.remote
     tables = Tables(0, engine.holdings)
     rehearsal = _Rehearsal(0, None, answers, tables, ledger, partial=remote.partial)
-    actor = PlacedEngine(
-        engine.weights, engine.holdings, rehearsal, ledger, engine.programs
-    )
+    actor = _Actor(engine.weights, engine.holdings, rehearsal, ledger, engine.programs)
     for prompt, new in different(sizes):
-        for away_E in _distributions(shape[1]):
-            tables.view = _view(shape, away_E, engine.holdings.nowhere)
+        for actor.away_of in _distributions(shape[1]):
             ledger.token(0, False)
             run_request(actor, prompt, new)
 
@@ -61,12 +72,13 @@ def different(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     )
 
 
-def _distributions(num_experts: int) -> list[np.ndarray]:
-    """Which blocks are elsewhere: none, half, all."""
+def _distributions(num_experts: int) -> list[Callable[[np.ndarray], np.ndarray]]:
+    """Which blocks are elsewhere: none, one of those of the first token, all."""
+    block_E = np.arange(num_experts)
     return [
-        np.zeros(num_experts, bool),
-        np.arange(num_experts) % 2 == 1,
-        np.ones(num_experts, bool),
+        lambda _: np.zeros(num_experts, bool),
+        lambda ids_TK: block_E == ids_TK[0, 0],
+        lambda _: np.ones(num_experts, bool),
     ]
 
 

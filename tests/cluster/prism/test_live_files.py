@@ -32,7 +32,7 @@ from tests.support.live_cluster import (
 
 CONFIG = ALL[BITS[0]]
 E, K = CONFIG.moe.num_experts, CONFIG.moe.top_k
-LENGTHS, NEW = (9, 40, 5, 20), 24
+LENGTHS, NEW = (9, 40, 5, 12), 24
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_run_with_a_lost_server_and_a_lost_request_is_written(tmp_path):
 
 def test_partial_sums_give_the_routing_of_one_machine_within_gate_b():
     with LiveCluster([SLOTS] * 2, partial=True) as cluster:
-        run = cluster.run(random_held(2), requests((9, 40), NEW, 2))
+        run = cluster.run(random_held(2), requests((9, 16), NEW, 2))
         assert_tokens_of_one_machine(run.asked)
     trace, differ = trace_of(run, E, K), 0
     for one in run.asked:

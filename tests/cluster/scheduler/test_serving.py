@@ -115,11 +115,11 @@ def test_without_room_lost_blocks_are_read_for_each_call():
 
 
 def test_a_server_without_slots_asks_others_for_lost_blocks():
-    with LiveCluster([0, 13, 13]) as cluster:
-        held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
-        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 1, 8))
+    with LiveCluster([0, 9, 9, 9]) as cluster:
+        held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(3)])
+        run = cluster.run(held_NLE, asked_of(4), drill=Drill("kill", 1, 8))
         assert_tokens_of_one_machine(run.asked)
-        assert len(run.keeper.degraded) == 12
+        assert len(run.keeper.degraded) == 8
         assert run.notes[0][0]["local_pairs"] == 0
 
 

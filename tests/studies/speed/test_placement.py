@@ -36,6 +36,7 @@ SMALL = PlacementSettings(
 def test_placement_rows_are_times_gaps_and_simulated_rows(monkeypatch):
     kept = {"mixed": placement_simulate.SETTINGS["mixed bigbench"]}
     monkeypatch.setattr(placement_simulate, "SETTINGS", kept)
+    monkeypatch.setattr("moe_edge.simulate.cluster.build.POOL_TOKENS", 400)
     rows = {row["case"]: row for row in placement_rows(SMALL, None)}
     assert rows["latency/latency mixed against optimal"]["bar"] == 0.9
     timed = rows["seconds/optimal 2 x 3 x 8"]

@@ -16,6 +16,7 @@ def test_rows_name_bars_and_peers(monkeypatch):
         {"mixed": {**SETTINGS["mixed bigbench"], "correlated": False}},
     )
     monkeypatch.setattr(module, "alone", lambda function, *args: function(*args))
+    monkeypatch.setattr("moe_edge.simulate.cluster.build.POOL_TOKENS", 400)
     sizes = SimulateSettings(
         repeats=1,
         gpus=8,

@@ -1,5 +1,6 @@
 """Suite `serving` on a tiny model: every part gives rows whose sides are comparable."""
 
+import functools
 import os
 import shutil
 
@@ -7,7 +8,8 @@ import pytest
 
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.core.checks import ConfigError
-from moe_edge.studies.speed import serving_loop
+from moe_edge.engine.load import load_engine
+from moe_edge.studies.speed import serving_loop, serving_steps
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.serving import (
     ServingSettings,
@@ -15,7 +17,7 @@ from moe_edge.studies.speed.serving import (
     serving_rows,
 )
 
-TINY = olmoe_config(2, "float32", experts=8, hidden=64, heads=4) | {
+TINY = olmoe_config(1, "float32", experts=8, hidden=64, heads=4) | {
     "vocab_size": 4096,
     "num_experts_per_tok": 4,
     "max_position_embeddings": 128,
@@ -30,6 +32,16 @@ def folder(tmp_path_factory):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEFAULT_MODEL / name, folder / "model")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_engine():
+    """Both models are one folder: parts share its engine and what that compiled."""
+    load = functools.cache(load_engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_loop, "load_engine", load)
+        patch.setattr(serving_steps, "load_engine", load)
+        yield
 
 
 def rows_of(folder, *parts, **more):
