@@ -63,7 +63,8 @@ def check_executors(settings: Executors) -> None:
 
 
 def with_(preset: str, text: str) -> Machine:
-    """A preset with other executors; a kind without any leaves its memory unused."""
+    """A preset with other executors. One memory of all kinds is shared evenly; of
+    several, that of a kind without executors stays unused."""
     machine, executors = get_preset(preset), parse_executors(text)
     if unknown := executors.keys() - machine.memory_bytes.keys():
         raise ConfigError(
@@ -71,6 +72,9 @@ def with_(preset: str, text: str) -> Machine:
             f"{', '.join(machine.memory_bytes)}"
         )
     memory = {kind: machine.memory_bytes[kind] for kind in executors}
+    if machine.unified:
+        each = sum(machine.memory_bytes.values()) // sum(executors.values())
+        memory = {kind: each * count for kind, count in executors.items()}
     return dataclasses.replace(machine, executors=executors, memory_bytes=memory)
 
 
@@ -106,8 +110,8 @@ def measure_executors(settings: Executors) -> Findings:
         metrics=rows,
         ours={"best": best},
         limits=[
-            "A kind without executors leaves its memory unused; executors of a kind "
-            "share a processor in the paper, here each computes at full speed."
+            "Memory of a kind without executors stays unused (NUMA) or goes to the "
+            "others (UMA). Each executor computes at the processor's full speed."
         ],
         plot=lambda path: draw_panels(path, panels, title="Executors (simulated)"),
         summary={"best": best},

@@ -45,6 +45,8 @@ def test_more_experts_leave_less_for_batches():
 
 def test_executors_that_cannot_be_are_refused():
     assert with_("numa", "gpu:3").kinds == ["gpu"] * 3
+    alone, shared = with_("uma", "gpu:2"), with_("uma", "gpu:2,cpu:2")
+    assert sum(alone.memory_bytes.values()) == sum(shared.memory_bytes.values())
     with pytest.raises(ConfigError, match="'npu:1': numa has no npu; known: gpu, cpu"):
         with_("numa", "npu:1")
     with pytest.raises(CapacityError, match="12 gpu executors have 10324000000 bytes"):
