@@ -44,6 +44,9 @@ class LatencyAware(Placer):
         servers, so that the time stays alike.
       horizon_requests: over how many requests the copy of a block that moves is spread,
         where there is a current placement; 0 lets blocks move for nothing.
+      locality: what a request whose calls all stay at home is worth beyond the
+        prediction, over its seconds. Placements that are predicted alike differ much in
+        how many calls leave, and what no prediction knows makes those dearer.
     """
 
     name: ClassVar[str] = "latency"
@@ -51,9 +54,11 @@ class LatencyAware(Placer):
     needs: ClassVar[tuple[str, ...]] = ("cost_model",)
     steps: int = 280
     horizon_requests: float = 1000.0
+    locality: float = 0.4
 
     def __post_init__(self):
         check_count("steps", self.steps)
+        check_from_zero("locality", self.locality)
         check_from_zero("horizon_requests", self.horizon_requests)
 
     @staticmethod
@@ -87,13 +92,12 @@ class LatencyAware(Placer):
         value_NM = problem.frequency_NLE.reshape(len(problem.slots), -1)
         fewest = best_cover(value_NM, problem.capacity_N).reshape(shape)
         starts = [fewest]
-        stay_NLE = np.zeros(shape)
+        here_NLE = problem.frequency_NLE / problem.frequency_NLE.sum()
+        stay_NLE = self.locality * model.seconds(fewest) * here_NLE
         if problem.current is not None and self.horizon_requests:
             starts.append(problem.current.on_NLE)
-            stay_NLE = (
-                problem.current.on_NLE * problem.cost_model.mean_load_s()[:, None, None]
-            )
-            stay_NLE /= self.horizon_requests
+            load_N11 = problem.cost_model.mean_load_s()[:, None, None]
+            stay_NLE += problem.current.on_NLE * load_N11 / self.horizon_requests
         rng = np.random.default_rng(problem.seed)
         search = Search(model, problem.capacity_N, stay_NLE)
         steps = max(FEWEST_STEPS, self.steps // len(problem.slots))
@@ -161,7 +165,7 @@ class Search:
         return self.refine(self.descend(on_NLE), rng)
 
     def seconds(self, on_NLE: np.ndarray) -> float:
-        """The prediction less what blocks that stay are worth."""
+        """The prediction less what held blocks are worth beyond it."""
         return self.model.seconds(on_NLE) - float(self.stay_NLE[on_NLE].sum())
 
     def descend(self, on_NLE: np.ndarray) -> np.ndarray:

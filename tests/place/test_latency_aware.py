@@ -36,6 +36,21 @@ def test_latency_is_never_predicted_worse_than_the_optimum_of_eq_2(seed):
     )
 
 
+def test_more_calls_stay_at_home_where_the_prediction_hardly_tells():
+    home, predicted_s = {}, {}
+    for locality in (0.0, 0.4):
+        placer = LatencyAware(locality=locality)
+        home[locality], predicted_s[locality] = [], []
+        for seed in range(6):
+            case = problem(seed, requests_per_s=0.05)
+            on_NLE = placer.solve(case).on_NLE
+            away = objective(case.frequency_NLE, on_NLE) / case.frequency_NLE.sum()
+            home[locality].append(1 - away)
+            predicted_s[locality].append(LatencyAware.model(case).seconds(on_NLE))
+    assert np.mean(home[0.4]) > np.mean(home[0.0])
+    assert np.mean(predicted_s[0.4]) < 1.02 * np.mean(predicted_s[0.0])
+
+
 def test_latency_wins_clearly_behind_a_slow_line():
     """Equal memory, half as much again as the model."""
     case = Problem(
@@ -107,6 +122,7 @@ def test_latency_bad_options_are_refused():
         (Traffic, {"prompt_tokens": (5.0, 0.0)}, "prompt_tokens must be positive, got"),
         (Traffic, {"requests_per_s": -1.0}, "requests_per_s must be positive"),
         (LatencyAware, {"steps": -1}, "steps must be"),
+        (LatencyAware, {"locality": -0.5}, "locality must be 0"),
         (LatencyAware, {"horizon_requests": -1.0}, "horizon_requests must be 0"),
     ):
         with pytest.raises(ConfigError, match=message):
