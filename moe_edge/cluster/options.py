@@ -76,7 +76,7 @@ class ClusterOptions:
       process_id: which one this is: 0 scheduler, i is server i - 1.
       join_timeout_s: how long processes wait for each other.
       drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
-        whom, after how many generated tokens.
+        whom, after how many generated tokens of the last method (of od_moe: of all).
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
       workers: of od_moe.
       groups: of workers, of equal size; one computes while the others load.
@@ -175,11 +175,6 @@ class ClusterOptions:
                     f"--workload names {len(families)} task families, expected one for "
                     f"each of the {self.servers} servers"
                 )
-        if self.drill is not None and len(self.method_names) > 1:
-            raise ConfigError(
-                "--drill needs one method, got "
-                f"{', '.join(self.method_names)}: later ones would lack the server"
-            )
         self.drill_plan  # noqa: B018  refuses what cannot be
 
     def _check_joining(self) -> None:
@@ -282,3 +277,7 @@ class ClusterOptions:
         if self.mode == "od_moe":
             known = {self.name_of(n + 1): n for n in range(self.processes - 1)}
         return parse_drill(self.drill, known | {"scheduler": None})
+
+    def drill_of(self, method: str) -> Drill | None:
+        """Of the last method: the others need all servers after them."""
+        return self.drill_plan if method == self.method_names[-1] else None

@@ -36,3 +36,10 @@ def test_less_than_one_copy_besides_free_slots_is_refused(period_s, text):
 def test_a_deadline_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="call_s must be positive, got 0.0"):
         options(call_s=0.0)
+
+
+def test_a_drill_strikes_in_the_last_method():
+    given = options(methods="uniform,optimal", drill="kill:1@4")
+    assert given.drill_of("uniform") is None
+    assert given.drill_of("optimal") == given.drill_plan
+    assert given.drill_plan.tokens == 4

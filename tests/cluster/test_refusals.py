@@ -57,10 +57,6 @@ FEW = "few 16 random bytes and more"
         ),
         ({"drill": "kill:shadow@4"}, "unknown process in --drill 'shadow'"),
         ({"drill": "stop:scheduler@4"}, "stop:scheduler: only servers can be stopped"),
-        (
-            {"drill": "kill:1@4", "methods": "optimal,greedy"},
-            "--drill needs one method, got optimal, greedy",
-        ),
         ({"process_id": 1}, "--process_id needs --coordinator HOST:PORT; give both"),
         (
             {"process_id": 4, "coordinator": "localhost:77"},

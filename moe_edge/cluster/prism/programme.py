@@ -110,7 +110,7 @@ class PrismProgramme(Programme):
 
     def _run_placed(self, name: str, held_NLE: np.ndarray, **given):
         """A method that places blocks: its run and row; writes its files."""
-        moe, drill = self.config.moe, self.options.drill_plan
+        moe, drill = self.config.moe, self.options.drill_of(name)
         if self.options.transport == "jax":  # a message's first of its size compiles
             self.scheduler.run_method(held_NLE, self.fresh())
         run = self.scheduler.run_method(held_NLE, self.fresh(), drill=drill, **given)
@@ -119,7 +119,7 @@ class PrismProgramme(Programme):
 
     def _run_alone(self, name: str):
         """The same of servers that ask nobody."""
-        given = {"passes_on": ALONE[name], "drill": self.options.drill_plan}
+        given = {"passes_on": ALONE[name], "drill": self.options.drill_of(name)}
         run = self.scheduler.run_alone(self.fresh(), **given)
         write_served(self.folder, name, run, token_events(run))
         return run, alone_row(run, self.options.servers)
