@@ -118,6 +118,12 @@ class Case:
         simulator = CoeSimulator(self.graph, self.setup(name), self.machine.one_disk)
         return simulator.run(self.requests)
 
+    @property
+    def distinct(self) -> int:
+        """Loads without which CoServe's layout cannot do, in any order of requests."""
+        used = coe_bounds.uses(self.graph, self.requests)
+        return coe_bounds.distinct(used, self.setup("coserve").start)
+
     def bounds(self, samba: CoeRun | None = None) -> dict[str, float]:
         """What CoServe's layout cannot beat, and Samba's in its order of requests."""
         setup, alone = self.setup("coserve"), self.setup("samba")
@@ -128,7 +134,7 @@ class Case:
         arrivals = self.requests[-1].arrival_s - self.requests[0].arrival_s
         experts = len(self.graph.experts)
         return {
-            "distinct": coe_bounds.distinct(used, setup.start),
+            "distinct": self.distinct,
             "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
             "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
         }

@@ -78,8 +78,7 @@ class Runs:
             self.switches.setdefault(key, []).append(run.switches)
             self.equal &= chains in (None, run.chains)
             chains = run.chains
-        least = case.bounds()["distinct"]
-        self.switches.setdefault((machine, task, BOUND), []).append(least)
+        self.switches.setdefault((machine, task, BOUND), []).append(case.distinct)
 
     def _tell(self, machine: str, task: str, policies: Sequence[str]) -> None:
         found = [

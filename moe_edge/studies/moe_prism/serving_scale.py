@@ -28,6 +28,7 @@ from moe_edge.load.offered import (
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
 from moe_edge.schedule.registry import get_policy
+from moe_edge.serve.options import ServingOptions
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.serving_studies import FIFO, OURS, PRISM, SYSTEMS, WHY
@@ -157,12 +158,8 @@ def figures(
         own_k=model_shape(case.model).top_k * subs,
         costs=costs[subs],
     )
-    sizes = SlotSizes(
-        max_rows=case.batch,
-        max_context=settings.max_context,
-        prefill_chunk=512,
-        prompt_rows=4,
-    )
+    options = ServingOptions(max_batch=case.batch)
+    sizes = SlotSizes(**options.sizes(settings.max_context))
 
     def serve(rate: float):
         return served_at(rate, offered, policy, costs[subs], sizes)
