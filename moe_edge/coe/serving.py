@@ -21,6 +21,7 @@ class Batch(NamedTuple):
       lane, expert, jobs: who judges what.
       tier: where the expert has to be loaded from, disk or host; None: it is resident.
       leaving: experts that leave the pool for it, before it is loaded.
+      dropped: those that leave memory by that: `leaving`, or what leaves the tier.
     """
 
     lane: int
@@ -28,6 +29,7 @@ class Batch(NamedTuple):
     jobs: Sequence[ExpertJob]
     tier: str | None
     leaving: Sequence[int]
+    dropped: Sequence[int]
 
 
 class ExpertServing:
@@ -61,30 +63,32 @@ class ExpertServing:
             return None
         expert, pool, tier = jobs[0].expert, self.setup.pools[lane], None
         leaving: Sequence[int] = ()
+        dropped: Sequence[int] = ()
         if expert not in pool:
             leaving = pool.enter(expert)
-            tier = self._from(expert, leaving)
+            tier, dropped = self._from(expert, leaving)
         pool.touch(expert, now_s)
         self.decisions_s.append(decided_s - started_s)
         self.management_s += time.perf_counter() - decided_s
-        return Batch(lane, expert, list(jobs), tier, leaving)
+        return Batch(lane, expert, list(jobs), tier, leaving, dropped)
 
-    def end(
-        self, batch: Batch, now_s: float, failed: Sequence[ExpertJob] = ()
-    ) -> Sequence[ExpertJob]:
+    def end(self, batch: Batch, now_s: float) -> Sequence[ExpertJob]:
         """A batch is judged; each job's `follow` says whether it goes on.
 
         Returns:
           the next parts of its requests, which are to `come` now.
         """
-        done = [job for job in batch.jobs if job not in failed]
-        return self.loop.end_step(batch.lane, now_s, done, failed)
+        return self.loop.end_step(batch.lane, now_s, batch.jobs)
 
-    def _from(self, expert: int, leaving: Sequence[int]) -> str:
-        """Where an expert comes from; what left for it goes to the tier."""
+    def fail(self, batch: Batch, now_s: float) -> None:
+        """A batch's expert could not be loaded: it is in no pool; its requests end."""
+        self.setup.pools[batch.lane].leave(batch.expert)
+        self.loop.end_step(batch.lane, now_s, (), batch.jobs)
+
+    def _from(self, expert: int, leaving: Sequence[int]) -> tuple[str, Sequence[int]]:
+        """Where an expert comes from, what left for it goes to the tier: who went."""
         tier = self.setup.tier
         if tier is None:
-            return "disk"
+            return "disk", leaving
         found = tier.take(expert)
-        tier.keep(leaving)
-        return "host" if found else "disk"
+        return "host" if found else "disk", tier.keep(leaving)

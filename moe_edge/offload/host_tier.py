@@ -38,10 +38,12 @@ class HostTier:
         self.used_bytes -= self._sizes[expert]
         return True
 
-    def keep(self, experts: Iterable[int]) -> None:
-        """Experts that leave a pool come here; too large ones are dropped."""
+    def keep(self, experts: Iterable[int]) -> list[int]:
+        """Experts that leave a pool come here: who goes for them, or is too large."""
+        dropped = []
         for expert in experts:
             if self._sizes[expert] > self.budget_bytes:
+                dropped.append(expert)
                 continue
             self.take(expert)
             self._held[expert] = None
@@ -49,6 +51,8 @@ class HostTier:
             while self.used_bytes > self.budget_bytes:
                 gone, _ = self._held.popitem(last=False)
                 self.used_bytes -= self._sizes[gone]
+                dropped.append(gone)
+        return dropped
 
     def fill(self, probabilities: Sequence[float], resident: Iterable[int]) -> None:
         """The most probable experts that are in no pool, as many as there is room."""

@@ -1,12 +1,12 @@
 """The root of launch/coserve.py: requests for many experts, policy by policy."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
 from moe_edge.coe.machine import Machine
+from moe_edge.coe.results import CoeRun, outputs, progress, row, run_events
 from moe_edge.coe.setup import Setup, make_setup
 from moe_edge.core.checks import ConfigError, check_from_zero
 from moe_edge.core.events import write_events
@@ -14,8 +14,7 @@ from moe_edge.core.files import write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import chosen_recipes
 from moe_edge.simulate import coe_bounds
-from moe_edge.simulate.coe import CoeRun, CoeSimulator, run_events
-from moe_edge.simulate.coe_case import CoeWork, MachineOptions, probability_E
+from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
@@ -59,14 +58,14 @@ def run_coserve(
     runs = {name: case.run(name) for name in names}
     for name in names:
         print(progress(name, runs[name]))
-    chains = [(found.chains, found.failed) for found in runs.values()]
+    answers = [found.answers for found in runs.values()]
     summary = {
         "task": work.name,
         "kind": "simulated",
         "policies": {name: row(found) for name, found in runs.items()},
         "bounds": case.bounds(runs.get("samba")),
         "distinct_experts": len(coe_bounds.uses(graph, requests)),
-        "verdicts_equal": all(one == chains[0] for one in chains),
+        "verdicts_equal": all(one == answers[0] for one in answers),
         "accuracy": None,
     }
     with run.writing() as folder:
@@ -138,55 +137,3 @@ class Case:
             "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
             "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
         }
-
-
-def row(run: CoeRun) -> dict[str, Any]:
-    """The figures of a policy. Times of deciding are measured, all others computed."""
-    latency = np.array(list(run.latency_s.values()))
-    scheduling_s = sum(run.decisions_s)
-    return {
-        "throughput_per_s": run.throughput_per_s,
-        "time_s": run.time_s,
-        "switches": run.switches,
-        "switches_by_tier": run.switches_by_tier,
-        "latency_s": {
-            "mean": float(latency.mean()),
-            "p50": float(np.percentile(latency, 50)),
-            "p99": float(np.percentile(latency, 99)),
-        },
-        "scheduling_ratio": scheduling_s / run.time_s,
-        "management_ratio": run.management_s / run.time_s,
-        "decision_s": scheduling_s / len(run.decisions_s),
-        "failed": len(run.failed),
-    }
-
-
-def outputs(
-    graph: CoeGraph, requests: Sequence[CoeRequest], run: CoeRun
-) -> list[Mapping[str, Any]]:
-    """A line of `outputs.jsonl` a request; verdicts are those that were drawn."""
-    found = []
-    for number, request in enumerate(requests):
-        chain = [graph.experts[e].id for e in run.chains.get(number, [])]
-        drawn = request.image["defect"] if isinstance(request.image, Mapping) else None
-        failed = run.failed.get(number)
-        found.append(
-            {
-                "id": request.id,
-                "verdict": None if failed else drawn or "ok",
-                "chain": chain,
-                "scores": None,
-                "latency_s": run.latency_s.get(number),
-                "failed": failed,
-            }
-        )
-    return found
-
-
-def progress(name: str, run: CoeRun) -> str:
-    """A line while it runs."""
-    tiers = ", ".join(f"{n} from {tier}" for tier, n in run.switches_by_tier.items())
-    return (
-        f"{name}: {run.throughput_per_s:.3g} requests/s, {run.time_s:.4g} s, "
-        f"{run.switches} switches ({tiers})"
-    )

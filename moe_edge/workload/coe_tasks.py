@@ -25,7 +25,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import decode_utf8, write_text
-from moe_edge.workload.coe_graph import Architecture, CoeGraph, Expert
+from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, Expert
 
 PERIOD_S = 0.004
 DECAY = 32.0
@@ -79,7 +79,13 @@ class CoeRequest:
     @property
     def is_damaged(self) -> bool:
         """Whether it is drawn so that its first expert should find it damaged."""
-        return isinstance(self.image, Mapping) and self.image["defect"] == DAMAGED
+        return self.drawn == DAMAGED
+
+    @property
+    def drawn(self) -> str:
+        """The verdict that it should get, if it is drawn; OK where nobody knows."""
+        drawn = self.image["defect"] if isinstance(self.image, Mapping) else None
+        return drawn or OK
 
 
 def board_graph(

@@ -8,11 +8,12 @@ import pytest
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import record_bytes, reduced
 from moe_edge.coe.profile import ArchitectureCosts
+from moe_edge.coe.results import run_events
 from moe_edge.coe.setup import make_setup
 from moe_edge.core.events import write_events
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate import coe_bounds
-from moe_edge.simulate.coe import CoeSimulator, run_events
+from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
 
 EACH = pytest.mark.parametrize("name", RECIPES)
@@ -45,8 +46,8 @@ class Watched(CoeSimulator):
         super()._begin(lane, now_s)
         self._check()
 
-    def _end(self, lane, now_s):
-        super()._end(lane, now_s)
+    def _end(self, batch, judged, now_s):
+        super()._end(batch, judged, now_s)
         self._check()
 
     def _check(self):

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.coe.case import CoeWork
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS, SOURCE
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.results import metric
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_case import CoeWork
 from moe_edge.simulate.coe_run import Case
 from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Findings

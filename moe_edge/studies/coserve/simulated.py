@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.coe.case import MachineOptions
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.simulate.coe_case import MachineOptions
 from moe_edge.simulate.coe_run import Case
 from moe_edge.studies.coserve.entry import (
     OURS,
