@@ -31,6 +31,7 @@ class Transfer:
     # When the link has delivered it: known once it is copied, and after the copy's end
     # on an emulated or a computed link.
     arrival_s: float = 0.0
+    num_bytes: int = 0  # of the block
 
     @property
     def done(self) -> bool:
@@ -54,7 +55,7 @@ class BlockQueue:
     """The queue's bookkeeping; a subclass carries blocks, waits and tells the time.
 
     Args:
-      block_bytes: of one block.
+      block_bytes: of a block, of the largest one where they differ.
       num_experts: E, blocks of a layer.
       clock: tells the time in seconds.
       lock: guards what another thread changes; None: there is no other.
@@ -91,6 +92,10 @@ class BlockQueue:
     def _wake(self) -> None:
         """A request has come; the lock is held."""
 
+    def _num_bytes(self, layer: int, expert: int) -> int:
+        """Of a block; all are equal, but where a subclass says otherwise."""
+        return self.block_bytes
+
     # What all share.
 
     def request(
@@ -109,8 +114,9 @@ class BlockQueue:
         """
         check_known("transfer cause", cause, CAUSES)
         key = layer * self.num_experts + expert
+        block, num_bytes = (layer, expert, slot, key), self._num_bytes(layer, expert)
         transfer = Transfer(
-            layer, expert, slot, key, cause, step, self._clock(), self._clock
+            *block, cause, step, self._clock(), self._clock, num_bytes=num_bytes
         )
         with self._lock:
             self._check()
@@ -130,7 +136,7 @@ class BlockQueue:
                 )
             if self._unused.get(last.key) is last:
                 del self._unused[last.key]
-                self._wasted += 1
+                self._wasted_bytes += last.num_bytes
         self._in_slot[transfer.slot] = transfer
         if transfer.cause == "prefetch":
             self._unused[transfer.key] = transfer
@@ -180,7 +186,7 @@ class BlockQueue:
         """Accounts for a transfer that occupies the link from start to end."""
         total = self._totals[transfer.cause]
         total.count += 1
-        total.bytes += self.block_bytes
+        total.bytes += transfer.num_bytes
         total.seconds += end_s - start_s
         transfer.seconds, transfer.arrival_s = end_s - start_s, end_s
 
@@ -195,7 +201,7 @@ class BlockQueue:
         """Counts from here on; what was prefetched before is nobody's waste."""
         with self._lock:
             self._totals = {cause: Total() for cause in CAUSES}
-        self._wasted = self._cancelled = 0
+        self._wasted_bytes = self._cancelled = 0
         self._wait_s = 0.0
         self._unused.clear()
 
@@ -203,12 +209,12 @@ class BlockQueue:
         """Sums since the last `reset_stats`."""
         with self._lock:
             totals = {c: dataclasses.replace(t) for c, t in self._totals.items()}
-        unused = sum(transfer.state == "done" for transfer in self._unused.values())
+        unused = [t.num_bytes for t in self._unused.values() if t.state == "done"]
         return TransferStats(
             demand=totals["demand"],
             prefetch=totals["prefetch"],
-            wasted_bytes=self._wasted * self.block_bytes,
-            unused_bytes=unused * self.block_bytes,
+            wasted_bytes=self._wasted_bytes,
+            unused_bytes=sum(unused),
             cancelled=self._cancelled,
             wait_s=self._wait_s,
         )

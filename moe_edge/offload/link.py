@@ -6,6 +6,7 @@ last `latency_s + bytes / bytes_per_s` of real time. Results say so.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,20 @@ class EmulatedLink(Link):
             "bytes_per_s": self.bytes_per_s,
             "latency_s": self.latency_s,
         }
+
+
+class SharedLink(Link):
+    """A link that several queues use, one transfer after another, as they ask."""
+
+    def __init__(self, link: Link):
+        self.emulated, self.describe = link.emulated, link.describe
+        self._link, self._lock = link, threading.Lock()
+
+    def transfer(
+        self, num_bytes: int, ready_s: float, copy: Callable, *args
+    ) -> tuple[float, float, Any]:
+        with self._lock:
+            return self._link.transfer(num_bytes, ready_s, copy, *args)
 
 
 def wait_until(end_s: float) -> None:

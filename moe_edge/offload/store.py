@@ -95,6 +95,10 @@ class HostStore:
         view.flags.writeable = False
         return view
 
+    def num_bytes(self, layer: int, expert: int) -> int:
+        """Of a block; here all are equal."""
+        return self.block_bytes
+
     def record(self, layer: int, expert: int) -> np.ndarray:
         """The record [R] of a block: a view, read-only, valid as long as the store."""
         return self._records[layer][expert]

@@ -153,6 +153,9 @@ class TransferQueue(BlockQueue):
     def _wake(self) -> None:
         self._work.notify()
 
+    def _num_bytes(self, layer: int, expert: int) -> int:
+        return self.store.num_bytes(layer, expert)
+
     def _commit(self) -> None:
         """The engine thread's part of writing `DonatedSlots`."""
         with self._finished:
@@ -166,7 +169,7 @@ class TransferQueue(BlockQueue):
     def _carry(self, transfer: Transfer, copy: Callable, *args):
         """One transfer over the link, accounted for."""
         start_s, end_s, result = self.link.transfer(
-            self.block_bytes, transfer.requested_s, copy, *args
+            transfer.num_bytes, transfer.requested_s, copy, *args
         )
         self._carried(transfer, start_s, end_s)
         recorder = self.recorder
@@ -181,7 +184,7 @@ class TransferQueue(BlockQueue):
                 layer=transfer.layer,
                 expert=expert,
                 sub=sub,
-                bytes=self.block_bytes,
+                bytes=transfer.num_bytes,
             )
         return result
 
