@@ -106,7 +106,8 @@ def measure_steps(
             for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
         ]
     # Prompts: at both ends of each shape, and in between.
-    sizes, most, together = timer.sizes, timer.sizes[-1], min(4, max_batch)
+    sizes, most = timer.sizes, timer.sizes[-1]
+    together = slots.shapes.prompt_rows[-1]
     grid = [([size], k) for size, k in itertools.product(sizes, ks)]
     others = []
     for number in range(PREFILL_HELD_OUT):

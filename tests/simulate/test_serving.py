@@ -35,7 +35,8 @@ def job(number, arrival_s, prompt, new, floor=1, **more):
 
 
 def times(policy, *jobs, answers=None, cancelled=None):
-    server = ComputedServer(RequestLoop(policy), COSTS, answers=answers)
+    steps = SlotSteps(sizes(64))
+    server = ComputedServer(RequestLoop(policy), COSTS, steps=steps, answers=answers)
     served = server.run(jobs, cancelled)
     return server, {n: (s.admitted_s, s.first_s, s.last_s) for n, s in served.items()}
 
@@ -93,9 +94,9 @@ def test_the_token_of_a_step_in_which_a_deadline_passes_is_kept():
     assert server.served[0].tokens == 3 and server.served[0].outcome == "finished"
 
 
-def sizes(prefill_chunk, prompt_rows=4):
+def sizes(prefill_chunk, prompt_rows=4, max_context=64):
     given = {"prefill_chunk": prefill_chunk, "prompt_rows": prompt_rows}
-    return SlotSizes(max_rows=8, max_context=64, **given)
+    return SlotSizes(max_rows=8, max_context=max_context, **given)
 
 
 def step(steps, *running):
@@ -133,7 +134,8 @@ def test_prompts_that_run_together_cost_their_padding():
     # shape costs more than that of one prompt.
     shapes = [[1, 32, 256, 2.0], [4, 32, 256, 50.0]]
     costs = dataclasses.replace(COSTS, shapes=shapes)
-    server = ComputedServer(RequestLoop(Continuous(2)), costs)
+    steps = SlotSteps(sizes(512, max_context=4096))
+    server = ComputedServer(RequestLoop(Continuous(2)), costs, steps=steps)
     served = server.run([job(0, 0, 3, 1), job(1, 0, 6, 1), job(2, 99, 5, 1)])
     assert [served[n].first_s for n in range(3)] == [57, 57, 104]
 
@@ -143,7 +145,8 @@ def test_rows_cost_the_session_in_which_they_run():
     # that 1 needs; so it is until 1 has gone and nobody waits.
     batches = [[1, 1, 256, 1.0], [2, 1, 256, 1.0], [1, 1, 1024, 4.0], [2, 1, 1024, 4.0]]
     costs = dataclasses.replace(COSTS, batches=batches)
-    server = ComputedServer(RequestLoop(Continuous(2)), costs)
+    steps = SlotSteps(sizes(512, max_context=4096))
+    server = ComputedServer(RequestLoop(Continuous(2)), costs, steps=steps)
     served = server.run([job(0, 0, 1, 4), job(1, 1, 1, 300)], {1: 9.0})
     # 0: its prompt until 1, a step until 3, then 1's prompt until 4; a step of both
     # until 10 (3 + 3 s), and one of 0 alone, in a session made smaller.
