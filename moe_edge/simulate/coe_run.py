@@ -117,11 +117,10 @@ class Case:
         simulator = CoeSimulator(self.graph, self.setup(name), self.machine.one_disk)
         return simulator.run(self.requests)
 
-    @property
-    def distinct(self) -> int:
-        """Loads without which CoServe's layout cannot do, in any order of requests."""
+    def distinct(self, name: str = "coserve") -> int:
+        """Loads without which a policy's start cannot do, in any order of requests."""
         used = coe_bounds.uses(self.graph, self.requests)
-        return coe_bounds.distinct(used, self.setup("coserve").start)
+        return coe_bounds.distinct(used, self.setup(name).start)
 
     def bounds(self, samba: CoeRun | None = None) -> dict[str, float]:
         """What CoServe's layout cannot beat, and Samba's in its order of requests."""
@@ -133,7 +132,7 @@ class Case:
         arrivals = self.requests[-1].arrival_s - self.requests[0].arrival_s
         experts = len(self.graph.experts)
         return {
-            "distinct": self.distinct,
+            "distinct": self.distinct(),
             "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
             "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
         }
