@@ -5,8 +5,9 @@ or from the host tier, into the executor's pool, an array of its device each. An
 architecture is one program for all its experts and powers of two of images.
 """
 
+import functools
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,21 +53,21 @@ class Programs:
         self.networks: Mapping[str, Network] = {
             name: get_network(graph.architectures[name]) for name in sorted(used)
         }
-        self._jitted = {n: jax.jit(net.apply) for n, net in self.networks.items()}
+        self._jitted = {name: jitted(one) for name, one in self.networks.items()}
 
     def outputs(
-        self, expert: int, record_B: jax.Array, images: Sequence[np.ndarray]
+        self, expert: int, words_W: jax.Array, images: Sequence[np.ndarray]
     ) -> np.ndarray:
         """Outputs [N, O] of N images, padded to a power of two."""
-        name = self.graph.experts[expert].architecture
         images_NHWC = np.zeros((bucket(len(images)), *images[0].shape), np.float32)
         np.stack(images, out=images_NHWC[: len(images)])
-        outputs = self._jitted[name](record_B, images_NHWC)
+        name = self.graph.experts[expert].architecture
+        outputs = self._jitted[name](words_W, images_NHWC)
         return np.asarray(outputs)[: len(images)]
 
-    def judge(self, expert: int, outputs_NO: np.ndarray) -> Sequence[tuple[str, Any]]:
-        """Verdict and scores of each image."""
-        return self.networks[self.graph.experts[expert].architecture].judge(outputs_NO)
+    def network(self, expert: int) -> Network:
+        """Of an expert."""
+        return self.networks[self.graph.experts[expert].architecture]
 
     def warm_up(self, store: ExpertStore, max_batch: Mapping[str, int]) -> None:
         """Compiles what a run needs.
@@ -74,19 +75,24 @@ class Programs:
         Args:
           max_batch: of each architecture.
         """
-        experts = {e.architecture: n for n, e in enumerate(self.graph.experts)}
-        for name, expert in experts.items():
-            slots = PoolSlots(len(self.graph.experts), self.device)
-            slots.write(expert, store.record(expert))
-            image = np.zeros(self.graph.architectures[name].input_shape, np.float32)
+        of = {e.architecture: number for number, e in enumerate(self.graph.experts)}
+        for name, expert in of.items():
+            words_W = self.network(expert).words(store.record(expert))
+            words_W = jax.device_put(words_W, self.device)
+            image = np.zeros(self.networks[name].input_shape, np.float32)
             for n in buckets(max_batch[name]):
-                outputs = self.outputs(expert, slots.arrays[expert], [image] * n)
-                self.judge(expert, outputs)
+                self.outputs(expert, words_W, [image] * n)
 
     @property
     def compiled(self) -> int:
-        """How many programs there are."""
+        """How many programs of its networks there are, on all devices."""
         return sum(program._cache_size() for program in self._jitted.values())
+
+
+@functools.cache
+def jitted(network: Network) -> Callable[..., jax.Array]:
+    """The program of a network, the same for all that ask."""
+    return jax.jit(network.apply)
 
 
 def bucket(n: int) -> int:
@@ -104,24 +110,25 @@ class _Disk:
 
     subs = 1
 
-    def __init__(self, store: ExpertStore, graph: CoeGraph):
-        self._store, self._sizes = store, graph.bytes_E.tolist()
+    def __init__(self, programs: Programs, store: ExpertStore | None):
+        self._programs, self._store = programs, store
+        self._sizes = programs.graph.bytes_E.tolist()
         self.num_experts, self.block_bytes = len(self._sizes), max(self._sizes)
 
     def num_bytes(self, layer: int, expert: int) -> int:
         return self._sizes[expert]
 
-    def record(self, layer: int, expert: int) -> np.ndarray:
-        return self._store.record(expert)
+    def record(self, layer: int, expert: int) -> np.ndarray | jax.Array:
+        return self._programs.network(expert).words(self._store.record(expert))
 
     source = record
 
 
 class _Tier(_Disk):
-    """What is in the host tier, as the mover sees it; what it moves is there no more."""
+    """The host tier as the mover sees it: what it moves is there no more."""
 
-    def __init__(self, held: Held, graph: CoeGraph):
-        super().__init__(None, graph)
+    def __init__(self, programs: Programs, held: Held):
+        super().__init__(programs, None)
         self._held = held
 
     def record(self, layer: int, expert: int) -> np.ndarray | jax.Array:
@@ -147,20 +154,20 @@ class Executor:
         links: Mapping[str, Link],
         held: Held | None = None,
     ):
-        graph, self._programs, self._held = programs.graph, programs, held
-        self.slots = PoolSlots(len(graph.experts), programs.device)
-        sources = {"disk": _Disk(store, graph)}
+        self._programs, self._held = programs, held
+        self.slots = PoolSlots(len(programs.graph.experts), programs.device)
+        sources = {"disk": _Disk(programs, store)}
         if held is not None:
-            sources["host"] = _Tier(held, graph)
+            sources["host"] = _Tier(programs, held)
         self.movers = {
             tier: TransferQueue(source, self.slots, links[tier], asynchronous=False)
             for tier, source in sources.items()
         }
 
-    def fill(self, store: ExpertStore, experts: Iterable[int]) -> None:
-        """Puts experts into the pool before a run."""
+    def fill(self, experts: Iterable[int]) -> None:
+        """Puts experts into the pool before a run, and in no time."""
         for expert in experts:
-            self.slots.write(expert, store.record(expert))
+            self.slots.write(expert, self.movers["disk"].store.record(0, expert))
 
     def run(self, batch: Batch, images: Sequence[np.ndarray]) -> Outcome:
         """Loads a batch's expert if it is not resident, computes and judges."""
@@ -173,7 +180,7 @@ class Executor:
                 return Outcome(time.perf_counter() - began_s, None, str(error))
         load_s = time.perf_counter() - began_s
         outputs = self._programs.outputs(expert, self.slots.arrays[expert], images)
-        return Outcome(load_s, self._programs.judge(expert, outputs))
+        return Outcome(load_s, self._programs.network(expert).judge(outputs))
 
     def _throw_away(self, batch: Batch) -> None:
         for expert in batch.leaving:

@@ -76,7 +76,10 @@ class Live:
         """Of each lane, filled as its pool is at the start."""
         held: Held | None = None
         if setup.tier is not None:
-            held = {e: np.array(self._store.record(e)) for e in setup.tier}
+            network = self.programs[setup.kinds[0]].network
+            held = {
+                e: np.array(network(e).words(self._store.record(e))) for e in setup.tier
+            }
         disk, made = Turns(), []
         for kind, pool in zip(setup.kinds, setup.pools, strict=True):
             turns = disk if self._machine.one_disk else Turns()
