@@ -125,8 +125,10 @@ def with_measured_costs(
 
     each = [one for costs in machine.devices.values() for one in costs.values()]
     sizes = ProfileSizes(most_batch=max(one.max_batch for one in each), repeats=5)
-    kinds = {kind: device_of(kind) for kind in machine.executors}
-    found = profile_graph(graph, store, kinds, sizes)
+    devices = {kind: device_of(kind) for kind in machine.executors}
+    once = {device: kind for kind, device in devices.items()}
+    found = profile_graph(graph, store, {k: d for d, k in once.items()}, sizes)
+    found = {kind: found[once[device]] for kind, device in devices.items()}
     if not loads_too:
         found = {
             kind: {
