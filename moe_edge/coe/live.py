@@ -16,9 +16,11 @@ from moe_edge.coe.engine import ExpertEngine
 from moe_edge.coe.executor import Executor, Held, Programs
 from moe_edge.coe.images import request_images
 from moe_edge.coe.machine import Machine
+from moe_edge.coe.profiler import ProfileSizes, device_of, profile_graph
 from moe_edge.coe.results import CoeRun
 from moe_edge.coe.setup import Setup
 from moe_edge.coe.store import ExpertStore
+from moe_edge.core.heap import keep_heap
 from moe_edge.offload.link import EmulatedLink, Link, SharedLink, Turns
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
@@ -28,11 +30,6 @@ _FAST = 1e15  # bytes a second: a load takes as long whatever its size
 
 def has_accelerator() -> bool:
     return jax.default_backend() != "cpu"
-
-
-def device_of(kind: str) -> jax.Device:
-    """What executors of a kind compute on: `cpu`, or what else there is."""
-    return jax.local_devices(backend="cpu" if kind == "cpu" else None)[0]
 
 
 class Live:
@@ -57,6 +54,7 @@ class Live:
         folder: Path,
         emulated: bool,
     ):
+        keep_heap()  # else freeing a batch's arrays gives pages back, again and again
         self._graph, self._store, self._machine = graph, store, machine
         self._requests, self._emulated = requests, emulated
         devices = {kind: device_of(kind) for kind in machine.executors}
@@ -121,8 +119,6 @@ def with_measured_costs(
     Args:
       loads_too: loads, batches and their memory are measured as well.
     """
-    from moe_edge.coe.profiler import ProfileSizes, profile_graph
-
     each = [one for costs in machine.devices.values() for one in costs.values()]
     sizes = ProfileSizes(most_batch=max(one.max_batch for one in each), repeats=5)
     devices = {kind: device_of(kind) for kind in machine.executors}

@@ -171,11 +171,10 @@ class Case:
         simulator = CoeSimulator(self.graph, self.setup(name), self.machine.one_disk)
         return simulator.run(self.requests)
 
-    @property
-    def distinct(self) -> int:
-        """Loads without which CoServe's layout cannot do, in any order of requests."""
+    def distinct(self, name: str = "coserve") -> int:
+        """Loads without which a policy's start cannot do, in any order of requests."""
         used = coe_bounds.uses(self.graph, self.requests)
-        return coe_bounds.distinct(used, self.setup("coserve").start)
+        return coe_bounds.distinct(used, self.setup(name).start)
 
     def bounds(self, runs: Mapping[str, CoeRun]) -> dict[str, float]:
         """What CoServe's layout cannot beat, and Samba's in its order of requests."""

@@ -138,6 +138,14 @@ def test_coserve_serves_live_and_tells_the_same_of_every_policy(run_script, tmp_
     assert [t[:2] for t in told[0]] == [t[:2] for t in told[1]]
 
 
+def test_coserve_live_measures_costs_where_no_profile_is_given(run_script, tmp_path):
+    files = write_live(tmp_path, 4)
+    flags = (*files, "--policies", "affinity", "--out_dir", "o")
+    assert run_script("coserve", *flags).summary["kind"] == "emulated"
+    stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
+    assert stored["source"] == "measured at the start"
+
+
 def test_coserve_live_bad_weights_end_in_one_line(run_script, tmp_path):
     files = write_live(tmp_path, 4)
     flags = ("coserve", *files, *LIVE, "--memory", "50KB,25KB", "--out_dir", "o")
