@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.coe.case import MachineOptions
+from moe_edge.coe.presets import get_preset
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe_run import Case
@@ -65,7 +65,7 @@ class Runs:
         self.over: dict[tuple[str, str, str], list[float]] = {}
         self.equal = True
         for machine in settings.machines:
-            built = MachineOptions(machine).build()
+            built = get_preset(machine)
             for task in settings.tasks:
                 for case in settings.cases(task, machine, built):
                     self._serve(case, machine, task, settings.policies)
