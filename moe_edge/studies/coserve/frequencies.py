@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.coe.case import MachineOptions
+from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
@@ -197,7 +197,7 @@ def check_policies(settings: Sensitivity) -> None:
 
 
 def _serve(table: _Table, settings: Sensitivity, machine: str) -> None:
-    built = MachineOptions(machine).build()
+    built = get_preset(machine)
     for task in settings.tasks:
         given = task, machine, built
         for decay in settings.decays:

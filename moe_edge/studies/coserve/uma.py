@@ -99,7 +99,7 @@ def measure(settings: Variants) -> Findings:
         for task in settings.tasks:
             for case in settings.cases(task, PRESET, machine, decay):
                 runs = {p: case.run(p) for p in (SAMBA, PARALLEL, PAPER, OURS)}
-                bounds = case.bounds(runs[SAMBA])
+                bounds = case.bounds(runs)
                 time_s = {p: run.time_s for p, run in runs.items()}
                 time_s[BOUND] = bounds["time_s"]
                 for policy in (PAPER, OURS, BOUND):
