@@ -30,6 +30,7 @@ STUDIES = {
     "coserve_fig19": "moe_edge.studies.coserve.live",
     "coserve_fig5": "moe_edge.studies.coserve.measured",
     "coserve_sensitivity": "moe_edge.studies.coserve.frequencies",
+    "coserve_table1": "moe_edge.studies.coserve.hardware",
     "coserve_uma": "moe_edge.studies.coserve.uma",
     "fidelity_default": "moe_edge.studies.fidelity.study",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
