@@ -11,6 +11,7 @@ from moe_edge.studies.study import Study
 STUDIES = {
     "benchmark_cluster": "moe_edge.studies.speed.cluster",
     "benchmark_convert": "moe_edge.studies.speed.convert",
+    "benchmark_coserve": "moe_edge.studies.speed.coserve",
     "benchmark_decode": "moe_edge.studies.speed.decode",
     "benchmark_offload": "moe_edge.studies.speed.offload",
     "benchmark_placement": "moe_edge.studies.speed.placement",

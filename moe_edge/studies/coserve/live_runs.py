@@ -1,7 +1,6 @@
 """Runs CoServe's tasks live at reduced size, in rounds, beside computed time."""
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,14 +58,13 @@ class LiveTask:
         return not any(run.failed for runs in self.runs.values() for run in runs)
 
 
-def run_tasks(settings: LiveSettings) -> dict[str, LiveTask]:
-    """All tasks; boards that tasks share are written once."""
-    found = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        root = Path(settings.work_dir or temporary)
-        for task in settings.tasks:
-            found[task] = run_task(settings, task, root)
-    return found
+def run_tasks(settings: LiveSettings, root: Path) -> dict[str, LiveTask]:
+    """All tasks; boards that tasks share are written once.
+
+    Args:
+      root: folder of the boards.
+    """
+    return {task: run_task(settings, task, root) for task in settings.tasks}
 
 
 def run_task(settings: LiveSettings, task: str, root: Path) -> LiveTask:
