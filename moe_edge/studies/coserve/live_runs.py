@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.coe.case import CoeWork, MachineOptions
+from moe_edge.coe.machine import Machine
 from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_run import Case, make_live, used_by
-from moe_edge.studies.coserve.live import OURS, LiveSettings
+from moe_edge.studies.coserve.entry import OURS
+from moe_edge.studies.coserve.live import LiveSettings
 from moe_edge.studies.rounds import round_order
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import DAMAGED, TASKS, CoeRequest
@@ -21,7 +23,7 @@ class LiveTask:
     """A task, and what the rounds gave.
 
     Attributes:
-      case: served live; kind: of its results.
+      case: served live; kind: of its results; folder: of its weights.
       runs: policy -> a run a round; those that run once have one.
       simulated: policy -> the same in computed time, with the same verdicts.
       distinct: least loads from the start of ours, and of all others on all executors.
@@ -29,6 +31,7 @@ class LiveTask:
 
     case: Case
     kind: str
+    folder: Path
     runs: dict[str, list[CoeRun]]
     simulated: dict[str, CoeRun] = dataclasses.field(default_factory=dict)
     distinct: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -43,9 +46,10 @@ class LiveTask:
         return [one.throughput_per_s / other.throughput_per_s for one, other in pairs]
 
     def over_simulated(self, policy: str, name: str) -> list[float]:
-        """A figure over that in computed time, in each round."""
+        """A figure over that in computed time, in each round; none over none is 1."""
         computed = row(self.simulated[policy])[name]
-        return [value / computed for value in self.figures(policy, name)]
+        values = self.figures(policy, name)
+        return [1.0 if v == computed else v / (computed or 1) for v in values]
 
     @property
     def equal(self) -> bool:
@@ -98,7 +102,19 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
     case = Case(graph, requests, options.build(graph))
     kind = make_live(case, work, options)
     runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
-    return LiveTask(case, kind, runs)
+    return LiveTask(case, kind, Path(path).parent, runs)
+
+
+def on_machine(live: LiveTask, machine: Machine) -> Case:
+    """The task's case on another machine, with the costs that were measured."""
+    from moe_edge.coe.live import Live
+    from moe_edge.coe.store import ExpertStore
+
+    case = Case(live.case.graph, live.case.requests, machine)
+    store = ExpertStore(case.graph, live.folder)
+    given = case.graph, store, machine, case.requests, live.folder
+    case.serve = Live(*given, emulated=live.kind == "emulated").run
+    return case
 
 
 def finish(live: LiveTask) -> None:
