@@ -8,13 +8,14 @@ import numpy as np
 
 from moe_edge.coe.case import CoeWork, MachineOptions
 from moe_edge.coe.machine import Machine
+from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_run import Case, make_live, used_by
-from moe_edge.studies.coserve.boards import as_judged, write_board
 from moe_edge.studies.coserve.entry import OURS
 from moe_edge.studies.coserve.live import LiveSettings
 from moe_edge.studies.rounds import round_order
-from moe_edge.workload.coe_tasks import TASKS
+from moe_edge.workload.coe_graph import CoeGraph
+from moe_edge.workload.coe_tasks import DAMAGED, TASKS, CoeRequest
 
 
 @dataclasses.dataclass
@@ -96,7 +97,7 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
         path = settings.graph
     work = CoeWork(graph=str(path), task=task)
     options = MachineOptions(profile="reduced", memory=settings.memory)
-    graph, requests = work.build(options.costs, settings.seed, live=True)
+    graph, requests = work.build(options.costs, settings.seed)
     requests = requests[: settings.most_requests]
     case = Case(graph, requests, options.build(graph))
     kind = make_live(case, work, options)
@@ -126,6 +127,20 @@ def finish(live: LiveTask) -> None:
     for name in live.runs:
         start = OURS if name == OURS else "coserve"
         live.distinct[name] = len(used - case.setup(start).start)
+
+
+def as_judged(
+    graph: CoeGraph, requests: Sequence[CoeRequest], run: CoeRun
+) -> list[CoeRequest]:
+    """Requests that are drawn as a run's networks judged them: a simulator, which goes
+    by what was drawn, then gives them the same experts."""
+    found = []
+    for number, request in enumerate(requests):
+        first = graph.rules.get(request.component)
+        stopped = first in graph.follow and len(run.chains.get(number, ())) == 1
+        image = {"seed": 0, "defect": DAMAGED if stopped else None}
+        found.append(dataclasses.replace(request, image=image))
+    return found
 
 
 def spread(values: Sequence[float]) -> float:
