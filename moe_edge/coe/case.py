@@ -78,8 +78,8 @@ class MachineOptions:
       simulate: computed time, on a preset (numa, uma, reduced) or by the costs of a
         `coe_profile.json`; None: live, on this machine.
       profile: of a live run: costs, from a `coe_profile.json`; or a preset, whose loads
-        are emulated. None: they are measured; where there is no GPU, loads are
-        those of `reduced`.
+        are emulated, while K and B are measured. None: `reduced`, where there is a GPU
+        with loads as they are.
       executors: number of each kind such as gpu:2,cpu:1; the first kind is the fast
         one. None: the preset's.
       memory: of each of these kinds such as 9.5GB,13GB; None: the preset's.
