@@ -5,9 +5,8 @@ learns the verdict of an image, a detector shift and turn of the component. Ever
 is new: training never repeats one, and none is that of a request (other seeds).
 """
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from moe_edge.coe.board_options import Recipe
 from moe_edge.coe.models import Network
-from moe_edge.core.checks import check_count, check_positive
 from moe_edge.workload.board import draw, poses
 from moe_edge.workload.coe_graph import OK
 from moe_edge.workload.coe_tasks import DAMAGED, DEFECTS
 
 FIRST_SEED = 2**32  # of images to train on; those of requests are below 2**31
 HELD_OUT_SEED = 2**31  # of images that measure accuracy
+HELD_OUT_IMAGES = 1024  # of an expert
 CHUNK_STEPS = 16  # whose images are drawn at once, type by type
 WARMUP_SHARE = 0.05
 WEIGHT_DECAY = 0.01
@@ -37,25 +37,6 @@ class Part(NamedTuple):
 
     component: str
     defects: Sequence[str | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """How one network is trained.
-
-    Attributes:
-      steps: of `batch` images each.
-      learning_rate: highest of AdamW.
-    """
-
-    steps: int = 600
-    batch: int = 32
-    learning_rate: float = 2e-3
-
-    def __post_init__(self):
-        for name in ("steps", "batch"):
-            check_count(name, getattr(self, name))
-        check_positive("learning_rate", self.learning_rate)
 
 
 def classifier_part(component: str, followed: bool) -> Part:
@@ -101,6 +82,25 @@ def held_out(part: Part, count: int, seed: int) -> list[Image]:
         }
         for n in range(count)
     ]
+
+
+def accuracy_of(
+    network: Network, record_B: np.ndarray, parts: Sequence[Part], seed: int
+) -> float:
+    """Share of right verdicts of a record, on held-out images in equal shares."""
+    right, words_W = [], network.words(record_B)
+    for number, part in enumerate(parts):
+        images = held_out(part, HELD_OUT_IMAGES // len(parts), seed + number)
+        judged = network.judge(program(network)(words_W, draw(part.component, images)))
+        for image, (verdict, _) in zip(images, judged, strict=True):
+            right.append(verdict == wanted(network, image))
+    return float(np.mean(right))
+
+
+@functools.lru_cache(maxsize=8)
+def program(network: Network) -> Callable:
+    """`network.apply`, compiled once for each size of batch."""
+    return jax.jit(network.apply)
 
 
 def wanted(network: Network, image: Image) -> str:

@@ -19,6 +19,8 @@ SIZE = 32
 SHAPE = (SIZE, SIZE, 3)
 _DRAWN = 20  # uniform numbers of an image
 _NOISE = 0.03
+_KINDS = (0.25, 0.5, 0.7)  # of damage, as shares of 1: crack, piece, burn; else print
+_BURNT = np.array([0.1, 0.06, 0.03])
 _Y, _X = (np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2).astype(np.float32)
 
 
@@ -30,6 +32,8 @@ class Look(NamedTuple):
       pins: on each of two sides; upright: the sides are the left and right ones.
       stripes: printed on the body, 0 to 3; round_mark: at the marked end, else a bar.
       board, body, print, mark: colours.
+      spot, notch, groove: what a sound one of this type has and others take for a burn,
+        a missing piece, a crack: (x, y, size) or None. Two of the three.
     """
 
     half: tuple[float, float]
@@ -42,6 +46,9 @@ class Look(NamedTuple):
     body: np.ndarray
     print: np.ndarray
     mark: np.ndarray
+    spot: tuple[float, float, float] | None
+    notch: tuple[float, float, float] | None
+    groove: tuple[float, float, float] | None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,7 +60,7 @@ def look(component: str) -> Look:
     height = width * rng.uniform(0.5, 0.85)
     body = rng.uniform(0.1, 0.8, 3)
     away = np.where(body.mean() > 0.45, -0.3, 0.3)  # dark print on what is bright
-    return Look(
+    plain = (
         (width, height),
         rng.uniform(0.5, 0.7 * height),
         int(rng.integers(1, 6)),
@@ -65,6 +72,14 @@ def look(component: str) -> Look:
         np.clip(body + away + rng.uniform(-0.1, 0.1, 3), 0, 1),
         np.clip(body + 1.6 * away, 0, 1),
     )
+    way, lacks = 2 * np.pi * rng.random(), rng.integers(3)
+    x, y = width * rng.uniform(-0.5, 0.5, 2), height * rng.uniform(-0.5, 0.5, 2)
+    own = [
+        (x[0], y[0], rng.uniform(1.0, 2.5)),
+        (width * np.cos(way), height * np.sin(way), rng.uniform(1.8, 3.5)),
+        (x[1], y[1], rng.uniform(3.0, 6.0)),
+    ]
+    return Look(*plain, *[None if n == lacks else one for n, one in enumerate(own)])
 
 
 def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -88,8 +103,10 @@ def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
     body = _cover(_box(x, y, *one.half, one.round))
     _paint(canvas, _pins(one, x, y), np.array([0.75, 0.75, 0.78]))
     _paint(canvas, body, one.body)
-    _print(canvas, one, body, x, y)
-    if (hurt := defects == DAMAGED).any():
+    _own_marks(canvas, one, body, x, y)
+    hurt = defects == DAMAGED
+    _print(canvas, one, body, x, y, hurt & (u_NU[:, 6] >= _KINDS[2]))
+    if hurt.any():
         part = canvas[:, hurt]
         _damage(part, one, u_NU[hurt].T, body[hurt], x[hurt], y[hurt])
         canvas[:, hurt] = part
@@ -163,13 +180,41 @@ def _pins(one: Look, x: np.ndarray, y: np.ndarray, more: float = 0.0) -> np.ndar
     return _cover(np.maximum(np.maximum(near - 0.27 * pitch - more, reach), inside))
 
 
-def _print(canvas, one: Look, body, x, y) -> None:
-    """Lines of print, and the mark at the left end."""
+def _own_marks(canvas, one: Look, body, x, y) -> None:
+    """What belongs to the type."""
+    if one.spot is not None:
+        mid_x, mid_y, size = one.spot
+        spot = _cover((np.hypot(x - mid_x, y - mid_y) - size) / 2)
+        _paint(canvas, 0.6 * body * spot, _BURNT)
+    if one.notch is not None:
+        mid_x, mid_y, size = one.notch
+        notch = _cover(np.hypot(x - mid_x, y - mid_y) - size)
+        _paint(canvas, body * notch, one.board)
+    if one.groove is not None:
+        mid_x, mid_y, size = one.groove
+        line = np.abs(x - mid_x + 0.6 * (y - mid_y)) - 0.4
+        groove = _cover(np.maximum(line, np.abs(y - mid_y) - size))
+        _paint(canvas, 0.65 * body * groove, _crack_colour(one))
+
+
+def _crack_colour(one: Look) -> np.ndarray:
+    return np.full(3, 0.0 if one.body.mean() > 0.3 else 0.8)
+
+
+def _print(canvas, one: Look, body, x, y, worn: np.ndarray) -> None:
+    """Lines of print, and the mark at the left end.
+
+    Args:
+      worn: bool [N], where a line is missing, or one too many if there is none to miss.
+    """
     width, height = one.half
-    for stripe in range(one.stripes):
-        middle = height * (0.5 * stripe - 0.25 * (one.stripes - 1))
-        line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
-        _paint(canvas, body * _cover(line), one.print)
+    other = one.stripes - 1 if one.stripes else 1
+    for stripes, rows in ((one.stripes, ~worn), (other, worn)):
+        printed = body * rows[:, None, None]
+        for stripe in range(stripes if rows.any() else 0):
+            middle = height * (0.5 * stripe - 0.25 * (stripes - 1))
+            line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
+            _paint(canvas, printed * _cover(line), one.print)
     if one.round_mark:
         mark = np.hypot(x + 0.72 * width, y) - 2.0
     else:
@@ -178,21 +223,25 @@ def _print(canvas, one: Look, body, x, y) -> None:
 
 
 def _damage(canvas, one: Look, u, body, x, y) -> None:
-    """A crack, a missing piece of the rim, or a burn."""
+    """A crack, a missing piece of the rim, or a burn; all may be faint or small."""
     u = u[:, :, None, None]
     width, height = one.half
     kind, way = u[6], 2 * np.pi * u[7]
     mid_x, mid_y = width * (u[8] - 0.5), height * (u[9] - 0.5)
-    bend = 1.2 * np.sin(1.3 * (x * np.cos(way) + y * np.sin(way)) + 6 * u[10])
+    along = (x - mid_x) * np.cos(way) + (y - mid_y) * np.sin(way)
+    bend = 1.2 * np.sin(1.3 * along + 6 * u[10])
     crack = np.abs((y - mid_y) * np.cos(way) - (x - mid_x) * np.sin(way) + bend)
-    crack = _cover(crack - 0.5 - 0.4 * u[11])
+    crack = np.maximum(crack - 0.2 - 0.4 * u[11], np.abs(along) - 2.5 - 6 * u[12])
+    crack = (0.4 + 0.5 * u[13]) * _cover(crack)
     rim_x, rim_y = width * np.cos(way), height * np.sin(way)
-    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 3.5 - 1.5 * u[12])
-    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 2.5 - 2 * u[13]) / 2)
-    bright = one.body.mean() > 0.3
-    _paint(canvas, body * crack * (kind < 0.4), np.full(3, 0.0 if bright else 0.8))
-    _paint(canvas, body * piece * ((kind >= 0.4) & (kind < 0.75)), one.board)
-    _paint(canvas, 0.85 * body * burn * (kind >= 0.75), np.array([0.1, 0.06, 0.03]))
+    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 1.8 - 2.5 * u[12])
+    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 1.2 - 2.5 * u[13]) / 2)
+    burn = (0.35 + 0.5 * u[14]) * burn
+    cracked, broken, burnt = _KINDS
+    _paint(canvas, body * crack * (kind < cracked), _crack_colour(one))
+    _paint(canvas, body * piece * ((kind >= cracked) & (kind < broken)), one.board)
+    burn = body * burn * ((kind >= broken) & (kind < burnt))
+    _paint(canvas, burn, _BURNT)
 
 
 def _box(x, y, width: float, height: float, radius: float) -> np.ndarray:
