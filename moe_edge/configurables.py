@@ -29,6 +29,7 @@ ROOTS = {
     "model_card": "training.model_card.run_model_card",
     "place_experts": "place.run_place.run_place",
     "pretrain": "training.run.run_pretrain",
+    "profile_coe": "coe.run_profile.run_profile_coe",
     "profile_machine": "profile.run_profile_machine.run_profile_machine",
     "profile_model": "profile.run_profile.run_profile",
     "refactor_model": "refactor.run.run_refactor",

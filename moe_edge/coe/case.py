@@ -10,8 +10,10 @@ from moe_edge.coe.profile import read_profile
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.workload.coe_graph import CoeGraph, read_graph
 from moe_edge.workload.coe_tasks import (
+    CLASSIFIER,
     DECAY,
     PERIOD_S,
+    RECORD_BYTES,
     CoeRequest,
     read_requests,
     task_graph,
@@ -27,11 +29,13 @@ class CoeWork:
     """Who judges what.
 
     Attributes:
-      graph: a `coe.json`; None: the board of `task`.
+      graph: a `coe.json`; None: the board of `task`, which has no weights.
       requests: a `requests.jsonl`; None: those of `task`, by the graph's frequencies.
       task: of the paper: a1, a2 (352 types, 2,500 and 3,500 requests), b1, b2 (342).
       period_s: between two requests of a task; None: 4 ms, of machine `reduced` 0.4.
       decay: of the frequencies of a task's board, in types: p_i ~ exp(-i / decay).
+      paper_sizes: with `simulate`: experts of the graph count as large as the paper's,
+        a ResNet101 or, where they follow others, a YOLOv5m.
     """
 
     graph: str | None = None
@@ -39,6 +43,7 @@ class CoeWork:
     task: str = "a1"
     period_s: float | None = None
     decay: float = DECAY
+    paper_sizes: bool = False
 
     def __post_init__(self):
         if self.period_s is not None:
@@ -49,17 +54,26 @@ class CoeWork:
         """Of the task, or of the file of requests."""
         return self.task if self.requests is None else Path(self.requests).stem
 
-    def build(self, machine: str, seed: int) -> tuple[CoeGraph, list[CoeRequest]]:
+    def build(
+        self, machine: str, seed: int, live: bool = False
+    ) -> tuple[CoeGraph, list[CoeRequest]]:
         """Reads or draws both.
 
         Args:
           machine: for which; its name says how large the networks of a board are.
+          live: they are to be judged by networks.
         """
+        if live and self.graph is None:
+            raise ConfigError(
+                f"the board of task {self.task} has no weights; give a --graph that "
+                "has (launch/train_board.py writes one), or --simulate"
+            )
         if self.graph is None:
             sizes = record_bytes(machine)
             graph = task_graph(self.task, seed, self.decay, sizes)
         else:
             graph = read_graph(self.graph)
+            graph = paper_sized(graph) if self.paper_sizes and not live else graph
         if self.requests is not None:
             return graph, read_requests(self.requests)
         usual_s = REDUCED_PERIOD_S if machine == "reduced" else PERIOD_S
@@ -72,32 +86,54 @@ class MachineOptions:
     """On what.
 
     Attributes:
-      simulate: a preset (numa, uma, reduced) or a `coe_profile.json`.
+      simulate: computed time, on a preset (numa, uma, reduced) or by the costs of a
+        `coe_profile.json`; None: live, on this machine.
+      profile: of a live run: costs, from a `coe_profile.json`; or a preset, whose loads
+        are emulated. None: they are measured; where there is no GPU, loads are
+        those of `reduced`.
       executors: number of each kind such as gpu:2,cpu:1; the first kind is the fast
         one. None: the preset's.
       memory: of each of these kinds such as 9.5GB,13GB; None: the preset's.
       parallel_loads: loads from the disk do not wait for each other.
     """
 
-    simulate: str
+    simulate: str | None = None
+    profile: str | None = None
     executors: str | None = None
     memory: str | None = None
     parallel_loads: bool = False
 
-    def build(self) -> Machine:
+    def __post_init__(self):
+        if self.simulate is not None and self.profile is not None:
+            raise ConfigError(
+                f"--simulate {self.simulate} and --profile {self.profile}: costs come "
+                "from one of them; give one"
+            )
+
+    @property
+    def live(self) -> bool:
+        return self.simulate is None
+
+    @property
+    def costs(self) -> str:
+        """Whose they are: a preset's name or a file."""
+        return self.simulate or self.profile or "reduced"
+
+    def build(self, graph: CoeGraph) -> Machine:
         """The machine; ConfigError: something is missing or wrong."""
         executors = self.executors and parse_executors(self.executors)
-        if self.simulate in PRESETS:
-            machine = get_preset(self.simulate)
+        if self.costs in PRESETS:
+            machine = get_preset(self.costs, graph)
             executors = executors or machine.executors
             memory = machine.memory_bytes
         elif executors and self.memory:
-            devices = read_profile(self.simulate)
+            devices = read_profile(self.costs)
             machine, memory = None, {}
         else:
             known = ", ".join(PRESETS)
+            flag = "profile" if self.live else "simulate"
             raise ConfigError(
-                f"--simulate {self.simulate} is none of {known}; of a coe_profile.json "
+                f"--{flag} {self.costs} is none of {known}; of a coe_profile.json "
                 "say --executors and --memory too"
             )
         if self.memory:
@@ -108,8 +144,20 @@ class MachineOptions:
             "one_disk": not self.parallel_loads,
         }
         if machine is None:
-            return Machine(devices, **changes, source=self.simulate)
+            return Machine(devices, **changes, source=self.costs)
         return dataclasses.replace(machine, **changes)
+
+
+def paper_sized(graph: CoeGraph) -> CoeGraph:
+    """The graph with networks as large as the paper's."""
+    follow = {graph.experts[e].architecture for e in graph.follow.values()}
+    sized = {
+        name: dataclasses.replace(
+            one, record_bytes=RECORD_BYTES["yolov5m" if name in follow else CLASSIFIER]
+        )
+        for name, one in graph.architectures.items()
+    }
+    return dataclasses.replace(graph, architectures=sized)
 
 
 def probability_E(graph: CoeGraph, requests: Sequence[CoeRequest]) -> Sequence[float]:

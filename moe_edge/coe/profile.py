@@ -1,7 +1,7 @@
 """What experts cost on each kind of device: `coe_profile.json`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.core.checks import (
@@ -9,6 +9,7 @@ from moe_edge.core.checks import (
     built,
     check_count,
     check_from_zero,
+    check_known,
     check_positive,
 )
 from moe_edge.core.files import read_json
@@ -75,6 +76,69 @@ def read_profile(path: str | Path) -> Devices:
     if not devices:
         raise ConfigError(f"{path} holds no devices; expected at least one")
     return devices
+
+
+FIELDS = {
+    "k_s": float,
+    "b_s": float,
+    "max_batch": int,
+    "item_bytes": int,
+    "disk_s": float,
+    "host_s": float,
+}
+
+
+def override(devices: Devices, changes: Sequence[str]) -> Devices:
+    """Costs with some numbers replaced by what the user says.
+
+    Args:
+      changes: KIND.ARCHITECTURE.FIELD=NUMBER; `*` for every kind or architecture;
+        FIELD one of k_s, b_s, max_batch, item_bytes, disk_s, host_s.
+    Raises:
+      ConfigError: another form, or names nobody knows.
+    """
+    found = {kind: dict(each) for kind, each in devices.items()}
+    for text in changes:
+        kinds, names, field, value = _parsed(text, devices)
+        for kind in kinds:
+            for name in names:
+                found[kind][name] = _changed(found[kind][name], field, value)
+    return found
+
+
+def _parsed(
+    text: str, devices: Devices
+) -> tuple[Sequence[str], Sequence[str], str, float]:
+    where, _, number = text.partition("=")
+    parts = where.split(".")
+    if len(parts) != 3:
+        raise ConfigError(
+            f"set is {text!r}, expected such as cpu.classifier.k_s=0.001 or "
+            "*.*.disk_s=0.1"
+        )
+    kind, name, field = parts
+    known = {name for each in devices.values() for name in each}
+    for what, one, there in (("kind", kind, devices), ("architecture", name, known)):
+        if one != "*":
+            check_known(f"{what} in set {text!r}", one, there)
+    check_known(f"field in set {text!r}", field, FIELDS)
+    try:
+        value = FIELDS[field](number)
+    except ValueError as error:
+        raise ConfigError(
+            f"set is {text!r}: {number!r} is no number that {field} may be"
+        ) from error
+    kinds = list(devices) if kind == "*" else [kind]
+    return kinds, sorted(known) if name == "*" else [name], field, value
+
+
+def _changed(costs: ArchitectureCosts, field: str, value: float) -> ArchitectureCosts:
+    tier = {"disk_s": "disk", "host_s": "host"}.get(field)
+    if tier is not None:
+        changed = {"load_s": {**costs.load_s, tier: value}}
+    else:
+        changed = {field: value}
+    return dataclasses.replace(costs, **changed)
 
 
 def _costs(where: str, given: object) -> ArchitectureCosts:

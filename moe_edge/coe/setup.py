@@ -8,7 +8,7 @@ from typing import Any
 from moe_edge.coe.machine import Machine
 from moe_edge.offload.evict_pool import get_pool_policy
 from moe_edge.offload.host_tier import HostTier
-from moe_edge.offload.pool import Pool, fill, make_pools
+from moe_edge.offload.pool import Pool, fill, fill_by_work, make_pools
 from moe_edge.schedule.affinity import Affinity
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.schedule.coserve import ExpertCosts, InTurn
@@ -69,12 +69,18 @@ def make_setup(
     eviction, pairs = get_pool_policy(recipe.eviction), list(graph.follow.items())
     pools = make_pools(budgets, eviction, sizes, probability_E, pairs)
     tier = HostTier(tier_bytes, sizes) if recipe.tier and tier_bytes else None
-    if not start_empty:
-        fill(pools, probability_E)
-        if tier is not None:
-            tier.fill(probability_E, pools[0].resident)
     costs = [machine.costs(kind, graph) for kind in kinds]
-    more = dict(options or {}) if issubclass(recipe.queue, Affinity) else {}
+    if not start_empty and recipe.by_work:
+        experts = range(len(sizes))
+        item_s = [[of.item_s(expert) for expert in experts] for of in costs]
+        fill_by_work(pools, probability_E, item_s)
+    elif not start_empty:
+        fill(pools, probability_E)
+    if not start_empty and tier is not None:
+        tier.fill(probability_E, pools[0].resident)
+    more = {}
+    if issubclass(recipe.queue, Affinity):
+        more = {"one_disk": machine.one_disk, **(options or {})}
     policy = recipe.queue(costs, pools, graph.follow, **more)
     host_load_s = [machine.host_load_s(kind, graph) for kind in kinds]
     return Setup(kinds, policy, pools, tier, costs, host_load_s)

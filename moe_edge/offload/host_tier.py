@@ -1,7 +1,7 @@
 """Host memory below a pool: experts that left it stay until others need the room."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class HostTier:
 
     def __contains__(self, expert: int) -> bool:
         return expert in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
 
     def __len__(self) -> int:
         return len(self._held)

@@ -107,18 +107,33 @@ class EmulatedLink(Link):
         }
 
 
-class SharedLink(Link):
-    """A link that several queues use, one transfer after another, as they ask."""
+class Turns:
+    """What several links go through, one transfer after another, such as a disk.
 
-    def __init__(self, link: Link):
+    Attributes:
+      lock: of whoever has his turn; free_s: when the last transfer ends.
+    """
+
+    def __init__(self):
+        self.lock, self.free_s = threading.Lock(), 0.0
+
+
+class SharedLink(Link):
+    """A link of one thread that takes turns with others."""
+
+    def __init__(self, link: Link, turns: Turns):
         self.emulated, self.describe = link.emulated, link.describe
-        self._link, self._lock = link, threading.Lock()
+        self._link, self._turns = link, turns
 
     def transfer(
         self, num_bytes: int, ready_s: float, copy: Callable, *args
     ) -> tuple[float, float, Any]:
-        with self._lock:
-            return self._link.transfer(num_bytes, ready_s, copy, *args)
+        turns = self._turns
+        with turns.lock:
+            ready_s = max(ready_s, turns.free_s)
+            found = self._link.transfer(num_bytes, ready_s, copy, *args)
+            turns.free_s = found[1]
+        return found
 
 
 def wait_until(end_s: float) -> None:

@@ -129,3 +129,29 @@ def fill(pools: Sequence[Pool], probabilities: Sequence[float]) -> None:
                 pool.enter(expert)
                 turn += step + 1
                 break
+
+
+def fill_by_work(
+    pools: Sequence[Pool],
+    probabilities: Sequence[float],
+    item_s: Sequence[Sequence[float]],
+) -> None:
+    """As `fill`, but an expert goes where, with it, the least work is to be expected.
+
+    A slow executor would else start with as many of the wanted experts as a fast one,
+    and these would be loaded again where it is fast.
+
+    Args:
+      item_s: seconds of a request, [pool][expert].
+    """
+    work_s = [0.0] * len(pools)
+    for expert in np.argsort(-np.asarray(probabilities), kind="stable").tolist():
+        size = pools[0].sizes[expert]
+        room = [n for n, pool in enumerate(pools) if size <= pool.free_bytes]
+        if room:
+            after_s = {
+                n: work_s[n] + probabilities[expert] * item_s[n][expert] for n in room
+            }
+            n = min(room, key=after_s.__getitem__)
+            work_s[n] = after_s[n]
+            pools[n].enter(expert)

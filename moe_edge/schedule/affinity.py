@@ -16,16 +16,21 @@ class Affinity(CoServe):
     """A request goes where its expert is or is queued, unless the wait there is worth
     some loads; a lane serves resident experts first, then preliminary ones.
 
+    A second copy of an expert costs a load that delays all others which wait for the
+    disk. So it is predicted to be there behind all of these, not after its own load.
+
     Attributes:
       max_wait_s: who has waited that long in a queue is next, the oldest first.
       patience_loads: longer queue, in loads of the expert, for which a request still
         goes where its expert is.
+      one_disk: loads wait for each other.
     """
 
     name: ClassVar[str] = "affinity"
     SOURCE: ClassVar[str] = "ours"
     max_wait_s: float = math.inf
     patience_loads: float = 4.0
+    one_disk: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -36,17 +41,20 @@ class Affinity(CoServe):
 
     def assign(self, job: ExpertJob, lanes: Sequence[Lane], now_s: float) -> int:
         expert, left_s = job.expert, self.left_s(lanes, now_s)
-        best, number = math.inf, 0
+        disk_s = sum(lane.waiting.load_s for lane in lanes) if self.one_disk else 0.0
+        best, number = None, 0
         for n, lane in enumerate(lanes):
             if not self.pools[n].fits(expert):
                 continue
-            costs = self.costs[n]
-            added_s = self.added_s(expert, lane)
-            total_s = left_s[n] + added_s
-            if expert not in lane.waiting.runs and expert not in self.pools[n]:
-                total_s += (self.patience_loads - 1) * costs.load_s[expert]
-            if total_s < best:
-                best, number, job.added_s = total_s, n, added_s
+            added_s, load_s = self.added_s(expert, lane), self.load_s(expert, lane)
+            total_s = own_s = left_s[n] + added_s
+            if load_s:
+                total_s = max(own_s, disk_s + added_s)
+                total_s += (self.patience_loads - 1) * load_s
+            key = total_s, load_s, own_s
+            if best is None or key < best:
+                best, number = key, n
+                job.added_s, job.load_s = added_s, load_s
         return number
 
     def choose(self, lane: Lane, now_s: float) -> Run:

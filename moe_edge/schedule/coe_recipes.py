@@ -16,12 +16,15 @@ class Recipe(NamedTuple):
       eviction: name of a pool policy.
       one_lane: one executor with all memory of the first kind, not many that share.
       tier: what leaves the pool stays in host memory as long as there is room.
+      by_work: pools start with experts so that each executor has work for its speed,
+        not with experts in turn.
     """
 
     queue: type[InTurn]
     eviction: str
     one_lane: bool = False
     tier: bool = False
+    by_work: bool = False
 
 
 RECIPES = {
@@ -33,7 +36,7 @@ RECIPES = {
     "em": Recipe(InTurn, "coserve"),
     "em_ra": Recipe(Arranged, "coserve"),
     "coserve": Recipe(CoServe, "coserve"),
-    "affinity": Recipe(Affinity, "queued"),
+    "affinity": Recipe(Affinity, "queued", by_work=True),
 }
 
 

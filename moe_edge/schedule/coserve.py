@@ -31,6 +31,10 @@ class ExpertCosts(NamedTuple):
     def batch_s(self, expert: int, n: int) -> float:
         return self.k_s[expert] * n + self.b_s[expert]
 
+    def item_s(self, expert: int) -> float:
+        """Of a request in a full batch."""
+        return self.k_s[expert] + self.b_s[expert] / self.max_batch[expert]
+
 
 @dataclasses.dataclass(eq=False)
 class InTurn(SchedulePolicy):
@@ -143,5 +147,10 @@ class CoServe(Arranged):
         costs = self.costs[lane.number]
         if expert in lane.waiting.runs:
             return costs.k_s[expert]
-        load_s = 0.0 if expert in self.pools[lane.number] else costs.load_s[expert]
-        return costs.k_s[expert] + costs.b_s[expert] + load_s
+        return costs.k_s[expert] + costs.b_s[expert] + self.load_s(expert, lane)
+
+    def load_s(self, expert: int, lane: Lane) -> float:
+        """Of that, a load: none where the expert is, or is queued."""
+        if expert in lane.waiting.runs or expert in self.pools[lane.number]:
+            return 0.0
+        return self.costs[lane.number].load_s[expert]

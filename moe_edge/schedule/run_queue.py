@@ -25,7 +25,8 @@ class ExpertJob(Job):
       expert: that judges.
       follow: expert that judges next; whoever ran this part says so before its step
         ends. None: the request is done.
-      added_s: seconds by which it made its lane's queue longer, as predicted.
+      added_s: seconds by which it made its lane's queue longer, as predicted; load_s:
+        of that, a load.
       run: of the queue that it waits in; None: it does not wait.
     """
 
@@ -35,6 +36,7 @@ class ExpertJob(Job):
     expert: int = 0
     follow: int | None = dataclasses.field(default=None, init=False)
     added_s: float = dataclasses.field(default=0.0, init=False)
+    load_s: float = dataclasses.field(default=0.0, init=False)
     run: "Run | None" = dataclasses.field(default=None, init=False, repr=False)
 
 
@@ -62,7 +64,7 @@ class RunQueue(MutableSequence):
 
     Attributes:
       runs: of each expert the run to which it was added last, while that is there.
-      added_s: sum of `ExpertJob.added_s` over the queue.
+      added_s, load_s: sums of `ExpertJob.added_s` and `load_s` over the queue.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class RunQueue(MutableSequence):
         follow: Mapping[int, int],
     ):
         self.runs: dict[int, Run] = {}
-        self.added_s = 0.0
+        self.added_s = self.load_s = 0.0
         self._waiting_E, self._coming_E, self._follow = waiting_E, coming_E, follow
         self._in_order: OrderedDict[int, Run] = OrderedDict()
         self._numbers = itertools.count()
@@ -177,6 +179,7 @@ class RunQueue(MutableSequence):
     def _count(self, job: ExpertJob, by: int) -> None:
         self._length += by
         self.added_s = self.added_s + by * job.added_s if self._length else 0.0
+        self.load_s = self.load_s + by * job.load_s if self._length else 0.0
         self._waiting_E[job.expert] += by
         then = self._follow.get(job.expert)
         if then is not None:

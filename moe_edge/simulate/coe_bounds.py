@@ -73,15 +73,11 @@ def time_s(
     """
     costs = setup.costs
 
-    def item_s(lane: int, expert: int) -> float:
-        of = costs[lane]
-        return of.k_s[expert] + of.b_s[expert] / of.max_batch[expert]
-
-    work_s = sum(n * item_s(0, expert) for expert, n in used.items())
+    work_s = sum(n * costs[0].item_s(expert) for expert, n in used.items())
     # An executor does in a second at most so many seconds of the first one's work.
     speed = sum(
-        max((item_s(0, e) / item_s(lane, e) for e in used), default=1.0)
-        for lane in range(len(costs))
+        max((costs[0].item_s(e) / of.item_s(e) for e in used), default=1.0)
+        for of in costs
     )
     loaded = set(used) - setup.start
     disk_s = sum(min(of.load_s[e] for of in costs) for e in loaded)

@@ -1,22 +1,28 @@
-"""The root of launch/coserve.py: requests for many experts, policy by policy."""
+"""The root of launch/coserve.py: requests for many experts, policy by policy, live on
+this machine or in computed time."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
 from moe_edge.coe.machine import Machine
+from moe_edge.coe.presets import PRESETS
 from moe_edge.coe.results import CoeRun, outputs, progress, row, run_events
 from moe_edge.coe.setup import Setup, make_setup
 from moe_edge.core.checks import ConfigError, check_from_zero
 from moe_edge.core.events import write_events
-from moe_edge.core.files import write_json, write_text
+from moe_edge.core.files import read_json, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import chosen_recipes
 from moe_edge.simulate import coe_bounds
 from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
+
+ACCURACY = "accuracy.json"  # beside the graph, of those who trained its experts
 
 
 @root
@@ -32,7 +38,7 @@ def run_coserve(
     events: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Serves the same requests by every policy in computed time, and compares.
+    """Serves the same requests by every policy, and compares.
 
     Args:
       run: folder of `coserve.json`, `outputs_POLICY.jsonl` and, with `events`,
@@ -48,29 +54,37 @@ def run_coserve(
       MoeEdgeError: bad input.
     """
     check_from_zero("max_wait_s", max_wait_s)
-    names, machine = chosen_recipes(policies), options.build()
-    graph, requests = work.build(options.simulate, seed)
-    case = Case(graph, requests, machine, start_empty, max_wait_s)
+    names = chosen_recipes(policies)
+    graph, requests = work.build(options.costs, seed, options.live)
+    case = Case(graph, requests, options.build(graph), start_empty, max_wait_s)
     for name in names:
         case.setup(name)
     if run.dry_run:
         return {"task": work.name, "policies": names}
-    runs = {name: case.run(name) for name in names}
+    kind, accuracy = "simulated", None
+    if options.live:
+        folder = Path(work.graph).parent
+        kind = make_live(case, work, options)
+        accuracy = (
+            read_json(folder / ACCURACY) if (folder / ACCURACY).exists() else None
+        )
+    runs = {}
     for name in names:
-        print(progress(name, runs[name]))
+        runs[name] = case.run(name)
+        print(progress(name, runs[name]), flush=True)
     answers = [found.answers for found in runs.values()]
     summary = {
         "task": work.name,
-        "kind": "simulated",
+        "kind": kind,
         "policies": {name: row(found) for name, found in runs.items()},
-        "bounds": case.bounds(runs.get("samba")),
-        "distinct_experts": len(coe_bounds.uses(graph, requests)),
+        "bounds": case.bounds(runs),
+        "distinct_experts": len(used_by(runs)),
         "verdicts_equal": all(one == answers[0] for one in answers),
-        "accuracy": None,
+        "accuracy": accuracy,
     }
     with run.writing() as folder:
         settings = vars(work) | vars(options) | {"seed": seed}
-        stored = {"settings": settings, "source": machine.source, **summary}
+        stored = {"settings": settings, "source": case.machine.source, **summary}
         write_json(folder / "coserve.json", stored)
         for name, found in runs.items():
             text = "".join(
@@ -83,8 +97,42 @@ def run_coserve(
     return summary
 
 
+def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
+    """Lets a case run on this machine: the kind of its results.
+
+    Raises:
+      CheckpointError: weights that are missing or wrong.
+    """
+    from moe_edge.coe.live import Live, has_accelerator, with_measured_costs
+    from moe_edge.coe.store import ExpertStore
+
+    graph, folder = case.graph, Path(work.graph).parent
+    store = ExpertStore(graph, folder)
+    store.check()
+    real = has_accelerator() and options.profile not in PRESETS
+    if options.profile is None or options.profile in PRESETS:
+        case.machine = with_measured_costs(case.machine, graph, store, loads_too=real)
+    images = folder if work.requests is None else Path(work.requests).parent
+    live = Live(graph, store, case.machine, case.requests, images, emulated=not real)
+    case.serve = live.run
+    return "measured" if real else "emulated"
+
+
+def used_by(runs: Mapping[str, CoeRun]) -> Mapping[int, int]:
+    """Expert -> parts of requests that it judged; all runs judge the same."""
+    chains = next(iter(runs.values())).chains
+    return Counter(expert for chain in chains.values() for expert in chain)
+
+
 class Case:
-    """The same requests on the same machine for every policy."""
+    """The same requests on the same machine for every policy.
+
+    Attributes:
+      graph, requests, machine: what it is about.
+      serve: runs a policy's setup; None: in computed time.
+    """
+
+    serve: Callable[[Setup], CoeRun] | None = None
 
     def __init__(
         self,
@@ -114,26 +162,30 @@ class Case:
         )
 
     def run(self, name: str) -> CoeRun:
+        return (
+            self.simulate(name) if self.serve is None else self.serve(self.setup(name))
+        )
+
+    def simulate(self, name: str) -> CoeRun:
+        """As `run`, in computed time."""
         simulator = CoeSimulator(self.graph, self.setup(name), self.machine.one_disk)
         return simulator.run(self.requests)
 
-    @property
-    def distinct(self) -> int:
-        """Loads without which CoServe's layout cannot do, in any order of requests."""
+    def distinct(self, name: str = "coserve") -> int:
+        """Loads without which a policy's start cannot do, in any order of requests."""
         used = coe_bounds.uses(self.graph, self.requests)
-        return coe_bounds.distinct(used, self.setup("coserve").start)
+        return coe_bounds.distinct(used, self.setup(name).start)
 
-    def bounds(self, samba: CoeRun | None = None) -> dict[str, float]:
+    def bounds(self, runs: Mapping[str, CoeRun]) -> dict[str, float]:
         """What CoServe's layout cannot beat, and Samba's in its order of requests."""
-        setup, alone = self.setup("coserve"), self.setup("samba")
-        used = coe_bounds.uses(self.graph, self.requests)
-        samba = samba or self.run("samba")
+        setup, alone, used = self.setup("coserve"), self.setup("samba"), used_by(runs)
+        samba = runs.get("samba") or self.simulate("samba")
         order = [step.expert for step in samba.steps]
         slots = alone.pools[0].budget_bytes // int(self.graph.bytes_E.min())
         arrivals = self.requests[-1].arrival_s - self.requests[0].arrival_s
         experts = len(self.graph.experts)
         return {
-            "distinct": self.distinct,
+            "distinct": coe_bounds.distinct(used, setup.start),
             "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
             "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
         }

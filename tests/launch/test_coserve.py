@@ -1,6 +1,8 @@
-"""launch/coserve.py as a user runs it, in computed time."""
+"""launch/coserve.py as a user runs it, in computed time and live."""
 
 import json
+
+import numpy as np
 
 from moe_edge.workload.coe_graph import write_graph
 from moe_edge.workload.coe_tasks import (
@@ -8,6 +10,11 @@ from moe_edge.workload.coe_tasks import (
     board_graph,
     board_requests,
     write_requests,
+)
+from tests.support.coe_boards import (
+    drawn_requests,
+    write_board,
+    write_board_requests,
 )
 
 COSTS = {
@@ -77,13 +84,89 @@ def test_coserve_runs_a_task_on_a_preset(run_script):
     assert done.summary["policies"] == ["samba", "coserve", "affinity"]
 
 
+def write_live(folder, requests=40):
+    """A board of tiny networks, requests, costs: the flags that name them."""
+    graph = write_board(folder)
+    drawn = drawn_requests(graph, requests)
+    np.save(folder / "nan.npy", np.full((32, 32, 3), np.nan, np.float32))
+    odd = [
+        CoeRequest("nan", 0.05, "component_0", "nan.npy"),
+        CoeRequest("strange", 0.05, "x", {"seed": 1, "defect": None}),
+    ]
+    write_board_requests(folder, [*drawn, *odd])
+    load_s = {"disk": 0.003, "host": 0.001}
+    costs = COSTS | {"k_s": 1e-4, "b_s": 1e-4, "load_s": load_s}
+    one = {
+        name: costs | {"record_bytes": each.record_bytes}
+        for name, each in graph.architectures.items()
+    }
+    profile = {"machine": "m", "devices": {"gpu": one, "cpu": one}}
+    (folder / "profile.json").write_text(json.dumps(profile))
+    return ["--graph", "coe.json", "--requests", "requests.jsonl"]
+
+
+LIVE = ("--profile", "profile.json", "--executors", "gpu:2,cpu:1")
+
+
+def test_coserve_serves_live_and_tells_the_same_of_every_policy(run_script, tmp_path):
+    files = write_live(tmp_path)
+    accuracy = {"collaboration": 0.99, "single": 0.9, "single_wide": None}
+    (tmp_path / "accuracy.json").write_text(json.dumps(accuracy))
+    flags = (*files, *LIVE, "--memory", "50KB,25KB", "--events")
+    done = run_script("coserve", *flags, "--out_dir", "o")
+    found = done.summary
+    assert (found["kind"], found["accuracy"]) == ("emulated", accuracy)
+    assert found["verdicts_equal"] and found["bounds"]["distinct"] > 0
+    told = []
+    for name, row in found["policies"].items():
+        assert row["failed"] == 2 and row["throughput_per_s"] > 0
+        assert row["late_s"]["p99"] >= 0 and row["decision_s"] > 0
+        assert 0 < row["management_ratio"] < 1 and 0 < row["scheduling_ratio"] < 1
+        lines = (tmp_path / "o" / f"outputs_{name}.jsonl").read_text().splitlines()
+        rows = {row["id"]: row for row in map(json.loads, lines)}
+        assert len(rows) == len(lines) == 42
+        assert rows["strange"]["failed"] == "component 'x' has no rule"
+        assert "nan.npy holds NaN" in rows["nan"]["failed"]
+        assert rows["nan"]["chain"] == [] and rows["nan"]["verdict"] is None
+        for number in range(40):
+            one = rows[number]
+            assert len(one["scores"]) == len(one["chain"]) in (1, 2)
+            assert all(isinstance(each, dict) for each in one["scores"])
+        told.append([(r["verdict"], r["chain"], r["scores"]) for r in rows.values()])
+        events = (tmp_path / "o" / f"events_{name}.jsonl").read_text()
+        assert events.count('"transfer"') == row["switches"]
+    assert [t[:2] for t in told[0]] == [t[:2] for t in told[1]]
+
+
+def test_coserve_live_measures_costs_where_no_profile_is_given(run_script, tmp_path):
+    files = write_live(tmp_path, 4)
+    flags = (*files, "--policies", "affinity", "--out_dir", "o")
+    assert run_script("coserve", *flags).summary["kind"] == "emulated"
+    stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
+    assert stored["source"] == "measured at the start"
+
+
+def test_coserve_live_bad_weights_end_in_one_line(run_script, tmp_path):
+    files = write_live(tmp_path, 4)
+    flags = ("coserve", *files, *LIVE, "--memory", "50KB,25KB", "--out_dir", "o")
+    first, second = (tmp_path / "experts" / f"classifier_{n}.bin" for n in range(2))
+    good = first.read_bytes()
+    first.write_bytes(good[:-64])
+    second.unlink()
+    error = run_script(*flags).error
+    assert "classifier_0 " in error and "classifier_1 " in error
+    assert f"{len(good) - 64} bytes, expected {len(good)}" in error
+    second.write_bytes(good)
+    first.write_bytes(good)
+    assert "classifier_1 " in run_script(*flags).error  # another one's hash
+
+
 def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     files = write_case(tmp_path)
 
     def error(*flags):
         return run_script("coserve", *flags, "--out_dir", "o").error
 
-    assert "no value for --simulate" in error(*files)
     wrong = error(*files, "--simulate", "profile.json")
     assert "of a coe_profile.json say --executors and --memory too" in wrong
     assert "unknown policy 'best'; known: affinity" in error(
@@ -104,6 +187,12 @@ def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     )
     assert "none of the 40 requests is of a component that has a rule" in error(
         "--simulate", "numa", *without_rules(tmp_path)
+    )
+    assert "the board of task a2 has no weights; give a --graph" in error(
+        "--task", "a2"
+    )
+    assert "--simulate numa and --profile uma: costs come from one" in error(
+        "--simulate", "numa", "--profile", "uma"
     )
     (tmp_path / "requests.jsonl").write_text("")
     assert "requests.jsonl holds no request" in error(*files, *MACHINE, *MEMORY)

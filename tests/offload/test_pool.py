@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.offload.evict_pool import POOL_POLICIES, PoolFifo, PoolLru
-from moe_edge.offload.pool import Pool, fill, make_pools
+from moe_edge.offload.pool import Pool, fill, fill_by_work, make_pools
 
 SIZES = [3, 5, 2, 4]
 PROBABILITIES = [0.4, 0.3, 0.2, 0.1]
@@ -55,6 +55,16 @@ def test_start_goes_round_the_pools_by_probability_until_full():
     pools = make_pools([5, 12], PoolFifo(), SIZES, PROBABILITIES)
     fill(pools, PROBABILITIES)
     assert [pool.resident for pool in pools] == [{0, 2}, {1, 3}]
+
+
+def test_start_by_work_gives_a_slow_executor_what_is_wanted_less():
+    chance = [0.4, 0.3, 0.2, 0.06, 0.04]
+    pools = make_pools([3, 2], PoolLru(), [1] * 5, chance)
+    fill_by_work(pools, chance, [[1.0] * 5, [10.0] * 5])
+    assert [pool.resident for pool in pools] == [{0, 1, 2}, {3, 4}]
+    pools = make_pools([3, 2], PoolLru(), [1] * 5, chance)
+    fill_by_work(pools, chance, [[1.0] * 5, [1.0] * 5])
+    assert [pool.resident for pool in pools] == [{0, 3, 4}, {1, 2}]
 
 
 def test_pools_share_what_is_coming_and_not_what_waits():

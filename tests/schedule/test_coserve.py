@@ -85,6 +85,19 @@ def test_affinity_goes_where_its_expert_is_until_the_wait_costs_too_many_loads()
     assert come(loop, 31, 5) == 1
 
 
+def test_affinity_takes_no_second_copy_while_many_loads_wait_for_the_disk():
+    lanes = {}
+    for one_disk in (True, False):
+        options = {"one_disk": one_disk, "patience_loads": 1.0}
+        loop, _ = lanes_of("affinity", [[0], [1]], 9, **options)
+        for number, expert in enumerate((5, 6, 7, 8)):  # two loads a lane, of 10 s
+            assert come(loop, number, expert) == number % 2
+        lanes[one_disk] = [come(loop, number, 0) for number in range(4, 40)].index(1)
+    # Lane 0 ends after 26 + 3 + n s. Lane 1, with another load, after 26 + 13 s; if one
+    # disk has to make all five loads, after 50 + 3 s.
+    assert lanes == {False: 11, True: 25}
+
+
 def test_affinity_serves_the_resident_first_then_preliminary_ones():
     loop, pools = lanes_of("affinity", [[0]], follow={1: 2})
     for number, expert in enumerate((2, 1, 0, 3, 0)):

@@ -5,9 +5,7 @@ import functools
 
 import pytest
 
-from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import record_bytes, reduced
-from moe_edge.coe.profile import ArchitectureCosts
 from moe_edge.coe.results import run_events
 from moe_edge.coe.setup import make_setup
 from moe_edge.core.events import write_events
@@ -15,27 +13,14 @@ from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate import coe_bounds
 from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
+from tests.support.experts import small_board, small_machine
 
 EACH = pytest.mark.parametrize("name", RECIPES)
-BYTES = {"resnet101": 10, "yolov5m": 5, "yolov5l": 12}
-
-
-def small_machine(**changes):
-    """Pools of 36, 36 and 60 bytes, and a slow kind."""
-
-    def costs(k_s):
-        load_s = {"disk": 1.0, "host": 0.3}
-        return {
-            n: ArchitectureCosts(k_s, 0.05, 4, 1, b, load_s) for n, b in BYTES.items()
-        }
-
-    given = {"executors": {"gpu": 2, "cpu": 1}, "memory_bytes": {"gpu": 80, "cpu": 64}}
-    return Machine({"gpu": costs(0.02), "cpu": costs(0.1)}, **(given | changes))
 
 
 @functools.cache
 def board(seed, count=150, period_s=0.02):
-    graph = board_graph(24, seed, decay=5.0, record_bytes=BYTES)
+    graph = small_board(seed)
     return graph, board_requests(graph, count, period_s, seed)
 
 

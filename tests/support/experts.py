@@ -1,11 +1,14 @@
 """Lanes, pools and requests for the policies of a collaboration of experts."""
 
+from moe_edge.coe.machine import Machine
+from moe_edge.coe.profile import ArchitectureCosts
 from moe_edge.offload.evict_pool import get_pool_policy
 from moe_edge.offload.pool import make_pools
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.schedule.coserve import ExpertCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.run_queue import ExpertJob
+from moe_edge.workload.coe_tasks import board_graph
 
 
 def costs_of(num_experts, k_s=1.0, b_s=2.0, load_s=10.0, max_batch=3):
@@ -27,6 +30,27 @@ def lanes_of(name, resident, num_experts=6, follow=None, costs=None, **options):
     costs = costs or [costs_of(num_experts)] * len(pools)
     queue = recipe.queue(costs, pools, follow, **options)
     return RequestLoop(queue, len(pools)), pools
+
+
+BYTES = {"resnet101": 10, "yolov5m": 5, "yolov5l": 12}
+
+
+def small_machine(**changes):
+    """Pools of 36, 36 and 60 bytes, and a slow kind."""
+
+    def costs(k_s):
+        load_s = {"disk": 1.0, "host": 0.3}
+        return {
+            n: ArchitectureCosts(k_s, 0.05, 4, 1, b, load_s) for n, b in BYTES.items()
+        }
+
+    given = {"executors": {"gpu": 2, "cpu": 1}, "memory_bytes": {"gpu": 80, "cpu": 64}}
+    return Machine({"gpu": costs(0.02), "cpu": costs(0.1)}, **(given | changes))
+
+
+def small_board(seed):
+    """24 types and all detectors, in sizes that those pools hold a few of."""
+    return board_graph(24, seed, decay=5.0, record_bytes=BYTES)
 
 
 def come(loop, number, expert, now_s=0.0):

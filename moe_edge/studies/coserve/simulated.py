@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.coe.case import MachineOptions
+from moe_edge.coe.presets import get_preset
 from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe_run import Case
 from moe_edge.studies.coserve.entry import (
     OURS,
     PAPER,
     REASON,
-    SAMBA,
     OnTasks,
     median_row,
     simulated,
@@ -54,15 +54,18 @@ class Runs:
 
     Attributes:
       throughput, switches: (machine, task, policy) -> one number a seed.
+      over: (machine, task, policy on all executors) -> switches over those that its
+        start makes necessary.
       equal: whether every policy gave each request the same chain of experts.
     """
 
     def __init__(self, settings: Simulated):
         self.throughput: dict[tuple[str, str, str], list[float]] = {}
         self.switches: dict[tuple[str, str, str], list[int]] = {}
+        self.over: dict[tuple[str, str, str], list[float]] = {}
         self.equal = True
         for machine in settings.machines:
-            built = MachineOptions(machine).build()
+            built = get_preset(machine)
             for task in settings.tasks:
                 for case in settings.cases(task, machine, built):
                     self._serve(case, machine, task, settings.policies)
@@ -76,9 +79,12 @@ class Runs:
             run, key = case.run(policy), (machine, task, policy)
             self.throughput.setdefault(key, []).append(run.throughput_per_s)
             self.switches.setdefault(key, []).append(run.switches)
+            if not RECIPES[policy].one_lane:
+                over = run.switches / case.distinct(policy)
+                self.over.setdefault(key, []).append(over)
             self.equal &= chains in (None, run.chains)
             chains = run.chains
-        self.switches.setdefault((machine, task, BOUND), []).append(case.distinct)
+        self.switches.setdefault((machine, task, BOUND), []).append(case.distinct())
 
     def _tell(self, machine: str, task: str, policies: Sequence[str]) -> None:
         found = [
@@ -102,6 +108,9 @@ class Runs:
             rows.append(median_row(policy, name, found, "requests/s"))
         for (machine, task, policy), found in self.switches.items():
             rows.append(median_row(policy, f"switches, {machine}, {task}", found, "1"))
+        for (machine, task, policy), found in self.over.items():
+            name = f"switches / least, {machine}, {task}"
+            rows.append(median_row(policy, name, found, "1"))
         return rows
 
 
@@ -116,12 +125,6 @@ def measure(settings: Simulated) -> Findings:
         }
         for machine in settings.machines
     }
-    beaten = [
-        loads >= least
-        for (machine, task, policy), found in runs.switches.items()
-        for loads, least in zip(found, runs.switches[machine, task, BOUND], strict=True)
-        if policy not in (BOUND, SAMBA, "samba_no_tier", "samba_fifo")
-    ]
     shown = [p for p in (PAPER, OURS) if p in settings.policies and p != base]
     answer = "; ".join(
         f"{machine}: "
@@ -142,7 +145,9 @@ def measure(settings: Simulated) -> Findings:
         baselines=[p for p in settings.policies if p not in (PAPER, OURS)],
         checks={
             "every policy gave each request the same experts": runs.equal,
-            "no policy on all executors loaded less than the bound": all(beaten),
+            "no policy on all executors loaded less than the bound": all(
+                over >= 1 for found in runs.over.values() for over in found
+            ),
         },
         ours={"throughput": spans},
         plot=lambda path: draw_panels(

@@ -1,0 +1,138 @@
+"""A collaboration of experts on this machine: weights, programs, links and images.
+
+Where there is no accelerator, every kind of executor computes on the processor, and
+loads last as long as the costs say: a seek and a rate from each tier. One disk serves
+all executors in turn, unless loads are parallel.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from moe_edge.coe.engine import ExpertEngine
+from moe_edge.coe.executor import Executor, Held, Programs
+from moe_edge.coe.images import request_images
+from moe_edge.coe.machine import Machine
+from moe_edge.coe.profiler import ProfileSizes, device_of, profile_graph
+from moe_edge.coe.results import CoeRun
+from moe_edge.coe.setup import Setup
+from moe_edge.coe.store import ExpertStore
+from moe_edge.core.heap import keep_heap
+from moe_edge.offload.link import EmulatedLink, Link, SharedLink, Turns
+from moe_edge.workload.coe_graph import CoeGraph
+from moe_edge.workload.coe_tasks import CoeRequest
+
+_FAST = 1e15  # bytes a second: a load takes as long whatever its size
+
+
+def has_accelerator() -> bool:
+    return jax.default_backend() != "cpu"
+
+
+class Live:
+    """Requests and executors of this machine, for one policy after another.
+
+    Args:
+      graph: of the experts; store: of their weights, checked.
+      machine: its costs decide; emulated: loads last what they say.
+      requests: all; folder: to which paths of their images are relative.
+
+    Attributes:
+      programs: of each kind of executor.
+      images: of each request, or why there is none.
+    """
+
+    def __init__(
+        self,
+        graph: CoeGraph,
+        store: ExpertStore,
+        machine: Machine,
+        requests: Sequence[CoeRequest],
+        folder: Path,
+        emulated: bool,
+    ):
+        keep_heap()  # else freeing a batch's arrays gives pages back, again and again
+        self._graph, self._store, self._machine = graph, store, machine
+        self._requests, self._emulated = requests, emulated
+        devices = {kind: device_of(kind) for kind in machine.executors}
+        each = {device: Programs(graph, device) for device in devices.values()}
+        self.programs = {kind: each[device] for kind, device in devices.items()}
+        for kind, programs in self.programs.items():
+            costs = machine.devices[kind]
+            programs.warm_up(store, {n: one.max_batch for n, one in costs.items()})
+        self.images = request_images(graph, requests, folder)
+
+    def run(self, setup: Setup) -> CoeRun:
+        """Serves all requests by one policy; Raises: whatever a thread died of."""
+        engine = ExpertEngine(self._graph, setup, self.executors(setup), self.images)
+        return engine.run(self._requests)
+
+    def executors(self, setup: Setup) -> list[Executor]:
+        """Of each lane, filled as its pool is at the start."""
+        held: Held | None = None
+        if setup.tier is not None:
+            network = self.programs[setup.kinds[0]].network
+            held = {
+                e: np.array(network(e).words(self._store.record(e))) for e in setup.tier
+            }
+        disk, made = Turns(), []
+        for kind, pool in zip(setup.kinds, setup.pools, strict=True):
+            turns = disk if self._machine.one_disk else Turns()
+            links = self._links(kind, turns)
+            executor = Executor(self.programs[kind], self._store, links, held)
+            executor.fill(pool.resident)
+            made.append(executor)
+        return made
+
+    def _links(self, kind: str, disk: Turns) -> Mapping[str, Link]:
+        """From each tier to a pool of that kind."""
+        if not self._emulated:
+            return {"disk": SharedLink(Link(), disk), "host": Link()}
+        costs = self._machine.devices[kind].values()
+        links = {
+            tier: emulated_link({one.record_bytes: one.load_s[tier] for one in costs})
+            for tier in ("disk", "host")
+        }
+        return links | {"disk": SharedLink(links["disk"], disk)}
+
+
+def emulated_link(load_s: Mapping[int, float]) -> EmulatedLink:
+    """The link on which records of so many bytes take so long.
+
+    A line through the smallest and the largest; one that falls is taken for level.
+    """
+    (low, low_s), (high, high_s) = min(load_s.items()), max(load_s.items())
+    if high_s <= low_s:
+        return EmulatedLink(_FAST, (low_s + high_s) / 2)
+    rate = (high - low) / (high_s - low_s)
+    return EmulatedLink(rate, max(low_s - low / rate, 0.0))
+
+
+def with_measured_costs(
+    machine: Machine, graph: CoeGraph, store: ExpertStore, loads_too: bool
+) -> Machine:
+    """The machine with K and B as they are here, in a short profile.
+
+    Args:
+      loads_too: loads, batches and their memory are measured as well.
+    """
+    each = [one for costs in machine.devices.values() for one in costs.values()]
+    sizes = ProfileSizes(most_batch=max(one.max_batch for one in each), repeats=5)
+    devices = {kind: device_of(kind) for kind in machine.executors}
+    once = {device: kind for kind, device in devices.items()}
+    found = profile_graph(graph, store, {k: d for d, k in once.items()}, sizes)
+    found = {kind: found[once[device]] for kind, device in devices.items()}
+    if not loads_too:
+        found = {
+            kind: {
+                name: dataclasses.replace(
+                    machine.devices[kind][name], k_s=one.k_s, b_s=one.b_s, r2=one.r2
+                )
+                for name, one in costs.items()
+            }
+            for kind, costs in found.items()
+        }
+    return dataclasses.replace(machine, devices=found, source="measured at the start")
