@@ -18,16 +18,19 @@ class BoardOptions:
       trained_types: the first ones, whose classifiers are trained; those of others
         are perturbed copies. None: all.
       detectors: that types share; None: one for six types, at most 30.
+      width: channels of the first stage of every network.
       decay: of the frequencies, in types: p_i ~ exp(-i / decay) in a random order.
     """
 
     types: int = 24
     trained_types: int | None = None
     detectors: int | None = None
+    width: int = 16
     decay: float = DECAY
 
     def __post_init__(self):
         check_count("types", self.types)
+        check_count("width", self.width)
         check_positive("decay", self.decay)
         for name in ("trained_types", "detectors"):
             if getattr(self, name) is not None:

@@ -73,14 +73,15 @@ def board_plan(options: BoardOptions, seed: int) -> Plan:
     share = np.exp(-order / options.decay)
     frequencies = dict(zip(names, (share / share.sum()).tolist(), strict=True))
     rules = {name: n for n, name in enumerate(names)}
-    graph = CoeGraph(architectures(count), experts, rules, follow, frequencies)
+    graph = CoeGraph(_architectures(options), experts, rules, follow, frequencies)
     return Plan(graph, parts, origin)
 
 
-def architectures(detectors: int) -> dict[str, Architecture]:
+def _architectures(options: BoardOptions) -> dict[str, Architecture]:
     """Of a board; that of detectors only where there are some."""
-    kinds = [CLASSIFIER, DETECTOR] if detectors else [CLASSIFIER]
+    kinds = [CLASSIFIER, DETECTOR] if options.num_detectors else [CLASSIFIER]
+    width = {"width": options.width}
     return {
-        kind: make_architecture(kind, {}, SHAPE, VERDICTS[kind], DTYPE)
+        kind: make_architecture(kind, width, SHAPE, VERDICTS[kind], DTYPE)
         for kind in kinds
     }

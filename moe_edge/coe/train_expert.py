@@ -6,6 +6,7 @@ is new: training never repeats one, and none is that of a request (other seeds).
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from moe_edge.workload.board import draw, poses
 from moe_edge.workload.coe_graph import OK
 from moe_edge.workload.coe_tasks import DAMAGED, DEFECTS
 
-FIRST_SEED = 2**32  # of images to train on; those of requests are below 2**31
-HELD_OUT_SEED = 2**31  # of images that measure accuracy
+FIRST_SEED = 2**62  # of images to train on; those of requests are below 2**31
+HELD_OUT_SEED = 2**32  # of images that measure accuracy
 HELD_OUT_IMAGES = 1024  # of an expert
+BATCH = 128  # of images to be judged
 CHUNK_STEPS = 16  # whose images are drawn at once, type by type
 WARMUP_SHARE = 0.05
 WEIGHT_DECAY = 0.01
@@ -65,19 +67,21 @@ def train_network(
       parts: of the images, in equal shares.
       seed: of weights and images.
     """
-    step, optimizer = _programs(network, recipe)
-    arrays = jax.tree.map(jnp.asarray, network.init_arrays([seed, 1]))
-    state = optimizer.init(arrays)
-    for images, targets in _batches(network, parts, recipe, seed):
-        arrays, state, _ = step(arrays, state, images, targets)
-    return jax.tree.map(np.asarray, arrays)
+    step, optimizer = _programs(network)
+    drawn = network.init_arrays([seed, 1])
+    values_W = jnp.concatenate([array.reshape(-1) for array in drawn.values()])
+    state = optimizer.init(values_W)
+    for number, batch in enumerate(_batches(network, parts, recipe, seed)):
+        rate = np.float32(_rate(recipe, number))
+        values_W, state = step(values_W, state, *batch, rate)
+    return jax.tree.map(np.asarray, _split(network, values_W))
 
 
 def held_out(part: Part, count: int, seed: int) -> list[Image]:
     """Images of a component that nothing is trained on, shares as of the part."""
     return [
         {
-            "seed": HELD_OUT_SEED + seed * count + n,
+            "seed": HELD_OUT_SEED + seed * HELD_OUT_IMAGES + n,
             "defect": part.defects[n % len(part.defects)],
         }
         for n in range(count)
@@ -88,18 +92,31 @@ def accuracy_of(
     network: Network, record_B: np.ndarray, parts: Sequence[Part], seed: int
 ) -> float:
     """Share of right verdicts of a record, on held-out images in equal shares."""
-    right, words_W = [], network.words(record_B)
+    right = []
     for number, part in enumerate(parts):
         images = held_out(part, HELD_OUT_IMAGES // len(parts), seed + number)
-        judged = network.judge(program(network)(words_W, draw(part.component, images)))
-        for image, (verdict, _) in zip(images, judged, strict=True):
+        verdicts = verdicts_of(network, record_B, draw(part.component, images))
+        for image, verdict in zip(images, verdicts, strict=True):
             right.append(verdict == wanted(network, image))
     return float(np.mean(right))
 
 
+def verdicts_of(
+    network: Network, record_B: np.ndarray, images_NHWC: np.ndarray
+) -> list[str]:
+    """A verdict an image; one size of batch, so that one program is compiled."""
+    words_W, verdicts = network.words(record_B), []
+    for first in range(0, len(images_NHWC), BATCH):
+        batch = images_NHWC[first : first + BATCH]
+        room = np.zeros((BATCH, *batch.shape[1:]), np.float32)
+        room[: len(batch)] = batch
+        outputs_NO = np.asarray(_program(network)(words_W, room))[: len(batch)]
+        verdicts += [verdict for verdict, _ in network.judge(outputs_NO)]
+    return verdicts
+
+
 @functools.lru_cache(maxsize=8)
-def program(network: Network) -> Callable:
-    """`network.apply`, compiled once for each size of batch."""
+def _program(network: Network) -> Callable:
     return jax.jit(network.apply)
 
 
@@ -135,7 +152,7 @@ def _batches(
         for number, part in enumerate(parts):
             images = [
                 {
-                    "seed": int(rng.integers(FIRST_SEED, 2**62)),
+                    "seed": int(rng.integers(FIRST_SEED, 2**63 - 1)),
                     "defect": part.defects[rng.integers(len(part.defects))],
                 }
                 for _ in range(int((of_N == number).sum()))
@@ -158,25 +175,40 @@ def _loss(network: Network, arrays, images_NHWC, targets) -> jax.Array:
     return optax.huber_loss(outputs_NO * weight_O, targets * weight_O, delta=0.5).mean()
 
 
-@functools.lru_cache(maxsize=8)
-def _programs(network: Network, recipe: Recipe):
-    """The step of a network, compiled once for all experts, and its optimizer."""
+def _rate(recipe: Recipe, step: int) -> float:
+    """Of learning: it rises for the first steps, then falls as a cosine does."""
     warmup = max(round(WARMUP_SHARE * recipe.steps), 1)
-    rate = optax.warmup_cosine_decay_schedule(
-        *(0.0, recipe.learning_rate, warmup, max(recipe.steps, warmup + 1))
-    )
-    kernels = {tensor.name: tensor.std > 0 for tensor in network.tensors}
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    share = (step - warmup) / max(recipe.steps - warmup, 1)
+    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(network: Network):
+    """The step of a network, compiled once for all experts, and its optimizer."""
     optimizer = optax.chain(
         optax.clip_by_global_norm(CLIP_NORM),
-        optax.adamw(rate, weight_decay=WEIGHT_DECAY, mask=kernels),
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(WEIGHT_DECAY),
     )
+    loss = functools.partial(_loss, network)
 
+    # One vector for the optimizer: thirty tensors take longer to compile and to step.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(arrays, state, images_NHWC, targets):
-        loss, grads = jax.value_and_grad(functools.partial(_loss, network))(
-            arrays, images_NHWC, targets
-        )
-        updates, state = optimizer.update(grads, state, arrays)
-        return optax.apply_updates(arrays, updates), state, loss
+    def step(values_W, state, images_NHWC, targets, rate):
+        grads = jax.grad(loss)(_split(network, values_W), images_NHWC, targets)
+        grads_W = jnp.concatenate([grads[t.name].reshape(-1) for t in network.tensors])
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
+            updates_W, state = optimizer.update(grads_W, state, values_W)
+        return values_W - rate * updates_W, state
 
     return step, optimizer
+
+
+def _split(network: Network, values_W: jax.Array) -> dict[str, jax.Array]:
+    """Tensors by name of all values in the order of a record."""
+    ends = np.cumsum([tensor.size for tensor in network.tensors])[:-1]
+    parts = jnp.split(values_W, ends)
+    named = zip(network.tensors, parts, strict=True)
+    return {tensor.name: part.reshape(tensor.shape) for tensor, part in named}

@@ -20,8 +20,34 @@ SHAPE = (SIZE, SIZE, 3)
 _DRAWN = 20  # uniform numbers of an image
 _NOISE = 0.03
 _KINDS = (0.25, 0.5, 0.7)  # of damage, as shares of 1: crack, piece, burn; else print
-_BURNT = np.array([0.1, 0.06, 0.03])
 _Y, _X = (np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2).astype(np.float32)
+
+
+class Package(NamedTuple):
+    """What many types share, as on real boards: those look alike but for their print
+    and their own marks.
+
+    Attributes:
+      width: of the crop; height: of the width; body: colour.
+      pins, upright, round_mark: as of a `Look`.
+    """
+
+    width: float
+    height: float
+    body: tuple[float, float, float]
+    pins: int
+    upright: bool
+    round_mark: bool
+
+
+_PACKAGES = (
+    Package(0.77, 0.80, (0.12, 0.12, 0.13), 4, False, True),
+    Package(0.73, 0.65, (0.14, 0.13, 0.12), 3, False, False),
+    Package(0.69, 0.80, (0.66, 0.56, 0.42), 1, True, False),
+    Package(0.77, 0.60, (0.74, 0.74, 0.72), 2, True, True),
+    Package(0.71, 0.75, (0.20, 0.30, 0.60), 5, False, True),
+    Package(0.65, 0.85, (0.13, 0.14, 0.15), 2, True, False),
+)
 
 
 class Look(NamedTuple):
@@ -33,7 +59,7 @@ class Look(NamedTuple):
       stripes: printed on the body, 0 to 3; round_mark: at the marked end, else a bar.
       board, body, print, mark: colours.
       spot, notch, groove: what a sound one of this type has and others take for a burn,
-        a missing piece, a crack: (x, y, size) or None. Two of the three.
+        a missing piece, a crack: (x, y, size) or None.
     """
 
     half: tuple[float, float]
@@ -56,30 +82,34 @@ def look(component: str) -> Look:
     """Of the type of that name."""
     digest = hashlib.sha256(component.encode()).digest()
     rng = np.random.default_rng(list(digest[:16]))
-    width = SIZE * rng.uniform(0.62, 0.78) / 2
-    height = width * rng.uniform(0.5, 0.85)
-    body = rng.uniform(0.1, 0.8, 3)
+    package = _PACKAGES[rng.integers(len(_PACKAGES))]
+    width = SIZE / 2 * (package.width + rng.uniform(-0.004, 0.004))
+    height = width * package.height
+    body = np.array(package.body) + rng.uniform(-0.02, 0.02, 3)
     away = np.where(body.mean() > 0.45, -0.3, 0.3)  # dark print on what is bright
     plain = (
         (width, height),
-        rng.uniform(0.5, 0.7 * height),
-        int(rng.integers(1, 6)),
-        bool(rng.random() < 0.5),
+        rng.uniform(0.5, 1.5),
+        package.pins,
+        package.upright,
         int(rng.integers(0, 4)),
-        bool(rng.random() < 0.5),
-        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.05, 0.1, 3),
+        package.round_mark,
+        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.02, 0.02, 3),
         body,
         np.clip(body + away + rng.uniform(-0.1, 0.1, 3), 0, 1),
         np.clip(body + 1.6 * away, 0, 1),
     )
-    way, lacks = 2 * np.pi * rng.random(), rng.integers(3)
+    way, has = 2 * np.pi * rng.random(), rng.random(3) < 0.5
     x, y = width * rng.uniform(-0.5, 0.5, 2), height * rng.uniform(-0.5, 0.5, 2)
     own = [
-        (x[0], y[0], rng.uniform(1.0, 2.5)),
+        (x[0], y[0], rng.uniform(1.5, 3.0)),
         (width * np.cos(way), height * np.sin(way), rng.uniform(1.8, 3.5)),
         (x[1], y[1], rng.uniform(3.0, 6.0)),
     ]
-    return Look(*plain, *[None if n == lacks else one for n, one in enumerate(own)])
+    return Look(
+        *plain,
+        *[one if own_one else None for one, own_one in zip(own, has, strict=True)],
+    )
 
 
 def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -185,20 +215,32 @@ def _own_marks(canvas, one: Look, body, x, y) -> None:
     if one.spot is not None:
         mid_x, mid_y, size = one.spot
         spot = _cover((np.hypot(x - mid_x, y - mid_y) - size) / 2)
-        _paint(canvas, 0.6 * body * spot, _BURNT)
+        _paint(canvas, 0.75 * body * spot, _burnt_colour(one))
     if one.notch is not None:
         mid_x, mid_y, size = one.notch
         notch = _cover(np.hypot(x - mid_x, y - mid_y) - size)
-        _paint(canvas, body * notch, one.board)
+        _paint(canvas, body * notch, _broken_colour(one))
     if one.groove is not None:
         mid_x, mid_y, size = one.groove
         line = np.abs(x - mid_x + 0.6 * (y - mid_y)) - 0.4
         groove = _cover(np.maximum(line, np.abs(y - mid_y) - size))
-        _paint(canvas, 0.65 * body * groove, _crack_colour(one))
+        _paint(canvas, 0.8 * body * groove, _crack_colour(one))
 
 
 def _crack_colour(one: Look) -> np.ndarray:
-    return np.full(3, 0.0 if one.body.mean() > 0.3 else 0.8)
+    return np.full(3, 0.0 if one.body.mean() > 0.3 else 1.0)
+
+
+def _burnt_colour(one: Look) -> np.ndarray:
+    """Soot on what is bright, ash on what is dark."""
+    dark = one.body.mean() < 0.3
+    return np.array([0.7, 0.65, 0.6]) if dark else np.array([0.1, 0.06, 0.03])
+
+
+def _broken_colour(one: Look) -> np.ndarray:
+    """Of what is inside of a body."""
+    dark = one.body.mean() < 0.3
+    return np.array([0.75, 0.6, 0.45]) if dark else np.array([0.3, 0.22, 0.18])
 
 
 def _print(canvas, one: Look, body, x, y, worn: np.ndarray) -> None:
@@ -231,17 +273,18 @@ def _damage(canvas, one: Look, u, body, x, y) -> None:
     along = (x - mid_x) * np.cos(way) + (y - mid_y) * np.sin(way)
     bend = 1.2 * np.sin(1.3 * along + 6 * u[10])
     crack = np.abs((y - mid_y) * np.cos(way) - (x - mid_x) * np.sin(way) + bend)
-    crack = np.maximum(crack - 0.2 - 0.4 * u[11], np.abs(along) - 2.5 - 6 * u[12])
-    crack = (0.4 + 0.5 * u[13]) * _cover(crack)
+    crack = np.maximum(crack - 0.4 - 0.4 * u[11], np.abs(along) - 4 - 6 * u[12])
+    crack = (0.7 + 0.3 * u[13]) * _cover(crack)
     rim_x, rim_y = width * np.cos(way), height * np.sin(way)
-    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 1.8 - 2.5 * u[12])
-    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 1.2 - 2.5 * u[13]) / 2)
-    burn = (0.35 + 0.5 * u[14]) * burn
+    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 2.2 - 2.5 * u[12])
+    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 2 - 2.5 * u[13]) / 2)
+    burn = (0.6 + 0.3 * u[14]) * burn
     cracked, broken, burnt = _KINDS
     _paint(canvas, body * crack * (kind < cracked), _crack_colour(one))
-    _paint(canvas, body * piece * ((kind >= cracked) & (kind < broken)), one.board)
+    piece = body * piece * ((kind >= cracked) & (kind < broken))
+    _paint(canvas, piece, _broken_colour(one))
     burn = body * burn * ((kind >= broken) & (kind < burnt))
-    _paint(canvas, burn, _BURNT)
+    _paint(canvas, burn, _burnt_colour(one))
 
 
 def _box(x, y, width: float, height: float, radius: float) -> np.ndarray:
