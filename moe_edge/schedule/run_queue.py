@@ -80,6 +80,7 @@ class RunQueue(MutableSequence):
         self._numbers = itertools.count()
         self._entered: deque[ExpertJob] = deque()  # those that left may still be in it
         self._length = 0
+        self._behind: tuple[int, int] | None = None  # expert, place; until it changes
 
     def __len__(self) -> int:
         return self._length
@@ -121,12 +122,14 @@ class RunQueue(MutableSequence):
         last = self.runs.get(expert)
         if last is None:
             return self._length
-        place = 0
-        for run in self._in_order.values():
-            place += len(run.jobs)
-            if run is last:
-                break
-        return place
+        if self._behind is None or self._behind[0] != expert:
+            place = 0
+            for run in self._in_order.values():
+                place += len(run.jobs)
+                if run is last:
+                    break
+            self._behind = expert, place
+        return self._behind[1]
 
     def insert(self, index: int, job: ExpertJob) -> None:
         """Takes a job in, at the end or behind the last one of its expert.
@@ -177,7 +180,7 @@ class RunQueue(MutableSequence):
         raise ConfigError("a job is not put in the place of another; insert and remove")
 
     def _count(self, job: ExpertJob, by: int) -> None:
-        self._length += by
+        self._length, self._behind = self._length + by, None
         self.added_s = self.added_s + by * job.added_s if self._length else 0.0
         self.load_s = self.load_s + by * job.load_s if self._length else 0.0
         self._waiting_E[job.expert] += by

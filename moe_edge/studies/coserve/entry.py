@@ -43,6 +43,7 @@ class OnTasks(StudySettings):
         "tasks": lambda name, value: check_known("task", value, TASKS),
         "policies": lambda name, value: check_known("policy", value, RECIPES),
         "decay": check_positive,
+        "decays": check_positive,
     }
     seed: int = 0
     seeds: int = 5
@@ -53,15 +54,24 @@ class OnTasks(StudySettings):
     def all_seeds(self) -> list[int]:
         return list(range(self.seed, self.seed + self.seeds))
 
-    def cases(self, task: str, preset: str, machine: Machine) -> Iterator[Case]:
+    def cases(
+        self,
+        task: str,
+        preset: str,
+        machine: Machine,
+        decay: float | None = None,
+        **options: Any,
+    ) -> Iterator[Case]:
         """A task on a machine, for every seed.
 
         Args:
           preset: for whose networks the board is.
+          decay: another than that of the settings.
+          **options: of `Case`.
         """
-        work = CoeWork(task=task, decay=self.decay)
+        work = CoeWork(task=task, decay=self.decay if decay is None else decay)
         for seed in self.all_seeds:
-            yield Case(*work.build(preset, seed), machine)
+            yield Case(*work.build(preset, seed), machine, **options)
 
 
 def simulated(settings: OnTasks, *, limits: Sequence[str] = (), **found) -> Findings:

@@ -184,8 +184,8 @@ def _span(values: Sequence[float]) -> str:
 
 WHY = (
     "The ratios follow what a load from host memory costs Samba, how often components "
-    "occur, and what batches leave for experts; none of it is in the paper. On UMA no "
-    "order needs fewer than a third of Samba's loads here, so 4.6-12 cannot come of it."
+    "occur, and what batches leave for experts; none of it is in the paper. What 4.6 "
+    "to 12 on UMA would need: entry coserve_uma."
 )
 STUDIES = {
     "coserve_fig13": Study(

@@ -8,7 +8,8 @@ import numpy as np
 
 from moe_edge.coe.machine import Machine, parse_executors
 from moe_edge.coe.presets import get_preset
-from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.coe.trial import with_executors
+from moe_edge.core.checks import check_count
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.coserve_memory import Window, decaying_window
 from moe_edge.studies.coserve.entry import (
@@ -63,19 +64,8 @@ def check_executors(settings: Executors) -> None:
 
 
 def with_(preset: str, text: str) -> Machine:
-    """A preset with other executors. One memory of all kinds is shared evenly; of
-    several, that of a kind without executors stays unused."""
-    machine, executors = get_preset(preset), parse_executors(text)
-    if unknown := executors.keys() - machine.memory_bytes.keys():
-        raise ConfigError(
-            f"executors {text!r}: {preset} has no {', '.join(sorted(unknown))}; known: "
-            f"{', '.join(machine.memory_bytes)}"
-        )
-    memory = {kind: machine.memory_bytes[kind] for kind in executors}
-    if machine.unified:
-        each = sum(machine.memory_bytes.values()) // sum(executors.values())
-        memory = {kind: each * count for kind, count in executors.items()}
-    return dataclasses.replace(machine, executors=executors, memory_bytes=memory)
+    """A preset with other executors."""
+    return with_executors(get_preset(preset), parse_executors(text))
 
 
 def measure_executors(settings: Executors) -> Findings:

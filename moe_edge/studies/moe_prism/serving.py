@@ -2,7 +2,7 @@
 
 Every round offers the same requests to all systems, in turn. The original's floors are
 whole experts: the next number of them that computes as many sub-experts. The same
-requests are also served in computed time, over costs measured before.
+requests are also served in computed time, over costs measured right before.
 """
 
 import dataclasses
@@ -62,13 +62,12 @@ class Servers:
         self.paths = dict(list(settings.checkpoints().items())[:2])
         self._engines: dict[str, Engine] = {}
         self._costs: dict[str, StepCosts] = {}
-        sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
         for name, path in self.paths.items():
             loaded = load_engine(path)
             self._engines[name] = loaded.engine
-            self._costs[name] = measure_steps(loaded.engine, **sizes).costs
-            costs = {"step_costs": self._costs[name].to_json()}
-            self._file(name).write_text(json.dumps(costs))
+        self.time_steps()
+        for name, costs in self._costs.items():
+            self._file(name).write_text(json.dumps({"step_costs": costs.to_json()}))
         own = {name: each.config.moe.top_k for name, each in self._engines.items()}
         self._own, self._subs = own, max(own.values()) // own[ORIGINAL]
         ids = text_ids(loaded.tokenizer.encode, settings.data_dir)
@@ -80,6 +79,19 @@ class Servers:
                 self._engines[system.model], self._options(system), Clock()
             )
             self._drivers[name].slots.warm_up()
+
+    def time_steps(self) -> None:
+        """Measures what steps cost now; policies keep the costs that they began with.
+
+        The speed of a machine drifts by more than computed time may be off.
+        """
+        sizes = {
+            "max_batch": self.settings.max_batch,
+            "max_context": self.settings.max_context,
+            "repeats": 3,
+        }
+        for name, engine in self._engines.items():
+            self._costs[name] = measure_steps(engine, **sizes).costs
 
     def _file(self, model: str) -> Path:
         return self._folder / f"{model}.json"
@@ -186,6 +198,7 @@ def run(settings: ServingStudySettings) -> Findings:
                 seed = 100 * number + (0 if load == AT_ONCE else round(10 * load))
                 offered = servers.offered(load * rate, settings.duration_s, seed)
                 longer = servers.offered(load * rate, settings.computed_s, seed)
+                servers.time_steps()
                 for name in round_order(list(settings.systems), number):
                     found = servers.measured(name, offered)
                     figures.add(MEASURED, name, load, found)

@@ -1,0 +1,164 @@
+"""How many executors, and how many experts in fast memory: by trial on a sample.
+
+Whoever can serve the sample on a machine can be asked: the engine in real time, or the
+simulator. Numbers that the user gives need no trial.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moe_edge.coe.machine import Machine
+from moe_edge.core.checks import CapacityError, check_count, check_known
+from moe_edge.place.coserve_memory import Window, decaying_window
+from moe_edge.workload.coe_graph import CoeGraph
+from moe_edge.workload.coe_tasks import CoeRequest
+
+SOURCE = "CoServe (ASPLOS 2025), sections 4.4, 4.5 and 5.3"
+SAMPLE_SHARE = 0.2  # of the requests
+MOST_FIRST, MOST_OTHER = 4, 2  # executors that are tried, of the fast kind and others
+
+Throughput = Callable[[Machine], float]  # requests a second on a machine
+
+
+class Trial(NamedTuple):
+    """What was tried, and what is best.
+
+    Attributes:
+      executors: of each kind, those with 0 left out.
+      tried: (executors, throughput) in the order of the runs; None: they do not fit.
+    """
+
+    executors: Mapping[str, int]
+    tried: Sequence[tuple[Mapping[str, int], float | None]]
+
+
+def sample_of(
+    requests: Sequence[CoeRequest], share: float = SAMPLE_SHARE
+) -> Sequence[CoeRequest]:
+    """The first requests, at their times."""
+    return requests[: max(round(share * len(requests)), 1)]
+
+
+def try_executors(
+    most: Mapping[str, int], throughput: Callable[[Mapping[str, int]], float]
+) -> Trial:
+    """Finds a good number of executors of each kind, one kind after the other.
+
+    Of the first kind 1 to `most` are tried without others; then of the next one, beside
+    the best number of the first, as the paper does it. Of equal ones fewer are taken.
+
+    Args:
+      most: kind -> largest number; the first kind is the fast one.
+      throughput: of a sample; CapacityError: so many do not fit, nor do more.
+    Raises:
+      CapacityError: not even one executor of the first kind fits.
+    """
+    first = next(iter(most))
+    best, best_value = {}, 0.0
+    tried: list[tuple[Mapping[str, int], float | None]] = []
+    for kind, count in most.items():
+        check_count(f"most executors of {kind}", count)
+        kept = dict(best)
+        for number in range(1, count + 1):
+            executors = kept | {kind: number}
+            try:
+                value = throughput(executors)
+            except CapacityError:
+                if kind == first and number == 1:
+                    raise
+                tried.append((executors, None))
+                break
+            tried.append((executors, value))
+            if not best or value > best_value:
+                best, best_value = executors, value
+    return Trial(best, tried)
+
+
+def with_executors(machine: Machine, executors: Mapping[str, int]) -> Machine:
+    """The machine with other executors.
+
+    One memory of all kinds is shared evenly; of several, that of a kind without
+    executors stays unused.
+
+    Raises:
+      ConfigError: a kind that the machine lacks.
+    """
+    for kind in executors:
+        check_known("kind of executor", kind, machine.memory_bytes)
+    memory = {kind: machine.memory_bytes[kind] for kind in executors}
+    if machine.unified:
+        each = sum(machine.memory_bytes.values()) // sum(executors.values())
+        memory = {kind: each * count for kind, count in executors.items()}
+    return dataclasses.replace(machine, executors=executors, memory_bytes=memory)
+
+
+def with_experts(machine: Machine, graph: CoeGraph, experts: int) -> Machine | None:
+    """The machine with so many experts in the pools of its first kind together.
+
+    They count as large as the mean one; what is left is for batches, which end where it
+    does. None: not even batches of one image fit.
+    """
+    kind = machine.first
+    executors, costs = machine.executors[kind], machine.devices[kind]
+    mean = graph.bytes_E.mean()
+    pool = int(experts * mean) // executors
+    left = machine.memory_bytes[kind] // executors - pool
+    used = {expert.architecture for expert in graph.experts}
+    item = max(costs[name].item_bytes for name in used)
+    most = max(costs[name].max_batch for name in used)
+    batch = min(left // item, most) if item else most
+    if batch < 1 or pool < graph.bytes_E.min():
+        return None
+    shrunk = {
+        name: dataclasses.replace(one, max_batch=min(one.max_batch, batch))
+        for name, one in costs.items()
+    }
+    widest = max(shrunk[n].max_batch * shrunk[n].item_bytes for n in used)
+    memory = {**machine.memory_bytes, kind: executors * (pool + widest)}
+    devices = {**machine.devices, kind: shrunk}
+    return dataclasses.replace(machine, devices=devices, memory_bytes=memory)
+
+
+def chosen_machine(
+    machine: Machine,
+    graph: CoeGraph,
+    throughput: Throughput,
+    most: Mapping[str, int] | None = None,
+) -> tuple[Machine, dict[str, Any]]:
+    """The machine with the executors, then the experts, with which a sample was served
+    fastest, and what was tried, for JSON.
+
+    Args:
+      most: executors of each kind that are tried; None: 4 of the first, 2 of others.
+    Raises:
+      CapacityError: the machine has no room for one executor.
+    """
+    if most is None:
+        most = dict.fromkeys(machine.executors, MOST_OTHER)
+        most[machine.first] = MOST_FIRST
+    trial = try_executors(
+        most, lambda executors: throughput(with_executors(machine, executors))
+    )
+    machine = with_executors(machine, trial.executors)
+    numbers = range(1, len(graph.experts) + 1)
+    fitting = [n for n in numbers if with_experts(machine, graph, n) is not None]
+    window = None
+    if fitting:
+        window = decaying_window(
+            lambda n: throughput(with_experts(machine, graph, max(n, fitting[0]))),
+            fitting[-1],
+        )
+        machine = with_experts(machine, graph, max(window.chosen, fitting[0]))
+    return machine, _told(trial, window)
+
+
+def _told(trial: Trial, window: Window | None) -> dict[str, Any]:
+    found = {
+        "executors": dict(trial.executors),
+        "executors_tried": [[dict(e), value] for e, value in trial.tried],
+    }
+    if window is not None:
+        ends = {"low": window.low, "high": window.high, "chosen": window.chosen}
+        found["window"] = ends | {"tried": [list(one) for one in window.tried]}
+    return found

@@ -1,0 +1,126 @@
+"""Runs CoServe's tasks live at reduced size, in rounds, beside computed time."""
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.coe.case import CoeWork, MachineOptions
+from moe_edge.coe.results import CoeRun, row
+from moe_edge.simulate.coe_run import Case, make_live, used_by
+from moe_edge.studies.coserve.boards import as_judged, write_board
+from moe_edge.studies.coserve.live import OURS, LiveSettings
+from moe_edge.studies.rounds import round_order
+from moe_edge.workload.coe_tasks import TASKS
+
+
+@dataclasses.dataclass
+class LiveTask:
+    """A task, and what the rounds gave.
+
+    Attributes:
+      case: served live; kind: of its results.
+      runs: policy -> a run a round; those that run once have one.
+      simulated: policy -> the same in computed time, with the same verdicts.
+      distinct: least loads from the start of ours, and of all others on all executors.
+    """
+
+    case: Case
+    kind: str
+    runs: dict[str, list[CoeRun]]
+    simulated: dict[str, CoeRun] = dataclasses.field(default_factory=dict)
+    distinct: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def figures(self, policy: str, name: str) -> list[float]:
+        """A figure of `coe.results.row` in each round."""
+        return [row(run)[name] for run in self.runs[policy]]
+
+    def ratios(self, policy: str, to: str) -> list[float]:
+        """Throughput over another policy's, in the rounds that have both."""
+        pairs = zip(self.runs[policy], self.runs[to], strict=False)
+        return [one.throughput_per_s / other.throughput_per_s for one, other in pairs]
+
+    def over_simulated(self, policy: str, name: str) -> list[float]:
+        """A figure over that in computed time, in each round."""
+        computed = row(self.simulated[policy])[name]
+        return [value / computed for value in self.figures(policy, name)]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every run gave each request the same verdict by the same experts."""
+        answers = [run.answers for runs in self.runs.values() for run in runs]
+        return all(one == answers[0] for one in answers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no request failed."""
+        return not any(run.failed for runs in self.runs.values() for run in runs)
+
+
+def run_tasks(settings: LiveSettings) -> dict[str, LiveTask]:
+    """All tasks; boards that tasks share are written once."""
+    found = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(settings.work_dir or temporary)
+        for task in settings.tasks:
+            found[task] = run_task(settings, task, root)
+    return found
+
+
+def run_task(settings: LiveSettings, task: str, root: Path) -> LiveTask:
+    """Every policy of a task, in rounds; those of `once` in the first round only."""
+    live = begin(settings, task, root)
+    everyone = [*settings.policies, *(settings.once or ())]
+    for number in range(settings.repeats):
+        names = settings.policies if number else everyone
+        for name in round_order(list(names), number):
+            run = live.case.run(name)
+            live.runs[name].append(run)
+            print(f"{task}, round {number}: {_told(name, run)}", flush=True)
+    finish(live)
+    return live
+
+
+def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
+    """Board, weights, compiled programs and images of a task."""
+    if settings.graph is None:
+        folder = root / f"board_{TASKS[task].board}_{settings.seed}"
+        given = task, settings.seed, settings.decay, settings.most_types
+        path = folder / "coe.json"
+        path = path if path.exists() else write_board(folder, *given)
+    else:
+        path = settings.graph
+    work = CoeWork(graph=str(path), task=task)
+    options = MachineOptions(profile="reduced", memory=settings.memory)
+    graph, requests = work.build(options.costs, settings.seed, live=True)
+    requests = requests[: settings.most_requests]
+    case = Case(graph, requests, options.build(graph))
+    kind = make_live(case, work, options)
+    runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
+    return LiveTask(case, kind, runs)
+
+
+def finish(live: LiveTask) -> None:
+    """The same in computed time."""
+    case, first = live.case, next(runs[0] for runs in live.runs.values() if runs)
+    requests = as_judged(case.graph, case.requests, first)
+    computed = Case(case.graph, requests, case.machine)
+    live.simulated = {name: computed.simulate(name) for name in live.runs}
+    used = set(used_by({"": first}))
+    for name in live.runs:
+        start = OURS if name == OURS else "coserve"
+        live.distinct[name] = len(used - case.setup(start).start)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the range."""
+    return float(np.ptp(values)) / 2
+
+
+def _told(name: str, run: CoeRun) -> str:
+    return (
+        f"{name} {run.throughput_per_s:.4g} requests/s, {run.time_s:.4g} s, "
+        f"{run.switches} switches"
+    )
