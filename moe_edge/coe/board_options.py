@@ -6,6 +6,7 @@ import math
 from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.workload.coe_tasks import DECAY, FOLLOWED_SHARE
 
+WIDER = {"single": 1, "single_wide": 4}  # networks for all types, beside an expert
 TYPES_A_DETECTOR, MOST_DETECTORS = 6, 30
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.coe.board_options import BoardOptions, Recipe
+from moe_edge.coe.board_options import WIDER, BoardOptions, Recipe
 from moe_edge.coe.board_plan import CLASSIFIER, DTYPE, board_plan
 from moe_edge.coe.board_training import GRAPH_FILE, TrainingState
 from moe_edge.coe.models import VERDICTS, get_network, make_architecture
@@ -23,7 +23,6 @@ from moe_edge.workload.board import SHAPE, draw
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, read_graph
 
 ACCURACY_FILE = "accuracy.json"
-WIDER = {"single": 1, "single_wide": 4}  # than the experts
 IMAGES = 512  # of a component
 SEED = 1_000_000  # of its images: others than those of single experts
 
@@ -31,12 +30,12 @@ Judge = Callable[[str, np.ndarray], list[str]]
 
 
 def train_singles(
-    folder: Path, options: BoardOptions, recipe: Recipe, seed: int
+    folder: Path, options: BoardOptions, recipe: Recipe, seed: int, names: Sequence[str]
 ) -> None:
-    """Trains both, unless that was done, and writes accuracy.json.
+    """Trains those of WIDER that are named, unless that was done; writes accuracy.json.
 
     It holds {collaboration, single, single_wide}: shares of right verdicts on held-out
-    images of the trained components, half of them damaged.
+    images of the trained components, half of them damaged; null: not trained.
     """
     plan = board_plan(options, seed)
     parts = [part for own in plan.parts for part in own]
@@ -44,8 +43,8 @@ def train_singles(
     longer = dataclasses.replace(recipe, steps=steps)
     graph, state = read_graph(folder / GRAPH_FILE), TrainingState(folder)
     judges = {"collaboration": collaboration_judge(graph, folder)}
-    for name, factor in WIDER.items():
-        width = {"width": factor * options.width}
+    for name in names:
+        width = {"width": WIDER[name] * options.width}
         made = make_architecture(CLASSIFIER, width, SHAPE, VERDICTS, DTYPE)
         file = f"{name}.bin"
         state.train(file, made, parts, longer, seed)
@@ -53,7 +52,8 @@ def train_singles(
     components = parts[: options.num_trained]
     found = {name: accuracy(judge, components) for name, judge in judges.items()}
     say(", ".join(f"{name} {share:.4f}" for name, share in found.items()))
-    write_text(folder / ACCURACY_FILE, json.dumps(found) + "\n")
+    stored = dict.fromkeys(("collaboration", *WIDER)) | found
+    write_text(folder / ACCURACY_FILE, json.dumps(stored) + "\n")
 
 
 def accuracy(judge: Judge, parts: Sequence[Part]) -> float:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from moe_edge.coe.board_options import BoardOptions, Recipe
+from moe_edge.coe.board_options import WIDER, BoardOptions, Recipe
+from moe_edge.core.checks import chosen
 from moe_edge.core.files import locked_folder, write_text
 from moe_edge.core.run_folder import CONFIG_NAME, unpacked
 
@@ -14,7 +15,7 @@ def run_train_board(
     *,
     options: BoardOptions,
     recipe: Recipe,
-    compare: bool = False,
+    compare: str = "",
     seed: int = 0,
     dry_run: bool = False,
     config_text: Callable[[], str] = str,
@@ -29,7 +30,8 @@ def run_train_board(
         accuracy.json and the networks beside the board.
       options: what the board has; recipe: how each expert is trained.
       compare: train one network for all types too, for as many steps as all experts
-        together, and one four times as wide, whose steps take ten times as long.
+        together: `single`, as wide as an expert, `single_wide`, four times as wide,
+        whose steps take ten times as long, or `all`.
       seed: of weights, images and frequencies.
       dry_run: check settings and `out_dir`, write nothing.
       config_text: gives the settings to store as config.gin.
@@ -39,6 +41,8 @@ def run_train_board(
     Raises:
       MoeEdgeError: bad input.
     """
+    known = chosen("network to compare with", compare, WIDER) if compare else []
+    names = list(WIDER) if known is None else known
     if dry_run:
         return {"dry_run": True, "types": options.types, "out_dir": out_dir}
     # Only now: these load JAX, and a refused value should not wait for that.
@@ -47,8 +51,8 @@ def run_train_board(
 
     with locked_folder(out_dir, out_dir) as folder:
         trained = train_experts(folder, options, recipe, seed)
-        if compare:
-            train_singles(folder, options, recipe, seed)
+        if names:
+            train_singles(folder, options, recipe, seed, names)
         if text := config_text():
             write_text(folder / CONFIG_NAME, text)
     accuracies = [one["accuracy"] for one in trained]

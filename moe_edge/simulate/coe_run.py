@@ -4,7 +4,6 @@ this machine or in computed time."""
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
@@ -63,7 +62,7 @@ def run_coserve(
         return {"task": work.name, "policies": names}
     kind, accuracy = "simulated", None
     if options.live:
-        folder = Path(work.graph).parent
+        folder = work.graph_path.parent
         kind = make_live(case, work, options)
         accuracy = (
             read_json(folder / ACCURACY) if (folder / ACCURACY).exists() else None
@@ -106,13 +105,13 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
     from moe_edge.coe.live import Live, has_accelerator, with_measured_costs
     from moe_edge.coe.store import ExpertStore
 
-    graph, folder = case.graph, Path(work.graph).parent
+    graph, folder = case.graph, work.graph_path.parent
     store = ExpertStore(graph, folder)
     store.check()
     real = has_accelerator() and options.profile not in PRESETS
     if options.profile is None or options.profile in PRESETS:
         case.machine = with_measured_costs(case.machine, graph, store, loads_too=real)
-    images = folder if work.requests is None else Path(work.requests).parent
+    images = folder if work.requests is None else work.requests_path.parent
     live = Live(graph, store, case.machine, case.requests, images, emulated=not real)
     case.serve = live.run
     return "measured" if real else "emulated"
