@@ -7,13 +7,12 @@ from pathlib import Path
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes
 from moe_edge.coe.profile import read_profile
-from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.workload.coe_graph import CoeGraph, read_graph
 from moe_edge.workload.coe_tasks import (
-    CLASSIFIER,
     DECAY,
     PERIOD_S,
-    RECORD_BYTES,
+    TASKS,
     CoeRequest,
     read_requests,
     task_graph,
@@ -32,14 +31,13 @@ class CoeWork:
 
     Attributes:
       graph: a `coe.json`, or `demo`: a board of 24 types that comes with this program;
-        None: the board of `task`, which has no weights.
+        None: the board of `task`; live with random weights, whose verdicts mean
+        nothing.
       requests: a `requests.jsonl`, or `demo`: some of that board; None: those of
         `task`, by the graph's frequencies.
       task: of the paper: a1, a2 (352 types, 2,500 and 3,500 requests), b1, b2 (342).
       period_s: between two requests of a task; None: 4 ms, of machine `reduced` 0.4.
       decay: of the frequencies of a task's board, in types: p_i ~ exp(-i / decay).
-      paper_sizes: with `simulate`: experts of the graph count as large as the paper's,
-        a ResNet101 or, where they follow others, a YOLOv5m.
     """
 
     graph: str | None = None
@@ -47,9 +45,9 @@ class CoeWork:
     task: str = "a1"
     period_s: float | None = None
     decay: float = DECAY
-    paper_sizes: bool = False
 
     def __post_init__(self):
+        check_known("task", self.task, TASKS)
         if self.period_s is not None:
             check_positive("period_s", self.period_s)
 
@@ -74,26 +72,17 @@ class CoeWork:
         demo = self.requests == "demo"
         return DEMO_BOARD / "requests.jsonl" if demo else Path(self.requests)
 
-    def build(
-        self, machine: str, seed: int, live: bool = False
-    ) -> tuple[CoeGraph, list[CoeRequest]]:
+    def build(self, machine: str, seed: int) -> tuple[CoeGraph, list[CoeRequest]]:
         """Reads or draws both.
 
         Args:
           machine: for which; its name says how large the networks of a board are.
-          live: they are to be judged by networks.
         """
-        if live and self.graph is None:
-            raise ConfigError(
-                f"the board of task {self.task} has no weights; give a --graph that "
-                "has (launch/train_board.py writes one), or --simulate"
-            )
         if self.graph is None:
             sizes = record_bytes(machine)
             graph = task_graph(self.task, seed, self.decay, sizes)
         else:
             graph = read_graph(self.graph_path)
-            graph = paper_sized(graph) if self.paper_sizes and not live else graph
         if self.requests is not None:
             return graph, read_requests(self.requests_path)
         usual_s = REDUCED_PERIOD_S if machine == "reduced" else PERIOD_S
@@ -109,8 +98,8 @@ class MachineOptions:
       simulate: computed time, on a preset (numa, uma, reduced) or by the costs of a
         `coe_profile.json`; None: live, on this machine.
       profile: of a live run: costs, from a `coe_profile.json`; or a preset, whose loads
-        are emulated. None: they are measured; where there is no GPU, loads are
-        those of `reduced`.
+        are emulated, while K and B are measured. None: `reduced`, where there is a GPU
+        with loads as they are.
       executors: number of each kind such as gpu:2,cpu:1; the first kind is the fast
         one. None: the preset's.
       memory: of each of these kinds such as 9.5GB,13GB; None: the preset's.
@@ -166,18 +155,6 @@ class MachineOptions:
         if machine is None:
             return Machine(devices, **changes, source=self.costs)
         return dataclasses.replace(machine, **changes)
-
-
-def paper_sized(graph: CoeGraph) -> CoeGraph:
-    """The graph with networks as large as the paper's."""
-    follow = {graph.experts[e].architecture for e in graph.follow.values()}
-    sized = {
-        name: dataclasses.replace(
-            one, record_bytes=RECORD_BYTES["yolov5m" if name in follow else CLASSIFIER]
-        )
-        for name, one in graph.architectures.items()
-    }
-    return dataclasses.replace(graph, architectures=sized)
 
 
 def probability_E(graph: CoeGraph, requests: Sequence[CoeRequest]) -> Sequence[float]:

@@ -114,25 +114,23 @@ def emulated_link(load_s: Mapping[int, float]) -> EmulatedLink:
 def with_measured_costs(
     machine: Machine, graph: CoeGraph, store: ExpertStore, loads_too: bool
 ) -> Machine:
-    """The machine with K and B as they are here, in a short profile.
+    """The machine with K and B, perhaps loads, as they are here in a short profile.
 
-    Args:
-      loads_too: loads, batches and their memory are measured as well.
+    Batches and the memory of their images stay as they are, and so do the pools.
     """
     each = [one for costs in machine.devices.values() for one in costs.values()]
     sizes = ProfileSizes(most_batch=max(one.max_batch for one in each), repeats=5)
     devices = {kind: device_of(kind) for kind in machine.executors}
     once = {device: kind for kind, device in devices.items()}
     found = profile_graph(graph, store, {k: d for d, k in once.items()}, sizes)
-    found = {kind: found[once[device]] for kind, device in devices.items()}
-    if not loads_too:
-        found = {
-            kind: {
-                name: dataclasses.replace(
-                    machine.devices[kind][name], k_s=one.k_s, b_s=one.b_s, r2=one.r2
-                )
-                for name, one in costs.items()
-            }
-            for kind, costs in found.items()
+    fields = ("k_s", "b_s", "r2", "load_s") if loads_too else ("k_s", "b_s", "r2")
+    costs = {
+        kind: {
+            name: dataclasses.replace(
+                machine.devices[kind][name], **{f: getattr(one, f) for f in fields}
+            )
+            for name, one in found[once[device]].items()
         }
-    return dataclasses.replace(machine, devices=found, source="measured at the start")
+        for kind, device in devices.items()
+    }
+    return dataclasses.replace(machine, devices=costs, source="measured at the start")

@@ -56,13 +56,17 @@ def train_singles(
     write_text(folder / ACCURACY_FILE, json.dumps(stored) + "\n")
 
 
-def accuracy(judge: Judge, parts: Sequence[Part]) -> float:
-    """Share of held-out images whose defect is found, or that pass where sound."""
+def accuracy(judge: Judge, parts: Sequence[Part], images: int = IMAGES) -> float:
+    """Share of held-out images whose defect is found, or that pass where sound.
+
+    Args:
+      images: of each part.
+    """
     right = []
     for number, part in enumerate(parts):
-        images = held_out(part, IMAGES, SEED + number)
-        verdicts = judge(part.component, draw(part.component, images))
-        for image, verdict in zip(images, verdicts, strict=True):
+        shown = held_out(part, images, SEED + number)
+        verdicts = judge(part.component, draw(part.component, shown))
+        for image, verdict in zip(shown, verdicts, strict=True):
             right.append(verdict == (image["defect"] or OK))
     return float(np.mean(right))
 

@@ -45,7 +45,7 @@ class SlotSizes:
       max_context: tokens of the longest row, prompt and new.
       prefill_chunk: most tokens of a prompt that run between two steps; the next
         lower power of two is taken.
-      prompt_rows: most prompts that are prefilled together.
+      prompt_rows: most prompts that are prefilled together, see `prompts_together`.
       deterministic: one shape for all: bits do not depend on company.
     Raises:
       ConfigError: a size that is no positive number.
@@ -72,7 +72,8 @@ class SlotSizes:
         self.deterministic = deterministic
         largest, prompt_rows = capacity_for(max_context), min(prompt_rows, max_rows)
         self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)
-        self.prompt_rows = (1,) if deterministic else _powers(prompt_rows, 1, 4)
+        some = () if deterministic else _powers(prompt_rows, 1, 4)
+        self.prompt_rows = tuple(sorted({1, *some}))
         self.capacities = (largest,)
         if not deterministic:
             powers = _powers(largest, _SMALLEST_SLOT_CAPACITY, 4)
@@ -102,6 +103,44 @@ class SlotSizes:
     def padded(self, tokens: int, capacity: int) -> int:
         """Size of a chunk of so many tokens in a session of a capacity."""
         return min(next(size for size in self.chunks if size >= tokens), capacity)
+
+    def prompts_together(self, lengths: Sequence[int]) -> int:
+        """How many prompts, the first ones of these that wait, run together.
+
+        Those of one padded size, as long as together they are no larger than a chunk:
+        otherwise short ones would be padded to long ones, and steps would wait.
+
+        Args:
+          lengths: tokens of each that are to run, at least one.
+        """
+        size, *others = (self._chunk_of(n) for n in lengths[: self.prompt_rows[-1]])
+        count = 1
+        for other in others:
+            rows = self.prompt_rows_for(count + 1)
+            if other != size or rows * size > self.chunk:
+                break
+            count += 1
+        return count
+
+    def _chunk_of(self, tokens: int) -> int:
+        """Padded size of a prompt's first chunk, in a session that holds it."""
+        return self.padded(min(tokens, self.chunk), self.capacity_for(tokens))
+
+    def prompt_shapes(self) -> list[tuple[int, int, int]]:
+        """Rows, padded size of a chunk and capacity: all in which prompts run."""
+        found = []
+        for R in self.prompt_rows:
+            largest = self.capacity_for(self.prompt_tokens(R))
+            for M in (M for M in self.capacities if M <= largest):
+                sizes = sorted({min(size, M) for size in self.chunks})
+                found += [(R, S, M) for S in sizes if R == 1 or R * S <= self.chunk]
+        return found
+
+    def prompt_tokens(self, rows: int) -> int:
+        """Tokens of the longest of so many prompts that run together."""
+        return (
+            self.max_context if rows == 1 else min(self.chunk // rows, self.max_context)
+        )
 
     def prompt_shape(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Rows, size of the first chunk and capacity of prompts that run together."""

@@ -132,4 +132,4 @@ class SlotShapes(SlotSizes):
 
     def prompt_bytes(self) -> int:
         """Most bytes of the caches of prompts on their way."""
-        return self.prompt_rows[-1] * self.row_bytes(self.max_context)
+        return max(R * self.row_bytes(self.prompt_tokens(R)) for R in self.prompt_rows)

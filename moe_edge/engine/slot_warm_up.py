@@ -25,17 +25,16 @@ def warm_up(
     """
     started_s = time.perf_counter()
     running = [*itertools.product(shapes.rows, shapes.capacities)]
-    prompts = [*itertools.product(shapes.prompt_rows, shapes.capacities)]
+    prompts = shapes.prompt_shapes()
     for B, M in running:
         _decode(engine, programs, shapes.new_session(engine, B, M))
-    for R, M in prompts:
-        for size in sorted({min(size, M) for size in shapes.chunks}):
-            _prefill(engine, programs, shapes.new_session(engine, R, M), size)
+    for R, size, M in prompts:
+        _prefill(engine, programs, shapes.new_session(engine, R, M), size)
     kept = []
     if cache.budget_bytes:
         tokens = range(1, shapes.max_context + 1)
         kept = [(1, capacity_for(shapes.kept_capacity(count))) for count in tokens]
-    for shape in dict.fromkeys([*running, *prompts, *kept]):
+    for shape in dict.fromkeys([*running, *((R, M) for R, _, M in prompts), *kept]):
         here, there = engine.new_cache(*shape), engine.new_cache(*shape)
         copied = programs.copy_rows(here, there, [(0, 0, 1)], shapes.part)
         jax.block_until_ready(copied)

@@ -61,7 +61,7 @@ class RowSlots:
         max_rows: int = 8,
         max_context: int,
         prefill_chunk: int = 512,
-        prompt_rows: int = 1,
+        prompt_rows: int = 4,
         deterministic: bool = False,
         prompt_cache_bytes: int = 0,
     ):
@@ -281,7 +281,8 @@ class RowSlots:
         if self._run is None:
             if not self._waiting:
                 return []
-            most = self.shapes.prompt_rows[-1]
+            lengths = [len(row.row.prompt) for row in self._waiting]
+            most = self.shapes.prompts_together(lengths)
             rows, self._waiting = self._waiting[:most], self._waiting[most:]
             where = self.engine, self._programs, self.shapes
             self._run = PromptRun(*where, rows, self.cache)

@@ -17,6 +17,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.engine.base import Engine
+from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import CostTable, Shape, StepCosts
@@ -107,12 +108,12 @@ def measure_steps(
         ]
     # Prompts: at both ends of each shape, and in between.
     sizes, most = timer.sizes, timer.sizes[-1]
-    together = slots.shapes.prompt_rows[-1]
     grid = [([size], k) for size, k in itertools.product(sizes, ks)]
     others = []
     for number in range(PREFILL_HELD_OUT):
-        count = 1 if number % 2 else together
-        lengths = rng.integers(1, max(most // count, 2), count).tolist()
+        lengths = [int(rng.integers(1, max(most, 2)))]
+        if not number % 2:
+            lengths = _some_together(slots.shapes, rng) or lengths
         others.append((lengths, int(rng.integers(1, own + 1))))
     seconds = timer.prefill([*grid, *others])
     prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
@@ -208,8 +209,7 @@ class _Timer:
     def shapes(self) -> list[list[float]]:
         """Rows, size, capacity and seconds of every shape of prompts."""
         sizes = self._slots.shapes
-        every = itertools.product(sizes.prompt_rows, sizes.chunks, sizes.capacities)
-        return self._each({(R, min(S, M), M) for R, S, M in every}, shape_seconds)
+        return self._each(sizes.prompt_shapes(), shape_seconds)
 
     def batches(self) -> list[list[float]]:
         """The same of every size of a batch that decodes, of one row each."""
@@ -229,6 +229,17 @@ class _Timer:
     def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
         tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
         return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+
+
+def _some_together(sizes: SlotSizes, rng: np.random.Generator) -> list[int]:
+    """Lengths of as many prompts as run together; none where they never do."""
+    rows = sizes.prompt_rows[-1]
+    known = sorted({size for R, size, _ in sizes.prompt_shapes() if R == rows > 1})
+    if not known:
+        return []
+    place = int(rng.integers(len(known)))
+    least = known[place - 1] + 1 if place else 1
+    return rng.integers(least, known[place] + 1, rows).tolist()
 
 
 def shape_seconds(slots: RowSlots, shape: Shape) -> float:

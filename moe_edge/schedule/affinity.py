@@ -46,7 +46,7 @@ class Affinity(CoServe):
         for n, lane in enumerate(lanes):
             if not self.pools[n].fits(expert):
                 continue
-            added_s, load_s = self.added_s(expert, lane), self.load_s(expert, lane)
+            added_s, load_s = self.added_s(expert, lane)
             total_s = own_s = left_s[n] + added_s
             if load_s:
                 total_s = max(own_s, disk_s + added_s)

@@ -128,7 +128,7 @@ class CoServe(Arranged):
         for n, lane in enumerate(lanes):
             if not self.pools[n].fits(job.expert):
                 continue
-            added_s = self.added_s(job.expert, lane)
+            added_s, _ = self.added_s(job.expert, lane)
             total_s = left_s[n] + added_s
             key = max(longest_s, total_s), added_s, total_s
             if best is None or key < best:
@@ -142,15 +142,11 @@ class CoServe(Arranged):
             for lane, until_s in zip(lanes, self.until_s, strict=True)
         ]
 
-    def added_s(self, expert: int, lane: Lane) -> float:
-        """Predicted seconds that one more request of an expert adds to a lane."""
+    def added_s(self, expert: int, lane: Lane) -> tuple[float, float]:
+        """Predicted seconds that one more request of an expert adds to a lane; and of
+        these a load's, none where the expert is or is queued."""
         costs = self.costs[lane.number]
         if expert in lane.waiting.runs:
-            return costs.k_s[expert]
-        return costs.k_s[expert] + costs.b_s[expert] + self.load_s(expert, lane)
-
-    def load_s(self, expert: int, lane: Lane) -> float:
-        """Of that, a load: none where the expert is, or is queued."""
-        if expert in lane.waiting.runs or expert in self.pools[lane.number]:
-            return 0.0
-        return self.costs[lane.number].load_s[expert]
+            return costs.k_s[expert], 0.0
+        load_s = 0.0 if expert in self.pools[lane.number] else costs.load_s[expert]
+        return costs.k_s[expert] + costs.b_s[expert] + load_s, load_s

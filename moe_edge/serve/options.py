@@ -41,8 +41,8 @@ class ServingOptions:
       prompt_cache: for caches of rows that ended: a share of that (`25%`) or an amount;
         `0`: none. It holds whole chunks of `prefill_chunk` tokens.
       prefill_chunk: most tokens of a prompt that run between two steps.
-      prompt_rows: most prompts that are prefilled together. On a CPU one by one is
-        quicker (docs/serving.md).
+      prompt_rows: most prompts that are prefilled together, if they are of a size and
+        together no longer than a chunk.
       default_min_k: floor of requests that name none; None: the model's own K.
       deterministic: a row's bits do not depend on its company.
       costs: a machine.json with `step_costs`, which `qos` and `elastic` need.
@@ -56,7 +56,7 @@ class ServingOptions:
     kv_memory: str | None = None
     prompt_cache: str = "25%"
     prefill_chunk: int = 512
-    prompt_rows: int = 1
+    prompt_rows: int = 4
     default_min_k: int | None = None
     deterministic: bool = False
     costs: str | None = None

@@ -1,9 +1,13 @@
 """The root of launch/coserve.py: requests for many experts, policy by policy, live on
 this machine or in computed time."""
 
+import contextlib
+import dataclasses
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
@@ -54,23 +58,18 @@ def run_coserve(
     """
     check_from_zero("max_wait_s", max_wait_s)
     names = chosen_recipes(policies)
-    graph, requests = work.build(options.costs, seed, options.live)
-    case = Case(graph, requests, options.build(graph), start_empty, max_wait_s)
-    for name in names:
-        case.setup(name)
-    if run.dry_run:
-        return {"task": work.name, "policies": names}
-    kind, accuracy = "simulated", None
-    if options.live:
-        folder = work.graph_path.parent
-        kind = make_live(case, work, options)
-        accuracy = (
-            read_json(folder / ACCURACY) if (folder / ACCURACY).exists() else None
-        )
-    runs = {}
-    for name in names:
-        runs[name] = case.run(name)
-        print(progress(name, runs[name]), flush=True)
+    with with_weights(work, options, seed, run.dry_run) as given:
+        graph, requests = given.build(options.costs, seed)
+        case = Case(graph, requests, options.build(graph), start_empty, max_wait_s)
+        for name in names:
+            case.setup(name)
+        if run.dry_run:
+            return {"task": work.name, "policies": names}
+        kind = make_live(case, given, options) if options.live else "simulated"
+        runs = {}
+        for name in names:
+            runs[name] = case.run(name)
+            print(progress(name, runs[name]), flush=True)
     answers = [found.answers for found in runs.values()]
     summary = {
         "task": work.name,
@@ -79,7 +78,7 @@ def run_coserve(
         "bounds": case.bounds(runs),
         "distinct_experts": len(used_by(runs)),
         "verdicts_equal": all(one == answers[0] for one in answers),
-        "accuracy": accuracy,
+        "accuracy": accuracy_of(work) if options.live else None,
     }
     with run.writing() as folder:
         settings = vars(work) | vars(options) | {"seed": seed}
@@ -94,6 +93,29 @@ def run_coserve(
                 told = run_events(found, graph.bytes_E.tolist())
                 write_events(folder / f"events_{name}.jsonl", told)
     return summary
+
+
+@contextlib.contextmanager
+def with_weights(
+    work: CoeWork, options: MachineOptions, seed: int, dry_run: bool
+) -> Iterator[CoeWork]:
+    """The work, with the task's board in files if it is to run live and names none."""
+    if not options.live or work.graph is not None or dry_run:
+        yield work
+        return
+    from moe_edge.coe.random_board import write_board
+
+    with tempfile.TemporaryDirectory(prefix="coserve-") as folder:
+        path = write_board(Path(folder), work.task, seed, work.decay)
+        yield dataclasses.replace(work, graph=str(path))
+
+
+def accuracy_of(work: CoeWork) -> Mapping[str, Any] | None:
+    """What those who trained the graph's experts wrote beside it."""
+    if work.graph is None:
+        return None
+    path = work.graph_path.parent / ACCURACY
+    return read_json(path) if path.exists() else None
 
 
 def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:

@@ -58,7 +58,7 @@ class SlotSteps:
 
     def __init__(self, sizes: SlotSizes | None = None):
         self._sizes = sizes or SlotSizes(
-            max_rows=8, max_context=4096, prefill_chunk=512, prompt_rows=1
+            max_rows=8, max_context=4096, prefill_chunk=512, prompt_rows=4
         )
         self._group: list[Chunk] = []  # the last chunk of each prompt on its way
         self._shape = 0, 0  # of their session: rows, capacity
@@ -97,10 +97,11 @@ class SlotSteps:
         group = [(job, stop) for job, stop in group if stop < job.prompt_tokens]
         if not group:
             waiting = [job for job in running if not job.made]
-            group = [(job, 0) for job in waiting[: sizes.prompt_rows[-1]]]
-            longest = max((job.prompt_tokens for job, _ in group), default=1)
-            rows = sizes.prompt_rows_for(len(group))
-            self._shape = rows, sizes.capacity_for(longest)
+            lengths = [job.prompt_tokens for job in waiting]
+            count = sizes.prompts_together(lengths) if waiting else 0
+            group = [(job, 0) for job in waiting[:count]]
+            rows = sizes.prompt_rows_for(count)
+            self._shape = rows, sizes.capacity_for(max(lengths[:count], default=1))
         self._group = [
             Chunk(job, done, min(done + sizes.chunk, job.prompt_tokens))
             for job, done in group

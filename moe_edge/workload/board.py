@@ -1,7 +1,8 @@
 """Draws what the requests of a board show: components, sound or with a defect.
 
-A crop of 32 x 32 pixels shows a component on its footprint; it takes 62 to 78 % of the
-width. A type's look follows from its name alone, an image from name, seed and defect.
+A crop of 32 x 32 pixels shows a component on its footprint; it takes 64 to 78 % of the
+width. Types share packages, and what is a mark of one type would be damage on another,
+so only who knows the type can judge it. A type's look follows from its name alone, an image from name, seed and defect.
 The footprint (pads, outline, a dot where the marked end belongs) stays in place, the
 component on it moves a little in every image, and far if it is `misaligned`.
 """
@@ -265,7 +266,7 @@ def _print(canvas, one: Look, body, x, y, worn: np.ndarray) -> None:
 
 
 def _damage(canvas, one: Look, u, body, x, y) -> None:
-    """A crack, a missing piece of the rim, or a burn; all may be faint or small."""
+    """A crack, a missing piece of the rim, or a burn."""
     u = u[:, :, None, None]
     width, height = one.half
     kind, way = u[6], 2 * np.pi * u[7]

@@ -101,6 +101,7 @@ def test_each_request_gets_the_same_verdict_whatever_serves_it(board, folder):
     answers, seen = one_by_one(graph, folder, requests), 0
     cases = [(name, {"gpu": 2, "cpu": 1}, 3) for name in RECIPES]
     cases += [("affinity", {"cpu": 1}, 1), ("coserve", {"cpu": 3}, 8)]
+    there = Programs(graph, jax.devices()[0]).compiled
     for executors, experts in {(str(c[1]), c[2]): c[1:] for c in cases}.values():
         live = live_of(folder, graph, requests, machine_of(graph, executors, experts))
         with compilations() as compiled:
@@ -112,7 +113,7 @@ def test_each_request_gets_the_same_verdict_whatever_serves_it(board, folder):
                 seen += run.switches
         assert compiled == []
         for programs in live.programs.values():
-            assert programs.compiled <= 2 * len(buckets(MAX_BATCH))
+            assert programs.compiled - there <= 2 * len(buckets(MAX_BATCH))
     lengths = {len(chain) for chain in answers[1].values()}
     assert seen > 50 and len(set(answers[0].values())) > 1 and lengths == {1, 2}
 

@@ -188,9 +188,7 @@ def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     assert "none of the 40 requests is of a component that has a rule" in error(
         "--simulate", "numa", *without_rules(tmp_path)
     )
-    assert "the board of task a2 has no weights; give a --graph" in error(
-        "--task", "a2"
-    )
+    assert "architecture 'resnet101': outputs of resnet101 are None" in error(*files)
     assert "--simulate numa and --profile uma: costs come from one" in error(
         "--simulate", "numa", "--profile", "uma"
     )

@@ -35,7 +35,7 @@ def job(number, arrival_s, prompt, new, floor=1, **more):
 
 
 def times(policy, *jobs, answers=None, cancelled=None):
-    steps = SlotSteps(sizes(64))
+    steps = SlotSteps(sizes(512, max_context=4096))
     server = ComputedServer(RequestLoop(policy), COSTS, steps=steps, answers=answers)
     served = server.run(jobs, cancelled)
     return server, {n: (s.admitted_s, s.first_s, s.last_s) for n, s in served.items()}
@@ -108,15 +108,24 @@ def step(steps, *running):
 
 
 def test_prompts_are_cut_and_run_a_few_together():
-    a, b, c, d = jobs = [job(i, 0, n, 9) for i, n in enumerate((2, 9, 3, 4))]
+    lengths = 150, 200, 30, 9, 2, 5
+    a, b, c, d, e, f = jobs = [job(i, 0, n, 9) for i, n in enumerate(lengths)]
     for each in jobs:
         each.state = "running"
-    steps = SlotSteps(sizes(4, prompt_rows=2))
-    assert step(steps, a, b) == ([], [(0, 0, 2), (1, 0, 4)])
-    assert step(steps, a, b, c) == ([0], [(1, 4, 8)])  # 2 waits for these prompts
-    assert step(steps, a, b, c) == ([0], [(1, 8, 9)])
-    assert step(steps, a, b, c, d) == ([0, 1], [(2, 0, 3), (3, 0, 4)])
-    assert step(steps, a, d) == ([0, 3], [])
+    steps = SlotSteps(sizes(128, prompt_rows=2, max_context=1024))
+    assert step(steps, a, b) == ([], [(0, 0, 128)])  # long ones run alone
+    assert step(steps, a, b, c) == ([], [(0, 128, 150)])  # 1 and 2 wait for this one
+    assert step(steps, a, b, c) == ([0], [(1, 0, 128)])
+    assert step(steps, a, b, c) == ([0], [(1, 128, 200)])
+    assert step(steps, *jobs[:5]) == ([0, 1], [(2, 0, 30), (3, 0, 9)])
+    assert step(steps, *jobs) == ([0, 1, 2, 3], [(4, 0, 2), (5, 0, 5)])
+    assert step(steps, a, f) == ([0, 5], [])
+
+
+def test_prompts_together_are_no_larger_than_a_chunk():
+    of = sizes(256, max_context=1024).prompts_together
+    assert of([9, 30, 70]) == 2 and of([64, 50, 60, 64, 64]) == 4 and of([65, 70]) == 1
+    assert of([256, 256]) == of([900, 900]) == of([3]) == 1
 
 
 def test_prompts_of_requests_that_ended_are_dropped():

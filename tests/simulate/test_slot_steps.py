@@ -32,14 +32,15 @@ class Watched:
         return self._engine.run_chunk(session, tokens, *more)
 
 
-@pytest.mark.parametrize("prefill_chunk", [16, 24])  # the second one is rounded down
+# The second one is rounded down; in the third, short prompts run together.
+@pytest.mark.parametrize("prefill_chunk, context", [(16, 64), (24, 64), (128, 256)])
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_steps_are_those_of_row_slots(prefill_chunk, is_deterministic):
+def test_steps_are_those_of_row_slots(prefill_chunk, context, is_deterministic):
     engine = Watched(resident("gqa"))
     slots = RowSlots(
         engine,
         max_rows=4,
-        max_context=64,
+        max_context=context,
         prefill_chunk=prefill_chunk,
         prompt_rows=2,
         deterministic=is_deterministic,

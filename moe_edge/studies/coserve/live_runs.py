@@ -1,19 +1,21 @@
 """Runs CoServe's tasks live at reduced size, in rounds, beside computed time."""
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.coe.case import CoeWork, MachineOptions
+from moe_edge.coe.machine import Machine
+from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_run import Case, make_live, used_by
-from moe_edge.studies.coserve.boards import as_judged, write_board
-from moe_edge.studies.coserve.live import OURS, LiveSettings
+from moe_edge.studies.coserve.entry import OURS
+from moe_edge.studies.coserve.live import LiveSettings
 from moe_edge.studies.rounds import round_order
-from moe_edge.workload.coe_tasks import TASKS
+from moe_edge.workload.coe_graph import CoeGraph
+from moe_edge.workload.coe_tasks import DAMAGED, TASKS, CoeRequest
 
 
 @dataclasses.dataclass
@@ -21,7 +23,7 @@ class LiveTask:
     """A task, and what the rounds gave.
 
     Attributes:
-      case: served live; kind: of its results.
+      case: served live; kind: of its results; folder: of its weights.
       runs: policy -> a run a round; those that run once have one.
       simulated: policy -> the same in computed time, with the same verdicts.
       distinct: least loads from the start of ours, and of all others on all executors.
@@ -29,6 +31,7 @@ class LiveTask:
 
     case: Case
     kind: str
+    folder: Path
     runs: dict[str, list[CoeRun]]
     simulated: dict[str, CoeRun] = dataclasses.field(default_factory=dict)
     distinct: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -43,9 +46,10 @@ class LiveTask:
         return [one.throughput_per_s / other.throughput_per_s for one, other in pairs]
 
     def over_simulated(self, policy: str, name: str) -> list[float]:
-        """A figure over that in computed time, in each round."""
+        """A figure over that in computed time, in each round; none over none is 1."""
         computed = row(self.simulated[policy])[name]
-        return [value / computed for value in self.figures(policy, name)]
+        values = self.figures(policy, name)
+        return [1.0 if v == computed else v / (computed or 1) for v in values]
 
     @property
     def equal(self) -> bool:
@@ -59,14 +63,13 @@ class LiveTask:
         return not any(run.failed for runs in self.runs.values() for run in runs)
 
 
-def run_tasks(settings: LiveSettings) -> dict[str, LiveTask]:
-    """All tasks; boards that tasks share are written once."""
-    found = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        root = Path(settings.work_dir or temporary)
-        for task in settings.tasks:
-            found[task] = run_task(settings, task, root)
-    return found
+def run_tasks(settings: LiveSettings, root: Path) -> dict[str, LiveTask]:
+    """All tasks; boards that tasks share are written once.
+
+    Args:
+      root: folder of the boards.
+    """
+    return {task: run_task(settings, task, root) for task in settings.tasks}
 
 
 def run_task(settings: LiveSettings, task: str, root: Path) -> LiveTask:
@@ -94,12 +97,24 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
         path = settings.graph
     work = CoeWork(graph=str(path), task=task)
     options = MachineOptions(profile="reduced", memory=settings.memory)
-    graph, requests = work.build(options.costs, settings.seed, live=True)
+    graph, requests = work.build(options.costs, settings.seed)
     requests = requests[: settings.most_requests]
     case = Case(graph, requests, options.build(graph))
     kind = make_live(case, work, options)
     runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
-    return LiveTask(case, kind, runs)
+    return LiveTask(case, kind, Path(path).parent, runs)
+
+
+def on_machine(live: LiveTask, machine: Machine) -> Case:
+    """The task's case on another machine, with the costs that were measured."""
+    from moe_edge.coe.live import Live
+    from moe_edge.coe.store import ExpertStore
+
+    case = Case(live.case.graph, live.case.requests, machine)
+    store = ExpertStore(case.graph, live.folder)
+    given = case.graph, store, machine, case.requests, live.folder
+    case.serve = Live(*given, emulated=live.kind == "emulated").run
+    return case
 
 
 def finish(live: LiveTask) -> None:
@@ -112,6 +127,20 @@ def finish(live: LiveTask) -> None:
     for name in live.runs:
         start = OURS if name == OURS else "coserve"
         live.distinct[name] = len(used - case.setup(start).start)
+
+
+def as_judged(
+    graph: CoeGraph, requests: Sequence[CoeRequest], run: CoeRun
+) -> list[CoeRequest]:
+    """Requests that are drawn as a run's networks judged them: a simulator, which goes
+    by what was drawn, then gives them the same experts."""
+    found = []
+    for number, request in enumerate(requests):
+        first = graph.rules.get(request.component)
+        stopped = first in graph.follow and len(run.chains.get(number, ())) == 1
+        image = {"seed": 0, "defect": DAMAGED if stopped else None}
+        found.append(dataclasses.replace(request, image=image))
+    return found
 
 
 def spread(values: Sequence[float]) -> float:

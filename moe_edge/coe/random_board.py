@@ -5,20 +5,16 @@ nothing wrong: then all requests go on that would, and speed is that of the task
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from moe_edge.coe.models import get_network, make_architecture
-from moe_edge.coe.results import CoeRun
 from moe_edge.coe.store import write_experts
 from moe_edge.workload.board import SHAPE
 from moe_edge.workload.coe_graph import CoeGraph, write_graph
 from moe_edge.workload.coe_tasks import (
     CLASSIFIER,
-    DAMAGED,
     DECAY,
     TASKS,
-    CoeRequest,
     board_graph,
 )
 
@@ -58,17 +54,3 @@ def write_board(
     )
     write_graph(folder / "coe.json", graph)
     return folder / "coe.json"
-
-
-def as_judged(
-    graph: CoeGraph, requests: Sequence[CoeRequest], run: CoeRun
-) -> list[CoeRequest]:
-    """Requests that are drawn as a run's networks judged them: a simulator, which goes
-    by what was drawn, then gives them the same experts."""
-    found = []
-    for number, request in enumerate(requests):
-        first = graph.rules.get(request.component)
-        stopped = first in graph.follow and len(run.chains.get(number, ())) == 1
-        image = {"seed": 0, "defect": DAMAGED if stopped else None}
-        found.append(dataclasses.replace(request, image=image))
-    return found
