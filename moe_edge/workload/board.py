@@ -2,7 +2,8 @@
 
 A crop of 32 x 32 pixels shows a component on its footprint; it takes 64 to 78 % of the
 width. Types share packages, and what is a mark of one type would be damage on another,
-so only who knows the type can judge it. A type's look follows from its name alone, an image from name, seed and defect.
+so only who knows the type can judge it. A type's look follows from its name alone, an
+image from name, seed and defect.
 The footprint (pads, outline, a dot where the marked end belongs) stays in place, the
 component on it moves a little in every image, and far if it is `misaligned`.
 """
