@@ -15,16 +15,18 @@ from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS
 from moe_edge.coe.results import CoeRun, outputs, progress, row, run_events
 from moe_edge.coe.setup import Setup, make_setup
+from moe_edge.coe.trial import chosen_machine, sample_of, with_executors
 from moe_edge.core.checks import ConfigError, check_from_zero
 from moe_edge.core.events import write_events
 from moe_edge.core.files import read_json, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
-from moe_edge.schedule.coe_recipes import chosen_recipes
+from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
 from moe_edge.simulate import coe_bounds
 from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
+Serve = Callable[[Setup], CoeRun]
 ACCURACY = "accuracy.json"  # beside the graph, of those who trained its experts
 
 
@@ -39,6 +41,7 @@ def run_coserve(
     max_wait_s: float = 30.0,
     start_empty: bool = False,
     events: bool = False,
+    trial: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Serves the same requests by every policy, and compares.
@@ -52,6 +55,9 @@ def run_coserve(
       max_wait_s: who has waited that long is next, under affinity; 0: no bound.
       start_empty: nothing is resident at first.
       events: write what was loaded, computed and evicted.
+      trial: find the numbers of executors and of resident experts by runs of half of
+        the requests under the first policy on all executors; `executors` are the most
+        that are tried then.
       seed: of a task's board and requests.
     Raises:
       MoeEdgeError: bad input.
@@ -60,12 +66,20 @@ def run_coserve(
     names = chosen_recipes(policies)
     with with_weights(work, options, seed, run.dry_run) as given:
         graph, requests = given.build(options.costs, seed)
-        case = Case(graph, requests, options.build(graph), start_empty, max_wait_s)
+        machine, most = options.build(graph), None
+        if trial:
+            most = machine.executors if options.executors else None
+            machine = with_executors(machine, dict.fromkeys(machine.executors, 1))
+        case = Case(graph, requests, machine, start_empty, max_wait_s)
         for name in names:
             case.setup(name)
         if run.dry_run:
             return {"task": work.name, "policies": names}
         kind = make_live(case, given, options) if options.live else "simulated"
+        tried = None
+        if trial:
+            shared = [name for name in names if not RECIPES[name].one_lane]
+            case, tried = case.by_trial((shared or ["coserve"])[0], most)
         runs = {}
         for name in names:
             runs[name] = case.run(name)
@@ -83,6 +97,7 @@ def run_coserve(
     with run.writing() as folder:
         settings = vars(work) | vars(options) | {"seed": seed}
         stored = {"settings": settings, "source": case.machine.source, **summary}
+        stored["trial"] = tried
         write_json(folder / "coserve.json", stored)
         for name, found in runs.items():
             text = "".join(
@@ -134,8 +149,11 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
     if options.profile is None or options.profile in PRESETS:
         case.machine = with_measured_costs(case.machine, graph, store, loads_too=real)
     images = folder if work.requests is None else Path(work.requests).parent
-    live = Live(graph, store, case.machine, case.requests, images, emulated=not real)
-    case.serve = live.run
+
+    def live(machine: Machine, requests: Sequence[CoeRequest]) -> Serve:
+        return Live(graph, store, machine, requests, images, emulated=not real).run
+
+    case.live, case.serve = live, live(case.machine, case.requests)
     return "measured" if real else "emulated"
 
 
@@ -151,9 +169,11 @@ class Case:
     Attributes:
       graph, requests, machine: what it is about.
       serve: runs a policy's setup; None: in computed time.
+      live: makes a `serve` for a machine and requests; None: as above.
     """
 
-    serve: Callable[[Setup], CoeRun] | None = None
+    serve: Serve | None = None
+    live: Callable[[Machine, Sequence[CoeRequest]], Serve] | None = None
 
     def __init__(
         self,
@@ -170,8 +190,30 @@ class Case:
                 "rule; give the graph that belongs to them"
             )
         self._share_E = probability_E(graph, requests)
-        self._start_empty = start_empty
+        self._start_empty, self._max_wait_s = start_empty, max_wait_s
         self._options = {"max_wait_s": max_wait_s} if max_wait_s else {}
+
+    def on(self, machine: Machine, requests: Sequence[CoeRequest]) -> "Case":
+        """The same policies on another machine, live if this is, of other requests."""
+        case = Case(self.graph, requests, machine, self._start_empty, self._max_wait_s)
+        if self.live is not None:
+            case.live, case.serve = self.live, self.live(machine, requests)
+        return case
+
+    def by_trial(
+        self, name: str, most: Mapping[str, int] | None
+    ) -> tuple["Case", dict[str, Any]]:
+        """The case on the machine that `chosen_machine` finds for a policy, and what
+        was tried."""
+        sample = sample_of(self.requests)
+
+        def throughput(machine: Machine) -> float:
+            found = self.on(machine, sample).run(name).throughput_per_s
+            print(f"{_kinds(machine)}: {found:.4g} requests/s of a sample", flush=True)
+            return found
+
+        machine, tried = chosen_machine(self.machine, self.graph, throughput, most)
+        return self.on(machine, self.requests), tried
 
     def setup(self, name: str) -> Setup:
         """Queues, pools and tier of a policy at the start."""
@@ -210,3 +252,9 @@ class Case:
             "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
             "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
         }
+
+
+def _kinds(machine: Machine) -> str:
+    """Executors, and the bytes of the first kind's memory, for people."""
+    said = ",".join(f"{kind}:{count}" for kind, count in machine.executors.items())
+    return f"{said}, {machine.memory_bytes[machine.first]} bytes of {machine.first}"

@@ -202,3 +202,14 @@ def without_rules(folder):
     text = (folder / "requests.jsonl").read_text()
     path.write_text(text.replace("component_", "part_"))
     return ["--requests", "others.jsonl"]
+
+
+def test_coserve_finds_executors_and_resident_experts_by_trial(run_script, tmp_path):
+    files = write_case(tmp_path)
+    flags = ("--trial", "--policies", "coserve,affinity", "--out_dir", "o")
+    done = run_script("coserve", *files, *MACHINE, *MEMORY, *flags)
+    assert "gpu:1,cpu:1" in done.stdout and done.summary["verdicts_equal"]
+    found = json.loads((tmp_path / "o" / "coserve.json").read_text())["trial"]
+    tried = [executors for executors, _ in found["executors_tried"]]
+    assert tried[:2] == [{"gpu": 1}, {"gpu": 2}] and {"gpu": 3} not in tried
+    assert found["executors"] in tried and found["window"]["chosen"] >= 1

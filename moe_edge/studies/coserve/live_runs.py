@@ -4,10 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from moe_edge.coe.case import CoeWork, MachineOptions
-from moe_edge.coe.machine import Machine
 from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_run import Case, make_live, used_by
@@ -23,7 +20,7 @@ class LiveTask:
     """A task, and what the rounds gave.
 
     Attributes:
-      case: served live; kind: of its results; folder: of its weights.
+      case: served live; kind: of its results.
       runs: policy -> a run a round; those that run once have one.
       simulated: policy -> the same in computed time, with the same verdicts.
       distinct: least loads from the start of ours, and of all others on all executors.
@@ -31,7 +28,6 @@ class LiveTask:
 
     case: Case
     kind: str
-    folder: Path
     runs: dict[str, list[CoeRun]]
     simulated: dict[str, CoeRun] = dataclasses.field(default_factory=dict)
     distinct: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -102,19 +98,7 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
     case = Case(graph, requests, options.build(graph))
     kind = make_live(case, work, options)
     runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
-    return LiveTask(case, kind, Path(path).parent, runs)
-
-
-def on_machine(live: LiveTask, machine: Machine) -> Case:
-    """The task's case on another machine, with the costs that were measured."""
-    from moe_edge.coe.live import Live
-    from moe_edge.coe.store import ExpertStore
-
-    case = Case(live.case.graph, live.case.requests, machine)
-    store = ExpertStore(case.graph, live.folder)
-    given = case.graph, store, machine, case.requests, live.folder
-    case.serve = Live(*given, emulated=live.kind == "emulated").run
-    return case
+    return LiveTask(case, kind, runs)
 
 
 def finish(live: LiveTask) -> None:
@@ -141,11 +125,6 @@ def as_judged(
         image = {"seed": 0, "defect": DAMAGED if stopped else None}
         found.append(dataclasses.replace(request, image=image))
     return found
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the range."""
-    return float(np.ptp(values)) / 2
 
 
 def _told(name: str, run: CoeRun) -> str:

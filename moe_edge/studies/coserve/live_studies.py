@@ -17,7 +17,6 @@ from moe_edge.studies.coserve.live_entry import board_folder, live_findings
 from moe_edge.studies.coserve.live_runs import (
     LiveTask,
     begin,
-    on_machine,
     run_tasks,
 )
 from moe_edge.studies.rounds import median_metric, median_panel, round_order
@@ -117,9 +116,10 @@ def measure_executors(settings: Executors) -> Findings:
     for task in settings.tasks:
         with board_folder(settings) as root:
             live = tasks[task] = begin(settings, task, root)
+            case = live.case
             cases = {
-                text: on_machine(
-                    live, with_executors(live.case.machine, parse_executors(text))
+                text: case.on(
+                    with_executors(case.machine, parse_executors(text)), case.requests
                 )
                 for text in settings.executors
             }

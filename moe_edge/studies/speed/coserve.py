@@ -58,15 +58,17 @@ def coserve_rows(settings: CoserveSettings, work_dir: Path) -> Rows:
 
 def task_rows(task: str, live: LiveTask) -> Rows:
     """Times beside each other, loads beside the least, and beside computed time."""
+    if not (live.equal and live.complete):
+        raise RuntimeError(f"task {task}: a policy failed requests or judged otherwise")
     rows, more = [], {"emulated": live.kind == "emulated"}
-    more |= {"verdicts_equal": live.equal, "complete": live.complete}
     for (ours, peer), gain in GAINS.items():
         if not {ours, peer} <= live.runs.keys():
             continue
         ours_s, peer_s = (live.figures(name, "time_s") for name in (ours, peer))
         rounds = min(len(ours_s), len(peer_s))
         given = {"peer": peer_s[:rounds], "peer_name": peer, "bar": 1 / gain}
-        rows.append(make_row(f"{task}, {ours}", ours_s[:rounds], "s", **given, **more))
+        case = f"{task}, {ours} beside {peer}"
+        rows.append(make_row(case, ours_s[:rounds], "s", **given, **more))
     for policy in live.runs:
         rows += _beside(task, policy, live, more)
     return rows
@@ -85,13 +87,14 @@ def _beside(task: str, policy: str, live: LiveTask, more: dict) -> Rows:
             ("scheduling_ratio", SCHEDULING_BAR),
             ("management_ratio", MANAGEMENT_BAR),
         ):
-            values = live.figures(policy, figure)
-            case = f"{name}, {figure.replace('_', ' ')}"
-            rows.append(make_row(case, values, "1", limit=bar, **more))
+            values = [100 * value for value in live.figures(policy, figure)]
+            case = f"{name}, {figure.removesuffix('_ratio')}"
+            rows.append(make_row(case, values, "%", limit=100 * bar, **more))
     for figure in ("time_s", "switches"):
-        apart = [abs(ratio - 1) for ratio in live.over_simulated(policy, figure)]
+        ratios = live.over_simulated(policy, figure)
+        apart = [100 * abs(ratio - 1) for ratio in ratios]
         case = f"{name}, {figure.removesuffix('_s')} apart from computed"
-        rows.append(make_row(case, apart, "1", limit=APART_BAR, **more))
+        rows.append(make_row(case, apart, "%", limit=100 * APART_BAR, **more))
     return rows
 
 
