@@ -36,6 +36,7 @@ ROOTS = {
     "replay": "simulate.replay.run.run_replay",
     "serve": "serve.run_serve.run_serve",
     "simulate": "simulate.cluster.run.run_simulate",
+    "train_board": "coe.train_board.run_train_board",
 }
 # Users' commands that run a study, under the name that their gin files bind.
 COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.coe.layers import Weights, conv, halve, linear, patches_product
+from moe_edge.coe.layers import Weights, conv, halve, linear
 from moe_edge.core.checks import ConfigError, check_count
 
 Judged = tuple[str, dict[str, float]]
@@ -95,19 +95,15 @@ class BoardDetector:
 
 def trunk(w: Weights, x_NHWC: jax.Array, width: int) -> jax.Array:
     """Three residual stages: float32 [N, H / 8, W / 8, 4 width] of images 0..1."""
-    x_NHWC = _conv(w, "stem", 4 * (x_NHWC - 0.5), width, stride=2, act=jax.nn.relu)
+    x_NHWC = conv(w, "stem", 4 * (x_NHWC - 0.5), width, stride=2, act=jax.nn.relu)
     for stage, channels in enumerate((width, 2 * width, 4 * width)):
         name, stride = f"stage{stage}", 1 if stage == 0 else 2
-        y = _conv(w, f"{name}.a", x_NHWC, channels, stride=stride, act=jax.nn.relu)
-        y = _conv(w, f"{name}.b", y, channels, gain=BRANCH_GAIN)
+        y = conv(w, f"{name}.a", x_NHWC, channels, stride=stride, act=jax.nn.relu)
+        y = conv(w, f"{name}.b", y, channels, gain=BRANCH_GAIN)
         if stage:
-            x_NHWC = _conv(w, f"{name}.skip", halve(x_NHWC), channels, size=1)
+            x_NHWC = conv(w, f"{name}.skip", halve(x_NHWC), channels, size=1)
         x_NHWC = jax.nn.relu(x_NHWC + y)
     return x_NHWC
-
-
-def _conv(*args, **options) -> jax.Array:
-    return conv(*args, **options, product=patches_product)
 
 
 def check_sides(module: str, input_shape: Sequence[int], unit: int) -> None:

@@ -19,6 +19,8 @@ from moe_edge.workload.coe_tasks import (
     task_requests,
 )
 
+# Trained by launch/train_board.py; see its README.md. Both files are called `demo`.
+DEMO_BOARD = Path(__file__).resolve().parents[1] / "demo_board"
 REDUCED_PERIOD_S = PERIOD_S / 10
 SAMPLE_SHARE = 0.1  # of the requests, where nothing says how often experts are used
 
@@ -28,9 +30,11 @@ class CoeWork:
     """Who judges what.
 
     Attributes:
-      graph: a `coe.json`; None: the board of `task`; live with random
-        weights, whose verdicts mean nothing.
-      requests: a `requests.jsonl`; None: those of `task`, by the graph's frequencies.
+      graph: a `coe.json`, or `demo`: a board of 24 types that comes with this program;
+        None: the board of `task`; live with random weights, whose verdicts mean
+        nothing.
+      requests: a `requests.jsonl`, or `demo`: some of that board; None: those of
+        `task`, by the graph's frequencies.
       task: of the paper: a1, a2 (352 types, 2,500 and 3,500 requests), b1, b2 (342).
       period_s: between two requests of a task; None: 4 ms, of machine `reduced` 0.4.
       decay: of the frequencies of a task's board, in types: p_i ~ exp(-i / decay).
@@ -52,6 +56,22 @@ class CoeWork:
         """Of the task, or of the file of requests."""
         return self.task if self.requests is None else Path(self.requests).stem
 
+    @property
+    def graph_path(self) -> Path | None:
+        """Of the graph, if it is a file."""
+        if self.graph is None:
+            return None
+        demo = self.graph == "demo"
+        return DEMO_BOARD / "coe.json" if demo else Path(self.graph)
+
+    @property
+    def requests_path(self) -> Path | None:
+        """Of the requests, if they are a file."""
+        if self.requests is None:
+            return None
+        demo = self.requests == "demo"
+        return DEMO_BOARD / "requests.jsonl" if demo else Path(self.requests)
+
     def build(self, machine: str, seed: int) -> tuple[CoeGraph, list[CoeRequest]]:
         """Reads or draws both.
 
@@ -62,9 +82,9 @@ class CoeWork:
             sizes = record_bytes(machine)
             graph = task_graph(self.task, seed, self.decay, sizes)
         else:
-            graph = read_graph(self.graph)
+            graph = read_graph(self.graph_path)
         if self.requests is not None:
-            return graph, read_requests(self.requests)
+            return graph, read_requests(self.requests_path)
         usual_s = REDUCED_PERIOD_S if machine == "reduced" else PERIOD_S
         period_s = usual_s if self.period_s is None else self.period_s
         return graph, task_requests(self.task, graph, period_s, seed)

@@ -96,19 +96,6 @@ def convolution(x_NHWC: jax.Array, kernel_HWCO: jax.Array, stride: int) -> jax.A
     )
 
 
-def patches_product(x_NHWC: jax.Array, kernel_HWCO: jax.Array, stride: int):
-    """The same as one matrix product: its gradients take half the time on a CPU."""
-    size = kernel_HWCO.shape[0]
-    N, H, W, C = x_NHWC.shape
-    pad = (size - 1) // 2
-    x = jnp.pad(x_NHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    shifts = [(i, j) for i in range(size) for j in range(size)]
-    parts = [x[:, i : i + H : stride, j : j + W : stride] for i, j in shifts]
-    patches = parts[0] if size == 1 else jnp.concatenate(parts, axis=-1)
-    kernel = kernel_HWCO.reshape(-1, kernel_HWCO.shape[-1])
-    return jnp.dot(patches, kernel, precision=PRECISION)
-
-
 def conv(
     w: Weights,
     name: str,
@@ -118,19 +105,17 @@ def conv(
     stride: int = 1,
     act: Act | None = None,
     gain: float = 1.0,
-    product: Callable = convolution,
 ) -> jax.Array:
     """A convolution with a gain and a bias a channel.
 
     Args:
       out: channels; size: of the kernel's sides.
       gain: that fresh weights have.
-      product: `convolution` or `patches_product`.
     """
     fan_in = size * size * x_NHWC.shape[-1]
     shape = (size, size, x_NHWC.shape[-1], out)
     kernel_HWCO = w.take(f"{name}.kernel", shape, math.sqrt(2 / fan_in))
-    y_NHWC = product(x_NHWC, kernel_HWCO, stride)
+    y_NHWC = convolution(x_NHWC, kernel_HWCO, stride)
     gain_O = w.take(f"{name}.gain", (out,), 0.0, gain)
     y_NHWC = y_NHWC * gain_O[None, None, None] + _bias(w, name, out)[None, None, None]
     return y_NHWC if act is None else act(y_NHWC)

@@ -49,6 +49,7 @@ class Network:
     """What all experts of an architecture compute.
 
     Attributes:
+      module: its name.
       tensors: of a record, in its order.
       record: {name, shape} of each, as `coe.json` says it.
       record_bytes: of all, filled up to 64.
@@ -59,6 +60,7 @@ class Network:
     def __init__(self, architecture: Architecture):
         """Checks all but the record; `get_network` checks that too."""
         module, known = architecture.module, architecture.outputs
+        self.module = module
         self._net = build_known("module", MODULES, module, architecture.options)
         check_known("dtype of an architecture", architecture.dtype, DTYPES)
         self._stored, self.word = DTYPES[architecture.dtype]

@@ -129,7 +129,7 @@ def accuracy_of(work: CoeWork) -> Mapping[str, Any] | None:
     """What those who trained the graph's experts wrote beside it."""
     if work.graph is None:
         return None
-    path = Path(work.graph).parent / ACCURACY
+    path = work.graph_path.parent / ACCURACY
     return read_json(path) if path.exists() else None
 
 
@@ -142,13 +142,13 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
     from moe_edge.coe.live import Live, has_accelerator, with_measured_costs
     from moe_edge.coe.store import ExpertStore
 
-    graph, folder = case.graph, Path(work.graph).parent
+    graph, folder = case.graph, work.graph_path.parent
     store = ExpertStore(graph, folder)
     store.check()
     real = has_accelerator() and options.profile not in PRESETS
     if options.profile is None or options.profile in PRESETS:
         case.machine = with_measured_costs(case.machine, graph, store, loads_too=real)
-    images = folder if work.requests is None else Path(work.requests).parent
+    images = folder if work.requests is None else work.requests_path.parent
 
     def live(machine: Machine, requests: Sequence[CoeRequest]) -> Serve:
         return Live(graph, store, machine, requests, images, emulated=not real).run

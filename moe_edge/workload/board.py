@@ -1,7 +1,9 @@
 """Draws what the requests of a board show: components, sound or with a defect.
 
-A crop of 32 x 32 pixels shows a component on its footprint; it takes 62 to 78 % of the
-width. A type's look follows from its name alone, an image from name, seed and defect.
+A crop of 32 x 32 pixels shows a component on its footprint; it takes 64 to 78 % of the
+width. Types share packages, and what is a mark of one type would be damage on another,
+so only who knows the type can judge it. A type's look follows from its name alone, an
+image from name, seed and defect.
 The footprint (pads, outline, a dot where the marked end belongs) stays in place, the
 component on it moves a little in every image, and far if it is `misaligned`.
 """
@@ -19,7 +21,35 @@ SIZE = 32
 SHAPE = (SIZE, SIZE, 3)
 _DRAWN = 20  # uniform numbers of an image
 _NOISE = 0.03
+_KINDS = (0.25, 0.5, 0.7)  # of damage, as shares of 1: crack, piece, burn; else print
 _Y, _X = (np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2).astype(np.float32)
+
+
+class Package(NamedTuple):
+    """What many types share, as on real boards: those look alike but for their print
+    and their own marks.
+
+    Attributes:
+      width: of the crop; height: of the width; body: colour.
+      pins, upright, round_mark: as of a `Look`.
+    """
+
+    width: float
+    height: float
+    body: tuple[float, float, float]
+    pins: int
+    upright: bool
+    round_mark: bool
+
+
+_PACKAGES = (
+    Package(0.77, 0.80, (0.12, 0.12, 0.13), 4, False, True),
+    Package(0.73, 0.65, (0.14, 0.13, 0.12), 3, False, False),
+    Package(0.69, 0.80, (0.66, 0.56, 0.42), 1, True, False),
+    Package(0.77, 0.60, (0.74, 0.74, 0.72), 2, True, True),
+    Package(0.71, 0.75, (0.20, 0.30, 0.60), 5, False, True),
+    Package(0.65, 0.85, (0.13, 0.14, 0.15), 2, True, False),
+)
 
 
 class Look(NamedTuple):
@@ -30,6 +60,8 @@ class Look(NamedTuple):
       pins: on each of two sides; upright: the sides are the left and right ones.
       stripes: printed on the body, 0 to 3; round_mark: at the marked end, else a bar.
       board, body, print, mark: colours.
+      spot, notch, groove: what a sound one of this type has and others take for a burn,
+        a missing piece, a crack: (x, y, size) or None.
     """
 
     half: tuple[float, float]
@@ -42,6 +74,9 @@ class Look(NamedTuple):
     body: np.ndarray
     print: np.ndarray
     mark: np.ndarray
+    spot: tuple[float, float, float] | None
+    notch: tuple[float, float, float] | None
+    groove: tuple[float, float, float] | None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -49,21 +84,33 @@ def look(component: str) -> Look:
     """Of the type of that name."""
     digest = hashlib.sha256(component.encode()).digest()
     rng = np.random.default_rng(list(digest[:16]))
-    width = SIZE * rng.uniform(0.62, 0.78) / 2
-    height = width * rng.uniform(0.5, 0.85)
-    body = rng.uniform(0.1, 0.8, 3)
+    package = _PACKAGES[rng.integers(len(_PACKAGES))]
+    width = SIZE / 2 * (package.width + rng.uniform(-0.004, 0.004))
+    height = width * package.height
+    body = np.array(package.body) + rng.uniform(-0.02, 0.02, 3)
     away = np.where(body.mean() > 0.45, -0.3, 0.3)  # dark print on what is bright
-    return Look(
+    plain = (
         (width, height),
-        rng.uniform(0.5, 0.7 * height),
-        int(rng.integers(1, 6)),
-        bool(rng.random() < 0.5),
+        rng.uniform(0.5, 1.5),
+        package.pins,
+        package.upright,
         int(rng.integers(0, 4)),
-        bool(rng.random() < 0.5),
-        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.05, 0.1, 3),
+        package.round_mark,
+        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.02, 0.02, 3),
         body,
         np.clip(body + away + rng.uniform(-0.1, 0.1, 3), 0, 1),
         np.clip(body + 1.6 * away, 0, 1),
+    )
+    way, has = 2 * np.pi * rng.random(), rng.random(3) < 0.5
+    x, y = width * rng.uniform(-0.5, 0.5, 2), height * rng.uniform(-0.5, 0.5, 2)
+    own = [
+        (x[0], y[0], rng.uniform(1.5, 3.0)),
+        (width * np.cos(way), height * np.sin(way), rng.uniform(1.8, 3.5)),
+        (x[1], y[1], rng.uniform(3.0, 6.0)),
+    ]
+    return Look(
+        *plain,
+        *[one if own_one else None for one, own_one in zip(own, has, strict=True)],
     )
 
 
@@ -82,25 +129,44 @@ def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
         rng = np.random.default_rng(image["seed"])
         rng.random(dtype=np.float32, out=u_NU[row])
         rng.standard_normal(dtype=np.float32, out=noise_NHWC[row])
-    defects = np.array([image["defect"] or "" for image in images])
+    defects = _defects(images)
     canvas = _footprint(one, n)
-    x, y = _frame(u_NU.T, defects)
+    x, y = _frame(*_pose(u_NU.T, defects))
     body = _cover(_box(x, y, *one.half, one.round))
     _paint(canvas, _pins(one, x, y), np.array([0.75, 0.75, 0.78]))
     _paint(canvas, body, one.body)
-    _print(canvas, one, body, x, y)
-    if (hurt := defects == DAMAGED).any():
-        part = canvas[hurt]
+    _own_marks(canvas, one, body, x, y)
+    hurt = defects == DAMAGED
+    _print(canvas, one, body, x, y, hurt & (u_NU[:, 6] >= _KINDS[2]))
+    if hurt.any():
+        part = canvas[:, hurt]
         _damage(part, one, u_NU[hurt].T, body[hurt], x[hurt], y[hurt])
-        canvas[hurt] = part
+        canvas[:, hurt] = part
     u = u_NU.T[:, :, None, None]
     light = 0.85 + 0.3 * u[17] + 0.006 * ((u[18] - 0.5) * _X + (u[19] - 0.5) * _Y)
-    canvas = canvas * light[..., None] + np.float32(_NOISE) * noise_NHWC
-    return np.clip(canvas, 0, 1, dtype=np.float32)
+    canvas *= light
+    lit_NHWC = np.moveaxis(canvas, 0, -1) + np.float32(_NOISE) * noise_NHWC
+    return np.clip(lit_NHWC, 0, 1, dtype=np.float32)
 
 
-def _frame(u: np.ndarray, defects: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [N, H, W] twice: each pixel in the component's own frame."""
+def poses(images: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """How components lie in images, whatever their type.
+
+    Returns:
+      float32 [N, 3]: shift in x and y from where they belong, in pixels; turn, radians.
+    """
+    u_NU = np.empty((len(images), _DRAWN), np.float32)
+    for row, image in enumerate(images):
+        np.random.default_rng(image["seed"]).random(dtype=np.float32, out=u_NU[row])
+    return np.stack(_pose(u_NU.T, _defects(images)), axis=1, dtype=np.float32)
+
+
+def _defects(images: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    return np.array([image["defect"] or "" for image in images])
+
+
+def _pose(u: np.ndarray, defects: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Shift in x, in y, and turn, [N] each."""
     shift_x, shift_y = 1.6 * (u[0] - 0.5), 1.6 * (u[1] - 0.5)
     angle = np.deg2rad(6 * (u[2] - 0.5))
     moved, turned = defects == "misaligned", u[3] < 0.3
@@ -109,6 +175,11 @@ def _frame(u: np.ndarray, defects: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     turn = np.deg2rad(14 + 10 * u[4]) * np.where(u[5] < 0.5, -1, 1)
     angle = angle + np.where(moved & turned, turn, 0)
     angle = angle + np.where(defects == "wrong_polarity", np.pi, 0)
+    return shift_x, shift_y, angle
+
+
+def _frame(shift_x: np.ndarray, shift_y: np.ndarray, angle: np.ndarray):
+    """float32 [N, H, W] twice: each pixel in the component's own frame."""
     x = _X - shift_x[:, None, None]
     y = _Y - shift_y[:, None, None]
     cos, sin = (f(angle)[:, None, None] for f in (np.cos, np.sin))
@@ -116,8 +187,9 @@ def _frame(u: np.ndarray, defects: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _footprint(one: Look, n: int) -> np.ndarray:
-    """The board below: float32 [N, H, W, 3]."""
-    canvas = np.broadcast_to(np.float32(one.board), (1, *SHAPE)).copy()
+    """The board below: float32 [3, N, H, W]."""
+    colour = np.float32(one.board)[:, None, None, None]
+    canvas = np.broadcast_to(colour, (3, 1, SIZE, SIZE)).copy()
     x, y = _X[None], _Y[None]
     _paint(canvas, _pins(one, x, y, 0.8), np.array([0.8, 0.65, 0.3]))
     width, height = one.half
@@ -126,7 +198,7 @@ def _footprint(one: Look, n: int) -> np.ndarray:
     _paint(canvas, 0.7 * _cover(outline - 0.4), white)
     corner = np.hypot(x + width + 1.5, y + height + 1.5)
     _paint(canvas, _cover(corner - 1.3), white)
-    return np.repeat(canvas, n, axis=0)
+    return np.repeat(canvas, n, axis=1)
 
 
 def _pins(one: Look, x: np.ndarray, y: np.ndarray, more: float = 0.0) -> np.ndarray:
@@ -140,13 +212,53 @@ def _pins(one: Look, x: np.ndarray, y: np.ndarray, more: float = 0.0) -> np.ndar
     return _cover(np.maximum(np.maximum(near - 0.27 * pitch - more, reach), inside))
 
 
-def _print(canvas, one: Look, body, x, y) -> None:
-    """Lines of print, and the mark at the left end."""
+def _own_marks(canvas, one: Look, body, x, y) -> None:
+    """What belongs to the type."""
+    if one.spot is not None:
+        mid_x, mid_y, size = one.spot
+        spot = _cover((np.hypot(x - mid_x, y - mid_y) - size) / 2)
+        _paint(canvas, 0.75 * body * spot, _burnt_colour(one))
+    if one.notch is not None:
+        mid_x, mid_y, size = one.notch
+        notch = _cover(np.hypot(x - mid_x, y - mid_y) - size)
+        _paint(canvas, body * notch, _broken_colour(one))
+    if one.groove is not None:
+        mid_x, mid_y, size = one.groove
+        line = np.abs(x - mid_x + 0.6 * (y - mid_y)) - 0.4
+        groove = _cover(np.maximum(line, np.abs(y - mid_y) - size))
+        _paint(canvas, 0.8 * body * groove, _crack_colour(one))
+
+
+def _crack_colour(one: Look) -> np.ndarray:
+    return np.full(3, 0.0 if one.body.mean() > 0.3 else 1.0)
+
+
+def _burnt_colour(one: Look) -> np.ndarray:
+    """Soot on what is bright, ash on what is dark."""
+    dark = one.body.mean() < 0.3
+    return np.array([0.7, 0.65, 0.6]) if dark else np.array([0.1, 0.06, 0.03])
+
+
+def _broken_colour(one: Look) -> np.ndarray:
+    """Of what is inside of a body."""
+    dark = one.body.mean() < 0.3
+    return np.array([0.75, 0.6, 0.45]) if dark else np.array([0.3, 0.22, 0.18])
+
+
+def _print(canvas, one: Look, body, x, y, worn: np.ndarray) -> None:
+    """Lines of print, and the mark at the left end.
+
+    Args:
+      worn: bool [N], where a line is missing, or one too many if there is none to miss.
+    """
     width, height = one.half
-    for stripe in range(one.stripes):
-        middle = height * (0.5 * stripe - 0.25 * (one.stripes - 1))
-        line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
-        _paint(canvas, body * _cover(line), one.print)
+    other = one.stripes - 1 if one.stripes else 1
+    for stripes, rows in ((one.stripes, ~worn), (other, worn)):
+        printed = body * rows[:, None, None]
+        for stripe in range(stripes if rows.any() else 0):
+            middle = height * (0.5 * stripe - 0.25 * (stripes - 1))
+            line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
+            _paint(canvas, printed * _cover(line), one.print)
     if one.round_mark:
         mark = np.hypot(x + 0.72 * width, y) - 2.0
     else:
@@ -160,16 +272,21 @@ def _damage(canvas, one: Look, u, body, x, y) -> None:
     width, height = one.half
     kind, way = u[6], 2 * np.pi * u[7]
     mid_x, mid_y = width * (u[8] - 0.5), height * (u[9] - 0.5)
-    bend = 1.2 * np.sin(1.3 * (x * np.cos(way) + y * np.sin(way)) + 6 * u[10])
+    along = (x - mid_x) * np.cos(way) + (y - mid_y) * np.sin(way)
+    bend = 1.2 * np.sin(1.3 * along + 6 * u[10])
     crack = np.abs((y - mid_y) * np.cos(way) - (x - mid_x) * np.sin(way) + bend)
-    crack = _cover(crack - 0.5 - 0.4 * u[11])
+    crack = np.maximum(crack - 0.4 - 0.4 * u[11], np.abs(along) - 4 - 6 * u[12])
+    crack = (0.7 + 0.3 * u[13]) * _cover(crack)
     rim_x, rim_y = width * np.cos(way), height * np.sin(way)
-    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 3.5 - 1.5 * u[12])
-    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 2.5 - 2 * u[13]) / 2)
-    bright = one.body.mean() > 0.3
-    _paint(canvas, body * crack * (kind < 0.4), np.full(3, 0.0 if bright else 0.8))
-    _paint(canvas, body * piece * ((kind >= 0.4) & (kind < 0.75)), one.board)
-    _paint(canvas, 0.85 * body * burn * (kind >= 0.75), np.array([0.1, 0.06, 0.03]))
+    piece = _cover(np.hypot(x - rim_x, y - rim_y) - 2.2 - 2.5 * u[12])
+    burn = _cover((np.hypot(x - mid_x, y - mid_y) - 2 - 2.5 * u[13]) / 2)
+    burn = (0.6 + 0.3 * u[14]) * burn
+    cracked, broken, burnt = _KINDS
+    _paint(canvas, body * crack * (kind < cracked), _crack_colour(one))
+    piece = body * piece * ((kind >= cracked) & (kind < broken))
+    _paint(canvas, piece, _broken_colour(one))
+    burn = body * burn * ((kind >= broken) & (kind < burnt))
+    _paint(canvas, burn, _burnt_colour(one))
 
 
 def _box(x, y, width: float, height: float, radius: float) -> np.ndarray:
@@ -185,5 +302,10 @@ def _cover(distance: np.ndarray) -> np.ndarray:
 
 
 def _paint(canvas: np.ndarray, cover: np.ndarray, colour: np.ndarray) -> None:
-    """Lays a colour over [N, H, W, 3] as far as [N, H, W] says, in place."""
-    canvas += cover[..., None].astype(np.float32) * (np.float32(colour) - canvas)
+    """Lays a colour over [3, N, H, W] as far as [N, H, W] says, in place.
+
+    Colours are planes: NumPy is three times as fast with long rows as with short ones.
+    """
+    cover = cover.astype(np.float32)
+    for plane, value in zip(canvas, np.float32(colour), strict=True):
+        plane += cover * (value - plane)

@@ -124,10 +124,16 @@ def board_graph(
 
 
 def board_requests(
-    graph: CoeGraph, count: int, period_s: float = PERIOD_S, seed: int = 0
+    graph: CoeGraph,
+    count: int,
+    period_s: float = PERIOD_S,
+    seed: int = 0,
+    misplaced: float = 0.0,
 ) -> list[CoeRequest]:
     """Requests at equal distances, drawn by the graph's frequencies.
 
+    Args:
+      misplaced: share of what is sound, and goes on to a detector, that lies wrong.
     Raises:
       ConfigError: the graph has no frequencies.
     """
@@ -141,15 +147,16 @@ def board_requests(
     drawn = rng.choice(len(names), count, p=share / share.sum())
     damaged = rng.random(count) < DAMAGED_SHARE
     seeds = rng.integers(0, 2**31, count)
-    return [
-        CoeRequest(
-            n,
-            n * period_s,
-            names[component],
-            {"seed": int(seeds[n]), "defect": DAMAGED if damaged[n] else None},
-        )
-        for n, component in enumerate(drawn)
-    ]
+    wrong = rng.choice(DEFECTS[1:], count)
+    wrong[rng.random(count) >= misplaced] = ""
+    requests = []
+    for n, component in enumerate(drawn):
+        name = names[component]
+        found = str(wrong[n]) if graph.rules[name] in graph.follow else ""
+        defect = DAMAGED if damaged[n] else found or None
+        image = {"seed": int(seeds[n]), "defect": defect}
+        requests.append(CoeRequest(n, n * period_s, name, image))
+    return requests
 
 
 def task_graph(

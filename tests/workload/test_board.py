@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.workload.board import SHAPE, draw, look
+from moe_edge.workload.board import SHAPE, draw, look, poses
 from moe_edge.workload.coe_tasks import DEFECTS
 
 
@@ -50,3 +50,15 @@ def test_misaligned_moves_the_body_and_wrong_polarity_turns_it():
     assert abs(sound - turned) > 0.1
     spread = {d: drawn[d].std(axis=0).mean() for d in (None, "misaligned")}
     assert spread["misaligned"] > 1.5 * spread[None]
+
+
+def test_poses_say_how_the_component_lies():
+    drawn = {d: poses(images(d, 40)) for d in (None, *DEFECTS)}
+    shift, turn = np.hypot(*drawn[None].T[:2]), np.rad2deg(np.abs(drawn[None][:, 2]))
+    assert shift.max() < 1.14 and turn.max() < 3.01
+    np.testing.assert_array_equal(drawn["damaged"], drawn[None])
+    shift = np.hypot(*drawn["misaligned"].T[:2])
+    turn = np.rad2deg(np.abs(drawn["misaligned"][:, 2]))
+    assert ((shift > 1.86) | (turn > 10.9)).all() and (shift > 1.86).any()
+    turned = np.rad2deg(drawn["wrong_polarity"][:, 2])
+    assert (np.abs(turned - 180) < 3.01).all()

@@ -119,7 +119,9 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
     def row(ours: str, peer: str, name: str, gain: float | None, more: str = ""):
         bar = None if gain is None else 1 / gain
         given = {"peer": found[peer], "peer_name": name, "bar": bar}
-        return make_row(f"{what}{more}, continuous", found[ours], "s", **given)
+        # A case is named by its peer too: there are several of the same requests.
+        case = f"{what}{more}, continuous beside {name}"
+        return make_row(case, found[ours], "s", **given)
 
     return [
         row("ours", "fifo", "fifo, original", FIFO_GAIN),

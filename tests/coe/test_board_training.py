@@ -1,0 +1,122 @@
+"""Training a board of few, narrow experts for a few steps."""
+
+import json
+
+import numpy as np
+import pytest
+
+from moe_edge.coe.models import get_network, make_architecture
+from moe_edge.coe.store import ExpertStore
+from moe_edge.coe.train_board import run_train_board
+from moe_edge.coe.train_expert import (
+    FIRST_SEED,
+    HELD_OUT_SEED,
+    Recipe,
+    accuracy_of,
+    classifier_part,
+    detector_part,
+    held_out,
+    targets_of,
+    train_network,
+    wanted,
+)
+from moe_edge.workload.board import SHAPE
+from moe_edge.workload.coe_graph import read_graph
+from tests.support.coe_boards import DETECTED
+
+SMALL = {"types": 4, "trained_types": 3, "width": 4, "steps": 4, "batch": 16}
+
+
+def train(folder, **changes):
+    return run_train_board(out_dir=str(folder), **SMALL | changes)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("board") / "W"
+    return folder, train(folder, compare="single")
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*.bin")}
+
+
+def test_board_has_all_weights_and_says_which_are_trained(trained):
+    folder, summary = trained
+    graph = read_graph(folder / "coe.json")
+    ExpertStore(graph, folder).check()
+    assert [e.trained for e in graph.experts] == [True, True, True, False, True]
+    assert (summary["types"], summary["trained"]) == (4, 4)
+    assert 0 <= summary["accuracy_min"] <= summary["accuracy_mean"] <= 1
+    assert summary["seconds"] > 0 and summary["out_dir"] == str(folder)
+    records = [ExpertStore(graph, folder).record(e) for e in range(5)]
+    network = get_network(graph.architectures["board_resnet"])
+    first, copied = (network.unpack(np.array(records[e])) for e in (0, 3))
+    name = "stage1.a.kernel"
+    assert (first[name] != copied[name]).mean() > 0.9
+    np.testing.assert_allclose(first[name], copied[name], rtol=0.3)
+
+
+def test_accuracies_of_the_collaboration_and_of_single_networks_are_told(trained):
+    folder, _ = trained
+    found = json.loads((folder / "accuracy.json").read_text())
+    assert found.keys() == {"collaboration", "single", "single_wide"}
+    assert found.pop("single_wide") is None  # not asked for
+    assert all(0 < share < 1 for share in found.values())
+    state = json.loads((folder / "training.json").read_text())
+    assert state["single.bin"]["steps"] == 4 * SMALL["steps"]
+
+
+def test_second_call_trains_what_is_missing_changed_or_new_only(trained, capsys):
+    folder, before = trained
+    weights = files(folder)
+    (folder / "experts/classifier_1.bin").unlink()
+    (folder / "experts/classifier_2.bin").write_bytes(b"damaged")
+    kept = [folder / f"experts/{name}.bin" for name in ("classifier_0", "detector_0")]
+    stamps = [path.stat().st_mtime_ns for path in kept]
+    assert train(folder)["accuracy_mean"] == before["accuracy_mean"]
+    assert files(folder) == weights  # the same once more, bit for bit
+    assert [path.stat().st_mtime_ns for path in kept] == stamps
+    assert "4/4 detector_0: accuracy" in capsys.readouterr().err
+    assert train(folder, types=6, trained_types=3)["trained"] == 4
+    larger = files(folder)
+    kept = [f"classifier_{n}.bin" for n in range(3)]
+    assert all(larger[name] == weights[name] for name in kept)
+    train(folder, seed=5)
+    assert all(files(folder)[name] != weights[name] for name in kept)
+
+
+def test_training_lowers_the_error_of_both_kinds():
+    """A few steps: better than to say the same of every image."""
+    recipe = Recipe(steps=60, batch=16, learning_rate=5e-3)
+    made = make_architecture("board_detector", {"width": 4}, SHAPE, DETECTED)
+    network, parts = get_network(made), [detector_part("component_3")]
+    record_B = network.pack(train_network(network, parts, recipe, 1))
+    assert accuracy_of(network, record_B, parts, 0) > 0.6
+    assert accuracy_of(network, network.init(0), parts, 0) < 0.5
+
+
+def test_held_out_images_are_never_trained_on_and_hold_every_defect():
+    part = classifier_part("component_1", followed=True)
+    images = held_out(part, 16, seed=3)
+    assert all(2**31 < HELD_OUT_SEED <= one["seed"] < FIRST_SEED for one in images)
+    assert len({one["seed"] for one in images}) == 16
+    network = get_network(
+        make_architecture("board_resnet", {}, SHAPE, ["ok", "damaged"])
+    )
+    assert [wanted(network, one) for one in images].count("damaged") == 8
+    targets = targets_of(network, images)
+    assert targets.tolist() == [int(one["defect"] == "damaged") for one in images]
+
+
+def test_detectors_learn_shift_and_turn():
+    made = make_architecture("board_detector", {}, SHAPE, DETECTED)
+    images = held_out(detector_part("component_1"), 6, seed=0)
+    targets = targets_of(get_network(made), images)
+    assert targets.shape == (6, 4)
+    turned = [one["defect"] == "wrong_polarity" for one in images]
+    assert (targets[:, 2] < 0).tolist() == turned
+    judged = get_network(made).judge(targets)
+    assert [verdict for verdict, _ in judged] == [
+        one["defect"] or "ok" for one in images
+    ]
