@@ -150,15 +150,18 @@ class ClusterOptions:
             check_positive("link_mbps", self.link_mbps)
         if self.host_bytes_per_s is not None:
             check_positive("host_bytes_per_s", self.host_bytes_per_s)
+        self._check_asked()
+        self._check_names()
+        self._check_joining()
+        self._check_od_moe()
+
+    def _check_asked(self) -> None:
         if self.is_scheduler:  # others need no requests
             if (self.workload is None) == (self.prompts is None):
                 got = "neither" if self.workload is None else "both"
                 raise ConfigError(f"give either --workload or --prompts, got {got}")
             if self.prompts is not None:
                 check_there(self.prompts, "--prompts")
-        self._check_names()
-        self._check_joining()
-        self._check_od_moe()
 
     def _check_names(self) -> None:
         if self.placement is None:
@@ -281,3 +284,10 @@ class ClusterOptions:
     def drill_of(self, method: str) -> Drill | None:
         """Of the last method: the others need all servers after them."""
         return self.drill_plan if method == self.method_names[-1] else None
+
+
+class ServedOptions(ClusterOptions):
+    """The same where requests come over HTTP."""
+
+    def _check_asked(self) -> None:
+        """Nobody knows yet what will be asked."""

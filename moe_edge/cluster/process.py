@@ -17,12 +17,14 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moe_edge.cluster.node.membership import (
     free_port,
     initialise_jax,
     say_hello,
 )
+from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport.base import Address, Transport
@@ -31,6 +33,9 @@ from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
+
+if TYPE_CHECKING:
+    from moe_edge.cluster.node.node import Node
 
 START_S = 120.0  # to load
 LEAVE_S = 3.0  # to end by itself once the scheduler is lost
@@ -116,19 +121,34 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
     return transport
 
 
-def run_node(spec: Spec, number: int, began: Path) -> None:
-    """All others than the scheduler."""
-    lobby = Lobby()
-    transport = join(spec, number, lobby)
+def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
+    """A process that is not the scheduler."""
     reader = open_checkpoint(spec.options.checkpoint)
     if spec.options.mode == "prism":
         from moe_edge.cluster.prism.server import make_server
 
-        node = make_server(number, spec.options, transport, reader)
-    else:
-        from moe_edge.cluster.od_moe.nodes import Parts, make_node
+        return make_server(number, spec.options, transport, reader)
+    from moe_edge.cluster.od_moe.nodes import Parts, make_node
 
-        node = make_node(number, spec.options, transport, Parts(reader))
+    return make_node(number, spec.options, transport, Parts(reader))
+
+
+def programme_of(options: ClusterOptions) -> type:
+    """What the scheduler does."""
+    if options.mode == "prism":
+        from moe_edge.cluster.prism.programme import PrismProgramme
+
+        return PrismProgramme
+    from moe_edge.cluster.od_moe.programme import OdProgramme
+
+    return OdProgramme
+
+
+def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:
+    """All others than the scheduler."""
+    lobby = Lobby()
+    transport = join(spec, number, lobby)
+    node = make_node(spec, number, transport)
 
     def on_lost(peer: int, kind: str) -> None:
         node.on_lost(peer, kind)
@@ -145,20 +165,17 @@ def run_node(spec: Spec, number: int, began: Path) -> None:
     node.run()
 
 
-def run_scheduler(spec: Spec) -> None:
+def run_scheduler(spec: Spec, choose=programme_of) -> None:
     """Process 0."""
     from moe_edge.cluster.node.membership import Reception
     from moe_edge.cluster.scheduler.asked import NobodyLeft
 
     options, address = spec.options, spec.address
-    if options.mode == "prism":
-        from moe_edge.cluster.prism.programme import PrismProgramme as Programme
-    else:
-        from moe_edge.cluster.od_moe.programme import OdProgramme as Programme
     started_s = time.perf_counter()
     transport = transport_of(spec, SCHEDULER, address.calls)
     reception = Reception(facts_of(options), options.processes)
-    programme = Programme(options, transport, reception, Path(spec.folder))
+    make_programme = choose(options)
+    programme = make_programme(options, transport, reception, Path(spec.folder))
     transport.serve(programme.scheduler)
     members = reception.wait(options.join_timeout_s)
     jax_address = f"{address.host}:{free_port(spec.hosts[SCHEDULER])}"
@@ -188,17 +205,22 @@ def run_scheduler(spec: Spec) -> None:
     transport.close()
 
 
-def main(arguments: list[str]) -> int:
-    """Runs a process to its end: its exit code."""
+def main(arguments: list[str], make_node=node_of, choose=programme_of) -> int:
+    """Runs a process to its end: its exit code.
+
+    Args:
+      make_node: (spec, number, transport) -> a process that is not the scheduler.
+      choose: options -> the class of what the scheduler does.
+    """
     spec, number = Spec.load(arguments[0]), int(arguments[1])
     began = began_file(arguments[0], number)
     die_with_parent(spec.parent)
     wake_in_time()
     try:
         if number == SCHEDULER:
-            run_scheduler(spec)
+            run_scheduler(spec, choose)
         else:
-            run_node(spec, number, began)
+            run_node(spec, number, began, make_node)
     except (MoeEdgeError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         code = getattr(error, "exit_code", 2)
@@ -223,8 +245,12 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def end(code: int) -> None:
+    """Without Python's own shutdown."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main(sys.argv[1:]))

@@ -60,7 +60,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         logs = folder / "logs"
         logs.mkdir()
         with (
-            _secret(options) as secret,
+            shared_secret(options) as secret,
             tempfile.TemporaryDirectory() as work,
             _network(options) as network,
         ):
@@ -174,7 +174,7 @@ def _network(options: ClusterOptions) -> Iterator[EmulatedNetwork | None]:
 
 
 @contextlib.contextmanager
-def _secret(options: ClusterOptions) -> Iterator[Path]:
+def shared_secret(options: ClusterOptions) -> Iterator[Path]:
     """The file of the shared secret; one of this run's own is removed again."""
     if options.secret_file is not None:
         yield Path(options.secret_file).resolve()

@@ -9,7 +9,7 @@ from pathlib import Path
 import jaxlib.version  # without JAX itself, which takes a second to load
 
 from moe_edge.cluster.model_checks import checkpoint_mark
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.options import ClusterOptions, ServedOptions
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.wire import WIRE_VERSION
 
@@ -25,6 +25,7 @@ class Spec:
       hosts: of the processes started here, by number: the address to bind.
       coordinator: HOST:PORT of the scheduler.
       parent: pid of the supervisor.
+      served: what server 0 must know to answer over HTTP; None: requests are given.
     """
 
     options: ClusterOptions
@@ -33,6 +34,7 @@ class Spec:
     hosts: dict[int, str]
     coordinator: str
     parent: int
+    served: dict | None = None
 
     def save(self, path: str | Path) -> None:
         stored = dataclasses.asdict(self)
@@ -41,7 +43,8 @@ class Spec:
     @classmethod
     def load(cls, path: str | Path) -> "Spec":
         stored = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored["options"] = ClusterOptions(**stored["options"])
+        kind = ClusterOptions if stored["served"] is None else ServedOptions
+        stored["options"] = kind(**stored["options"])
         stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}
         return cls(**stored)
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.cluster.options import ClusterOptions
@@ -52,7 +52,13 @@ def _few_threads(processes: int, given: Mapping[str, str]) -> dict[str, str]:
 
 
 class Processes:
-    """Processes started here; leaving the context ends them all."""
+    """Processes started here; leaving the context ends them all.
+
+    Args:
+      module: what each runs.
+      shown: whose logs appear on stderr as they grow.
+      speaks: a process whose stdout is this one's, not in its log.
+    """
 
     def __init__(
         self,
@@ -60,11 +66,16 @@ class Processes:
         options: ClusterOptions,
         logs: Path,
         prefixes: Mapping[int, Sequence[str]],
+        *,
+        module: str = "moe_edge.cluster.process",
+        shown: Collection[int] = (0,),
+        speaks: int | None = None,
     ):
+        self._module, self._speaks = module, speaks
         self._spec, self._options, self._logs = spec, options, logs
         self._prefixes = prefixes  # words before the command of each
         self._running: dict[int, subprocess.Popen] = {}
-        self._shown = 0  # bytes of the scheduler's log
+        self._shown = dict.fromkeys(shown, 0)  # bytes of their logs
 
     def __enter__(self) -> "Processes":
         return self
@@ -84,19 +95,23 @@ class Processes:
             environment |= _few_threads(len(numbers), environment)
         for number in numbers:
             command = [*self._prefixes.get(number, ()), sys.executable]
-            command += ["-m", "moe_edge.cluster.process"]
+            command += ["-m", self._module]
             with self._log(number).open("wb") as log:
                 process = subprocess.Popen(
                     [*command, str(self._spec), str(number)],
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stdout=None if number == self._speaks else log,
+                    stderr=log,
                     env=environment,
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process
             if cores is not None:
                 os.sched_setaffinity(process.pid, cores[numbers.index(number)])
+
+    def send(self, number: int, what: signal.Signals) -> None:
+        """Sends a process a signal, if it runs."""
+        self._running[number].send_signal(what)
 
     def _log(self, number: int) -> Path:
         return self._logs / f"{self._options.name_of(number)}.log"
@@ -166,14 +181,13 @@ class Processes:
             time.sleep(POLL_S)
 
     def _show(self) -> None:
-        """What the scheduler has printed meanwhile."""
-        if 0 not in self._running:
-            return
-        with self._log(0).open("rb") as log:
-            log.seek(self._shown)
-            new = log.read()
-        end = new.rfind(b"\n") + 1
-        self._shown += end
-        for line in new[:end].decode("utf-8", "replace").splitlines():
-            if not line.startswith("error: "):
-                print(line, file=sys.stderr, flush=True)
+        """What the scheduler has printed meanwhile, and others that are shown."""
+        for number in self._shown.keys() & self._running.keys():
+            with self._log(number).open("rb") as log:
+                log.seek(self._shown[number])
+                new = log.read()
+            end = new.rfind(b"\n") + 1
+            self._shown[number] += end
+            for line in new[:end].decode("utf-8", "replace").splitlines():
+                if not line.startswith("error: "):
+                    print(line, file=sys.stderr, flush=True)

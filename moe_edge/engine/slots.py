@@ -98,12 +98,17 @@ class RowSlots:
                 "for more, or ask for fewer rows or tokens"
             )
 
-    def warm_up(self) -> float:
+    def warm_up(self, engine: Engine | None = None) -> float:
         """Compiles all that rows may need; returns its seconds.
 
         The engine counts from here on (`Engine.reset_records`).
+
+        Args:
+          engine: runs the steps in place of its own: one of the same programs.
         """
-        seconds = warm_up(self.engine, self._programs, self.shapes, self.cache)
+        seconds = warm_up(
+            engine or self.engine, self._programs, self.shapes, self.cache
+        )
         self.engine.reset_records()
         return seconds
 

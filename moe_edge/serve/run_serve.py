@@ -1,9 +1,5 @@
 """The root of launch/serve.py: a model behind an OpenAI-compatible server."""
 
-import contextlib
-import json
-import sys
-import time
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
@@ -26,6 +22,8 @@ def run_serve(
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    servers: int | None = None,
+    slots: str | None = None,
     serving: ServingOptions,
     server: ServerOptions,
     dry_run: bool = False,
@@ -42,6 +40,10 @@ def run_serve(
       device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
+      servers: processes that hold the experts together (Prism); the first one answers
+        clients. None: one process.
+      slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
+        copies of the model, shared equally. One slot of each stays free.
       dry_run: check what can be checked without weights, then stop.
     Returns:
       requests, outcomes, generated_tokens, uptime_s.
@@ -49,6 +51,13 @@ def run_serve(
       MoeEdgeError: bad input, or an engine that fails again and again (exit code 1).
     """
     offload = resolve_offload(device_memory, offload)
+    if servers is None and slots is not None:
+        raise ConfigError(f"--slots {slots} are of servers; give --servers with them")
+    if servers is not None and offload is not None:
+        raise ConfigError(
+            "--servers share the experts by --slots; give no --device_memory and no "
+            "policies of offloading with them"
+        )
     check_checkpoint(checkpoint, offload=offload, k=k)
     reader = open_checkpoint(checkpoint)
     reader.config = at_k(reader.config, k)
@@ -65,56 +74,21 @@ def run_serve(
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     template = find_template(model.tokenizer.folder, server.chat_template)
-    key = server.key()
-    from moe_edge.serve.service import Service, listen, run_until_signal, url_of
+    if servers is not None:
+        from moe_edge.serve.cluster_run import Cluster, serve_cluster
 
-    with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(listen(server.host, server.port))
+        given = {"checkpoint": str(checkpoint), "servers": servers, "slots": slots}
+        return serve_cluster(Cluster(given, k, serving, server), reader, dry_run)
+    from moe_edge.serve.service import listen
+
+    with listen(server.host, server.port) as sock:
         if dry_run:
             return {"dry_run": True}
-        from moe_edge.serve.app import make_app
-        from moe_edge.serve.engine_thread import EngineThread
-        from moe_edge.serve.experts import ExpertWatch
+        from moe_edge.serve.http_service import serve_http
         from moe_edge.serve.loading import load_driver
-        from moe_edge.serve.metrics import Metrics
-        from moe_edge.serve.pages import page_routes
-        from moe_edge.serve.request_log import RequestLog
-        from moe_edge.serve.watch_routes import watch_routes
 
-        metrics, experts = Metrics(), ExpertWatch()
-        observers = [metrics, experts]
-        if server.request_log is not None:
-            observers.append(RequestLog(server.request_log))
-            stack.callback(observers[-1].close)
-        begun_s = time.monotonic()
-        thread = EngineThread(
-            lambda: load_driver(
-                checkpoint, k, offload, serving, fail_step=server.fail_step
-            ),
-            lambda driver: driver.slots.engine.close(),
-            observers,
-        )
+        def load():
+            fail = server.fail_step
+            return load_driver(checkpoint, k, offload, serving, fail_step=fail)
 
-        def tell_ready() -> None:
-            line = {
-                "ready": True,
-                "url": url_of(sock),
-                "model": model.id,
-                "k": model.own_k,
-                "max_batch": serving.max_batch,
-                "max_context": model.max_context,
-                "compiled": thread.driver.slots.num_compiled(),
-                "seconds": round(time.monotonic() - begun_s, 3),
-            }
-            print(json.dumps(line), flush=True)
-
-        print(f"chat template: {template.name}", file=sys.stderr)
-        print(
-            "loading and compiling; minutes, or less with programs kept in "
-            "JAX_COMPILATION_CACHE_DIR",
-            file=sys.stderr,
-        )
-        more = [*page_routes(), *watch_routes(thread, metrics, experts)]
-        app = make_app(thread, model, template, server, key, more)
-        run_until_signal(Service(thread, app, server, sock, tell_ready))
-        return thread.summary() | {"uptime_s": round(time.monotonic() - begun_s, 3)}
+        return serve_http(load, sock, model, template, serving, server)

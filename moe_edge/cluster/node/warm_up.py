@@ -4,7 +4,7 @@ Every shape of prompt runs with all blocks here, with some elsewhere and with al
 elsewhere; this server answers its own calls, from one slot, so values mean nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -46,16 +46,24 @@ def warm_up(
     Args:
       sizes: (tokens of the prompt, most new tokens) of every request to come.
     """
+    for prompt, new in different(sizes):
+        for actor in actors(engine, answers):
+            actor.ledger.token(0, False)
+            run_request(actor, prompt, new)
+
+
+def actors(
+    engine: PlacedEngine, answers: Answers, ledger_kind: type[Ledger] = Ledger
+) -> Iterator[PlacedEngine]:
+    """Engines of the same programs: blocks are all here, some elsewhere, or all."""
     config = engine.config
     shape = config.num_layers, config.moe.num_experts
-    ledger, remote = Ledger(0, 1, shape), engine.remote
+    ledger, remote = ledger_kind(0, 1, shape), engine.remote
     tables = Tables(0, engine.holdings)
     rehearsal = _Rehearsal(0, None, answers, tables, ledger, partial=remote.partial)
     actor = _Actor(engine.weights, engine.holdings, rehearsal, ledger, engine.programs)
-    for prompt, new in different(sizes):
-        for actor.away_of in _distributions(shape[1]):
-            ledger.token(0, False)
-            run_request(actor, prompt, new)
+    for actor.away_of in _distributions(shape[1]):
+        yield actor
 
 
 def run_request(engine: Engine, prompt: int, new: int) -> None:

@@ -78,17 +78,24 @@ class PrismScheduler(Scheduler):
         its last token or is lost, and nothing is on its way.
         """
         asked, judge = list(asked), Judge(self, held_NLE.shape, policy, cost_model)
+        keeper = self.prepare(held_NLE, judge, ready_s)
+        offsets_s = self.clock_offsets()
+        serving = Serving(self, keeper, asked, drill)
+        serving.run()
+        came = asked, serving.failures, serving.begun_s, *self.notes()
+        return MethodRun(*came, keeper, judge.decisions, offsets_s)
+
+    def prepare(
+        self, held_NLE: np.ndarray, judge: Judge, ready_s: float = 120.0
+    ) -> TableKeeper:
+        """All servers hold their blocks and know the first table."""
         self.lost_between.clear()  # the keeper looks who is there
         keeper = TableKeeper(self, held_NLE, judge)
         for server, arrays in keeper.tables().items():
             held_LE = self.full(keeper.held_NLE[server])
             self.tell(server, "prepare", {"version": 0}, {"held_LE": held_LE} | arrays)
         self.wait_for_all("ready", ready_s)
-        offsets_s = self.clock_offsets()
-        serving = Serving(self, keeper, asked, drill)
-        serving.run()
-        came = asked, serving.failures, serving.begun_s, *self.notes()
-        return MethodRun(*came, keeper, judge.decisions, offsets_s)
+        return keeper
 
     def run_alone(
         self,

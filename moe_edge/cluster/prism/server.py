@@ -7,6 +7,7 @@ blocks.
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class Server(ServingNode):
       programs: of the model, shared with other servers of this process; None: its own.
     """
 
+    ledger_kind, engine_kind = Ledger, PlacedEngine
+
     def __init__(
         self,
         me: int,
@@ -81,7 +84,7 @@ class Server(ServingNode):
         self._shape = config.num_layers, config.moe.num_experts
         self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
         self.tables = Tables(me, self.holdings)
-        self.ledger = Ledger(me, others, self._shape)
+        self.ledger = self.ledger_kind(me, others, self._shape)
         self._interface = Interface(options.device)
         if programs is None:
             programs = PlacedPrograms(config, self.holdings.blocks.dtype)
@@ -99,7 +102,7 @@ class Server(ServingNode):
             on_lost=lambda server, kind: self.on_lost(FIRST + server, kind),
         )
         where = weights, self.holdings, remote, self.ledger, programs
-        self.engine = PlacedEngine(*where)
+        self.engine = self.engine_kind(*where)
         self._answered: list[tuple] = []
         self._reader, self._weights = reader, weights
         self._alone: LayeredEngine | None = None  # instead, where it asks nobody
@@ -250,9 +253,13 @@ class Server(ServingNode):
 
 
 def make_server(
-    number: int, options: ClusterOptions, transport: Transport, reader
+    number: int,
+    options: ClusterOptions,
+    transport: Transport,
+    reader,
+    kind: Callable[..., Server] = Server,
 ) -> Server:
-    """The server of process `number`."""
+    """The server of process `number`; kind: what makes it."""
     config, me = reader.config, number - FIRST
     slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
     own = ServerOptions(
@@ -263,7 +270,7 @@ def make_server(
         device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(reader)
-    return Server(me, options.servers, reader, weights, transport, own)
+    return kind(me, options.servers, reader, weights, transport, own)
 
 
 def _table(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

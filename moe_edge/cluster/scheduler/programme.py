@@ -1,5 +1,6 @@
 """What the runs of both modes begin with and leave."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.scheduler.asked import Asked
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.scheduler.wanted import wanted_of
+from moe_edge.cluster.scheduler.wanted import Wanted, wanted_of
 from moe_edge.cluster.scheduler.written import write_texts
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -22,7 +23,6 @@ class Programme:
 
     Attributes:
       scheduler: talks to the other processes; a subclass makes it.
-      wanted: what is asked for.
     """
 
     scheduler: Scheduler
@@ -32,7 +32,11 @@ class Programme:
         self.reader = open_checkpoint(options.checkpoint)
         self.config = self.reader.config
         self.tokenizer = load_tokenizer(self.reader)
-        self.wanted = wanted_of(options, self.tokenizer, self.config.max_positions)
+
+    @functools.cached_property
+    def wanted(self) -> Wanted:
+        """What is asked for."""
+        return wanted_of(self.options, self.tokenizer, self.config.max_positions)
 
     @property
     def block_bytes(self) -> int:

@@ -13,6 +13,7 @@ SAID: dict[str, dict[str, Any]] = {  # name -> types of its fields
     "lost": {"who": int, "kind": str},  # another process
     "arrived": {"order": int, "own": list},  # blocks, some from the own checkpoint
     "confirmed": {"version": int},  # a table
+    "over": {},  # it takes no requests any more
     "finished": {},  # all that was on its way has come
 }
 

@@ -119,15 +119,20 @@ class Serving:
         """Seconds from the beginning of the run."""
         return time.perf_counter() - self.begun_s
 
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has ended."""
+        return all(one.ended for one in self.asked)
+
     def run(self) -> None:
         """To the last token of the last request, and until nothing is on its way."""
         self.holders.begin(self.begun_s)
         while self.scheduler.lost_between:
             self._replace(*self.scheduler.lost_between.pop(0))
-        while not all(one.ended for one in self.asked):
+        while not self.is_over:
             self._send_due()
             self._take_one(min(self._until_next(), TICK_S))
-            self.holders.tick(busy=not all(one.ended for one in self.asked))
+            self.holders.tick(busy=not self.is_over)
         self.holders.settle()
         until_s = time.monotonic() + END_S
         while self.holders.under_way:
