@@ -23,7 +23,7 @@ from moe_edge.core.checks import CapacityError
 def test_errors_of_a_server_that_runs_are_not_bad_input(
     has_begun, error, code, tmp_path, monkeypatch, capsys
 ):
-    def run_node(spec, number, began):
+    def run_node(spec, number, began, make_node):
         if has_begun:
             began.touch()
         raise error
