@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,9 @@ def alone(tiny):
     slots, answers = RowSlots(loaded.engine, **SIZES), []
     for text, k, new in ASKED:
         prompt = tuple(encode(text))
-        slots.admit([Row("a", prompt, new, k=k, top_logprobs=0)])
+        slots.admit(
+            [Row(id="a", prompt=prompt, max_new_tokens=new, k=k, top_logprobs=0)]
+        )
         made = []
         while slots.is_busy:
             made += slots.step()
@@ -50,9 +53,9 @@ def complete(url, number: int):
 def processes_of(pid: int) -> dict[int, int]:
     """Number in the cluster -> pid, of a launcher's processes."""
     found = {}
-    for child in open(f"/proc/{pid}/task/{pid}/children").read().split():
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(OSError):
-            words = open(f"/proc/{child}/cmdline", "rb").read().split(b"\0")
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             found[int(words[-2])] = int(child)
     return found
 
