@@ -1,6 +1,6 @@
 """Serving by several processes: starts them, passes signals on, ends them all.
 
-Server 0 answers clients. It needs no JAX here.
+Server 0 answers clients. Nothing computes here, and no device is taken.
 """
 
 import contextlib
