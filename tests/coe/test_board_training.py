@@ -31,6 +31,15 @@ def train(folder, **changes):
     return run_train_board(out_dir=str(folder), **SMALL | changes)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_images():
+    """Accuracies of so little training need no thousand images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moe_edge.coe.train_expert.HELD_OUT_IMAGES", 128)
+        patch.setattr("moe_edge.coe.single_model.IMAGES", 64)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("board") / "W"

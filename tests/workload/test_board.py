@@ -62,3 +62,19 @@ def test_poses_say_how_the_component_lies():
     assert ((shift > 1.86) | (turn > 10.9)).all() and (shift > 1.86).any()
     turned = np.rad2deg(drawn["wrong_polarity"][:, 2])
     assert (np.abs(turned - 180) < 3.01).all()
+
+
+def test_types_have_marks_that_others_lack():
+    looks = [look(f"component_{n}") for n in range(60)]
+    for mark in ("spot", "notch", "groove"):
+        has = [getattr(one, mark) is not None for one in looks]
+        assert 0.3 < np.mean(has) < 0.7
+    packages = {(one.pins, one.upright, round(one.half[0])) for one in looks}
+    assert len(packages) <= 6  # the rest of a look tells them apart
+
+
+def test_damage_shows_on_every_type():
+    for number in range(12):
+        name = f"component_{number}"
+        sound, hurt = draw(name, images()), draw(name, images("damaged"))
+        assert (np.abs(hurt - sound).max(axis=(1, 2, 3)) > 0.15).all()
