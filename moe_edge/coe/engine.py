@@ -10,23 +10,17 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from moe_edge.coe.driver import ExpertDriver
-from moe_edge.coe.executor import Outcome
+from moe_edge.coe.executor import Executor, Outcome
 from moe_edge.coe.results import CoeRun, CoeStep
 from moe_edge.coe.serving import Batch
 from moe_edge.coe.setup import Setup
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
-
-
-class Runs(Protocol):
-    """What does the work of a lane."""
-
-    def run(self, batch: Batch, images: Sequence[np.ndarray]) -> Outcome: ...
 
 
 class RealTime:
@@ -61,7 +55,7 @@ class ExpertEngine(ExpertDriver):
         self,
         graph: CoeGraph,
         setup: Setup,
-        executors: Sequence[Runs],
+        executors: Sequence[Executor],
         images: Sequence[np.ndarray | str],
         clock: Any = None,
     ):
@@ -123,12 +117,11 @@ class ExpertEngine(ExpertDriver):
 
     def _work(self, lane: int) -> None:
         """The thread of a lane."""
-        inbox, executor = self._inboxes[lane], self._executors[lane]
         try:
-            while (given := inbox.get()) is not None:
+            while (given := self._inboxes[lane].get()) is not None:
                 batch, begin_s = given
                 images = [self._images[job.id] for job in batch.jobs]
-                outcome = executor.run(batch, images)
+                outcome = self._executors[lane].run(batch, images)
                 with self._lock:
                     self._take(batch, outcome, begin_s, self._clock.now())
         except BaseException as error:  # handed to the caller, which raises it

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from moe_edge.coe.models import Network, get_network
+from moe_edge.coe.executor import Programs, jitted
 from moe_edge.coe.profile import ArchitectureCosts, Devices
 from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import ConfigError, check_count, check_positive
@@ -145,8 +145,8 @@ def profile_architecture(
     """
     sizes = sizes or ProfileSizes()
     architecture = graph.architectures[graph.experts[experts[0]].architecture]
-    network, record_B = get_network(architecture), store.record(experts[0])
-    times_s, bytes_, note = time_batches(network, record_B, device, sizes)
+    programs, record_B = Programs(graph, device), store.record(experts[0])
+    times_s, bytes_, note = time_batches(programs, experts[0], record_B, sizes)
     medians_s = {n: statistics.median(found) for n, found in times_s.items()}
     most = largest_batch(medians_s, sizes.margin)
     k_s, b_s, r2 = fit_line({n: s for n, s in medians_s.items() if n <= most})
@@ -162,15 +162,17 @@ def profile_architecture(
 
 
 def time_batches(
-    network: Network, record_B: np.ndarray, device: jax.Device, sizes: ProfileSizes
+    programs: Programs, expert: int, record_B: np.ndarray, sizes: ProfileSizes
 ) -> tuple[dict[int, list[float]], dict[int, int], str]:
     """Seconds and memory of batches, from images on the host to their verdicts.
 
+    Args:
+      programs: which executors run, too: nothing is compiled for the profile alone.
     Returns:
       batch -> seconds of each round; batch -> bytes; and where the bytes come from.
     """
-    program, rng = jax.jit(network.apply), np.random.default_rng(0)
-    words_W = jax.device_put(network.words(record_B), device)
+    network, rng = programs.network(expert), np.random.default_rng(0)
+    words_W = jax.device_put(network.words(record_B), programs.device)
     bytes_, note = {}, "temporary, input and output bytes of the compiled program"
     images = [
         rng.random(network.input_shape, np.float32) for _ in range(sizes.most_batch)
@@ -178,11 +180,11 @@ def time_batches(
 
     def run(n: int) -> float:
         started_s = time.perf_counter()
-        network.judge(np.asarray(program(words_W, np.stack(images[:n]))))
+        network.judge(programs.outputs(expert, words_W, images[:n]))
         return time.perf_counter() - started_s
 
     for n in sizes.batches:
-        compiled = program.lower(words_W, np.stack(images[:n])).compile()
+        compiled = jitted(network).lower(words_W, np.stack(images[:n])).compile()
         told = compiled.memory_analysis()
         outputs = jax.tree.leaves(compiled.out_info)
         bytes_[n] = n * images[0].nbytes + sum(_num_bytes(one) for one in outputs)

@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from moe_edge.coe.case import CoeWork
 from moe_edge.coe.profile import ArchitectureCosts, override
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
@@ -29,7 +29,8 @@ def run_profile_coe(
 
     Args:
       run: folder of `coe_profile.json`, which launch/coserve.py reads.
-      graph: a `coe.json`, with the files of its experts.
+      graph: a `coe.json`, with the files of its experts; or `demo`, the board that
+        comes with this program.
       kinds: of executors, separated by commas, such as gpu,cpu; cpu is the processor,
         any other kind the accelerator or, where there is none, the processor too.
         Empty: what there is.
@@ -41,8 +42,9 @@ def run_profile_coe(
     Raises:
       MoeEdgeError: bad input.
     """
-    read = read_graph(graph)
-    run.check_apart(graph)
+    path = CoeWork(graph=graph).graph_path
+    read = read_graph(path)
+    run.check_apart(path)
     names = sorted({expert.architecture for expert in read.experts})
     import jax  # only now: a refused value should not wait for it
 
@@ -52,7 +54,7 @@ def run_profile_coe(
     sizes = ProfileSizes(most_batch=most_batch, repeats=repeats, margin=margin)
     devices = {kind: device_of(kind) for kind in _kinds(kinds)}
     override({kind: dict.fromkeys(names, ANY) for kind in devices}, set)
-    store = ExpertStore(read, Path(graph).parent)
+    store = ExpertStore(read, path.parent)
     store.check()
     if run.dry_run:
         return {"devices": {kind: names for kind in devices}}

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from moe_edge.workload.coe_graph import write_graph
 from moe_edge.workload.coe_tasks import (
@@ -144,6 +145,18 @@ def test_coserve_live_measures_costs_where_no_profile_is_given(run_script, tmp_p
     assert run_script("coserve", *flags).summary["kind"] == "emulated"
     stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
     assert stored["source"] == "measured at the start"
+
+
+@pytest.mark.slow
+def test_coserve_task_without_a_graph_runs_live_on_random_weights(run_script, tmp_path):
+    flags = ("--task", "b1", "--policies", "affinity", "--profile", "reduced")
+    found = run_script("coserve", *flags, "--out_dir", "o").summary
+    assert (found["task"], found["kind"]) == ("b1", "emulated")
+    assert found["accuracy"] is None and found["distinct_experts"] > 100
+    row = found["policies"]["affinity"]
+    assert row["failed"] == 0 and row["switches"] >= 0.8 * found["bounds"]["distinct"]
+    stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
+    assert stored["settings"]["graph"] is None
 
 
 def test_coserve_live_bad_weights_end_in_one_line(run_script, tmp_path):

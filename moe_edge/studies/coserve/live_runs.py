@@ -85,8 +85,8 @@ def run_task(settings: LiveSettings, task: str, root: Path) -> LiveTask:
 def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
     """Board, weights, compiled programs and images of a task."""
     if settings.graph is None:
-        folder = root / f"board_{TASKS[task].board}_{settings.seed}"
         given = task, settings.seed, settings.decay, settings.most_types
+        folder = root / "_".join(map(str, ("board", TASKS[task].board, *given[1:])))
         path = folder / "coe.json"
         path = path if path.exists() else write_board(folder, *given)
     else:

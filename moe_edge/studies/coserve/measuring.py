@@ -101,7 +101,7 @@ def measure_batches(settings: Measured) -> Findings:
             "largest miss of the line": round(worst, 3),
         },
         plot=lambda path: draw_panels(
-            path, _batch_panels(found), title="Batches (measured)"
+            path, _batch_panels(found), title="Batches (measured)", columns=3
         ),
         summary={"best_batch": best, "line_error": worst},
     )
