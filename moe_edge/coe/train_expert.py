@@ -59,13 +59,18 @@ def detector_part(component: str) -> Part:
 
 
 def train_network(
-    network: Network, parts: Sequence[Part], recipe: Recipe, seed: int
+    network: Network,
+    parts: Sequence[Part],
+    recipe: Recipe,
+    seed: int,
+    count: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
     """Fresh weights, trained: float32 tensors by name.
 
     Args:
       parts: of the images, in equal shares.
       seed: of weights and images.
+      count: called after each step.
     """
     step, optimizer = _programs(network)
     drawn = network.init_arrays([seed, 1])
@@ -74,6 +79,7 @@ def train_network(
     for number, batch in enumerate(_batches(network, parts, recipe, seed)):
         rate = np.float32(_rate(recipe, number))
         values_W, state = step(values_W, state, *batch, rate)
+        count()
     return _split(network, np.asarray(values_W))
 
 
