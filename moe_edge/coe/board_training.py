@@ -58,8 +58,9 @@ class TrainingState:
         if (known := self.find(file, spec)) is not None:
             return known
         network, started = get_network(architecture), time.monotonic()
-        with counter(f"training {file}"):
-            record_B = network.pack(train_network(network, parts, recipe, seed))
+        with counter(f"training {file}", recipe.steps) as count:
+            arrays = train_network(network, parts, recipe, seed, count)
+        record_B = network.pack(arrays)
         seconds = time.monotonic() - started
         facts = {
             "spec": spec,

@@ -50,13 +50,13 @@ def train_singles(
         state.train(file, made, parts, longer, seed)
         judges[name] = single_judge(made, folder / file)
     components = parts[: options.num_trained]
-    found = {name: accuracy(judge, components) for name, judge in judges.items()}
+    found = {name: accuracy(one, components, IMAGES) for name, one in judges.items()}
     say(", ".join(f"{name} {share:.4f}" for name, share in found.items()))
     stored = dict.fromkeys(("collaboration", *WIDER)) | found
     write_text(folder / ACCURACY_FILE, json.dumps(stored) + "\n")
 
 
-def accuracy(judge: Judge, parts: Sequence[Part], images: int = IMAGES) -> float:
+def accuracy(judge: Judge, parts: Sequence[Part], images: int) -> float:
     """Share of held-out images whose defect is found, or that pass where sound.
 
     Args:

@@ -59,22 +59,28 @@ def detector_part(component: str) -> Part:
 
 
 def train_network(
-    network: Network, parts: Sequence[Part], recipe: Recipe, seed: int
+    network: Network,
+    parts: Sequence[Part],
+    recipe: Recipe,
+    seed: int,
+    count: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
     """Fresh weights, trained: float32 tensors by name.
 
     Args:
       parts: of the images, in equal shares.
       seed: of weights and images.
+      count: called after each step.
     """
     step, optimizer = _programs(network)
     drawn = network.init_arrays([seed, 1])
-    values_W = jnp.concatenate([array.reshape(-1) for array in drawn.values()])
+    values_W = jnp.asarray(np.concatenate([one.reshape(-1) for one in drawn.values()]))
     state = optimizer.init(values_W)
     for number, batch in enumerate(_batches(network, parts, recipe, seed)):
         rate = np.float32(_rate(recipe, number))
         values_W, state = step(values_W, state, *batch, rate)
-    return jax.tree.map(np.asarray, _split(network, values_W))
+        count()
+    return _split(network, np.asarray(values_W))
 
 
 def held_out(part: Part, count: int, seed: int) -> list[Image]:
@@ -206,9 +212,10 @@ def _programs(network: Network):
     return step, optimizer
 
 
-def _split(network: Network, values_W: jax.Array) -> dict[str, jax.Array]:
+def _split(network: Network, values_W: Any) -> dict[str, Any]:
     """Tensors by name of all values in the order of a record."""
-    ends = np.cumsum([tensor.size for tensor in network.tensors])[:-1]
-    parts = jnp.split(values_W, ends)
-    named = zip(network.tensors, parts, strict=True)
-    return {tensor.name: part.reshape(tensor.shape) for tensor, part in named}
+    found, first = {}, 0
+    for tensor in network.tensors:
+        part = values_W[first : first + tensor.size]
+        found[tensor.name], first = part.reshape(tensor.shape), first + tensor.size
+    return found

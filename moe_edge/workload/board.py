@@ -1,9 +1,10 @@
 """Draws what the requests of a board show: components, sound or with a defect.
 
 A crop of 32 x 32 pixels shows a component on its footprint; it takes 64 to 78 % of the
-width. Types share packages, and what is a mark of one type would be damage on another,
-so only who knows the type can judge it. A type's look follows from its name alone, an
-image from name, seed and defect.
+width. Types come in six packages and eight variants of each: a line of print, a spot
+and a groove may be there or not. A component of the wrong variant counts as damaged, so
+only who knows the type, which an image does not tell, can judge all images. A type's
+look follows from its name alone, an image from name, seed and defect.
 The footprint (pads, outline, a dot where the marked end belongs) stays in place, the
 component on it moves a little in every image, and far if it is `misaligned`.
 """
@@ -21,13 +22,12 @@ SIZE = 32
 SHAPE = (SIZE, SIZE, 3)
 _DRAWN = 20  # uniform numbers of an image
 _NOISE = 0.03
-_KINDS = (0.25, 0.5, 0.7)  # of damage, as shares of 1: crack, piece, burn; else print
+_KINDS = (0.25, 0.5, 0.7)  # of damage, as shares of 1: crack, piece, burn; else variant
 _Y, _X = (np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2).astype(np.float32)
 
 
 class Package(NamedTuple):
-    """What many types share, as on real boards: those look alike but for their print
-    and their own marks.
+    """What many types share, as on real boards.
 
     Attributes:
       width: of the crop; height: of the width; body: colour.
@@ -58,59 +58,54 @@ class Look(NamedTuple):
     Attributes:
       half: width and height of the body, halved; round: radius of its corners.
       pins: on each of two sides; upright: the sides are the left and right ones.
-      stripes: printed on the body, 0 to 3; round_mark: at the marked end, else a bar.
+      round_mark: at the marked end, else a bar.
       board, body, print, mark: colours.
-      spot, notch, groove: what a sound one of this type has and others take for a burn,
-        a missing piece, a crack: (x, y, size) or None.
+      lines: of print: how high each lies; the last one is part of the variant.
+      spot, groove: x, y and size of what looks like a burn or a crack.
+      variant: whether a sound one has the last line, the spot, the groove.
     """
 
     half: tuple[float, float]
     round: float
     pins: int
     upright: bool
-    stripes: int
     round_mark: bool
     board: np.ndarray
     body: np.ndarray
     print: np.ndarray
     mark: np.ndarray
-    spot: tuple[float, float, float] | None
-    notch: tuple[float, float, float] | None
-    groove: tuple[float, float, float] | None
+    lines: tuple[float, ...]
+    spot: tuple[float, float, float]
+    groove: tuple[float, float, float]
+    variant: np.ndarray
 
 
 @functools.lru_cache(maxsize=1024)
 def look(component: str) -> Look:
     """Of the type of that name."""
     digest = hashlib.sha256(component.encode()).digest()
-    rng = np.random.default_rng(list(digest[:16]))
-    package = _PACKAGES[rng.integers(len(_PACKAGES))]
-    width = SIZE / 2 * (package.width + rng.uniform(-0.004, 0.004))
+    number = digest[0] % len(_PACKAGES)
+    package, rng = _PACKAGES[number], np.random.default_rng([number, 1])
+    width = SIZE / 2 * package.width
     height = width * package.height
-    body = np.array(package.body) + rng.uniform(-0.02, 0.02, 3)
+    body = np.array(package.body)
     away = np.where(body.mean() > 0.45, -0.3, 0.3)  # dark print on what is bright
-    plain = (
+    slots = height * np.array([-0.5, 0.0, 0.5])[: rng.integers(1, 4)]
+    x, y = width * rng.uniform(-0.4, 0.5, 2), height * rng.uniform(-0.5, 0.5, 2)
+    return Look(
         (width, height),
         rng.uniform(0.5, 1.5),
         package.pins,
         package.upright,
-        int(rng.integers(0, 4)),
         package.round_mark,
-        np.array([0.05, 0.35, 0.15]) + rng.uniform(-0.02, 0.02, 3),
+        np.array([0.05, 0.35, 0.15]),
         body,
         np.clip(body + away + rng.uniform(-0.1, 0.1, 3), 0, 1),
         np.clip(body + 1.6 * away, 0, 1),
-    )
-    way, has = 2 * np.pi * rng.random(), rng.random(3) < 0.5
-    x, y = width * rng.uniform(-0.5, 0.5, 2), height * rng.uniform(-0.5, 0.5, 2)
-    own = [
+        tuple(slots.tolist()),
         (x[0], y[0], rng.uniform(1.5, 3.0)),
-        (width * np.cos(way), height * np.sin(way), rng.uniform(1.8, 3.5)),
         (x[1], y[1], rng.uniform(3.0, 6.0)),
-    ]
-    return Look(
-        *plain,
-        *[one if own_one else None for one, own_one in zip(own, has, strict=True)],
+        np.array([bool(digest[1] >> bit & 1) for bit in range(3)]),
     )
 
 
@@ -135,9 +130,10 @@ def draw(component: str, images: Sequence[Mapping[str, Any]]) -> np.ndarray:
     body = _cover(_box(x, y, *one.half, one.round))
     _paint(canvas, _pins(one, x, y), np.array([0.75, 0.75, 0.78]))
     _paint(canvas, body, one.body)
-    _own_marks(canvas, one, body, x, y)
     hurt = defects == DAMAGED
-    _print(canvas, one, body, x, y, hurt & (u_NU[:, 6] >= _KINDS[2]))
+    wrong = hurt & (u_NU[:, 6] >= _KINDS[2])
+    which = np.arange(3)[None] == (3 * u_NU[:, 15, None]).astype(int)
+    _marks(canvas, one, body, x, y, one.variant[None] ^ (wrong[:, None] & which))
     if hurt.any():
         part = canvas[:, hurt]
         _damage(part, one, u_NU[hurt].T, body[hurt], x[hurt], y[hurt])
@@ -212,23 +208,6 @@ def _pins(one: Look, x: np.ndarray, y: np.ndarray, more: float = 0.0) -> np.ndar
     return _cover(np.maximum(np.maximum(near - 0.27 * pitch - more, reach), inside))
 
 
-def _own_marks(canvas, one: Look, body, x, y) -> None:
-    """What belongs to the type."""
-    if one.spot is not None:
-        mid_x, mid_y, size = one.spot
-        spot = _cover((np.hypot(x - mid_x, y - mid_y) - size) / 2)
-        _paint(canvas, 0.75 * body * spot, _burnt_colour(one))
-    if one.notch is not None:
-        mid_x, mid_y, size = one.notch
-        notch = _cover(np.hypot(x - mid_x, y - mid_y) - size)
-        _paint(canvas, body * notch, _broken_colour(one))
-    if one.groove is not None:
-        mid_x, mid_y, size = one.groove
-        line = np.abs(x - mid_x + 0.6 * (y - mid_y)) - 0.4
-        groove = _cover(np.maximum(line, np.abs(y - mid_y) - size))
-        _paint(canvas, 0.8 * body * groove, _crack_colour(one))
-
-
 def _crack_colour(one: Look) -> np.ndarray:
     return np.full(3, 0.0 if one.body.mean() > 0.3 else 1.0)
 
@@ -245,25 +224,30 @@ def _broken_colour(one: Look) -> np.ndarray:
     return np.array([0.75, 0.6, 0.45]) if dark else np.array([0.3, 0.22, 0.18])
 
 
-def _print(canvas, one: Look, body, x, y, worn: np.ndarray) -> None:
-    """Lines of print, and the mark at the left end.
+def _marks(canvas, one: Look, body, x, y, has_N3: np.ndarray) -> None:
+    """Print, spot and groove, and the mark at the left end.
 
     Args:
-      worn: bool [N], where a line is missing, or one too many if there is none to miss.
+      has_N3: bool, variant of each image.
     """
-    width, height = one.half
-    other = one.stripes - 1 if one.stripes else 1
-    for stripes, rows in ((one.stripes, ~worn), (other, worn)):
-        printed = body * rows[:, None, None]
-        for stripe in range(stripes if rows.any() else 0):
-            middle = height * (0.5 * stripe - 0.25 * (stripes - 1))
-            line = np.maximum(np.abs(y - middle) - 0.5, np.abs(x - 2) - 0.5 * width)
-            _paint(canvas, printed * _cover(line), one.print)
+    width, _ = one.half
+    last, spot, groove = (body * has[:, None, None] for has in has_N3.T)
+    for line in one.lines:
+        cover = np.maximum(np.abs(y - line) - 0.5, np.abs(x - 2) - 0.5 * width)
+        printed = last if line == one.lines[-1] else body
+        _paint(canvas, printed * _cover(cover), one.print)
     if one.round_mark:
         mark = np.hypot(x + 0.72 * width, y) - 2.0
     else:
         mark = np.abs(x + 0.75 * width) - 1.2
     _paint(canvas, body * _cover(mark), one.mark)
+    mid_x, mid_y, size = one.spot
+    cover = _cover((np.hypot(x - mid_x, y - mid_y) - size) / 2)
+    _paint(canvas, 0.75 * spot * cover, _burnt_colour(one))
+    mid_x, mid_y, size = one.groove
+    line = np.abs(x - mid_x + 0.6 * (y - mid_y)) - 0.4
+    cover = _cover(np.maximum(line, np.abs(y - mid_y) - size))
+    _paint(canvas, 0.8 * groove * cover, _crack_colour(one))
 
 
 def _damage(canvas, one: Look, u, body, x, y) -> None:

@@ -1,5 +1,7 @@
 """The board that comes with the package."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,13 @@ def test_demo_board_is_whole_and_small(graph):
     assert (names.count("board_resnet"), names.count("board_detector")) == (24, 4)
     assert all(expert.trained for expert in graph.experts)
     assert sum(p.stat().st_size for p in DEMO_BOARD.rglob("*") if p.is_file()) <= 6e6
+
+
+def test_demo_tells_the_accuracies_that_coserve_repeats():
+    found = json.loads((DEMO_BOARD / "accuracy.json").read_text())
+    assert found["collaboration"] >= 0.98
+    assert 1 - found["single"] >= 2 * (1 - found["collaboration"])
+    assert found["single_wide"] is None  # not trained for this board
 
 
 def test_demo_requests_use_every_expert_and_defect():

@@ -109,3 +109,18 @@ def test_line_that_is_no_json_is_named(tmp_path):
     path.write_text(json.dumps(ROW) + "\n{oops\n")
     with pytest.raises(RequestError, match=f"{path}:2: Expecting property name"):
         read_requests(path)
+
+
+def test_misplaced_components_are_those_that_a_detector_sees():
+    graph = task_graph("a1")
+    plain = board_requests(graph, 800)
+    found = board_requests(graph, 800, misplaced=0.5)
+    wrong = [r for r in found if r.drawn in ("misaligned", "wrong_polarity")]
+    seen = [r for r in plain if graph.rules[r.component] in graph.follow]
+    assert all(graph.rules[r.component] in graph.follow for r in wrong)
+    assert 0.4 * len(seen) < len(wrong) < 0.6 * len(seen)
+    assert {r.drawn for r in wrong} == {"misaligned", "wrong_polarity"}
+    # All else stays: those that are told to lie wrong were sound.
+    for before, after in zip(plain, found, strict=True):
+        assert before.image["seed"] == after.image["seed"]
+        assert after == before or before.drawn == "ok"
