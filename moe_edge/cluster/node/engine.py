@@ -152,6 +152,9 @@ class PlacedEngine(Engine):
                 zeros = np.zeros((size, self.config.d_model), np.float32)
                 self._nothing[size] = jax.device_put(zeros)
             return self._nothing[size]
+        return self._rows_here(routed, slot_of)
+
+    def _rows_here(self, routed: Routed, slot_of) -> jax.Array:
         programs, routing = self.programs, routed.routing
         with self.holdings.lock:
             slots_SR = self.holdings.array

@@ -35,7 +35,14 @@ class _Actor(PlacedEngine):
 
     def _layer_view(self, layer: int, ids_TK: np.ndarray) -> View:
         shape = self.config.num_layers, self.config.moe.num_experts
-        return _view(shape, self.away_of(ids_TK), self.holdings.nowhere)
+        self._away_E = self.away_of(ids_TK)
+        return _view(shape, self._away_E, self.holdings.nowhere)
+
+    def _here(self, layer, routed, ids_TK, slot_of, parts, size):
+        """Some are here, even if all tokens chose the one block that is elsewhere."""
+        if not self._away_E.all():
+            return self._rows_here(routed, slot_of)
+        return super()._here(layer, routed, ids_TK, slot_of, parts, size)
 
 
 def warm_up(
