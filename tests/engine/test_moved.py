@@ -50,7 +50,7 @@ def test_steps_add_up_to_what_the_engine_counted(name):
             # The first token is the prompt's; 2 MoE layers.
             assert total.routed == report["choices"] == 2 * 11 * (3 + 2)
             assert 0 < total.substituted == report["rerouted"] < total.routed
-            assert steps[0].routed == 0 and len(steps) == 13
+            assert steps[0].routed == 0 and len(steps) == 14  # 3 of prompts
         engine.reset_records()
         assert engine.moved() == Moved()
 

@@ -13,7 +13,8 @@ from tests.support.tiny_models import GQA, random_weights
 
 
 def test_prompts_that_end_together_move_the_batch_once(monkeypatch):
-    slots = RowSlots(engine_of("resident", "gqa"), **SIZES)
+    sizes = SIZES | {"max_context": 256, "prefill_chunk": 128}  # where both run at once
+    slots = RowSlots(engine_of("resident", "gqa"), **sizes)
     made, new_session = [], slots.shapes.new_session
 
     def note(engine, batch, *args, **options):
