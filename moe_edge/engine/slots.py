@@ -109,6 +109,7 @@ class RowSlots:
         seconds = warm_up(
             engine or self.engine, self._programs, self.shapes, self.cache
         )
+        self.engine.recover()  # what `clear` needs is compiled too
         self.engine.reset_records()
         return seconds
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -93,6 +94,13 @@ def test_nothing_compiles_after_a_warm_up_of_many_shapes():
 )
 def test_nothing_compiles_after_a_warm_up(mode, name, options):
     check(engine_of(mode, name), **options)
+
+
+def test_a_warm_up_needs_no_program_from_before():
+    """Not even of `recover`, after programs were dropped (`few_memory_maps`)."""
+    engine = engine_of("fused", "gqa")
+    jax.clear_caches()
+    check(engine)
 
 
 def test_programs_do_not_depend_on_what_a_warm_up_chooses(monkeypatch):
