@@ -5,7 +5,12 @@ that does not read. Here each has a time; and where too many connections are ope
 one that has been idle longest gives way.
 """
 
+import contextlib
+import fcntl
 import json
+import socket
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +21,9 @@ from moe_edge.serve.errors import ApiError
 
 MOST_CONNECTIONS = 512
 MOST_EARLY_BYTES = 1 << 16  # of requests that come before an answer is written
+# Of an answer that the kernel keeps for a client: it would take 4 MB of each, and who
+# stops reading would be noticed only after that.
+SEND_BUFFER_BYTES = 1 << 16
 
 
 def limited(receive_s: float, idle_client_s: float) -> Callable[..., H11Protocol]:
@@ -49,6 +57,8 @@ class _Connection(H11Protocol):
             min(idle, key=lambda each: each.since_s).transport.abort()
         super().connection_made(transport)
         self.since_s = self.loop.time()
+        self._sock = transport.get_extra_info("socket")
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         # Any byte that the kernel does not take at once pauses whoever writes.
         transport.set_write_buffer_limits(high=0)
         self._watch_receiving()
@@ -144,7 +154,7 @@ class _Connection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
-            self._left = self.transport.get_write_buffer_size()
+            self._left = self._unsent_bytes()
             self._writing = self.loop.call_later(self.idle_client_s, self._look_writing)
 
     def resume_writing(self) -> None:
@@ -155,8 +165,20 @@ class _Connection(H11Protocol):
 
     def _look_writing(self) -> None:
         """Ends a connection whose client took nothing; else looks again later."""
-        left, self._writing = self.transport.get_write_buffer_size(), None
+        left, self._writing = self._unsent_bytes(), None
         if left >= self._left:
             self.transport.abort()
         else:
             self.pause_writing()
+
+    def _unsent_bytes(self) -> int:
+        """Of an answer, what waits here and in the kernel.
+
+        The kernel asks for more only when a third of its buffer is free, which takes a
+        slow client longer than the limit.
+        """
+        waiting, sock = self.transport.get_write_buffer_size(), self._sock
+        with contextlib.suppress(OSError):  # not every system counts a socket's bytes
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += int.from_bytes(queued, sys.byteorder)
+        return waiting
