@@ -165,6 +165,11 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
     gaps_ms = {name: [MS / rate for rate in runs[name] if rate] for name in runs}
     if not all(gaps_ms.values()):
         raise CapacityError(f"no rate is served in time: goodput is {runs}")
+    if not all(map(all, gaps_ms.values())):
+        raise CapacityError(
+            f"{settings.goodput_requests} requests are in time at any rate: goodput is "
+            f"{runs}; raise goodput_requests"
+        )
     return [
         make_row(
             "goodput, continuous, computed: gap between requests",

@@ -3,11 +3,12 @@
 import functools
 import os
 import shutil
+import types
 
 import pytest
 
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.studies.speed import serving_loop, serving_steps
 from moe_edge.studies.speed.models import olmoe_config, write_random
@@ -16,6 +17,7 @@ from moe_edge.studies.speed.serving import (
     serving_models,
     serving_rows,
 )
+from tests.support.serving import linear_costs
 
 TINY = olmoe_config(1, "float32", experts=8, hidden=64, heads=4) | {
     "vocab_size": 4096,
@@ -102,7 +104,16 @@ def test_policies_serve_the_same_requests(folder, monkeypatch):
     assert rows[0]["bar"] == pytest.approx(1 / 1.2) and rows[2]["bar"] is None
 
 
-def test_goodput_loop_and_prefix(folder):
+def test_goodput_of_too_few_requests_is_refused(folder, monkeypatch):
+    steps = types.SimpleNamespace(costs=linear_costs(1e-6, 1e-9))
+    monkeypatch.setattr(serving_loop, "measure_steps", lambda *_, **__: steps)
+    with pytest.raises(CapacityError, match="raise goodput_requests"):
+        rows_of(folder, "goodput")
+
+
+def test_goodput_loop_and_prefix(folder, monkeypatch):
+    steps = types.SimpleNamespace(costs=linear_costs())  # of no fast machine
+    monkeypatch.setattr(serving_loop, "measure_steps", lambda *_, **__: steps)
     goodput, loop, prefix = rows_of(folder, "goodput", "loop", "prefix")
     rates = goodput["requests_per_s"]
     assert goodput["ours"] == pytest.approx(1e3 / rates["ours"][0])
