@@ -37,7 +37,7 @@ class PromptRun:
         self.rows: list[LiveRow | None] = list(rows)
         R = shapes.prompt_rows_for(len(rows))
         longest = max(len(row.row.prompt) for row in rows)
-        self._capacity = shapes.capacity_for(longest)
+        self._capacity = shapes.prompt_capacity_for(longest)
         session = self.session = shapes.new_session(engine, R, self._capacity)
         for place, row in enumerate(rows):
             row.sequence, row.prompt_k = session.sequences[place], row.k

@@ -10,7 +10,8 @@ from moe_edge.core.checks import CapacityError, check_count
 
 MIN_BUCKET = 16
 MIN_CAPACITY = 64
-_SMALLEST_SLOT_CAPACITY = 256  # below, a smaller cache saves next to nothing
+_SMALLEST_BATCH_CAPACITY = 128  # below, a smaller cache saves next to nothing
+_SMALLEST_PROMPT_CAPACITY = 256
 
 
 def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
@@ -38,7 +39,9 @@ def check_context(max_context: int, max_positions: int) -> None:
 
 
 class SlotSizes:
-    """Sizes of a running batch: steps of 4 in capacity, of 2 in rows, of 4 in chunks.
+    """Sizes of a running batch: steps of 2 in capacity and in rows.
+
+    Of prompts on their way, which stay for a few chunks only: of 4 in all three.
 
     Args:
       max_rows: rows that run at once.
@@ -74,13 +77,15 @@ class SlotSizes:
         self.rows = (max_rows,) if deterministic else _powers(max_rows, 1, 2)
         some = () if deterministic else _powers(prompt_rows, 1, 4)
         self.prompt_rows = tuple(sorted({1, *some}))
-        self.capacities = (largest,)
+        self.capacities = self.prompt_capacities = (largest,)
         if not deterministic:
-            powers = _powers(largest, _SMALLEST_SLOT_CAPACITY, 4)
+            powers = _powers(largest, _SMALLEST_BATCH_CAPACITY, 2)
             self.capacities = tuple(map(capacity_for, powers))
+            powers = _powers(largest, _SMALLEST_PROMPT_CAPACITY, 4)
+            self.prompt_capacities = tuple(map(capacity_for, powers))
         # A padded chunk never reaches past the capacity: chunks divide it.
         self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
-        while any(M > self.chunk and M % self.chunk for M in self.capacities):
+        while any(M > self.chunk and M % self.chunk for M in self.prompt_capacities):
             self.chunk //= 2
         self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 4)
 
@@ -99,6 +104,9 @@ class SlotSizes:
 
     def capacity_for(self, tokens: int) -> int:
         return next(size for size in self.capacities if size >= tokens)
+
+    def prompt_capacity_for(self, tokens: int) -> int:
+        return next(size for size in self.prompt_capacities if size >= tokens)
 
     def padded(self, tokens: int, capacity: int) -> int:
         """Size of a chunk of so many tokens in a session of a capacity."""
@@ -124,14 +132,14 @@ class SlotSizes:
 
     def _chunk_of(self, tokens: int) -> int:
         """Padded size of a prompt's first chunk, in a session that holds it."""
-        return self.padded(min(tokens, self.chunk), self.capacity_for(tokens))
+        return self.padded(min(tokens, self.chunk), self.prompt_capacity_for(tokens))
 
     def prompt_shapes(self) -> list[tuple[int, int, int]]:
         """Rows, padded size of a chunk and capacity: all in which prompts run."""
         found = []
         for R in self.prompt_rows:
-            largest = self.capacity_for(self.prompt_tokens(R))
-            for M in (M for M in self.capacities if M <= largest):
+            largest = self.prompt_capacity_for(self.prompt_tokens(R))
+            for M in (M for M in self.prompt_capacities if M <= largest):
                 sizes = sorted({min(size, M) for size in self.chunks})
                 found += [(R, S, M) for S in sizes if R == 1 or R * S <= self.chunk]
         return found
@@ -145,7 +153,7 @@ class SlotSizes:
     def prompt_shape(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Rows, size of the first chunk and capacity of prompts that run together."""
         longest = max(lengths)
-        capacity, size = self.capacity_for(longest), min(longest, self.chunk)
+        capacity, size = self.prompt_capacity_for(longest), min(longest, self.chunk)
         return self.prompt_rows_for(len(lengths)), self.padded(size, capacity), capacity
 
     def kept_capacity(self, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """The session of a running batch: rows in places, of few sizes of batch and capacity.
 
-It grows when a row needs more, and shrinks when the rows left need less, by copying
-their caches into another session: a step's time follows rows and capacity.
+It grows as rows join and lengthen, and shrinks when the rows left need less, by
+copying their caches into another session: a step's time follows rows and capacity.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,8 @@ class SlotBatch:
         """A token of every active row; `on_routing` as in `Engine.chunks`."""
         if not any(row.is_active for row in self.rows):
             return []
-        if may_shrink and self.changed and not self._suits():
+        is_full = self._sizes(self.rows)[1] > self.session.capacity
+        if is_full or (may_shrink and self.changed and not self._suits()):
             self._resize()
         rows = [row if row and row.is_active else None for row in self.places]
         if self.changed:
@@ -86,7 +87,8 @@ class SlotBatch:
         )
 
     def _sizes(self, rows: Sequence[LiveRow]) -> tuple[int, int]:
-        need = max(row.row.need for row in rows)
+        # A step writes behind the last token of every row, also of those that rest.
+        need = max(row.length for row in rows) + 1
         return self._shapes.rows_for(len(rows)), self._shapes.capacity_for(need)
 
     def _resize(self, more: Sequence[LiveRow] = ()) -> None:

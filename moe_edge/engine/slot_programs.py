@@ -132,4 +132,6 @@ class SlotShapes(SlotSizes):
 
     def prompt_bytes(self) -> int:
         """Most bytes of the caches of prompts on their way."""
-        return max(R * self.row_bytes(self.prompt_tokens(R)) for R in self.prompt_rows)
+        longest = ((R, self.prompt_tokens(R)) for R in self.prompt_rows)
+        sizes = [(R, self.prompt_capacity_for(tokens)) for R, tokens in longest]
+        return max(cache_bytes(self.config, *size) for size in sizes)

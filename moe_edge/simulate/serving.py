@@ -76,17 +76,20 @@ class SlotSteps:
         return Step(decode, self._group, batch, shape)
 
     def _size(self, rows: Sequence[TokenJob]) -> tuple[int, int]:
-        need = max(job.prompt_tokens + job.new_tokens for job in rows)
+        need = max(job.prompt_tokens + job.made for job in rows)
         return self._sizes.rows_for(len(rows)), self._sizes.capacity_for(need)
 
     def _decode(self, rows: Sequence[TokenJob], has_prompts: bool) -> Shape | None:
-        """The session of rows that decode; as in `SlotBatch` it shrinks only if they
-        have changed and no prompt is on its way."""
+        """The session of rows that decode.
+
+        As in `SlotBatch` it grows with them, and shrinks only if they have changed and
+        no prompt is on its way.
+        """
         if not rows:
             return None
-        told = [(job.id, job.k) for job in rows]
-        if told != self._told and not has_prompts:
-            self._batch = self._size(rows)
+        told, size = [(job.id, job.k) for job in rows], self._size(rows)
+        if size[1] > self._batch[1] or (told != self._told and not has_prompts):
+            self._batch = size
         self._told = told
         return self._batch[0], 1, self._batch[1]
 
@@ -101,7 +104,8 @@ class SlotSteps:
             count = sizes.prompts_together(lengths) if waiting else 0
             group = [(job, 0) for job in waiting[:count]]
             rows = sizes.prompt_rows_for(count)
-            self._shape = rows, sizes.capacity_for(max(lengths[:count], default=1))
+            longest = max(lengths[:count], default=1)
+            self._shape = rows, sizes.prompt_capacity_for(longest)
         self._group = [
             Chunk(job, done, min(done + sizes.chunk, job.prompt_tokens))
             for job, done in group

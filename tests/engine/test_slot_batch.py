@@ -7,6 +7,7 @@ import pytest
 
 from moe_edge.engine import slot_programs
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slots import RowSlots
 from tests.support.running import SIZES, engine_of, row, tokens_of
 from tests.support.tiny_models import GQA, random_weights
@@ -74,7 +75,7 @@ class Meter:
 def test_caches_are_within_the_budget_also_while_the_batch_moves(deep, monkeypatch):
     slots = RowSlots(deep, **LONG)
     meter = Meter(deep, monkeypatch)
-    long, short = row("long", 40, 900), row("short", 30, 20)
+    long, short = row("long", 500, 500), row("short", 30, 20)
     rows = [dataclasses.replace(short, id=name) for name in "abc"]
 
     def together(*rows) -> int:
@@ -92,29 +93,51 @@ def test_caches_are_within_the_budget_also_while_the_batch_moves(deep, monkeypat
             for new in slots.step():
                 got.setdefault(new.id, []).append(new)
 
-    for joining, leaving in (
-        ([rows[0]], []),
-        ([long], []),  # (1, 256) -> (2, 1024)
-        ([], ["a"]),  # -> (1, 1024)
-        ([rows[1]], []),  # -> (2, 1024)
-        ([], ["long"]),  # -> (1, 256)
-        ([rows[2], dataclasses.replace(short, id="d")], []),  # -> (4, 256)
+    for joining, leaving, count, size in (
+        ([rows[0]], [], 1, (1, 128)),
+        ([long], [], 10, (2, 512)),  # its prompt takes 8 chunks
+        ([], [], 12, (2, 1024)),  # it has grown
+        ([], ["a"], 3, (1, 1024)),
+        ([rows[1]], [], 3, (2, 1024)),
+        ([], ["long"], 3, (1, 128)),
+        ([rows[2], dataclasses.replace(short, id="d")], [], 3, (4, 128)),
     ):
         for id in leaving:
             slots.release(id)
         slots.admit(joining)
         meter.most = 0
-        steps(3)
+        steps(count)
+        assert (len(slots._batch.places), slots._batch.session.capacity) == size
         prompts = 0
         if joining:
             rows_there = slots.shapes.prompt_rows_for(len(joining))
-            prompts = rows_there * slots.row_bytes(max(len(r.prompt) for r in joining))
-        assert 0 < meter.most - prompts <= peak
+            longest = max(len(each.prompt) for each in joining)
+            capacity = slots.shapes.prompt_capacity_for(longest)
+            prompts = cache_bytes(deep.config, rows_there, capacity)
+        assert meter.most - prompts <= peak
     alone = RowSlots(deep, **LONG)
     alone.admit([rows[1]])
     expected = [new for _ in range(10) for new in alone.step()]
     count = len(got["b"])
     assert tokens_of({"b": expected[:count]})["b"] == tokens_of(got)["b"]
+
+
+def test_batch_grows_as_its_rows_lengthen():
+    engine, longest = engine_of("resident", "gqa"), {"max_context": 512}
+    got, capacities = {}, []
+    for deterministic in (False, True):  # True: always of the largest capacity
+        slots = RowSlots(engine, **SIZES | longest, deterministic=deterministic)
+        slots.admit([row("a", 100, 200), row("b", 90, 20, k=1)])
+        new = []
+        while slots.is_busy:
+            new += slots.step()
+            if not deterministic and slots._batch.session:
+                capacities.append(slots._batch.session.capacity)
+            if "b" in slots.ids and not slots.has_prompts and slots["b"].emitted == 20:
+                slots.release("b")
+        got[deterministic] = sorted((each.id, each.token) for each in new)
+    assert got[False] == got[True] and len(got[True]) == 220
+    assert sorted(set(capacities)) == [128, 256, 512] == list(dict.fromkeys(capacities))
 
 
 def test_moved_rows_keep_their_bits(deep):

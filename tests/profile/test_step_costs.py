@@ -90,7 +90,9 @@ def test_a_formula_is_found_again():
     together = costs.prefill_s(50, 3, (4, 32, 256))
     assert together == pytest.approx(0.01 + 150e-4 + four)
     assert costs.batches == [
-        [rows, 1, 256, pytest.approx(2.56e-3 * rows)] for rows in (1, 2, 4)
+        [rows, 1, capacity, pytest.approx(1e-5 * capacity * rows)]
+        for rows in (1, 2, 4)
+        for capacity in (128, 256)
     ]
     assert [shape[:3] for shape in costs.shapes] == [
         *([1, 32, 256], [1, 128, 256], [4, 32, 256]),

@@ -152,15 +152,18 @@ def test_prompts_that_run_together_cost_their_padding():
 def test_rows_cost_the_session_in_which_they_run():
     # A step of one row takes 2 s, and 3 s more while the session is of the capacity
     # that 1 needs; so it is until 1 has gone and nobody waits.
-    batches = [[1, 1, 256, 1.0], [2, 1, 256, 1.0], [1, 1, 1024, 4.0], [2, 1, 1024, 4.0]]
+    batches = [[1, 1, 256, 1.0], [2, 1, 256, 1.0], [1, 1, 512, 4.0], [2, 1, 512, 4.0]]
     costs = dataclasses.replace(COSTS, batches=batches)
     steps = SlotSteps(sizes(512, max_context=4096))
     server = ComputedServer(RequestLoop(Continuous(2)), costs, steps=steps)
-    served = server.run([job(0, 0, 1, 4), job(1, 1, 1, 300)], {1: 9.0})
-    # 0: its prompt until 1, a step until 3, then 1's prompt until 4; a step of both
-    # until 10 (3 + 3 s), and one of 0 alone, in a session made smaller.
-    assert (served[0].first_s, served[0].last_s) == (1, 12)
-    assert (served[1].first_s, served[1].outcome) == (4, "cancelled")
+    served = server.run([job(0, 0, 1, 4), job(1, 1, 256, 9)], {1: 263.0})
+    # 0: its prompt until 1, a step until 3, then 1's prompt until 259; a step of both
+    # until 265 (3 + 3 s), and one of 0 alone, in a session made smaller.
+    assert (served[0].first_s, served[0].last_s) == (1, 267)
+    assert (served[1].first_s, served[1].outcome) == (259, "cancelled")
+    # From its 257th position on a row needs the larger one.
+    served = server.run([job(2, 1000, 254, 5)])
+    assert (served[2].first_s, served[2].last_s) == (1254, 1254 + 2 * 2 + 2 * 5)
 
 
 def test_higher_load_waits_longer():
