@@ -233,7 +233,8 @@ def _findings(settings: Measured, graph: CoeGraph, found: Found, **more) -> Find
             "processor it may hold a copy of these. Batches are powers "
             "of two.",
             "A load from disk reads a file that the system was asked to forget; below "
-            "a virtual machine a cache may still hold it.",
+            "a virtual machine a cache may still hold it. A processor computes with "
+            "what its host tier holds, so that load copies nothing.",
         ],
         seeds=[0],
         **more,
