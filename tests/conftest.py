@@ -27,6 +27,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+# Workers share the cores; two members, so that what they do at once is tested.
+os.environ.setdefault("MOE_EDGE_THREADS", "2")
+
 import jax  # noqa: E402
 
 from tests.support.memory_maps import free_programs  # noqa: E402

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.weights import bind_block, block_graph
+from moe_edge.kernels import native
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
@@ -22,6 +23,7 @@ from moe_edge.model.transformer import Block, embed_tokens, logits_of, make_chun
 
 def jit_step(function: Callable, **options):
     """Compiles a step's program: all engines with the same compiler options."""
+    function = native.within(function)
     return jax.jit(function, compiler_options=compiler_options(), **options)
 
 

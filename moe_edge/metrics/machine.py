@@ -87,6 +87,8 @@ def machine_info() -> dict[str, Any]:
     import jax
     import jaxlib
 
+    from moe_edge.kernels import native
+
     gpu = gpu_name()
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
@@ -101,4 +103,5 @@ def machine_info() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "backend": jax.default_backend(),
+        "kernels": native.describe(),
     }

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
+from moe_edge.kernels import native
 from moe_edge.model.config import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
     combine,
@@ -125,6 +126,10 @@ def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
 
 def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
     """The form `pairs`; `start_TD` continues a sum (`expert_waves`)."""
+    if native.suits(x_TD.shape[0], experts_ER):
+        start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
+        pairs = x_TD, ids_TK, weights_TK, experts_ER
+        return native.experts(*pairs, layout, act, start_TD)
     compute, E = _pair_ffn(experts_ER, layout, act), experts_ER.shape[0]
     return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
 
@@ -180,6 +185,10 @@ def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:
     Returns:
       float32 (T * K, width), token by token in order of rank; zeros for pairs left out.
     """
+    if native.suits(x_TD.shape[0], records_SR):
+        none_TK = jnp.zeros(slot_TK.shape, jnp.float32)
+        pairs = x_TD, slot_TK, none_TK, records_SR
+        return native.experts(*pairs, layout, act, x_TD, rows=True)
     compute, K = _pair_ffn(records_SR, layout, act), slot_TK.shape[1]
     slot_P = slot_TK.reshape(-1)
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moe_edge.kernels import native
+
 # float32 products stay float32 on GPUs too, where the default is TF32.
 PRECISION = lax.Precision.HIGHEST
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
@@ -110,6 +112,8 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     lanes = num_lanes(width)
     if not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
+    elif native.suits(x_TI.shape[0], weight_OI):
+        y_TO = native.linear(x_TI, weight_OI)
     elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS

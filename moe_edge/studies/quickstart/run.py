@@ -14,6 +14,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import TextStream, encode_prompts
 from moe_edge.evaluate.specialisation import DomainScore, DomainScorer
 from moe_edge.evaluate.usage import usage_distances
+from moe_edge.kernels import native
 from moe_edge.metrics.plots import expert_usage, timeline
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
@@ -75,7 +76,7 @@ def show_generation(loaded: Loaded, max_new_tokens: int, seed: int) -> dict[str,
     print(
         f"[{speed['tokens_per_s']:.0f} tokens/s, first token after "
         f"{1000 * speed['ttft_s']:.0f} ms; compilation took "
-        f"{speed['warm_up_s']:.0f} s before]\n"
+        f"{speed['warm_up_s']:.0f} s before; products: {native.describe()}]\n"
     )
     tasks = task_prompts(seed)
     rows = encoded(loaded, [prompt for prompt, _ in tasks], 16)

@@ -1,0 +1,1 @@
+"""Host kernels: C++ products with stored weights, where a compiler was found."""

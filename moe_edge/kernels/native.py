@@ -1,0 +1,150 @@
+"""The host kernels as JAX functions: products of a few vectors with stored weights.
+
+Built with the package where there is a C++ compiler (`setup.py`); without them XLA
+multiplies, as it does on GPUs and while a function is differentiated.
+"""
+
+import contextvars
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_known, check_shape
+
+INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
+MAX_ROWS = 16  # vectors above which blocks of tokens are faster
+CHOICES = ("native", "xla")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16)
+_wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, known to JAX; None if there are none."""
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not found:
+        return None
+    lib = ctypes.CDLL(str(found[0]))
+    lib.moe_edge_instructions.restype = ctypes.c_char_p
+    for name in ("moe_edge_linear", "moe_edge_experts"):
+        capsule = jax.ffi.pycapsule(getattr(lib, name))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return lib
+
+
+@functools.cache
+def choice() -> str:
+    """`native` or `xla`: what MOE_EDGE_KERNELS says, or what there is.
+
+    Raises:
+      ConfigError: an unknown choice, or native kernels that were not built.
+    """
+    wanted = os.environ.get("MOE_EDGE_KERNELS")
+    if wanted is None:
+        return "xla" if library() is None else "native"
+    check_known("MOE_EDGE_KERNELS", wanted, CHOICES)
+    if wanted == "native" and library() is None:
+        raise ConfigError(
+            "MOE_EDGE_KERNELS is native, but the kernels were not built; install a C++ "
+            "compiler and run pip install -e . again"
+        )
+    return wanted
+
+
+def resize(threads: int) -> None:
+    """Members of the kernels' team from the next call on.
+
+    Args:
+      threads: 0: as many as cores in the process's affinity mask.
+    """
+    library().moe_edge_resize(threads)
+
+
+def use(instructions: str | None) -> bool:
+    """The kernels compiled for other instructions, from the next call on.
+
+    Args:
+      instructions: portable, avx2, avx512; None: the best that there are.
+    Returns:
+      Whether this processor has them.
+    """
+    names = [instructions] if instructions else INSTRUCTIONS
+    return any(library().moe_edge_use(name.encode()) for name in names)
+
+
+def describe() -> str:
+    """What multiplies a few vectors on this machine's CPU, for people."""
+    if choice() == "xla":
+        built = (
+            "" if library() else " (no C++ compiler was found when it was installed)"
+        )
+        return f"XLA{built}"
+    lib = library()
+    instructions, threads = lib.moe_edge_instructions(), lib.moe_edge_threads()
+    return f"native, {instructions.decode()}, {threads} threads"
+
+
+def within(function: Callable) -> Callable:
+    """A function whose products are native wherever it is traced, if they can be."""
+
+    @functools.wraps(function)
+    def traced(*args, **options):
+        token = _wanted.set(True)
+        try:
+            return function(*args, **options)
+        finally:
+            _wanted.reset(token)
+
+    return traced
+
+
+def suits(rows: int, weights: jax.Array) -> bool:
+    """Whether so many vectors are to meet these weights here."""
+    return (
+        rows <= MAX_ROWS
+        and _wanted.get()
+        and isinstance(weights, jax.Array)
+        and weights.dtype in _DTYPES
+        and jax.default_backend() == "cpu"
+        and choice() == "native"
+    )
+
+
+def linear(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    """`x @ weight.T`, float32 `[T, O]`; the bits of a row do not depend on T."""
+    shape = jax.ShapeDtypeStruct((x_TI.shape[0], weight_OI.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call("moe_edge_linear", shape)(x_TI, weight_OI)
+
+
+def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=False):
+    """The weighted sum of chosen experts, or with `rows` each pair's own output.
+
+      Args: as of `model.experts.run_pairs`.
+      Raises:
+        ConfigError: x_TD is not of the layout's width.
+    Raises:
+      ConfigError: x_TD is not of the layout's width.
+    """
+    T, D = x_TD.shape[0], layout.d_model
+    check_shape("x_TD", x_TD, (T, D))
+    shape = (ids_TK.size, D) if rows else (T, D)
+    result = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.ffi.ffi_call("moe_edge_experts", result)(
+        x_TD,
+        ids_TK,
+        weights_TK,
+        records_ER,
+        start_TD,
+        expert_dim=np.int64(layout.expert_dim),
+        has_bias=layout.has_bias,
+        activation=np.int64(ACTIVATIONS.index(act.keywords["kind"])),
+        limit=np.float32(act.keywords["limit"] or 0.0),
+        rows=rows,
+    )

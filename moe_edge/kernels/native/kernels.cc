@@ -1,0 +1,249 @@
+// The kernels behind JAX's foreign function interface and, for NumPy, behind C.
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "team.h"
+#include "types.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace moe_edge {
+
+namespace portable {
+#include "rows.inc"
+constexpr Kernels kKernels{"portable", Linear, Hidden, Outputs, Whole, SumOf};
+}  // namespace portable
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+namespace avx2 {
+#include "rows.inc"
+constexpr Kernels kKernels{"avx2", Linear, Hidden, Outputs, Whole, SumOf};
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
+namespace avx512 {
+#include "rows.inc"
+constexpr Kernels kKernels{"avx512", Linear, Hidden, Outputs, Whole, SumOf};
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+// Those that this processor can run, the best first; null: the end.
+const Kernels* const* Available() {
+  static const Kernels* found[4] = {};
+  static const bool done = [] {
+    int count = 0;
+#if defined(__x86_64__)
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (has_avx2 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+      found[count++] = &avx512::kKernels;
+    }
+    if (has_avx2) found[count++] = &avx2::kKernels;
+#endif
+    found[count] = &portable::kKernels;
+    return true;
+  }();
+  (void)done;
+  return found;
+}
+
+std::atomic<const Kernels*>& Chosen() {
+  static std::atomic<const Kernels*> chosen{Available()[0]};
+  return chosen;
+}
+
+const Kernels& Best() { return *Chosen().load(std::memory_order_relaxed); }
+
+void RunLinear(const LinearArgs& a) {
+  const Kernels& kernels = Best();
+  Team& team = Team::Get();
+  const int chunks[] = {team.Chunks(double(RowBytes(a.kind, a.I)) * a.O)};
+  team.Run(chunks, [&](int, int chunk, int count) { kernels.linear(a, chunk, count); });
+}
+
+// Memory that a thread's calls share, so that none allocates.
+struct Scratch {
+  std::vector<int32_t> expert, first, order, place, count;
+  std::vector<float> hidden, outputs;
+};
+
+// Returns what is wrong with an id, or nothing.
+std::string RunExperts(const ExpertArgs& a) {
+  static thread_local Scratch s;
+  const int pairs = a.T * a.K;
+  s.count.assign(size_t(a.E) + 1, 0);
+  for (int p = 0; p < pairs; ++p) {
+    if (a.ids[p] < 0) return "expert id " + std::to_string(a.ids[p]) + " is below 0";
+    if (a.ids[p] < a.E) ++s.count[a.ids[p]];
+  }
+  s.expert.clear();
+  s.first.assign(1, 0);
+  s.place.assign(pairs, -1);
+  // Experts in the order in which the tokens name them.
+  for (int p = 0; p < pairs; ++p) {
+    const int id = a.ids[p];
+    if (id >= a.E || s.count[id] == 0) continue;
+    s.expert.push_back(id);
+    s.first.push_back(s.first.back() + s.count[id]);
+    s.count[id] = 0;
+  }
+  const int real = s.first.back();
+  s.order.resize(real);
+  for (size_t g = 0; g < s.expert.size(); ++g) s.count[s.expert[g]] = s.first[g];
+  for (int p = 0; p < pairs; ++p) {
+    if (a.ids[p] >= a.E) continue;
+    s.place[p] = s.count[a.ids[p]]++;
+    s.order[s.place[p]] = p;
+  }
+  const size_t D = a.layout.D, F = a.layout.F;
+  if (s.hidden.size() < real * F) s.hidden.resize(real * F);
+  if (s.outputs.size() < real * D) s.outputs.resize(real * D);
+  const Groups groups{s.expert.data(), s.first.data(), s.order.data(), s.place.data(),
+                      int(s.expert.size()), real};
+  const Kernels& kernels = Best();
+  Team& team = Team::Get();
+  const double bytes = double(a.layout.record_bytes) * groups.count;
+  float *hidden = s.hidden.data(), *outputs = s.outputs.data();
+  const int most = team.Chunks(bytes);
+  if (groups.count >= 2 * most) {
+    const int chunks[] = {most, team.Chunks(sizeof(float) * D * real)};
+    team.Run(chunks, [&](int phase, int chunk, int count) {
+      if (phase == 0) {
+        kernels.whole(a, groups, hidden, outputs, chunk, count);
+      } else {
+        kernels.sum(a, groups, outputs, chunk, count);
+      }
+    });
+  } else {
+    const int chunks[] = {team.Chunks(bytes * 2 / 3), team.Chunks(bytes / 3)};
+    team.Run(chunks, [&](int phase, int chunk, int count) {
+      if (phase == 0) {
+        kernels.hidden(a, groups, hidden, chunk, count);
+      } else {
+        kernels.outputs(a, groups, hidden, outputs, chunk, count);
+      }
+    });
+  }
+  return "";
+}
+
+namespace ffi = xla::ffi;
+
+bool KindOf(ffi::DataType type, Kind* kind) {
+  switch (type) {
+    case ffi::DataType::F32: *kind = Kind::kFloat32; return true;
+    case ffi::DataType::BF16:
+    case ffi::DataType::U16: *kind = Kind::kBfloat16; return true;
+    default: return false;
+  }
+}
+
+ffi::Error Refuse(const std::string& text) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "moe_edge kernels: " + text);
+}
+
+ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
+                      ffi::ResultBuffer<ffi::F32> y) {
+  const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
+  LinearArgs a;
+  if (!KindOf(w.element_type(), &a.kind)) return Refuse("linear: unknown type of weights");
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
+      ys[0] != xs[0] || ys[1] != ws[0]) {
+    return Refuse("linear: shapes do not fit, expected x [T, I], w [O, I], y [T, O]");
+  }
+  a.x = x.typed_data();
+  a.w = static_cast<const uint8_t*>(w.untyped_data());
+  a.y = y->typed_data();
+  a.T = int(xs[0]), a.I = int(xs[1]), a.O = int(ws[0]);
+  RunLinear(a);
+  return ffi::Error::Success();
+}
+
+ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
+                       ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
+                       ffi::Buffer<ffi::F32> start, ffi::ResultBuffer<ffi::F32> y,
+                       int64_t expert_dim, bool has_bias, int64_t activation,
+                       float limit, bool rows) {
+  const auto xs = x.dimensions(), is = ids.dimensions(), rs = records.dimensions();
+  ExpertArgs a;
+  if (!KindOf(records.element_type(), &a.layout.kind)) {
+    return Refuse("experts: unknown type of records");
+  }
+  if (xs.size() != 2 || is.size() != 2 || rs.size() != 2 || is[0] != xs[0]) {
+    return Refuse("experts: expected x [T, D], ids [T, K], records [E, R]");
+  }
+  const int64_t D = xs[1], F = expert_dim, T = xs[0], K = is[1];
+  const int64_t values = 3 * D * F + (has_bias ? 2 * F + D : 0);
+  if (F < 1 || values > rs[1]) {
+    return Refuse("experts: records of " + std::to_string(rs[1]) + " values, expected " +
+                  std::to_string(values) + " for D " + std::to_string(D) + ", F " +
+                  std::to_string(F));
+  }
+  if (activation < 0 || activation > 3) return Refuse("experts: unknown activation");
+  const int64_t sums = rows ? T * K * D : T * D;
+  if (int64_t(y->element_count()) != sums ||
+      (!rows && (int64_t(start.element_count()) != sums ||
+                 int64_t(weights.element_count()) != T * K))) {
+    return Refuse("experts: shapes of weights, start or y do not fit");
+  }
+  a.layout.D = int(D), a.layout.F = int(F), a.layout.has_bias = has_bias;
+  a.layout.activation = static_cast<Activation>(activation), a.layout.limit = limit;
+  a.layout.record_bytes = RowBytes(a.layout.kind, rs[1]);
+  a.x = x.typed_data(), a.ids = ids.typed_data(), a.weights = weights.typed_data();
+  a.records = static_cast<const uint8_t*>(records.untyped_data());
+  a.start = start.typed_data(), a.y = y->typed_data();
+  a.T = int(T), a.K = int(K), a.E = int(rs[0]), a.rows = rows;
+  const std::string wrong = RunExperts(a);
+  return wrong.empty() ? ffi::Error::Success() : Refuse("experts: " + wrong);
+}
+
+}  // namespace moe_edge
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_linear, moe_edge::LinearCall,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<int64_t>("expert_dim")
+                                  .Attr<bool>("has_bias")
+                                  .Attr<int64_t>("activation")
+                                  .Attr<float>("limit")
+                                  .Attr<bool>("rows"));
+
+const char* moe_edge_instructions() { return moe_edge::Best().name; }
+
+// Other instructions from the next call on, if the processor has them; 0: it does not.
+int moe_edge_use(const char* name) {
+  for (auto* each = moe_edge::Available(); *each != nullptr; ++each) {
+    if (std::strcmp((*each)->name, name) != 0) continue;
+    moe_edge::Chosen().store(*each);
+    return 1;
+  }
+  return 0;
+}
+
+int moe_edge_threads() { return moe_edge::Team::Get().size(); }
+
+void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
+
+}  // extern "C"
+#pragma GCC visibility pop

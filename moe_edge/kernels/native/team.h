@@ -1,0 +1,196 @@
+// One team of threads for all kernels of a process.
+//
+// A job is a few phases, each cut into chunks that members take one by one; a phase
+// begins when all chunks of the one before are done. So nobody is waited for who has
+// taken nothing: a member that wakes late, or whose core another process has, costs a
+// chunk at most. Between two jobs members spin for a moment, giving way to whoever wants
+// their core, and then sleep. They are as many as cores in the process's affinity mask.
+// While the team works for one caller, another waits.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+namespace moe_edge {
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits for a condition: a few hundred cycles hot, then giving way.
+template <class Condition>
+inline void SpinUntil(const Condition& condition) {
+  for (int i = 0; !condition(); ++i) {
+    if (i < 256) {
+      Pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+// Chunk `chunk` of `chunks`: first .. last - 1 of `count` things, in whole grains.
+inline void Share(long count, long grain, int chunk, int chunks, long* first,
+                  long* last) {
+  const long grains = (count + grain - 1) / grain;
+  *first = std::min(count, grains * chunk / chunks * grain);
+  *last = std::min(count, grains * (chunk + 1) / chunks * grain);
+}
+
+class Team {
+ public:
+  static constexpr int kMost = 256;
+
+  // The process's team; a child of fork() gets its own, as it has no threads.
+  static Team& Get() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      Current().store(new Team);
+      pthread_atfork(nullptr, nullptr, [] { Current().store(new Team); });
+    });
+    return *Current().load();
+  }
+
+  int size() const { return size_.load(std::memory_order_relaxed); }
+
+  // Members from the next job on; 0: as many as cores in the affinity mask.
+  void Resize(int size) {
+    std::lock_guard<std::mutex> lock(busy_);
+    size_.store(size > 0 ? std::min(size, kMost) : Cores());
+  }
+
+  // Chunks that a phase over so many bytes is worth.
+  int Chunks(double bytes) const {
+    constexpr double kLeast = 24 << 10;  // below, a hand-over costs more
+    const int members = size();
+    if (members == 1) return 1;
+    return std::clamp(static_cast<int>(bytes / kLeast), 1, 4 * members);
+  }
+
+  // Runs phase(number, chunk, chunks) for the chunks of all phases, and returns.
+  template <int N, class Phase>
+  void Run(const int (&chunks)[N], const Phase& phase) {
+    std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
+    SpinUntil([&] { return lock.try_lock(); });
+    const int members = size();
+    Job<Phase> job(&phase, N, chunks);
+    if (members == 1 || *std::max_element(chunks, chunks + N) == 1) {
+      job.Work(false);
+      return;
+    }
+    for (; started_ < members - 1; ++started_) {
+      std::thread(&Team::Member, this, started_ + 1, turn_.load()).detach();
+    }
+    members_ = members;
+    job_ = &job;
+    state_.fetch_add(kJob, std::memory_order_release);  // odd: it is open
+    turn_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleeping_.load(std::memory_order_seq_cst) > 0) turn_.notify_all();
+    job.Work(false);
+    state_.fetch_add(kJob, std::memory_order_acq_rel);  // even: nobody may enter
+    SpinUntil([&] { return (state_.load(std::memory_order_acquire) & kInside) == 0; });
+  }
+
+ private:
+  struct AnyJob {
+    virtual void Work(bool may_leave) = 0;
+  };
+
+  template <class Phase>
+  struct Job final : AnyJob {
+    static constexpr int kPhases = 4;
+    struct alignas(64) Counter {
+      std::atomic<int> next{0}, done{0};
+    };
+
+    Job(const Phase* phase, int count, const int* chunks)
+        : phase(phase), count(count), chunks(chunks) {}
+
+    // Takes chunks until none is left; `may_leave`: without waiting for the last ones.
+    void Work(bool may_leave) override {
+      for (int n = 0; n < count; ++n) {
+        Counter& at = counters[n];
+        int chunk;
+        while ((chunk = at.next.fetch_add(1, std::memory_order_relaxed)) < chunks[n]) {
+          (*phase)(n, chunk, chunks[n]);
+          at.done.fetch_add(1, std::memory_order_release);
+        }
+        if (may_leave && n == count - 1) return;
+        SpinUntil([&] { return at.done.load(std::memory_order_acquire) >= chunks[n]; });
+      }
+    }
+
+    const Phase* phase;
+    const int count;
+    const int* chunks;
+    Counter counters[kPhases];
+  };
+
+  Team() : size_(Cores()) {
+    if (const char* given = std::getenv("MOE_EDGE_THREADS")) {
+      if (const int count = std::atoi(given); count > 0) size_ = std::min(count, kMost);
+    }
+  }
+
+  static std::atomic<Team*>& Current() {
+    static std::atomic<Team*> current{nullptr};
+    return current;
+  }
+
+  static int Cores() {
+#if defined(__linux__)
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return CPU_COUNT(&mask);
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
+  }
+
+  void Member(int number, int seen) {
+    using Clock = std::chrono::steady_clock;
+    for (;;) {
+      const auto spin_until = Clock::now() + std::chrono::microseconds(200);
+      for (int i = 0; turn_.load(std::memory_order_acquire) == seen; ++i) {
+        if (i % 64 != 63) {
+          Pause();
+        } else if (Clock::now() < spin_until) {
+          sched_yield();
+        } else {
+          sleeping_.fetch_add(1, std::memory_order_seq_cst);
+          turn_.wait(seen, std::memory_order_seq_cst);
+          sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+        }
+      }
+      seen = turn_.load(std::memory_order_acquire);
+      // Enters while the job is open: then it stands until this member has left.
+      uint64_t state = state_.load(std::memory_order_acquire);
+      while ((state & kJob) != 0 &&
+             !state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+      }
+      if ((state & kJob) == 0) continue;
+      if (number < members_) job_->Work(true);
+      state_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  static constexpr uint64_t kJob = 1 << 16, kInside = kJob - 1;
+  std::mutex busy_;
+  std::atomic<int> size_;
+  int started_ = 0, members_ = 0;
+  AnyJob* job_ = nullptr;
+  std::atomic<uint64_t> state_{0};  // jobs opened and closed, and members inside
+  std::atomic<int> turn_{0}, sleeping_{0};
+};
+
+}  // namespace moe_edge

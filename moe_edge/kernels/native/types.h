@@ -1,0 +1,82 @@
+// What kernels are told: plain pointers and sizes, checked by whoever fills them in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moe_edge {
+
+// How weights are stored. Blocks are GGUF's: a float16 scale and 32 weights.
+enum class Kind { kFloat32, kBfloat16, kQ8_0, kQ4_0 };
+constexpr int kBlock = 32;
+
+constexpr size_t RowBytes(Kind kind, size_t width) {
+  switch (kind) {
+    case Kind::kFloat32: return 4 * width;
+    case Kind::kBfloat16: return 2 * width;
+    case Kind::kQ8_0: return width / kBlock * 34;
+    case Kind::kQ4_0: return width / kBlock * 18;
+  }
+  return 0;
+}
+
+enum class Activation { kSilu, kGelu, kGeluTanh, kClampedSwiglu };
+
+// y[t, o] = sum_i x[t, i] * w[o, i]
+struct LinearArgs {
+  const float* x;   // [T, I]
+  const uint8_t* w; // [O, I] as stored
+  float* y;         // [T, O]
+  int T, I, O;
+  Kind kind;
+};
+
+// An expert's record: gate [F, D] | up [F, D] | down [D, F] | biases, all of one kind.
+struct ExpertLayout {
+  int D, F;
+  bool has_bias;
+  Activation activation;
+  float limit;
+  Kind kind;
+  size_t record_bytes;
+};
+
+// y[t] = start[t] + sum over ranks k of weights[t, k] * expert(ids[t, k])(x[t]); with
+// `rows` instead each pair's own output, unweighted, zeros for pairs left out.
+struct ExpertArgs {
+  ExpertLayout layout;
+  const float* x;         // [T, D]
+  const int32_t* ids;     // [T, K]; E or more: no expert
+  const float* weights;   // [T, K]; null with rows
+  const uint8_t* records; // [E, record_bytes]
+  const float* start;     // [T, D] or null
+  float* y;               // [T, D], or [T * K, D] with rows
+  int T, K, E;
+  bool rows;
+};
+
+// Pairs (token * K + rank) by expert, which all tokens of a step read once.
+struct Groups {
+  const int32_t* expert;  // [count]
+  const int32_t* first;   // [count + 1], of a group's pairs in `order`
+  const int32_t* order;   // [pairs]
+  const int32_t* place;   // [T * K], of a pair in `order`; -1: it is left out
+  int count, pairs;
+};
+
+// Compiled once for every instruction set.
+struct Kernels {
+  const char* name;
+  void (*linear)(const LinearArgs&, int chunk, int chunks);
+  // Of the pairs as they stand in `order`: hidden [pairs, F], outputs [pairs, D]. Few
+  // large experts: `hidden`, then `outputs`, which sums too; many: `whole`, then `sum`.
+  void (*hidden)(const ExpertArgs&, const Groups&, float* hidden, int chunk, int chunks);
+  void (*outputs)(const ExpertArgs&, const Groups&, const float* hidden, float* outputs,
+                  int chunk, int chunks);
+  void (*whole)(const ExpertArgs&, const Groups&, float* hidden, float* outputs,
+                int chunk, int chunks);
+  void (*sum)(const ExpertArgs&, const Groups&, const float* outputs, int chunk,
+              int chunks);
+};
+
+}  // namespace moe_edge

@@ -1,0 +1,284 @@
+"""The host kernels against float64, and the order of their sums."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.programs import jit_step
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.kernels import native
+from moe_edge.model.experts import pair_rows, run_experts, run_pairs, sum_pair_rows
+from moe_edge.model.layers import activate
+from moe_edge.model.matvec import linear
+from moe_edge.model.record import RecordLayout
+from tests.support.expert_sums import numpy_sum
+from tests.support.tiny_models import GPT_OSS, GQA, MLA, random_prompts, random_weights
+
+needs_kernels = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler when the package was installed"
+)
+E = 7
+WIDTHS = [(1, 1), (7, 5), (16, 33), (32, 16), (48, 20), (64, 100), (100, 17), (200, 40)]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    """Native also in a run of all tests with MOE_EDGE_KERNELS=xla."""
+    monkeypatch.setattr(native, "choice", lambda: "native")
+    yield
+    if native.library() is not None:
+        native.resize(0)
+        native.use(None)
+
+
+def stored(values: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as they are stored, and the float64 values that they hold."""
+    if dtype == np.float32:
+        return values, values.astype(np.float64)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@functools.cache
+def compiled(name: str, *options):
+    if name == "linear":
+        return jax.jit(native.linear)
+    layout, kind, limit, rows = options
+    act = functools.partial(activate, kind=kind, limit=limit)
+    return jax.jit(lambda *a: native.experts(*a[:4], layout, act, a[4], rows=rows))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("width, outputs", WIDTHS)
+def test_linear_is_the_product_whatever_the_company(width, outputs, dtype):
+    rng = np.random.default_rng(width)
+    w, exact_OI = stored(rng.normal(size=(outputs, width)).astype(np.float32), dtype)
+    x_TI = rng.normal(size=(17, width)).astype(np.float32)
+    alone = [np.asarray(compiled("linear")(x_TI[t : t + 1], w))[0] for t in range(17)]
+    for tokens in (2, 3, 4, 5, 8, 17):
+        for threads in (1, 3):
+            native.resize(threads)
+            y_TO = np.asarray(compiled("linear")(x_TI[:tokens], w))
+            assert (y_TO == alone[:tokens]).all()
+    want_TO = x_TI.astype(np.float64) @ exact_OI.T
+    np.testing.assert_allclose(alone, want_TO, rtol=0, atol=2e-6 * width**0.5 * 10)
+
+
+def case(layout, tokens, chosen, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    x_TD = rng.normal(size=(tokens, layout.d_model)).astype(np.float32)
+    ids_TK = np.stack([rng.permutation(E + 2)[:chosen] for _ in range(tokens)])
+    weights_TK = rng.random((tokens, chosen)).astype(np.float32)
+    values = rng.normal(size=(E, layout.size)).astype(np.float32) * 0.2
+    records_ER, exact_ER = stored(values, dtype)
+    return (x_TD, ids_TK.astype(np.int32), weights_TK, records_ER), exact_ER
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize(
+    "layout", [(64, 16), (20, 12), (48, 80, True), (33, 9, True), (96, 200)]
+)
+def test_experts_are_their_sum_whatever_the_company(layout, dtype):
+    layout, tokens = RecordLayout(*layout), 17
+    given, exact_ER = case(layout, tokens, 4, dtype)
+    start_TD = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
+    run = compiled("experts", layout, "silu", None, False)
+    alone = [
+        np.asarray(
+            run(*(a[t : t + 1] for a in given[:3]), given[3], start_TD[t : t + 1])
+        )
+        for t in range(tokens)
+    ]
+    for count in (2, 5, 17):
+        for threads in (1, 2, 5):
+            native.resize(threads)
+            some = [*(a[:count] for a in given[:3]), given[3], start_TD[:count]]
+            assert (np.asarray(run(*some)) == np.concatenate(alone[:count])).all()
+    want_TD = start_TD + numpy_sum((*given[:3], exact_ER), layout)
+    np.testing.assert_allclose(
+        np.concatenate(alone), want_TD, rtol=0, atol=2e-6 * np.abs(want_TD).max()
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_instructions_differ_in_rounding_only(dtype):
+    layout = RecordLayout(100, 40, True)
+    given, exact_ER = case(layout, 6, 4, dtype)
+    want_TD = numpy_sum((*given[:3], exact_ER), layout)
+    run = compiled("experts", layout, "silu", None, False)
+    assert native.use("portable") and not native.use("none")
+    for name in native.INSTRUCTIONS:
+        if native.use(name):
+            assert name in native.describe()
+            got_TD = run(*given, np.zeros_like(given[0]))
+            atol = 2e-6 * np.abs(want_TD).max()
+            np.testing.assert_allclose(got_TD, want_TD, rtol=0, atol=atol)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "kind, limit",
+    [("silu", None), ("gelu", None), ("gelu_tanh", None), ("clamped_swiglu", 0.7)],
+)
+def test_activations_are_those_of_the_other_forms(kind, limit):
+    layout = RecordLayout(40, 24, True)
+    given, _ = case(layout, 5, 3, np.float32)
+    options = {"activation": kind, "swiglu_limit": limit}
+    want_TD = run_experts(*given, layout, method="dense", **options)
+    run = compiled("experts", layout, kind, limit, False)
+    got_TD = run(*given, np.zeros_like(given[0]))
+    np.testing.assert_allclose(got_TD, want_TD, rtol=0, atol=1e-5)
+
+
+@needs_kernels
+def test_activation_of_large_numbers_is_finite():
+    layout = RecordLayout(16, 16)
+    given, exact_ER = case(layout, 3, 2, np.float32)
+    given = (1e3 * given[0], *given[1:])
+    run = compiled("experts", layout, "silu", None, False)
+    with np.errstate(over="ignore"):
+        want_TD = numpy_sum((*given[:3], exact_ER), layout)
+    got_TD = run(*given, np.zeros_like(given[0]))
+    np.testing.assert_allclose(got_TD, want_TD, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_rows_of_pairs_sum_to_the_bits_of_the_whole():
+    """As where another server computes some of them."""
+    layout = RecordLayout(64, 16)
+    given, _ = case(layout, 6, 4, np.float32)
+    x_TD, ids_TK, weights_TK, records_ER = given
+    act = functools.partial(activate, kind="silu", limit=None)
+    whole = jit_step(lambda *a: run_pairs(*a, layout, act))(*given)
+    rows_PD = jit_step(lambda *a: pair_rows(*a, layout, act))(x_TD, ids_TK, records_ER)
+    assert not np.asarray(rows_PD)[(ids_TK >= E).ravel()].any()
+    weights_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
+    assert (jit_step(sum_pair_rows)(rows_PD, weights_TK) == whole).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"ids": np.full((2, 2), -1, np.int32)}, "expert id -1 is below 0"),
+        ({"records": np.zeros((E, 99), np.float32)}, "records of 99 values"),
+        ({"records": np.zeros((E, 800), np.int8)}, "unknown type of records"),
+        ({"ids": np.zeros((3, 2), np.int32)}, r"expected x \[T, D\], ids"),
+        ({"weights": np.zeros((2, 1), np.float32)}, "weights, start or y"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change, message):
+    layout = RecordLayout(16, 16)
+    given = {
+        "x": np.zeros((2, 16), np.float32),
+        "ids": np.zeros((2, 2), np.int32),
+        "weights": np.zeros((2, 2), np.float32),
+        "records": np.zeros((E, layout.size), np.float32),
+        "start": np.zeros((2, 16), np.float32),
+    }
+    run = compiled("experts", layout, "silu", None, False)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(run(*(given | change).values()))
+
+
+@needs_kernels
+def test_linear_of_other_shapes_is_refused():
+    call = jax.ffi.ffi_call(
+        "moe_edge_linear", jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="shapes do not fit"):
+        jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 5))))
+
+
+@needs_kernels
+def test_many_calls_of_two_threads_while_the_team_changes():
+    """Ten thousand, of several sizes; each result has the bits of a calm one."""
+    layout, rng = RecordLayout(64, 64), np.random.default_rng(0)
+    given, _ = case(layout, 4, 4, np.float32)
+    start_TD = np.zeros_like(given[0])
+    x_TI = rng.normal(size=(3, 256)).astype(np.float32)
+    w_OI = rng.normal(size=(512, 256)).astype(np.float32)
+    calls = {
+        "experts": functools.partial(
+            compiled("experts", layout, "silu", None, False), *given, start_TD
+        ),
+        "linear": functools.partial(compiled("linear"), x_TI, w_OI),
+    }
+    wanted = {name: np.asarray(call()) for name, call in calls.items()}
+    wrong = []
+
+    def work(names):
+        for n in range(5000):
+            name = names[n % 2]
+            if not (np.asarray(calls[name]()) == wanted[name]).all():
+                wrong.append((n, name))
+
+    names = [["experts", "linear"], ["linear", "experts"]]
+    workers = [threading.Thread(target=work, args=(each,)) for each in names]
+    for worker in workers:
+        worker.start()
+    size = 0
+    while any(worker.is_alive() for worker in workers):
+        size = size % 6 + 1
+        native.resize(size)
+        workers[0].join(0.002)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
+@needs_kernels
+def test_engines_give_the_same_logits_with_either(name, monkeypatch):
+    config = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}[name]
+    weights, found = random_weights(config), {}
+    prompts = random_prompts(config, [5, 9])
+    for choice in ("native", "xla"):
+        monkeypatch.setattr(native, "choice", lambda name=choice: name)
+        engine = ResidentEngine(weights)
+        session = engine.new_session(2, 64)
+        logits = [engine.prefill(session, prompts)]
+        for _ in range(4):
+            tokens_B = jnp.array([1, 2], jnp.int32)
+            logits.append(engine.decode(session, tokens_B, jnp.array([True, True])))
+        found[choice] = np.stack(logits)
+    spread = found["xla"].std()
+    assert 0 < np.abs(found["native"] - found["xla"]).max() < 1e-4 * spread
+
+
+@needs_kernels
+def test_only_programs_of_steps_are_native():
+    w_OI = jnp.ones((8, 4))
+    step = jit_step(lambda x_TI: linear(x_TI, w_OI))
+    assert "moe_edge_linear" in step.lower(jnp.ones((2, 4))).as_text()
+    assert "moe_edge_linear" not in step.lower(jnp.ones((17, 4))).as_text()
+    other = jax.jit(lambda x_TI: linear(x_TI, w_OI))
+    assert "moe_edge_linear" not in other.lower(jnp.ones((2, 4))).as_text()
+
+
+def test_a_wrong_choice_is_refused(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("MOE_EDGE_KERNELS", "fast")
+    native.choice.cache_clear()
+    with pytest.raises(ConfigError, match="MOE_EDGE_KERNELS"):
+        native.choice()
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setenv("MOE_EDGE_KERNELS", "native")
+    with pytest.raises(ConfigError, match="install a C"):
+        native.choice()
+    monkeypatch.delenv("MOE_EDGE_KERNELS")
+    assert native.choice() == "xla"
+    native.choice.cache_clear()
+
+
+def test_without_the_choice_nothing_is_native(monkeypatch):
+    wanted = native.within(native.suits)
+    assert wanted(1, jnp.ones((2, 2))) and not wanted(1, jnp.ones((2, 2), jnp.int8))
+    monkeypatch.setattr(native, "choice", lambda: "xla")
+    assert not wanted(1, jnp.ones((2, 2)))
