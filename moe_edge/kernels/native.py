@@ -33,7 +33,7 @@ def library() -> ctypes.CDLL | None:
         return None
     lib = ctypes.CDLL(str(found[0]))
     lib.moe_edge_instructions.restype = ctypes.c_char_p
-    for name in ("moe_edge_linear", "moe_edge_experts"):
+    for name in ("moe_edge_linear", "moe_edge_top_k", "moe_edge_experts"):
         capsule = jax.ffi.pycapsule(getattr(lib, name))
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
     return lib
@@ -123,12 +123,16 @@ def linear(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
     return jax.ffi.ffi_call("moe_edge_linear", shape)(x_TI, weight_OI)
 
 
+def top_k(x_TE: jax.Array, k: int) -> jax.Array:
+    """Ids int32 `[T, k]` of the largest; of equal ones the lower id comes first."""
+    shape = jax.ShapeDtypeStruct((x_TE.shape[0], k), jnp.int32)
+    return jax.ffi.ffi_call("moe_edge_top_k", shape)(x_TE)
+
+
 def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=False):
     """The weighted sum of chosen experts, or with `rows` each pair's own output.
 
-      Args: as of `model.experts.run_pairs`.
-      Raises:
-        ConfigError: x_TD is not of the layout's width.
+    Args: as of `model.experts.run_pairs`.
     Raises:
       ConfigError: x_TD is not of the layout's width.
     """

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from moe_edge.kernels import native
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, add_params
 from moe_edge.model.matvec import linear
@@ -64,7 +65,8 @@ def choose(
     """
     ranks = np.arange(moe.top_k, dtype=np.int32)
     if moe.scoring == "softmax_topk":
-        top, ids = jax.lax.top_k(logits_TE, moe.top_k)
+        ids = _best(logits_TE, moe.top_k)
+        top = jnp.take_along_axis(logits_TE, ids, axis=-1)
         weights = jax.nn.softmax(_cut(top, ranks, k_T, -jnp.inf), axis=-1)
         return Routing(_cut(ids, ranks, k_T, moe.num_experts), weights, logits_TE)
     if moe.scoring == "sigmoid":
@@ -76,12 +78,19 @@ def choose(
         choice = choice + correction_E.astype(jnp.float32).reshape(1, -1)
     if moe.num_groups > 1:
         choice = keep_best_groups(choice, moe)
-    _, ids = jax.lax.top_k(choice, moe.top_k)
+    ids = _best(choice, moe.top_k)
     weights = _cut(jnp.take_along_axis(scores, ids, axis=-1), ranks, k_T, 0.0)
     if moe.norm_topk:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
     ids = _cut(ids, ranks, k_T, moe.num_experts)
     return Routing(ids, weights * moe.routed_scaling, scores)
+
+
+def _best(choice_TE: jax.Array, k: int) -> jax.Array:
+    """Ids of the k best, best first; ties go to the lower id."""
+    if native.suits(choice_TE.shape[0], choice_TE):
+        return native.top_k(choice_TE, k)
+    return jax.lax.top_k(choice_TE, k)[1]
 
 
 def _cut(values_TK, ranks_K, k_T, beyond) -> jax.Array:

@@ -70,6 +70,22 @@ def test_linear_is_the_product_whatever_the_company(width, outputs, dtype):
     np.testing.assert_allclose(alone, want_TO, rtol=0, atol=2e-6 * width**0.5 * 10)
 
 
+@needs_kernels
+@pytest.mark.parametrize("experts, k", [(1, 1), (8, 2), (60, 60), (100, 7), (256, 32)])
+def test_the_best_are_those_of_xla(experts, k):
+    rng = np.random.default_rng(experts)
+    x_TE = rng.normal(size=(9, experts)).astype(np.float32)
+    x_TE[3:] = np.round(x_TE[3:] * 4) / 4  # many are equal, some 0 and some -0
+    x_TE[5], x_TE[6, ::2], x_TE[7, ::2] = -0.0, -np.inf, np.inf
+    run = jax.jit(functools.partial(native.top_k, k=k))
+    want_TK = np.asarray(jax.lax.top_k(x_TE + 0.0, k)[1])
+    for threads in (1, 3):
+        native.resize(threads)
+        assert (np.asarray(run(x_TE)) == want_TK).all()
+    ids_TK = np.asarray(run(np.full((2, experts), np.nan, np.float32)))
+    assert ((0 <= ids_TK) & (ids_TK < experts)).all()  # of no use, but experts
+
+
 def case(layout, tokens, chosen, dtype, seed=0):
     rng = np.random.default_rng(seed)
     x_TD = rng.normal(size=(tokens, layout.d_model)).astype(np.float32)
@@ -196,6 +212,13 @@ def test_linear_of_other_shapes_is_refused():
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="shapes do not fit"):
         jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 5))))
+
+
+@needs_kernels
+def test_more_than_there_are_is_refused():
+    call = jax.ffi.ffi_call("moe_edge_top_k", jax.ShapeDtypeStruct((2, 5), jnp.int32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="K <= E"):
+        jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4))))
 
 
 @needs_kernels

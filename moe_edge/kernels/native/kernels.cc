@@ -1,5 +1,6 @@
 // The kernels behind JAX's foreign function interface and, for NumPy, behind C.
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -12,7 +13,8 @@ namespace moe_edge {
 
 namespace portable {
 #include "rows.inc"
-constexpr Kernels kKernels{"portable", Linear, Hidden, Outputs, Whole, SumOf};
+#include "top_k.inc"
+constexpr Kernels kKernels{"portable", Linear, TopK, Hidden, Outputs, Whole, SumOf};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -20,7 +22,8 @@ constexpr Kernels kKernels{"portable", Linear, Hidden, Outputs, Whole, SumOf};
 #pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
 #include "rows.inc"
-constexpr Kernels kKernels{"avx2", Linear, Hidden, Outputs, Whole, SumOf};
+#include "top_k.inc"
+constexpr Kernels kKernels{"avx2", Linear, TopK, Hidden, Outputs, Whole, SumOf};
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -28,7 +31,8 @@ constexpr Kernels kKernels{"avx2", Linear, Hidden, Outputs, Whole, SumOf};
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
 namespace avx512 {
 #include "rows.inc"
-constexpr Kernels kKernels{"avx512", Linear, Hidden, Outputs, Whole, SumOf};
+#include "top_k.inc"
+constexpr Kernels kKernels{"avx512", Linear, TopK, Hidden, Outputs, Whole, SumOf};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -66,6 +70,13 @@ void RunLinear(const LinearArgs& a) {
   Team& team = Team::Get();
   const int chunks[] = {team.Chunks(double(RowBytes(a.kind, a.I)) * a.O)};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.linear(a, chunk, count); });
+}
+
+void RunTopK(const TopKArgs& a) {
+  const Kernels& kernels = Best();
+  Team& team = Team::Get();
+  const int chunks[] = {team.Chunks(double(sizeof(float)) * a.T * a.E)};
+  team.Run(chunks, [&](int, int chunk, int count) { kernels.top_k(a, chunk, count); });
 }
 
 // Memory that a thread's calls share, so that none allocates.
@@ -166,6 +177,15 @@ ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
   return ffi::Error::Success();
 }
 
+ffi::Error TopKCall(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> ids) {
+  const auto xs = x.dimensions(), is = ids->dimensions();
+  if (xs.size() != 2 || is.size() != 2 || xs[0] != is[0] || is[1] < 1 || is[1] > xs[1]) {
+    return Refuse("top_k: shapes do not fit, expected x [T, E], ids [T, K], K <= E");
+  }
+  RunTopK({x.typed_data(), ids->typed_data(), int(xs[0]), int(xs[1]), int(is[1])});
+  return ffi::Error::Success();
+}
+
 ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                        ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
                        ffi::Buffer<ffi::F32> start, ffi::ResultBuffer<ffi::F32> y,
@@ -214,6 +234,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_linear, moe_edge::LinearCall,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_top_k, moe_edge::TopKCall,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
                               xla::ffi::Ffi::Bind()

@@ -55,6 +55,13 @@ struct ExpertArgs {
   bool rows;
 };
 
+// ids[t] = the K largest of x[t], the largest first, of equal ones the lower id first.
+struct TopKArgs {
+  const float* x;  // [T, E]
+  int32_t* ids;    // [T, K], K <= E
+  int T, E, K;
+};
+
 // Pairs (token * K + rank) by expert, which all tokens of a step read once.
 struct Groups {
   const int32_t* expert;  // [count]
@@ -68,6 +75,7 @@ struct Groups {
 struct Kernels {
   const char* name;
   void (*linear)(const LinearArgs&, int chunk, int chunks);
+  void (*top_k)(const TopKArgs&, int chunk, int chunks);
   // Of the pairs as they stand in `order`: hidden [pairs, F], outputs [pairs, D]. Few
   // large experts: `hidden`, then `outputs`, which sums too; many: `whole`, then `sum`.
   void (*hidden)(const ExpertArgs&, const Groups&, float* hidden, int chunk, int chunks);
