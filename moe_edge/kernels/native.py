@@ -8,7 +8,7 @@ import contextvars
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -16,27 +16,53 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
+from moe_edge.kernels.build_id import build_id
 
 INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
 MAX_ROWS = 16  # vectors above which blocks of tokens are faster
 CHOICES = ("native", "xla")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
+_KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, known to JAX; None if there are none."""
+    """The compiled kernels, known to JAX; None if there are none.
+
+    Raises:
+      ConfigError: they were built from other sources, or for another JAX.
+    """
     found = sorted(Path(__file__).parent.glob("_native*.so"))
     if not found:
         return None
     lib = ctypes.CDLL(str(found[0]))
+    if _build_id_of(lib) != build_id():
+        raise ConfigError(
+            f"{found[0].name}: the host kernels were built of {_build_id_of(lib)!r}, "
+            f"here are {build_id()!r}; run pip install -e . again (against a pinned "
+            "JAX: with --no-build-isolation), or set MOE_EDGE_KERNELS=xla"
+        )
     lib.moe_edge_instructions.restype = ctypes.c_char_p
+    lib.moe_edge_experts_at.restype = ctypes.c_char_p
+    lib.moe_edge_experts_at.argtypes = (
+        *[ctypes.c_void_p] * 5,
+        *[ctypes.c_int] * 7,
+        ctypes.c_float,
+        ctypes.c_int,
+    )
     for name in ("moe_edge_linear", "moe_edge_top_k", "moe_edge_experts"):
         capsule = jax.ffi.pycapsule(getattr(lib, name))
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
     return lib
+
+
+def _build_id_of(lib: ctypes.CDLL) -> str:
+    if not hasattr(lib, "moe_edge_build_id"):
+        return ""
+    lib.moe_edge_build_id.restype = ctypes.c_char_p
+    return lib.moe_edge_build_id().decode()
 
 
 @functools.cache
@@ -152,3 +178,60 @@ def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=Fa
         limit=np.float32(act.keywords["limit"] or 0.0),
         rows=rows,
     )
+
+
+def suits_host(rows: int, dtype: np.dtype) -> bool:
+    """Whether so many vectors are to meet records in host memory by `experts_at`."""
+    return rows <= MAX_ROWS and dtype.name in _KINDS and choice() == "native"
+
+
+def experts_at(
+    x_TD: np.ndarray,
+    ids_TK: np.ndarray,
+    weights_TK: np.ndarray,
+    records: Sequence[np.ndarray],
+    layout,
+    activation: str,
+    limit: float | None,
+) -> np.ndarray:
+    """The weighted sum of experts whose records stand anywhere, without a program.
+
+    Args:
+      x_TD: float32.
+      ids_TK: int32, numbers of `records`; as many as there are or more: no expert.
+      weights_TK: float32.
+      records: `[R]` each, of one dtype; read in place.
+      layout: of the records.
+      activation, limit: as of `model.experts.run_experts`.
+    Returns:
+      float32 `[T, D]`, with the bits of `experts` where all are in one array.
+    Raises:
+      ConfigError: shapes or dtypes that do not fit.
+    """
+    (T, K), D = ids_TK.shape, layout.d_model
+    x_TD = np.ascontiguousarray(x_TD, np.float32)
+    ids_TK = np.ascontiguousarray(ids_TK, np.int32)
+    weights_TK = np.ascontiguousarray(weights_TK, np.float32)
+    check_shape("x_TD", x_TD, (T, D))
+    check_shape("weights_TK", weights_TK, (T, K))
+    for record_R in records:
+        check_shape("record", record_R, (layout.size,))
+        if record_R.dtype != records[0].dtype or not record_R.flags.c_contiguous:
+            raise ConfigError("records must be contiguous and of one dtype")
+    y_TD = np.zeros((T, D), np.float32)
+    if not records:
+        return y_TD
+    each = (ctypes.c_void_p * len(records))(*(r.ctypes.data for r in records))
+    pointers = (a.ctypes.data for a in (x_TD, ids_TK, weights_TK))
+    wrong = library().moe_edge_experts_at(
+        *pointers,
+        ctypes.addressof(each),
+        y_TD.ctypes.data,
+        *(T, K, len(records), D, layout.expert_dim, layout.has_bias),
+        ACTIVATIONS.index(activation),
+        limit or 0.0,
+        _KINDS[records[0].dtype.name],
+    )
+    if wrong is not None:
+        raise ConfigError(f"experts: {wrong.decode()}")
+    return y_TD

@@ -1,6 +1,7 @@
 """The host kernels against float64, and the order of their sums."""
 
 import functools
+import os
 import threading
 
 import jax
@@ -181,6 +182,49 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole():
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_records_anywhere_give_the_bits_of_one_array(dtype):
+    """As the host computes absent experts, straight from the files."""
+    layout = RecordLayout(48, 20, True)
+    given, _ = case(layout, 5, 4, dtype)
+    x_TD, ids_TK, weights_TK, records_ER = given
+    run = compiled("experts", layout, "silu", None, False)
+    kept = np.array([4, 1, 6])
+    place_E = np.full(E + 2, len(kept), np.int32)
+    place_E[kept] = range(len(kept))
+    only_TK = np.where(np.isin(ids_TK, kept), ids_TK, E).astype(np.int32)
+    want_TD = run(x_TD, only_TK, weights_TK, records_ER, np.zeros_like(x_TD))
+    records = [records_ER[e].copy() for e in kept]
+    host = x_TD, place_E[ids_TK], weights_TK
+    got_TD = native.experts_at(*host, records, layout, "silu", None)
+    assert (got_TD == want_TD).all() and got_TD.any()
+    assert not native.experts_at(*host, [], layout, "silu", None).any()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"ids_TK": np.full((2, 2), -1, np.int32)}, "expert id -1 is below 0"),
+        ({"x_TD": np.zeros((2, 15), np.float32)}, "x_TD"),
+        ({"weights_TK": np.zeros((2, 1), np.float32)}, "weights_TK"),
+        ({"records": [np.zeros(99, np.float32)]}, "record"),
+        ({"records": [np.zeros(1536, np.float32)[::2]]}, "contiguous"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(change, message):
+    layout = RecordLayout(16, 16)
+    given = {
+        "x_TD": np.zeros((2, 16), np.float32),
+        "ids_TK": np.zeros((2, 2), np.int32),
+        "weights_TK": np.zeros((2, 2), np.float32),
+        "records": [np.zeros(layout.size, np.float32)],
+    }
+    with pytest.raises(ConfigError, match=message):
+        native.experts_at(**given | change, layout=layout, activation="silu", limit=0.0)
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -298,6 +342,34 @@ def test_a_wrong_choice_is_refused(monkeypatch):
     monkeypatch.delenv("MOE_EDGE_KERNELS")
     assert native.choice() == "xla"
     native.choice.cache_clear()
+
+
+@needs_kernels
+def test_kernels_built_of_something_else_are_refused(monkeypatch):
+    monkeypatch.setattr(native, "build_id", lambda: "other sources")
+    native.library.cache_clear()
+    with pytest.raises(ConfigError, match="pip install -e . again"):
+        native.library()
+    monkeypatch.undo()
+    native.library.cache_clear()
+    assert native.library() is not None
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX's: this child calls nothing of it
+def test_a_child_of_fork_computes_too():
+    """Threads do not survive fork: the child gets a team of its own."""
+    layout = RecordLayout(64, 64)
+    given, _ = case(layout, 4, 4, np.float32)
+    x_TD, ids_TK, weights_TK, records_ER = given
+    native.resize(3)
+    host = x_TD, ids_TK, weights_TK, list(records_ER), layout, "silu", None
+    want_TD = native.experts_at(*host)
+    child = os.fork()
+    if child == 0:
+        same = (native.experts_at(*host) == want_TD).all()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_the_choice_nothing_is_native(monkeypatch):

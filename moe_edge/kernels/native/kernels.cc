@@ -266,6 +266,26 @@ int moe_edge_use(const char* name) {
   return 0;
 }
 
+// Of what the library was built, see build_id.py.
+const char* moe_edge_build_id() { return MOE_EDGE_BUILD_ID; }
+
+// The experts of records anywhere in memory, without a program; what is wrong with an
+// id, or null. The text stands until the thread's next call.
+const char* moe_edge_experts_at(const float* x, const int32_t* ids,
+                                const float* weights, const uint8_t* const* each,
+                                float* y, int T, int K, int E, int D, int F,
+                                int has_bias, int activation, float limit, int kind) {
+  static thread_local std::string wrong;
+  moe_edge::ExpertArgs a{};
+  a.layout = {D, F, has_bias != 0, static_cast<moe_edge::Activation>(activation), limit,
+              static_cast<moe_edge::Kind>(kind), 0};
+  a.layout.record_bytes = moe_edge::RowBytes(a.layout.kind, 3 * size_t(D) * F);
+  a.x = x, a.ids = ids, a.weights = weights, a.each = each, a.y = y;
+  a.T = T, a.K = K, a.E = E;
+  wrong = moe_edge::RunExperts(a);
+  return wrong.empty() ? nullptr : wrong.c_str();
+}
+
 int moe_edge_threads() { return moe_edge::Team::Get().size(); }
 
 void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }

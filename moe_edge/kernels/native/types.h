@@ -48,8 +48,9 @@ struct ExpertArgs {
   const float* x;         // [T, D]
   const int32_t* ids;     // [T, K]; E or more: no expert
   const float* weights;   // [T, K]; null with rows
-  const uint8_t* records; // [E, record_bytes]
-  const float* start;     // [T, D] or null
+  const uint8_t* records; // [E, record_bytes], or null:
+  const uint8_t* const* each = nullptr;  // [E] records, wherever they are
+  const float* start;     // [T, D] or null: zeros
   float* y;               // [T, D], or [T * K, D] with rows
   int T, K, E;
   bool rows;
