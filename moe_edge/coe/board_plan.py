@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     """A board before training.
 
     Attributes:
-      graph: experts have a file, and no sha256 yet.
+      graph: experts have no file yet.
       parts: of every expert: components that it is trained on; none: it is a copy.
       origin: of every expert: who is copied; itself where it is trained.
     """
@@ -64,7 +64,6 @@ def board_plan(options: BoardOptions, seed: int) -> Plan:
         Expert(
             id,
             CLASSIFIER if e < types else DETECTOR,
-            f"experts/{id}.bin",
             trained=bool(parts[e]),
         )
         for e, id in enumerate(ids)

@@ -158,6 +158,7 @@ class MachineOptions:
 
 
 def probability_E(graph: CoeGraph, requests: Sequence[CoeRequest]) -> Sequence[float]:
-    """Uses of each expert a request: as the graph says, else by the first requests."""
-    count = max(round(SAMPLE_SHARE * len(requests)), 1)
-    return graph.probability_E([request.component for request in requests[:count]])
+    """Uses of each expert a request: as the graph says, else by the first requests of
+    components that have a rule."""
+    known = [one.component for one in requests if one.component in graph.rules]
+    return graph.probability_E(known[: max(round(SAMPLE_SHARE * len(known)), 1)])

@@ -4,11 +4,18 @@ import dataclasses
 from collections.abc import Mapping
 
 from moe_edge.coe.profile import ArchitectureCosts, Devices
-from moe_edge.core.checks import ConfigError, check_count, check_known
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_count,
+    check_known,
+)
+from moe_edge.offload.slot_plan import UNITS, parse_budget
 from moe_edge.place.coserve_memory import pool_bytes
 from moe_edge.schedule.coserve import ExpertCosts
 from moe_edge.workload.coe_graph import CoeGraph
+
+MOST_EXECUTORS = 1000  # each is a thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +47,10 @@ class Machine:
             check_known("kind of executor", kind, self.devices)
             check_count(f"executors of {kind}", count)
             check_count(f"memory of {kind}", self.memory_bytes[kind])
+        if (executors := sum(self.executors.values())) > MOST_EXECUTORS:
+            raise ConfigError(
+                f"executors are {executors} in all, expected at most {MOST_EXECUTORS}"
+            )
 
     @property
     def kinds(self) -> list[str]:
@@ -68,6 +79,33 @@ class Machine:
         tier = sum(self.pool_bytes(k, graph, self.executors[k]) for k in rest)
         memory = self.memory_bytes[self.first]
         return pool_bytes(self.first, memory, 1, batch, _least(graph)), tier
+
+    def check_largest(self, graph: CoeGraph, alone: bool) -> None:
+        """Checks that one of the pools holds the largest expert.
+
+        Args:
+          alone: one executor of the first kind serves, else all do.
+        Raises:
+          CapacityError: none does; says which memory of each kind would do.
+        """
+        largest = int(graph.bytes_E.max())
+        if alone:
+            pools, counts = {self.first: self.alone_bytes(graph)[0]}, {self.first: 1}
+        else:
+            counts = self.executors
+            pools = {k: self.pool_bytes(k, graph, n) for k, n in counts.items()}
+        if largest <= max(pools.values()):
+            return
+        each = [
+            f"{counts[kind] * (self._batch_bytes(kind, graph) + largest)} bytes of "
+            + ("all kinds together" if alone and self.unified else kind)
+            for kind in pools
+        ]
+        raise CapacityError(
+            f"the largest expert has {largest} bytes, the largest pool "
+            f"{max(pools.values())}; with the largest batch of each executor that "
+            f"takes a memory of {' or '.join(each)}, or fewer executors"
+        )
 
     def costs(self, kind: str, graph: CoeGraph) -> ExpertCosts:
         """Of every expert on an executor of that kind."""
@@ -98,7 +136,8 @@ def parse_executors(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
         kind, _, count = part.strip().partition(":")
-        if not kind or kind in found or not (count.isascii() and count.isdigit()):
+        number = count.isascii() and count.isdigit() and len(count) < 10
+        if not kind or kind in found or not number:
             raise ConfigError(f"executors is {text!r}, expected such as gpu:2,cpu:1")
         found[kind] = int(count)
     return found
@@ -118,9 +157,15 @@ def parse_memory(text: str, executors: Mapping[str, int]) -> dict[str, int]:
         )
     found = {}
     for kind, amount in zip(executors, amounts, strict=True):
-        found[kind] = parse_budget(amount).bytes
+        try:
+            found[kind] = parse_budget(amount).bytes
+        except ConfigError:
+            found[kind] = None
         if found[kind] is None:
-            raise ConfigError(f"memory of {kind} is {amount!r}, expected such as 9.5GB")
+            raise ConfigError(
+                f"memory of {kind} is {amount!r}, expected an amount such as 9.5GB in "
+                f"{', '.join(UNITS)}"
+            )
     return found
 
 

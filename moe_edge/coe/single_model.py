@@ -5,24 +5,27 @@ many steps as all experts together, on the same kinds of images.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from moe_edge.coe.accuracy import told, write_accuracy
 from moe_edge.coe.board_options import WIDER, BoardOptions, Recipe
 from moe_edge.coe.board_plan import CLASSIFIER, DTYPE, board_plan
-from moe_edge.coe.board_training import GRAPH_FILE, TrainingState
+from moe_edge.coe.board_training import (
+    GRAPH_FILE,
+    TrainingState,
+    file_of,
+    remove_old,
+)
 from moe_edge.coe.models import VERDICTS, get_network, make_architecture
 from moe_edge.coe.store import ExpertStore
 from moe_edge.coe.train_expert import Part, held_out, verdicts_of
-from moe_edge.core.files import write_text
 from moe_edge.training.control import say
 from moe_edge.workload.board import SHAPE, draw
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, read_graph
 
-ACCURACY_FILE = "accuracy.json"
 IMAGES = 512  # of a component
 SEED = 1_000_000  # of its images: others than those of single experts
 
@@ -34,8 +37,8 @@ def train_singles(
 ) -> None:
     """Trains those of WIDER that are named, unless that was done; writes accuracy.json.
 
-    It holds {collaboration, single, single_wide}: shares of right verdicts on held-out
-    images of the trained components, half of them damaged; null: not trained.
+    It holds shares of right verdicts on held-out images of the trained components, half
+    of them damaged.
     """
     plan = board_plan(options, seed)
     parts = [part for own in plan.parts for part in own]
@@ -46,14 +49,14 @@ def train_singles(
     for name in names:
         width = {"width": WIDER[name] * options.width}
         made = make_architecture(CLASSIFIER, width, SHAPE, VERDICTS, DTYPE)
-        file = f"{name}.bin"
-        state.train(file, made, parts, longer, seed)
-        judges[name] = single_judge(made, folder / file)
+        known = state.train(name, made, parts, longer, seed)
+        judges[name] = single_judge(made, folder / file_of(name, known.sha256))
     components = parts[: options.num_trained]
     found = {name: accuracy(one, components, IMAGES) for name, one in judges.items()}
-    say(", ".join(f"{name} {share:.4f}" for name, share in found.items()))
-    stored = dict.fromkeys(("collaboration", *WIDER)) | found
-    write_text(folder / ACCURACY_FILE, json.dumps(stored) + "\n")
+    shares = dict.fromkeys(("collaboration", *WIDER)) | found
+    say(told(shares))
+    write_accuracy(folder, graph, shares)
+    remove_old(folder, graph, state)
 
 
 def accuracy(judge: Judge, parts: Sequence[Part], images: int) -> float:

@@ -82,8 +82,8 @@ class ExpertStore:
             if there == size:
                 return np.memmap(path, np.uint8, "r")
             reason = f"has {there} bytes, expected {size}"
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
+        except (OSError, ValueError) as error:  # ValueError: no path can be so
+            reason = f"cannot be read: {_said(error)}"
         name = self.graph.experts[expert].id
         raise CheckpointError(f"weights of expert {name!r}: {path} {reason}")
 
@@ -92,8 +92,8 @@ class ExpertStore:
             if (there := self.path(expert).stat().st_size) != self.record_bytes(expert):
                 return f"{there} bytes, expected {self.record_bytes(expert)}"
             found = file_sha256(self.path(expert))
-        except OSError as error:
-            return error.strerror
+        except (OSError, ValueError) as error:
+            return _said(error)
         if found != sha256:
             return f"sha256 {found[:12]}, expected {sha256[:12]}"
         return None
@@ -125,6 +125,11 @@ def file_sha256(path: str | Path) -> str:
         while part := file.read(_CHUNK_BYTES):
             digest.update(part)
     return digest.hexdigest()
+
+
+def _said(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, without its path."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _some(names: Sequence[str]) -> str:

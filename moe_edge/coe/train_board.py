@@ -5,7 +5,7 @@ from typing import Any
 
 from moe_edge.coe.board_options import WIDER, BoardOptions, Recipe
 from moe_edge.core.checks import chosen
-from moe_edge.core.files import locked_folder, write_text
+from moe_edge.core.files import check_work_folder, locked_folder, write_text
 from moe_edge.core.run_folder import CONFIG_NAME, unpacked
 
 
@@ -25,9 +25,15 @@ def run_train_board(
     An expert whose file is there, and was trained as it would be now, is left as it is.
     So a stopped run goes on, and a larger board keeps the experts of a smaller one.
 
+    A board that `out_dir` holds stays whole until the new one is: files of weights are
+    named by what they hold, coe.json changes last, at once. Only then what neither it
+    nor training.json names any more is deleted; who still serves the old board fails
+    the requests of experts that it has to load then.
+
     Args:
       out_dir: receives coe.json, experts/, training.json and, to `compare`,
-        accuracy.json and the networks beside the board.
+        accuracy.json and the networks beside the board; an accuracy.json of other
+        weights is deleted.
       options: what the board has; recipe: how each expert is trained.
       compare: train one network for all types too, for as many steps as all experts
         together: `single`, as wide as an expert, `single_wide`, four times as wide,
@@ -44,6 +50,7 @@ def run_train_board(
     known = chosen("network to compare with", compare, WIDER) if compare else []
     names = list(WIDER) if known is None else known
     if dry_run:
+        check_work_folder(out_dir)
         return {"dry_run": True, "types": options.types, "out_dir": out_dir}
     # Only now: these load JAX, and a refused value should not wait for that.
     from moe_edge.coe.board_training import train_experts
@@ -55,11 +62,11 @@ def run_train_board(
             train_singles(folder, options, recipe, seed, names)
         if text := config_text():
             write_text(folder / CONFIG_NAME, text)
-    accuracies = [one["accuracy"] for one in trained]
+    accuracies = [one.accuracy for one in trained]
     return {
         "types": options.types,
         "trained": len(trained),
-        "seconds": sum(one["seconds"] for one in trained),
+        "seconds": sum(one.seconds for one in trained),
         "accuracy_mean": sum(accuracies) / len(accuracies),
         "accuracy_min": min(accuracies),
         "out_dir": out_dir,

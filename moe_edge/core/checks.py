@@ -211,8 +211,21 @@ def checked(name: str, function: Callable) -> Callable:
 
 def _check_type(name: str, value, kind) -> None:
     if not _is_of(value, kind):
+        name, value, kind = _wrong_part(name, value, kind)
         raise ConfigError(f"{name} is {value!r}, expected {_kind_text(kind)}")
     check_64_bits(name, value)
+
+
+def _wrong_part(name: str, value, kind) -> tuple[str, Any, Any]:
+    """What of a value is of another type: of a mapping an entry, else all of it."""
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    for one in typing.get_args(kind) if union else (kind,):
+        args = typing.get_args(one)
+        if len(args) == 2 and isinstance(value, Mapping):
+            for key, item in value.items():
+                if _is_of(key, args[0]) and not _is_of(item, args[1]):
+                    return _wrong_part(f"{name}: {key!r}", item, args[1])
+    return name, value, kind
 
 
 def check_64_bits(name: str, value) -> None:
@@ -243,14 +256,18 @@ def _is_of(value, kind) -> bool:
     if origin is not None:
         if not isinstance(origin, type):
             return True
-        named = isinstance(value, Mapping) and args[:1] == (str,)
-        return isinstance(value, origin) and not (
-            named and any(not isinstance(key, str) for key in value)
-        )
+        if not isinstance(value, origin):
+            return False
+        if isinstance(value, Mapping) and len(args) == 2:
+            return all(
+                _is_of(key, args[0]) and _is_of(item, args[1])
+                for key, item in value.items()
+            )
+        return True
     if kind in (None, type(None)):
         return value is None
-    if not isinstance(kind, type) or kind in (object, inspect.Parameter.empty):
-        return True  # Any, or the name of a type as text
+    if not isinstance(kind, type) or kind in (Any, object, inspect.Parameter.empty):
+        return True  # or the name of a type as text
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind) or (kind is float and isinstance(value, int))

@@ -50,18 +50,39 @@ def check_out_dir(path: str | Path, overwrite: bool) -> Path:
                 f"output folder {path} holds none of {', '.join(MARKERS)}, so it is "
                 "no earlier result; empty it yourself or name another"
             )
-    parent = path.parent
-    while not parent.exists():
-        parent = parent.parent
+    _check_writable(path, path.parent)
+    return path
+
+
+def _check_writable(path: Path, there: Path) -> None:
+    """Raises OutputError if `path` cannot be written in `there`, or the folder above
+    that there is."""
+    while not there.exists():
+        there = there.parent
     try:  # os.access says yes to the administrator, also where nobody may write
-        with tempfile.TemporaryFile(dir=parent):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise OutputError(
-            f"output folder {path} cannot be written: no access to {parent} "
+            f"output folder {path} cannot be written: no access to {there} "
             f"({error.strerror}); name another --out_dir"
         ) from error
-    return path
+
+
+def check_work_folder(path: str | Path) -> None:
+    """Checks that `locked_folder` would make or lock a folder; writes nothing.
+
+    Raises:
+      OutputError: it is a file, cannot be written, or another run holds it.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"output folder {path} is a file; name another --out_dir")
+    _check_writable(path, path)
+    if (path / ".lock").exists() and _is_locked(path / ".lock"):
+        raise OutputError(
+            f"another run is writing {path}; wait for it or name another --out_dir"
+        )
 
 
 def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
@@ -245,7 +266,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process holds a folder's lock."""
+    """Whether a process holds the lock of a folder or file."""
     try:
         with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False

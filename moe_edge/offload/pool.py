@@ -107,8 +107,8 @@ def make_pools(
     largest, most = max(sizes), max(pool.budget_bytes for pool in pools)
     if largest > most:
         raise CapacityError(
-            f"the largest expert has {largest} bytes, the largest pool {most}; the "
-            f"smallest budget that works is {largest} bytes for one executor"
+            f"the largest expert has {largest} bytes, the largest pool {most}; give "
+            "one pool as much"
         )
     for pool in pools:
         pool.state["coming_E"] = pools[0].state["coming_E"]

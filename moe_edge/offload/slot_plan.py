@@ -6,6 +6,7 @@ it. `one_pool` shares all slots; the others give each MoE layer its own, side by
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 
@@ -50,8 +51,8 @@ def parse_budget(text: str) -> Budget:
         if not 0 < number <= 100:
             raise ConfigError(f"device memory {text!r}: expected above 0 % to 100 %")
         return Budget(share=number / 100)
-    if number <= 0:
-        raise ConfigError(f"device memory {text!r} must be positive")
+    if not 0 < number < math.inf:
+        raise ConfigError(f"device memory {text!r} must be positive and finite")
     return Budget(bytes=int(number * UNITS[unit]))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.coe.accuracy import Shares, read_accuracy, told
 from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS
@@ -18,7 +19,7 @@ from moe_edge.coe.setup import Setup, make_setup
 from moe_edge.coe.trial import chosen_machine, sample_of, with_executors
 from moe_edge.core.checks import ConfigError, check_from_zero
 from moe_edge.core.events import write_events
-from moe_edge.core.files import read_json, write_json, write_text
+from moe_edge.core.files import write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
 from moe_edge.simulate import coe_bounds
@@ -27,7 +28,6 @@ from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
 Serve = Callable[[Setup], CoeRun]
-ACCURACY = "accuracy.json"  # beside the graph, of those who trained its experts
 
 
 @root
@@ -73,6 +73,7 @@ def run_coserve(
         case = Case(graph, requests, machine, start_empty, max_wait_s)
         for name in names:
             case.setup(name)
+        accuracy = accuracy_of(work, graph) if options.live else None
         if run.dry_run:
             return {"task": work.name, "policies": names}
         kind = make_live(case, given, options) if options.live else "simulated"
@@ -92,7 +93,7 @@ def run_coserve(
         "bounds": case.bounds(runs),
         "distinct_experts": len(used_by(runs)),
         "verdicts_equal": all(one == answers[0] for one in answers),
-        "accuracy": accuracy_of(work) if options.live else None,
+        "accuracy": accuracy,
     }
     with run.writing() as folder:
         settings = vars(work) | vars(options) | {"seed": seed}
@@ -125,12 +126,14 @@ def with_weights(
         yield dataclasses.replace(work, graph=str(path))
 
 
-def accuracy_of(work: CoeWork) -> Mapping[str, Any] | None:
+def accuracy_of(work: CoeWork, graph: CoeGraph) -> Shares | None:
     """What those who trained the graph's experts wrote beside it."""
     if work.graph is None:
         return None
-    path = work.graph_path.parent / ACCURACY
-    return read_json(path) if path.exists() else None
+    found = read_accuracy(work.graph_path.parent, graph)
+    if found is not None:
+        print(told(found), flush=True)
+    return found
 
 
 def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:

@@ -234,6 +234,10 @@ def _check_image(where: str, image: Any) -> None:
         raise RequestError(
             f"{where}: image is {image!r:.60}, expected a path or {{seed, defect}}"
         )
+    if image["seed"] < 0:
+        raise RequestError(
+            f"{where}: seed of the image is {image['seed']}, expected 0 or more"
+        )
     if image["defect"] is not None and image["defect"] not in DEFECTS:
         raise RequestError(
             f"{where}: defect is {image['defect']!r}, expected null or one of "

@@ -1,12 +1,15 @@
 """Training a board of few, narrow experts for a few steps."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from moe_edge.coe.accuracy import read_accuracy
+from moe_edge.coe.board_training import file_of
 from moe_edge.coe.models import get_network, make_architecture
-from moe_edge.coe.store import ExpertStore
+from moe_edge.coe.store import ExpertStore, write_experts
 from moe_edge.coe.train_board import run_train_board
 from moe_edge.coe.train_expert import (
     FIRST_SEED,
@@ -20,6 +23,7 @@ from moe_edge.coe.train_expert import (
     train_network,
     wanted,
 )
+from moe_edge.core.checks import CheckpointError
 from moe_edge.workload.board import SHAPE
 from moe_edge.workload.coe_graph import read_graph
 from tests.support.coe_boards import DETECTED
@@ -47,7 +51,16 @@ def trained(tmp_path_factory):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*.bin")}
+    """What experts and networks beside them weigh, by name."""
+    found = {path.name: path.read_bytes() for path in folder.rglob("*.bin")}
+    assert len({name.rpartition("-")[0] for name in found}) == len(found)
+    return {name.rpartition("-")[0]: content for name, content in found.items()}
+
+
+def path_of(folder, name):
+    """Of the weights of an expert."""
+    (path,) = (folder / "experts").glob(f"{name}-*.bin")
+    return path
 
 
 def test_board_has_all_weights_and_says_which_are_trained(trained):
@@ -68,20 +81,21 @@ def test_board_has_all_weights_and_says_which_are_trained(trained):
 
 def test_accuracies_of_the_collaboration_and_of_single_networks_are_told(trained):
     folder, _ = trained
-    found = json.loads((folder / "accuracy.json").read_text())
+    found = dict(read_accuracy(folder, read_graph(folder / "coe.json")))
     assert found.keys() == {"collaboration", "single", "single_wide"}
     assert found.pop("single_wide") is None  # not asked for
     assert all(0 < share < 1 for share in found.values())
     state = json.loads((folder / "training.json").read_text())
-    assert state["single.bin"]["steps"] == 4 * SMALL["steps"]
+    assert state["single"]["steps"] == 4 * SMALL["steps"]
+    assert (folder / file_of("single", state["single"]["sha256"])).is_file()
 
 
 def test_second_call_trains_what_is_missing_changed_or_new_only(trained, capsys):
     folder, before = trained
     weights = files(folder)
-    (folder / "experts/classifier_1.bin").unlink()
-    (folder / "experts/classifier_2.bin").write_bytes(b"damaged")
-    kept = [folder / f"experts/{name}.bin" for name in ("classifier_0", "detector_0")]
+    path_of(folder, "classifier_1").unlink()
+    path_of(folder, "classifier_2").write_bytes(b"damaged")
+    kept = [path_of(folder, name) for name in ("classifier_0", "detector_0")]
     stamps = [path.stat().st_mtime_ns for path in kept]
     assert train(folder)["accuracy_mean"] == before["accuracy_mean"]
     assert files(folder) == weights  # the same once more, bit for bit
@@ -89,10 +103,66 @@ def test_second_call_trains_what_is_missing_changed_or_new_only(trained, capsys)
     assert "4/4 detector_0: accuracy" in capsys.readouterr().err
     assert train(folder, types=6, trained_types=3)["trained"] == 4
     larger = files(folder)
-    kept = [f"classifier_{n}.bin" for n in range(3)]
+    kept = [f"classifier_{n}" for n in range(3)]
     assert all(larger[name] == weights[name] for name in kept)
     train(folder, seed=5)
     assert all(files(folder)[name] != weights[name] for name in kept)
+
+
+def test_board_that_is_trained_again_stays_whole_until_the_new_one_is(
+    trained, tmp_path, monkeypatch
+):
+    folder = tmp_path / "W"
+    shutil.copytree(trained[0], folder)
+    train(folder, compare="single")  # whatever other tests trained there
+    old, seen = (folder / "coe.json").read_bytes(), []
+    (folder / "experts/classifier_9.bin").touch()  # as older versions named them
+    (folder / "experts/.detector_0-0123456789abcdef.bin.partial").touch()
+    (folder / "experts/mine.bin").touch()
+
+    def check(folder):
+        graph = read_graph(folder / "coe.json")
+        ExpertStore(graph, folder).check()
+        shares = read_accuracy(folder, graph)
+        seen.append(((folder / "coe.json").read_bytes() == old, shares is not None))
+
+    def write(*given):
+        check(folder)
+        found = write_experts(*given)
+        check(folder)
+        if len(seen) == 4 and not killed:
+            raise KeyboardInterrupt
+        return found
+
+    killed = []
+    monkeypatch.setattr("moe_edge.coe.board_training.write_experts", write)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, seed=9)
+    killed.append(True)
+    check(folder)
+    assert set(seen) == {(True, True)}
+    train(folder, seed=9)
+    assert set(seen) == {(True, True)} and len(seen) == 5 + 2 * 3  # two were written
+    check(folder)
+    assert seen[-1] == (False, False)  # accuracies were of other weights
+    left = {path.name.rpartition("-")[0] for path in (folder / "experts").iterdir()}
+    graph = read_graph(folder / "coe.json")
+    assert left == {expert.id for expert in graph.experts} | {""}
+    assert (folder / "experts/mine.bin").is_file()
+
+
+def test_notes_of_another_form_are_refused_in_one_line(trained, tmp_path):
+    path = tmp_path / "training.json"
+    facts = {"spec": "s", "sha256": 3, "accuracy": 1, "steps": 1, "seconds": 1}
+    for notes, said in (
+        ([], f"{path} is \\[\\], expected names and values"),
+        ({"single": None}, f"{path}: 'single' is None, expected names and values"),
+        ({"single": {}}, f"{path}: 'single' lacks spec"),
+        ({"single": facts}, f"{path}: 'single': sha256 is 3, expected a text"),
+    ):
+        path.write_text(json.dumps(notes))
+        with pytest.raises(CheckpointError, match=f"^{said}; delete it to train all"):
+            train(tmp_path)
 
 
 def test_training_teaches_a_detector_where_components_lie():

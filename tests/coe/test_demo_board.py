@@ -1,10 +1,9 @@
 """The board that comes with the package."""
 
-import json
-
 import numpy as np
 import pytest
 
+from moe_edge.coe.accuracy import read_accuracy
 from moe_edge.coe.case import DEMO_BOARD, CoeWork
 from moe_edge.coe.single_model import accuracy, collaboration_judge
 from moe_edge.coe.store import ExpertStore
@@ -25,8 +24,8 @@ def test_demo_board_is_whole_and_small(graph):
     assert sum(p.stat().st_size for p in DEMO_BOARD.rglob("*") if p.is_file()) <= 6e6
 
 
-def test_demo_tells_the_accuracies_that_coserve_repeats():
-    found = json.loads((DEMO_BOARD / "accuracy.json").read_text())
+def test_demo_tells_the_accuracies_that_coserve_repeats(graph):
+    found = read_accuracy(DEMO_BOARD, graph)
     assert found["collaboration"] >= 0.98
     assert 1 - found["single"] >= 2 * (1 - found["collaboration"])
     assert found["single_wide"] is None  # not trained for this board

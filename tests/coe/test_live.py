@@ -215,6 +215,32 @@ def test_images_that_cannot_be_judged_say_why(board, tmp_path):
         assert images[name].startswith(f"image {name}.npy cannot be read: ")
 
 
+HEADERS = {  # and what NumPy raises for them
+    "open": "(" * 50,  # TokenError
+    "huge": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30}, 3), }}",
+    "list": "{[]: 1}",  # TypeError
+}
+
+
+def test_image_of_any_fault_fails_alone(board, tmp_path):
+    graph, _ = board
+    drawn = {"seed": 3, "defect": None}
+    images = [f"{name}.npy" for name in HEADERS]
+    for name, header in HEADERS.items():
+        size = (len(header) + 1).to_bytes(2, "little")
+        content = b"\x93NUMPY\x01\x00" + size + header.encode() + b"\n"
+        (tmp_path / f"{name}.npy").write_bytes(content)
+    images += ["\ud800.npy", "a\0b.npy", "a\nb.npy", drawn, drawn | {"seed": -1}, drawn]
+    requests = [CoeRequest(n, 0.0, "component_0", one) for n, one in enumerate(images)]
+    requests.append(CoeRequest("strange", 0.0, "\ud800", drawn))
+    found = request_images(graph, requests, tmp_path)
+    for number in (*range(6), 7):
+        assert found[number].startswith("image ") and "cannot be " in found[number]
+        assert "\n" not in found[number] and found[number].isprintable()
+    assert "-1" in found[7] and found[8].shape == (32, 32, 3)
+    np.testing.assert_array_equal(found[6], found[8])
+
+
 def test_buckets_are_the_powers_of_two_up_to_the_largest_batch():
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 2, 4, 4, 8, 8]
     assert buckets(1) == [1] and buckets(8) == [1, 2, 4, 8] == buckets(5)

@@ -1,17 +1,19 @@
 """Profiles, executors, memory and presets."""
 
+import dataclasses
 import json
 import re
 
 import pytest
 
+from moe_edge.coe.case import probability_E
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes, reduced
 from moe_edge.coe.profile import ArchitectureCosts, read_profile
 from moe_edge.coe.setup import make_setup
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.workload.coe_tasks import board_graph
+from moe_edge.workload.coe_tasks import CoeRequest, board_graph
 
 COSTS = {
     "k_s": 0.5,
@@ -59,6 +61,10 @@ def test_profile_is_read(tmp_path):
             },
             "'gpu': load_s of disk must be 0 or more and finite, got -1.0",
         ),
+        (
+            {"devices": {"gpu": {"net": COSTS | {"load_s": {"disk": "fast"}}}}},
+            "FILE: 'net' on 'gpu': load_s: 'disk' is 'fast', expected a number",
+        ),
     ],
 )
 def test_wrong_profile_is_refused(value, message, tmp_path):
@@ -74,15 +80,22 @@ def test_executors_and_memory_are_read_from_flags():
     assert executors == {"gpu": 2, "cpu": 1}
     memory = parse_memory("9.5GB,13GB", executors)
     assert memory == {"gpu": 9_500_000_000, "cpu": 13_000_000_000}
-    for text in ("gpu", "gpu:x", ":1", "gpu:1,gpu:2", ""):
+    for text in ("gpu", "gpu:x", ":1", "gpu:1,gpu:2", "", "gpu:" + 5000 * "9"):
         with pytest.raises(ConfigError, match=f"executors is {text!r}, expected such"):
             parse_executors(text)
     with pytest.raises(ConfigError, match="names 1 amounts, expected 2: gpu, cpu"):
         parse_memory("9GB", executors)
     with pytest.raises(
-        ConfigError, match="memory of cpu is '40%', expected such as 9.5"
+        ConfigError, match="memory of cpu is '40%', expected an amount such as 9.5"
     ):
         parse_memory("9GB,40%", executors)
+    for amount in ("much", "", "0GB", 400 * "9" + "GB"):  # no share is advised
+        with pytest.raises(
+            ConfigError,
+            match=f"^memory of gpu is '{amount}', expected an amount such as 9.5GB in "
+            "B, KB, MB, GB, TB, KiB, MiB, GiB, TiB$",
+        ):
+            parse_memory(f"{amount},1GB", executors)
 
 
 def machine(**changes):
@@ -101,6 +114,10 @@ def machine(**changes):
         (
             {"executors": {"npu": 1}, "memory_bytes": {"npu": 1}},
             "unknown kind of executor 'npu'; known: cpu, gpu",
+        ),
+        (
+            {"executors": {"gpu": 10**9}, "memory_bytes": {"gpu": 10**18}},
+            "executors are 1000000000 in all, expected at most 1000",
         ),
     ],
 )
@@ -147,16 +164,58 @@ def test_setup_fills_the_layout_of_its_recipe(name):
     assert not empty.start and not (empty.tier and len(empty.tier))
 
 
-def test_expert_larger_than_every_pool_is_refused_with_what_would_work():
-    graph = board_graph(
-        4, record_bytes={"resnet101": 100, "yolov5m": 50, "yolov5l": 700}
-    )
-    costs = {name: ArchitectureCosts(**COSTS) for name in graph.architectures}
-    small = Machine({"gpu": costs}, {"gpu": 2}, {"gpu": 1000})
+def large_detectors():
+    """A board whose largest expert has 700 bytes, and costs of its networks."""
+    sizes = {"resnet101": 100, "yolov5m": 50, "yolov5l": 700}
+    graph = board_graph(4, record_bytes=sizes)
+    return graph, {name: ArchitectureCosts(**COSTS) for name in graph.architectures}
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("name", ["coserve", "samba"])
+def test_memory_that_is_named_for_the_largest_expert_is_the_least_that_works(
+    name, unified
+):
+    graph, costs = large_detectors()
+    devices, counts = {"gpu": costs, "cpu": costs}, {"gpu": 2, "cpu": 3}
+
+    def setup(gpu, cpu):
+        memory = {"gpu": gpu, "cpu": cpu}
+        made = Machine(devices, counts, memory, unified=unified)
+        return make_setup(name, graph, made, graph.probability_E())
+
     with pytest.raises(
-        CapacityError, match="largest expert has 700 bytes, the largest "
-    ):
-        make_setup("coserve", graph, small, graph.probability_E())
+        CapacityError, match="largest expert has 700 bytes, the largest pool "
+    ) as refused:
+        setup(400, 300)
+    text = str(refused.value)
+    assert "\n" not in text and text.endswith(", or fewer executors")
+    named = {k: int(n) for n, k in re.findall(r"(\d+) bytes of (all|gpu|cpu)", text)}
+    if name == "coserve":
+        assert named == {"gpu": 2 * (40 + 700), "cpu": 3 * (40 + 700)}
+        setup(named["gpu"], 300)
+        setup(400, named["cpu"])
+    else:
+        assert named == {"all" if unified else "gpu": 740}
+        setup(740 - unified * 300, 300)
+    with pytest.raises(CapacityError, match="largest expert has 700 bytes"):
+        setup(739 - unified * 300 if name == "samba" else named["gpu"] - 1, 300)
+
+
+def test_too_many_executors_are_refused_before_any_is_made():
+    graph, costs = large_detectors()
     with pytest.raises(CapacityError, match="12 gpu executors have 1000 bytes; each n"):
         many = Machine({"gpu": costs}, {"gpu": 12}, {"gpu": 1000})
         make_setup("coserve", graph, many, graph.probability_E())
+
+
+def test_sample_is_of_requests_that_have_a_rule():
+    """Where a graph says nothing of how often its experts are used."""
+    graph = dataclasses.replace(board_graph(4), frequencies=None)
+    image = {"seed": 0, "defect": None}
+    strange = [CoeRequest(n, 0.0, "unknown", image) for n in range(40)]
+    known = [CoeRequest(f"k{n}", 0.0, "component_2", image) for n in range(10)]
+    share_E = probability_E(graph, [*strange, *known])
+    assert share_E[graph.rules["component_2"]] == 1
+    with pytest.raises(ConfigError, match="no request of the sample has a rule"):
+        probability_E(graph, strange)

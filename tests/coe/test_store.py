@@ -46,6 +46,18 @@ def test_check_lists_missing_short_and_changed_files_at_once(store):
     assert "\n" not in text
 
 
+def test_name_that_no_file_can_have_is_refused_in_one_line(store):
+    graph = store.graph
+    for name, said in (("a\0b", "embedded null"), ("\ud800", "surrogates not allowed")):
+        odd = dataclasses.replace(graph.experts[2], file=name)
+        experts = [*graph.experts[:2], odd, *graph.experts[3:]]
+        wrong = ExpertStore(dataclasses.replace(graph, experts=experts), store.folder)
+        with pytest.raises(CheckpointError, match=f"classifier_2 .*{said}"):
+            wrong.check()
+        with pytest.raises(CheckpointError, match=f"'classifier_2': .*{said}"):
+            wrong.record(2)
+
+
 def test_file_that_vanishes_or_shrinks_during_a_run_names_its_expert(store):
     view = store.record(0)
     store.path(0).unlink()

@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -57,12 +58,15 @@ class Options:
     is_on: bool = False
     shape: tuple[int, ...] = ()
     free: object = None
+    shares: Mapping[str, float] | None = None
+    deep: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
 
 GOOD = [
     *({"rate": 2}, {"rate": np.float32(0.5)}, {"rows": np.int64(3)}, {"limit": None}),
     *({"limit": 3}, {"limit": 0.5}, {"is_on": True}, {"shape": (1, 2)}),
     *({"free": True}, {"free": "x"}),
+    *({"shares": {"a": 1, "b": 0.5}}, {"shares": {}}, {"deep": {"a": {"b": 1}}}),
 ]
 
 
@@ -82,6 +86,11 @@ def test_build_known_takes_options_of_their_type(options):
         ({"limit": "1"}, r"x: limit is '1', expected a number or None"),
         ({"limit": False}, "x: limit is False"),
         ({"is_on": 1}, "x: is_on is 1, expected True or False"),
+        ({"shares": {"a": 1, "b": "2"}}, "x: shares: 'b' is '2', expected a number$"),
+        ({"shares": {"a": True}}, "x: shares: 'a' is True, expected a number$"),
+        ({"shares": {1: 2.0}}, r"x: shares is {1: 2.0}, expected options"),
+        ({"deep": {"a": {"b": None}}}, "x: deep: 'a': 'b' is None, expected a whole"),
+        ({"deep": {"a": 3}}, "x: deep: 'a' is 3, expected options"),
         ({"colour": 1}, "x has no option 'colour'; known: rate, rows"),
     ],
 )

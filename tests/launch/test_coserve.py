@@ -1,11 +1,13 @@
 """launch/coserve.py as a user runs it, in computed time and live."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from moe_edge.workload.coe_graph import write_graph
+from moe_edge.coe.accuracy import write_accuracy
+from moe_edge.workload.coe_graph import read_graph, write_graph
 from moe_edge.workload.coe_tasks import (
     CoeRequest,
     board_graph,
@@ -112,11 +114,12 @@ LIVE = ("--profile", "profile.json", "--executors", "gpu:2,cpu:1")
 def test_coserve_serves_live_and_tells_the_same_of_every_policy(run_script, tmp_path):
     files = write_live(tmp_path)
     accuracy = {"collaboration": 0.99, "single": 0.9, "single_wide": None}
-    (tmp_path / "accuracy.json").write_text(json.dumps(accuracy))
+    write_accuracy(tmp_path, read_graph(tmp_path / "coe.json"), accuracy)
     flags = (*files, *LIVE, "--memory", "50KB,25KB", "--events")
     done = run_script("coserve", *flags, "--out_dir", "o")
     found = done.summary
     assert (found["kind"], found["accuracy"]) == ("emulated", accuracy)
+    assert "collaboration 0.9900, single 0.9000, single_wide not trained" in done.stdout
     assert found["verdicts_equal"] and found["bounds"]["distinct"] > 0
     told = []
     for name, row in found["policies"].items():
@@ -145,6 +148,31 @@ def test_coserve_live_measures_costs_where_no_profile_is_given(run_script, tmp_p
     assert run_script("coserve", *flags).summary["kind"] == "emulated"
     stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
     assert stored["source"] == "measured at the start"
+
+
+def test_coserve_refuses_accuracies_of_another_form_or_other_weights_before_it_serves(
+    run_script, tmp_path, monkeypatch
+):
+    files = write_live(tmp_path, 4)
+    monkeypatch.setattr("moe_edge.simulate.coe_run.make_live", None)  # not called
+    path = tmp_path / "accuracy.json"
+    graph = read_graph(tmp_path / "coe.json")
+    shares = {"collaboration": 0.99, "single": None, "single_wide": None}
+    write_accuracy(tmp_path, graph, shares)
+    good = json.loads(path.read_text())
+    for content, said in (
+        (good | {"collaboration": "high"}, "collaboration is 'high', expected a num"),
+        (good | {"single": 1.5}, "accuracy.json: single is 1.5, expected a share"),
+        (shares, "accuracy.json lacks weights_sha256; delete it, or let launch/train_"),
+        ([], "accuracy.json is [], expected names and values"),
+    ):
+        path.write_text(json.dumps(content))
+        assert said in run_script("coserve", *files, "--out_dir", "o").error
+    path.write_text(json.dumps(good))
+    experts = [dataclasses.replace(e, sha256=64 * "0") for e in graph.experts]
+    write_graph(tmp_path / "coe.json", dataclasses.replace(graph, experts=experts))
+    wrong = run_script("coserve", *files, "--dry_run", "--out_dir", "o").error
+    assert f"is of weights {good['weights_sha256'][:12]}, the experts of the" in wrong
 
 
 @pytest.mark.slow

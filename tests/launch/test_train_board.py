@@ -2,11 +2,23 @@
 
 import pytest
 
+from moe_edge.core.files import locked_folder
+
 
 def test_train_board_dry_run_writes_nothing(run_script, tmp_path):
     done = run_script("train_board", "--types", 40, "--dry_run", "--out_dir", "W")
     assert done.summary == {"dry_run": True, "types": 40, "out_dir": "W"}
     assert not (tmp_path / "W").exists()
+
+
+def test_train_board_dry_run_checks_the_folder(run_script, tmp_path):
+    (tmp_path / "file").touch()
+    dry = ("train_board", "--types", 1, "--dry_run", "--out_dir")
+    assert "file is a file; name another --out_dir" in run_script(*dry, "file").error
+    assert "cannot be written: no access to" in run_script(*dry, "file/W").error
+    with locked_folder(tmp_path / "W", "W"):
+        assert f"another run is writing {tmp_path / 'W'}" in run_script(*dry, "W").error
+    assert run_script(*dry, "W").summary["dry_run"]  # a run would go on there
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_pools_share_what_is_coming_and_not_what_waits():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(CapacityError, match="expert has 5 bytes, the largest pool 4; "):
+    with pytest.raises(
+        CapacityError, match="expert has 5 bytes, the largest pool 4; g"
+    ):
         make_pools([4, 3], PoolLru(), SIZES, PROBABILITIES)
     pool = Pool(4, PoolLru(), SIZES, PROBABILITIES)
     assert pool.fits(0) and not pool.fits(1)

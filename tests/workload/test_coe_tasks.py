@@ -91,6 +91,10 @@ ROW = {"id": 1, "arrival_s": 1.0, "component": "x", "image": "a.npy"}
         ([ROW | {"component": 3}], "FILE:1: component is 3, expected a text"),
         ([ROW | {"image": {"seed": 1}}], "FILE:1: image is {'seed': 1}, expected"),
         (
+            [ROW, ROW | {"id": 2, "image": {"seed": -1, "defect": None}}],
+            "FILE:2: seed of the image is -1, expected 0 or more",
+        ),
+        (
             [ROW | {"image": {"seed": 1, "defect": "burnt"}}],
             "FILE:1: defect is 'burnt'",
         ),
