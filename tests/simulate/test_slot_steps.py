@@ -16,7 +16,7 @@ GROWING = (6, 120, 20)  # out of one capacity into the next
 
 
 class Watched:
-    """An engine that keeps the shapes of what it runs, each step when it is asked for."""
+    """An engine that keeps the shapes of what it runs; it runs no step ahead."""
 
     may_run_ahead = False
 
