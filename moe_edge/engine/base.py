@@ -44,6 +44,9 @@ class Engine:
 
     kv_limit_bytes: int | None = None  # of a session, where a budget says so
     lossless: bool = True  # whether tokens are those of the resident engine
+    # Whether a step may begin before it is known to be wanted: nothing but the
+    # session's caches knows of it.
+    may_run_ahead: bool = False
 
     def __init__(self, weights: Weights, programs: Programs):
         programs.check(weights.config)

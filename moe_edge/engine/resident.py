@@ -50,6 +50,7 @@ class ResidentEngine(Engine):
     """
 
     programs: ResidentPrograms
+    may_run_ahead = True
 
     def __init__(
         self,

@@ -2,9 +2,15 @@
 
 It grows as rows join and lengthen, and shrinks when the rows left need less, by
 copying their caches into another session: a step's time follows rows and capacity.
+
+Where nothing is known to change, the next step begins before this one's tokens are
+read: the device computes while Python tells them to whoever asked. Who joined or left
+meanwhile takes no harm: a row has the same bits in any company. A row that left is
+ignored, and a step begun at another K, or before a row joined, is run again.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +20,14 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import LiveRow, NewToken
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
+
+
+class _Begun(NamedTuple):
+    """A step that runs ahead: its logits, rows by place, and their K."""
+
+    logits_BV: jax.Array
+    rows: list[LiveRow | None]
+    ks: list[int]
 
 
 class SlotBatch:
@@ -26,6 +40,7 @@ class SlotBatch:
         self._numbers: list[int] = []  # sequences of the places while nobody is there
         self.changed = True  # the device does not know the rows as they are
         self._tokens_B = self._active_B = self._rules = None
+        self._begun: _Begun | None = None
 
     @property
     def rows(self) -> list[LiveRow]:
@@ -39,6 +54,7 @@ class SlotBatch:
         Args:
           places: of the rows in that session.
         """
+        self._begun = None
         if not self._suits(rows):
             self._resize(rows)
         moves = [
@@ -58,25 +74,70 @@ class SlotBatch:
 
     def decode(self, may_shrink: bool = True, on_routing=None) -> list[NewToken]:
         """A token of every active row; `on_routing` as in `Engine.chunks`."""
+        begun = self._take_begun()
         if not any(row.is_active for row in self.rows):
             return []
-        is_full = self._sizes(self.rows)[1] > self.session.capacity
-        if is_full or (may_shrink and self.changed and not self._suits()):
-            self._resize()
-        rows = [row if row and row.is_active else None for row in self.places]
-        if self.changed:
-            self._tell(rows)
-        logits_BV = self._engine.decode(
-            self.session, self._tokens_B, self._active_B, on_routing
-        )
+        if begun is None:
+            is_full = self._sizes(self.rows)[1] > self.session.capacity
+            if is_full or (may_shrink and self.changed and not self._suits()):
+                self._resize()
+            begun = self._begin(on_routing)
+        rows = [row if row and row.place is not None else None for row in begun.rows]
+        may_begin = may_shrink and on_routing is None and self._is_steady(rows)
+
+        def begin_next(tokens_B) -> None:
+            if may_begin:
+                self._tokens_B = tokens_B
+                self._begun = self._begin()
+
         new, self._tokens_B, self._rules = next_tokens(
-            self._programs, self._engine, logits_BV, rows, self._rules
+            self._programs,
+            self._engine,
+            begun.logits_BV,
+            rows,
+            self._rules,
+            begin_next,
         )
         for row in rows:
             if row is not None:
                 row.length += 1
                 self.changed |= not row.is_active
         return new
+
+    def _begin(self, on_routing=None) -> _Begun:
+        """Gives the device the next step of the active rows."""
+        rows = [row if row and row.is_active else None for row in self.places]
+        if self.changed:
+            self._tell(rows)
+        logits_BV = self._engine.decode(
+            self.session, self._tokens_B, self._active_B, on_routing
+        )
+        return _Begun(logits_BV, rows, [row.k if row else 0 for row in rows])
+
+    def _take_begun(self) -> _Begun | None:
+        """The step that runs ahead, if it is still what is to be computed."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        stay = [
+            (row, k)
+            for row, k in zip(begun.rows, begun.ks, strict=True)
+            if row is not None and row.place is not None
+        ]
+        if stay and all(row.k == k for row, k in stay):
+            return begun
+        self.changed = True  # the device's positions are a step ahead of the rows
+        return None
+
+    def _is_steady(self, rows: Sequence[LiveRow | None]) -> bool:
+        """Whether the step after this one is of the same rows in the same session."""
+        active = [row for row in rows if row is not None]
+        return (
+            self._engine.may_run_ahead
+            and not self.changed
+            and all(0 <= row.emitted < row.row.max_new_tokens - 1 for row in active)
+            and max(row.length for row in self.rows) + 2 <= self.session.capacity
+        )
 
     def _suits(self, more: Sequence[LiveRow] = ()) -> bool:
         """Whether the session is of the size that its rows and more of them need."""

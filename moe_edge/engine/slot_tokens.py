@@ -1,6 +1,6 @@
 """The next tokens of rows that differ in rule, seed and step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -30,9 +30,12 @@ def next_tokens(
     logits_BV: jax.Array,
     rows: Rows,
     rules: Rules | None,
+    meanwhile: Callable[[jax.Array], None] = lambda tokens_B: None,
 ) -> tuple[list[NewToken], jax.Array, Rules | None]:
     """Gives every row its next token, a forced or a drawn one; waits for the device.
 
+    Args:
+      meanwhile: gives the device more to do before this waits for the tokens.
     Returns:
       (tokens of the rows, the same as int32 [B] on the device, rules of the next step).
     """
@@ -51,6 +54,7 @@ def next_tokens(
         tokens_B = engine.put(given_B)
     asked = any(row and row.row.top_logprobs is not None for row in rows)
     found = programs.log_probs(logits_BV, tokens_B) if asked else ()
+    meanwhile(tokens_B)
     tokens, found = np.asarray(tokens_B).tolist(), jax.device_get(found)
     new = []
     for place, row in enumerate(rows):

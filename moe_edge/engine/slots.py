@@ -61,7 +61,7 @@ class RowSlots:
         max_rows: int = 8,
         max_context: int,
         prefill_chunk: int = 512,
-        prompt_rows: int = 4,
+        prompt_rows: int = 8,
         deterministic: bool = False,
         prompt_cache_bytes: int = 0,
     ):

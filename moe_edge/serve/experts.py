@@ -26,6 +26,7 @@ class ExpertWatch(Observer):
         check_count("every", every)
         self._every, self._steps, self._sampled = every, 0, 0
         self._seen: list[tuple[int, Routing]] = []
+        self._is_due = True
 
     def ready(self, driver: Driver) -> None:
         """The driver is there, warmed up; its first step is to come."""
@@ -44,8 +45,9 @@ class ExpertWatch(Observer):
             for layer, routing in seen:
                 self._used_LE[layer] += self._count(np.asarray(routing.ids_TK))
         self._steps += 1
-        wants_next = self._steps % self._every == 0
-        driver.slots.on_routing = self._see if wants_next else None
+        # The next step may have begun already, unseen: then the one after it.
+        self._is_due = self._steps % self._every == 0 or (self._is_due and not seen)
+        driver.slots.on_routing = self._see if self._is_due else None
 
     def _count(self, ids_TK: np.ndarray) -> np.ndarray:
         """How often each expert was chosen, int64 `[E]`; id E is nobody."""

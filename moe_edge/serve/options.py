@@ -56,7 +56,7 @@ class ServingOptions:
     kv_memory: str | None = None
     prompt_cache: str = "25%"
     prefill_chunk: int = 512
-    prompt_rows: int = 4
+    prompt_rows: int = 8
     default_min_k: int | None = None
     deterministic: bool = False
     costs: str | None = None

@@ -58,7 +58,7 @@ class SlotSteps:
 
     def __init__(self, sizes: SlotSizes | None = None):
         self._sizes = sizes or SlotSizes(
-            max_rows=8, max_context=4096, prefill_chunk=512, prompt_rows=4
+            max_rows=8, max_context=4096, prefill_chunk=512, prompt_rows=8
         )
         self._group: list[Chunk] = []  # the last chunk of each prompt on its way
         self._shape = 0, 0  # of their session: rows, capacity

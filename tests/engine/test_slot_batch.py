@@ -3,13 +3,14 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from moe_edge.engine import slot_programs
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slots import RowSlots
-from tests.support.running import SIZES, engine_of, row, tokens_of
+from tests.support.running import SIZES, alone, engine_of, row, tokens_of
 from tests.support.tiny_models import GQA, random_weights
 
 
@@ -27,6 +28,89 @@ def test_prompts_that_end_together_move_the_batch_once(monkeypatch):
     slots.prefill()
     assert made == [2, 2]  # of the prompts, of the batch
     assert slots.num_rows == 2 and len(slots.decode()) == 2
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Slots over a resident engine, and the rows of each step that it computes."""
+    slots = RowSlots(engine_of("resident", "gqa"), **SIZES)
+    seen, decode = [], slots.engine.decode
+
+    def note(session, tokens_B, active_B, *args):
+        seen.append(np.asarray(active_B).sum())
+        return decode(session, tokens_B, active_B, *args)
+
+    monkeypatch.setattr(slots.engine, "decode", note)
+    return slots, seen
+
+
+def tokens_by_row(slots: RowSlots, steps: int | None = None) -> dict:
+    """New tokens of so many steps, or of all; rows are released at their last."""
+    found: dict = {}
+    while slots.is_busy and steps != 0:
+        for new in slots.step():
+            found.setdefault(new.id, []).append(new.token)
+            if not slots[new.id].is_active and slots[new.id].place is not None:
+                slots.release(new.id)
+        steps = None if steps is None else steps - 1
+    return found
+
+
+def test_next_step_begins_before_tokens_are_told(steps):
+    slots, seen = steps
+    asked = row("a", 9, 6, k=3)
+    slots.admit([asked])
+    first = slots.step()  # of its prompt
+    assert seen == []
+    for step in range(1, 6):
+        told = slots.step()
+        assert len(told) == 1 and len(seen) == min(step + 1, 5)  # none beyond the last
+        first += told
+    assert [new.token for new in first] == alone("gqa", asked)
+
+
+def test_row_that_leaves_is_no_reason_to_compute_a_step_again(steps):
+    slots, seen = steps
+    a, b = row("a", 9, 9, k=3), row("b", 12, 9, k=3)
+    slots.admit([a, b])
+    got = tokens_by_row(slots, 4)
+    slots.release("a")
+    rest, num_steps = tokens_by_row(slots), len(seen)
+    assert got["b"] + rest["b"] == alone("gqa", b)
+    assert got["a"] == alone("gqa", a)[: len(got["a"])] and "a" not in rest
+    assert num_steps == 1 + 8  # "a" before "b" came; the tokens of "b" after its first
+
+
+def test_begun_step_at_another_k_is_computed_again(steps):
+    slots, seen = steps
+    asked = row("a", 9, 9, k=3)
+    slots.admit([asked])
+    first = tokens_by_row(slots, 4)["a"]
+    slots.set_k("a", 1)
+    rest = tokens_by_row(slots)["a"]
+    assert len(seen) == 8 + 1
+    monitor = RowSlots(slots.engine, **SIZES)  # the same, each step asked for alone
+    monitor.on_routing = lambda layer, routing: None
+    monitor.admit([asked])
+    again = tokens_by_row(monitor, 4)["a"]
+    monitor.set_k("a", 1)
+    assert first + rest == again + tokens_by_row(monitor)["a"]
+
+
+def test_row_that_joins_takes_part_in_the_next_step(steps):
+    slots, _ = steps
+    a, b = row("a", 9, 12, k=3), row("b", 12, 6, k=1)
+    slots.admit([a])
+    got = tokens_by_row(slots, 4)
+    slots.admit([b])
+    first = slots.prefill()  # before the step that has begun is taken
+    assert [new.id for new in first] == ["b"]
+    second = slots.decode()
+    assert {new.id for new in second} == {"a", "b"}
+    rest = tokens_by_row(slots)
+    tokens = {new.id: new.token for new in second}
+    assert [*got["a"], tokens["a"], *rest["a"]] == alone("gqa", a)
+    assert [first[0].token, tokens["b"], *rest["b"]] == alone("gqa", b)
 
 
 LAYERS = 8

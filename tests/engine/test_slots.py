@@ -163,7 +163,8 @@ def test_idle_rows_do_not_advance():
     for _ in range(9):
         slots.step()
     session = slots._batch.session
-    assert session.lengths == [9 + 1, 40 + 5]
+    assert slots["b"].length == 40 + 5
+    assert session.lengths == [9 + 1, 40 + 5 + 1]  # the next step has begun
     np.testing.assert_array_equal(session.positions_B, session.lengths)
 
 

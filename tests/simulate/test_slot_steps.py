@@ -16,7 +16,9 @@ GROWING = (6, 120, 20)  # out of one capacity into the next
 
 
 class Watched:
-    """An engine that keeps the shapes of the chunks it runs."""
+    """An engine that keeps the shapes of what it runs, each step when it is asked for."""
+
+    may_run_ahead = False
 
     def __init__(self, engine):
         self._engine, self.shapes, self.batches = engine, [], []
