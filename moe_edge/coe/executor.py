@@ -5,9 +5,17 @@ or from the host tier, into the executor's pool, an array of its device each. An
 architecture is one program for all its experts and powers of two of images.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +24,16 @@ import numpy as np
 from moe_edge.coe.models import Network, get_network
 from moe_edge.coe.serving import Batch
 from moe_edge.coe.store import ExpertStore
-from moe_edge.core.checks import MoeEdgeError
+from moe_edge.core.checks import CapacityError, MoeEdgeError
 from moe_edge.offload.link import Link
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.workload.coe_graph import CoeGraph
 
+LESS = (
+    "pools and batches take more than there is; give less --memory or fewer --executors"
+)
+FULL = "RESOURCE_EXHAUSTED"  # what XLA's errors begin with where memory is full
 Held = MutableMapping[int, np.ndarray | jax.Array]  # expert -> weights in host memory
 
 
@@ -81,7 +93,8 @@ class Programs:
             words_W = jax.device_put(words_W, self.device)
             image = np.zeros(self.networks[name].input_shape, np.float32)
             for n in buckets(max_batch[name]):
-                self.outputs(expert, words_W, [image] * n)
+                with memory_for(f"a batch of {n} images of {name}", self.device):
+                    self.outputs(expert, words_W, [image] * n)
 
     @property
     def compiled(self) -> int:
@@ -105,6 +118,21 @@ def buckets(most: int) -> list[int]:
     return [1 << power for power in range((most - 1).bit_length() + 1)]
 
 
+@contextlib.contextmanager
+def memory_for(what: str, device: jax.Device, mend: str = LESS) -> Iterator[None]:
+    """Raises CapacityError where memory runs out, of the device or of the host.
+
+    Args:
+      what: was to be there; mend: what to do then.
+    """
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and FULL not in str(error):
+            raise
+        raise CapacityError(f"no memory left for {what} on {device}: {mend}") from error
+
+
 class _Disk:
     """The store as the mover sees it: one layer of experts."""
 
@@ -120,6 +148,17 @@ class _Disk:
 
     def record(self, layer: int, expert: int) -> np.ndarray | jax.Array:
         return self._programs.network(expert).words(self._store.record(expert))
+
+    source = record
+
+
+class _ColdDisk(_Disk):
+    """As `_Disk`, but what is moved comes from there and not from the system's cache,
+    as in the profile."""
+
+    def record(self, layer: int, expert: int) -> np.ndarray | jax.Array:
+        self._store.forget(expert)
+        return super().record(layer, expert)
 
     source = record
 
@@ -143,39 +182,56 @@ class Executor:
 
     Args:
       programs: of its device; store: of all weights.
-      links: to its pool from each tier, `disk` and `host`.
+      links: to its pool from each tier, `disk` and `host`, of each architecture.
       held: weights in the host tier; None: there is none.
+      cold: the system is asked to forget a file before each load.
     """
 
     def __init__(
         self,
         programs: Programs,
         store: ExpertStore,
-        links: Mapping[str, Link],
+        links: Mapping[str, Mapping[str, Link]],
         held: Held | None = None,
+        cold: bool = False,
     ):
         self._programs, self._held = programs, held
         self.slots = PoolSlots(len(programs.graph.experts), programs.device)
-        sources = {"disk": _Disk(programs, store)}
+        self._disk = _Disk(programs, store)
+        sources = {"disk": _ColdDisk(programs, store) if cold else self._disk}
         if held is not None:
             sources["host"] = _Tier(programs, held)
         self.movers = {
-            tier: TransferQueue(source, self.slots, links[tier], asynchronous=False)
+            (tier, name): TransferQueue(source, self.slots, link, asynchronous=False)
             for tier, source in sources.items()
+            for name, link in links[tier].items()
         }
 
     def fill(self, experts: Iterable[int]) -> None:
-        """Puts experts into the pool before a run, and in no time."""
+        """Puts experts into the pool before a run, and in no time; Raises:
+        CapacityError: they do not fit."""
         for expert in experts:
-            self.slots.write(expert, self.movers["disk"].store.record(0, expert))
+            with memory_for(self._name(expert), self._programs.device):
+                self.slots.write(expert, self._disk.record(0, expert))
 
     def run(self, batch: Batch, images: Sequence[np.ndarray]) -> Outcome:
-        """Loads a batch's expert if it is not resident, computes and judges."""
+        """Loads a batch's expert if it is not resident, computes and judges.
+
+        Raises:
+          CapacityError: there is not as much memory as pools and batches may take.
+        """
+        what = f"{self._name(batch.expert)} and a batch of {len(images)} images"
+        with memory_for(what, self._programs.device):
+            return self._run(batch, images)
+
+    def _run(self, batch: Batch, images: Sequence[np.ndarray]) -> Outcome:
         began_s, expert = time.perf_counter(), batch.expert
         self._throw_away(batch)
         if batch.tier is not None:
+            architecture = self._programs.graph.experts[expert].architecture
+            mover = self.movers[batch.tier, architecture]
             try:
-                self.movers[batch.tier].request(0, expert, expert, "demand")
+                mover.request(0, expert, expert, "demand")
             except (OSError, MoeEdgeError) as error:
                 return Outcome(time.perf_counter() - began_s, None, str(error))
         load_s = time.perf_counter() - began_s
@@ -190,3 +246,6 @@ class Executor:
         if self._held is not None:
             for expert in batch.dropped:
                 del self._held[expert]
+
+    def _name(self, expert: int) -> str:
+        return f"expert {self._programs.graph.experts[expert].id!r}"

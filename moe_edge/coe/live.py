@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from moe_edge.coe.engine import ExpertEngine
-from moe_edge.coe.executor import Executor, Held, Programs
+from moe_edge.coe.executor import Executor, Held, Programs, memory_for
 from moe_edge.coe.images import request_images
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.profiler import ProfileSizes, device_of, profile_graph
@@ -74,41 +74,34 @@ class Live:
         """Of each lane, filled as its pool is at the start."""
         held: Held | None = None
         if setup.tier is not None:
-            network = self.programs[setup.kinds[0]].network
-            held = {
-                e: np.array(network(e).words(self._store.record(e))) for e in setup.tier
-            }
+            programs = self.programs[setup.kinds[0]]
+            network = programs.network
+            with memory_for("the tier in host memory", programs.device):
+                held = {
+                    e: np.array(network(e).words(self._store.record(e)))
+                    for e in setup.tier
+                }
         disk, made = Turns(), []
         for kind, pool in zip(setup.kinds, setup.pools, strict=True):
             turns = disk if self._machine.one_disk else Turns()
             links = self._links(kind, turns)
-            executor = Executor(self.programs[kind], self._store, links, held)
+            executor = Executor(
+                self.programs[kind], self._store, links, held, cold=not self._emulated
+            )
             executor.fill(pool.resident)
             made.append(executor)
         return made
 
-    def _links(self, kind: str, disk: Turns) -> Mapping[str, Link]:
-        """From each tier to a pool of that kind."""
-        if not self._emulated:
-            return {"disk": SharedLink(Link(), disk), "host": Link()}
-        costs = self._machine.devices[kind].values()
-        links = {
-            tier: emulated_link({one.record_bytes: one.load_s[tier] for one in costs})
-            for tier in ("disk", "host")
-        }
-        return links | {"disk": SharedLink(links["disk"], disk)}
-
-
-def emulated_link(load_s: Mapping[int, float]) -> EmulatedLink:
-    """The link on which records of so many bytes take so long.
-
-    A line through the smallest and the largest; one that falls is taken for level.
-    """
-    (low, low_s), (high, high_s) = min(load_s.items()), max(load_s.items())
-    if high_s <= low_s:
-        return EmulatedLink(_FAST, (low_s + high_s) / 2)
-    rate = (high - low) / (high_s - low_s)
-    return EmulatedLink(rate, max(low_s - low / rate, 0.0))
+    def _links(self, kind: str, disk: Turns) -> Mapping[str, Mapping[str, Link]]:
+        """From each tier to a pool of that kind, of each architecture."""
+        links: dict[str, dict[str, Link]] = {"disk": {}, "host": {}}
+        for name, costs in self._machine.devices[kind].items():
+            for tier, of in links.items():
+                of[name] = Link()
+                if self._emulated:
+                    of[name] = EmulatedLink(_FAST, costs.load_s[tier])
+            links["disk"][name] = SharedLink(links["disk"][name], disk)
+        return links
 
 
 def with_measured_costs(

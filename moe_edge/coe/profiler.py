@@ -7,7 +7,6 @@ turn, so that a slow moment of the machine does not meet one size only.
 
 import dataclasses
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from moe_edge.coe.executor import Programs, jitted
+from moe_edge.coe.executor import Programs, jitted, memory_for
 from moe_edge.coe.profile import ArchitectureCosts, Devices
-from moe_edge.coe.store import ExpertStore
+from moe_edge.coe.store import CAN_FORGET, ExpertStore, forget
 from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.core.heap import keep_heap
 from moe_edge.offload.pool_slots import PoolSlots, to_host
@@ -147,7 +146,9 @@ def profile_architecture(
     sizes = sizes or ProfileSizes()
     architecture = graph.architectures[graph.experts[experts[0]].architecture]
     programs, record_B = Programs(graph, device), store.record(experts[0])
-    times_s, bytes_, note = time_batches(programs, experts[0], record_B, sizes)
+    what = f"batches of {sizes.most_batch} images"
+    with memory_for(what, device, "profile smaller ones (--most_batch)"):
+        times_s, bytes_, note = time_batches(programs, experts[0], record_B, sizes)
     medians_s = {n: statistics.median(found) for n, found in times_s.items()}
     most = largest_batch(medians_s, sizes.margin)
     k_s, b_s, r2 = fit_line({n: s for n, s in medians_s.items() if n <= most})
@@ -253,12 +254,10 @@ def time_loads(
     Returns:
       tier -> seconds; and whether the disk was read or the system's cache.
     """
-    cold = hasattr(os, "posix_fadvise")
     slots = PoolSlots(len(paths), device)
 
     def from_disk(number: int) -> float:
-        if cold:
-            _forget(paths[number])
+        forget(paths[number])
         return write(number, np.memmap(paths[number], np.uint8, mode="r"))
 
     def from_host(number: int) -> float:
@@ -273,7 +272,7 @@ def time_loads(
     disk = in_rounds(from_disk, numbers, repeats)
     host = in_rounds(from_host, numbers, repeats)
     note = "disk: the file, after the system was asked to forget it"
-    if not cold:
+    if not CAN_FORGET:
         note = "disk: the file, which the system may hold in memory"
     if device.platform == "cpu":
         note += "; host: nothing is copied, as the device is the host"
@@ -282,9 +281,3 @@ def time_loads(
         for tier, found in (("disk", disk), ("host", host))
     }
     return middle, note
-
-
-def _forget(path: Path) -> None:
-    """Asks the system to drop a file from its cache."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

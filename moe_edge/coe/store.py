@@ -1,5 +1,6 @@
 """The experts' files: one flat record each, memory-mapped, checked at the start."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.workload.coe_graph import CoeGraph
 
 SHOWN = 3  # experts in the message about wrong files
+CAN_FORGET = hasattr(os, "posix_fadvise")
 _CHUNK_BYTES = 1 << 20
+Stamp = tuple[int, int, int]  # of a file: another one, or a changed one, has another
 
 
 class ExpertStore:
@@ -39,6 +42,7 @@ class ExpertStore:
                 "sha256, so they can be simulated only"
             )
         self.graph, self.folder = graph, Path(folder)
+        self._stamps: dict[int, Stamp] = {}  # of files that were found right
 
     def path(self, expert: int) -> Path:
         """Of its file."""
@@ -50,7 +54,7 @@ class ExpertStore:
         return self.graph.architectures[of].record_bytes
 
     def check(self) -> None:
-        """Reads all files once.
+        """Reads all files once; later changes are noticed by `record`.
 
         Raises:
           CheckpointError: files that are missing, of a wrong size or have another
@@ -74,28 +78,39 @@ class ExpertStore:
         process. Writing under another name and renaming is safe.
 
         Raises:
-          CheckpointError: the file is gone, or of another size.
+          CheckpointError: the file is gone, of another size, or was written again since
+            it was checked.
         """
         path, size = self.path(expert), self.record_bytes(expert)
         try:
-            there = os.stat(path).st_size
-            if there == size:
-                return np.memmap(path, np.uint8, "r")
-            reason = f"has {there} bytes, expected {size}"
+            there = os.stat(path)
+            reason = f"has {there.st_size} bytes, expected {size}"
+            if there.st_size == size:
+                if self._stamps.get(expert) in (None, _stamp(there)):
+                    return np.memmap(path, np.uint8, "r")
+                reason = "has changed since it was checked"
         except (OSError, ValueError) as error:  # ValueError: no path can be so
             reason = f"cannot be read: {_said(error)}"
         name = self.graph.experts[expert].id
         raise CheckpointError(f"weights of expert {name!r}: {path} {reason}")
 
+    def forget(self, expert: int) -> None:
+        """Asks the system to drop a record from its cache, if it can be asked; `record`
+        says what is wrong with a file."""
+        with contextlib.suppress(OSError):
+            forget(self.path(expert))
+
     def _wrong(self, expert: int, sha256: str) -> str | None:
         try:
-            if (there := self.path(expert).stat().st_size) != self.record_bytes(expert):
-                return f"{there} bytes, expected {self.record_bytes(expert)}"
+            there = os.stat(self.path(expert))
+            if there.st_size != self.record_bytes(expert):
+                return f"{there.st_size} bytes, expected {self.record_bytes(expert)}"
             found = file_sha256(self.path(expert))
         except (OSError, ValueError) as error:
             return _said(error)
         if found != sha256:
             return f"sha256 {found[:12]}, expected {sha256[:12]}"
+        self._stamps[expert] = _stamp(there)
         return None
 
 
@@ -125,6 +140,17 @@ def file_sha256(path: str | Path) -> str:
         while part := file.read(_CHUNK_BYTES):
             digest.update(part)
     return digest.hexdigest()
+
+
+def forget(path: Path) -> None:
+    """Asks the system to drop a file from its cache, if it can be asked."""
+    if CAN_FORGET:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _stamp(file: os.stat_result) -> Stamp:
+    return file.st_size, file.st_mtime_ns, file.st_ino
 
 
 def _said(error: OSError | ValueError) -> str:

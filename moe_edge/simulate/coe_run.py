@@ -28,6 +28,12 @@ from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
 Serve = Callable[[Setup], CoeRun]
+EMULATED = "loads last as long as the costs say"
+COLD = "loads from disk: files that the system was asked to forget before"
+CACHED = (
+    "loads from disk: files that this system cannot be asked to forget, so they may "
+    "come from its cache"
+)
 
 
 @root
@@ -97,8 +103,8 @@ def run_coserve(
     }
     with run.writing() as folder:
         settings = vars(work) | vars(options) | {"seed": seed}
-        stored = {"settings": settings, "source": case.machine.source, **summary}
-        stored["trial"] = tried
+        sources = {"source": case.machine.source, "loads": case.loads}
+        stored = {"settings": settings, **sources, **summary, "trial": tried}
         write_json(folder / "coserve.json", stored)
         for name, found in runs.items():
             text = "".join(
@@ -143,7 +149,7 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
       CheckpointError: weights that are missing or wrong.
     """
     from moe_edge.coe.live import Live, has_accelerator, with_measured_costs
-    from moe_edge.coe.store import ExpertStore
+    from moe_edge.coe.store import CAN_FORGET, ExpertStore
 
     graph, folder = case.graph, work.graph_path.parent
     store = ExpertStore(graph, folder)
@@ -157,6 +163,10 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
         return Live(graph, store, machine, requests, images, emulated=not real).run
 
     case.live, case.serve = live, live(case.machine, case.requests)
+    case.loads = EMULATED
+    if real:
+        case.loads = COLD if CAN_FORGET else CACHED
+        print(case.loads, flush=True)
     return "measured" if real else "emulated"
 
 
@@ -173,10 +183,12 @@ class Case:
       graph, requests, machine: what it is about.
       serve: runs a policy's setup; None: in computed time.
       live: makes a `serve` for a machine and requests; None: as above.
+      loads: where they come from, for people.
     """
 
     serve: Serve | None = None
     live: Callable[[Machine, Sequence[CoeRequest]], Serve] | None = None
+    loads = "computed"
 
     def __init__(
         self,
@@ -201,6 +213,7 @@ class Case:
         case = Case(self.graph, requests, machine, self._start_empty, self._max_wait_s)
         if self.live is not None:
             case.live, case.serve = self.live, self.live(machine, requests)
+            case.loads = self.loads
         return case
 
     def by_trial(
