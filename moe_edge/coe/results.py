@@ -77,6 +77,11 @@ class CoeRun:
         return len(self.latency_s) / self.time_s if self.time_s else 0.0
 
     @property
+    def longest_wait_s(self) -> float:
+        """Of a request, or of its next part, in a queue."""
+        return max(self.wait_s, default=0.0)
+
+    @property
     def answers(self) -> tuple[Mapping, Mapping, Mapping]:
         """What must not depend on a policy."""
         return self.verdicts, self.chains, self.failed
@@ -97,6 +102,7 @@ def row(run: CoeRun) -> dict[str, Any]:
         "decision_s": float(np.mean(decisions_s)) if decisions_s else None,
         "decision_spread_s": _spread(decisions_s),
         "failed": len(run.failed),
+        "longest_wait_s": run.longest_wait_s,
     }
     return found | ({"late_s": _spread(run.late_s)} if run.late_s else {})
 
@@ -133,7 +139,7 @@ def progress(name: str, run: CoeRun) -> str:
     tiers = ", ".join(f"{n} from {tier}" for tier, n in run.switches_by_tier.items())
     return (
         f"{name}: {run.throughput_per_s:.3g} requests/s, {run.time_s:.4g} s, "
-        f"{run.switches} switches ({tiers})"
+        f"{run.switches} switches ({tiers}), longest wait {run.longest_wait_s:.4g} s"
     )
 
 

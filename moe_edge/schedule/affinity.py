@@ -20,7 +20,8 @@ class Affinity(CoServe):
     disk. So it is predicted to be there behind all of these, not after its own load.
 
     Attributes:
-      max_wait_s: who has waited that long in a queue is next, the oldest first.
+      max_wait_s: who has waited that long in a queue is next, the oldest first. Where
+        requests come faster than they are served, all wait longer.
       patience_loads: longer queue, in loads of the expert, for which a request still
         goes where its expert is.
       one_disk: loads wait for each other.

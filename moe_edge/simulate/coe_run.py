@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def run_coserve(
       work: who judges what; options: on what.
       policies: samba, samba_no_tier, samba_fifo, samba_parallel, none, em, em_ra,
         coserve, affinity, separated by commas; or `all`.
-      max_wait_s: who has waited that long is next, under affinity; 0: no bound.
+      max_wait_s: who has waited that long is next, under affinity, the oldest first; 0:
+        no bound. Where requests come faster than they are served all wait longer.
       start_empty: nothing is resident at first.
       events: write what was loaded, computed and evicted.
       trial: find the numbers of executors and of resident experts by runs of half of
@@ -91,13 +92,16 @@ def run_coserve(
         for name in names:
             runs[name] = case.run(name)
             print(progress(name, runs[name]), flush=True)
-    answers = [found.answers for found in runs.values()]
+    answers, used = [found.answers for found in runs.values()], used_by(runs)
     summary = {
         "task": work.name,
         "kind": kind,
-        "policies": {name: row(found) for name, found in runs.items()},
+        "policies": {
+            name: row(found) | {"least_switches": case.least_switches(name, used)}
+            for name, found in runs.items()
+        },
         "bounds": case.bounds(runs),
-        "distinct_experts": len(used_by(runs)),
+        "distinct_experts": len(used),
         "verdicts_equal": all(one == answers[0] for one in answers),
         "accuracy": accuracy,
     }
@@ -251,12 +255,21 @@ class Case:
         return simulator.run(self.requests)
 
     def distinct(self, name: str = "coserve") -> int:
-        """Loads without which a policy's start cannot do, in any order of requests."""
-        used = coe_bounds.uses(self.graph, self.requests)
+        """As `least_switches`, with verdicts as they are drawn."""
+        return self.least_switches(name, coe_bounds.uses(self.graph, self.requests))
+
+    def least_switches(self, name: str, used: Collection[int]) -> int:
+        """Loads without which a policy's start cannot do, in any order of requests.
+
+        Args:
+          used: experts that requests need.
+        """
         return coe_bounds.distinct(used, self.setup(name).start)
 
     def bounds(self, runs: Mapping[str, CoeRun]) -> dict[str, float]:
-        """What CoServe's layout cannot beat, and Samba's in its order of requests."""
+        """`distinct` and `time_s`: what CoServe's layout and start cannot beat;
+        `belady_fcfs`: what Samba's cannot, in its order of requests. Other policies
+        start with other experts: see `least_switches`."""
         setup, alone, used = self.setup("coserve"), self.setup("samba"), used_by(runs)
         samba = runs.get("samba") or self.simulate("samba")
         order = [step.expert for step in samba.steps]

@@ -43,8 +43,13 @@ def test_whole_study_writes_a_valid_entry(entry):
         half = "experts of 50% of the uses"
         assert value["exp(-i/20)", half] < value["exp(-i/50)", half]
     elif name == "coserve_sensitivity":
-        counts = summary["waits"]["uma"]
+        counts = summary["switches_by_bound"]["uma"]
         assert counts[2.0] > counts[60.0]
+        longest_s = summary["longest_wait_s_by_bound"]["uma"]
+        row = "longest wait, uma, bound of 2 s"
+        assert longest_s[2.0] == value["affinity", row] > 2.0
+        said = f"by bound of waiting (longest wait): 2 s {counts[2.0]:.0f} ("
+        assert f"{said}{longest_s[2.0]:.3g} s)" in result["details"][0]
         assert value["affinity", "switches / least, uma, empty start"] >= 1
         assert (
             value["affinity", "throughput, uma, empty start"]
