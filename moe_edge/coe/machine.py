@@ -136,7 +136,7 @@ def parse_executors(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in text.split(","):
         kind, _, count = part.strip().partition(":")
-        number = count.isascii() and count.isdigit() and len(count) < 10
+        number = count.isascii() and count.isdigit() and len(count) < 19
         if not kind or kind in found or not number:
             raise ConfigError(f"executors is {text!r}, expected such as gpu:2,cpu:1")
         found[kind] = int(count)

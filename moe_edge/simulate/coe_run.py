@@ -225,7 +225,8 @@ class Case:
     ) -> tuple["Case", dict[str, Any]]:
         """The case on the machine that `chosen_machine` finds for a policy, and what
         was tried."""
-        sample = sample_of(self.requests)
+        rules = self.graph.rules
+        sample = sample_of([one for one in self.requests if one.component in rules])
 
         def throughput(machine: Machine) -> float:
             found = self.on(machine, sample).run(name).throughput_per_s

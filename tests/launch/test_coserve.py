@@ -13,6 +13,7 @@ from moe_edge.workload.coe_tasks import (
     CoeRequest,
     board_graph,
     board_requests,
+    read_requests,
     write_requests,
 )
 from tests.support.coe_boards import (
@@ -253,6 +254,10 @@ def without_rules(folder):
 
 def test_coserve_finds_executors_and_resident_experts_by_trial(run_script, tmp_path):
     files = write_case(tmp_path)
+    image = {"seed": 1, "defect": None}  # a sample of the first half would be of these
+    strange = [CoeRequest(f"x{n}", 0.0, "x", image) for n in range(60)]
+    known = read_requests(tmp_path / "requests.jsonl")
+    write_requests(tmp_path / "requests.jsonl", [*strange, *known])
     flags = ("--trial", "--policies", "coserve,affinity", "--out_dir", "o")
     done = run_script("coserve", *files, *MACHINE, *MEMORY, *flags)
     assert "gpu:1,cpu:1" in done.stdout and done.summary["verdicts_equal"]
