@@ -110,6 +110,7 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
     case("ours", refactored, "continuous")
     case("fifo", original, "fifo")
     case("one_k", original, "continuous_one_k")
+    case("ours, original", original, "continuous")
     case("ours_one_k", refactored, "continuous_one_k")
     case("ours, one floor", refactored, "continuous", False)
     case("one_k, one floor", refactored, "continuous_one_k", False)
@@ -120,19 +121,29 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
         bar = None if gain is None else 1 / gain
         given = {"peer": found[peer], "peer_name": name, "bar": bar}
         # A case is named by its peer too: there are several of the same requests.
-        case = f"{what}{more}, continuous beside {name}"
+        case = f"{what}{more} beside {name}"
         return make_row(case, found[ours], "s", **given)
 
+    # What the loop gives, what sub-experts give, and both together.
     return [
-        row("ours", "fifo", "fifo, original", FIFO_GAIN),
-        row("ours", "one_k", "continuous_one_k, original", ONE_K_GAIN),
-        row("ours", "ours_one_k", "continuous_one_k, refactored", None),
+        row("ours", "fifo", "fifo, original", FIFO_GAIN, ", continuous"),
+        row("ours", "one_k", "continuous_one_k, original", ONE_K_GAIN, ", continuous"),
+        row("ours, original", "fifo", "fifo", None, ", continuous, original"),
+        row(
+            "ours, original",
+            "one_k",
+            "continuous_one_k",
+            None,
+            ", continuous, original",
+        ),
+        row("ours", "ours, original", "the original", None, ", continuous"),
+        row("ours", "ours_one_k", "continuous_one_k, refactored", None, ", continuous"),
         row(
             "ours, one floor",
             "one_k, one floor",
             "continuous_one_k",
             SAME_FLOOR_GAIN,
-            ", all floors the model's K",
+            ", all floors the model's K, continuous",
         ),
     ]
 
@@ -152,11 +163,12 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
         costs[name] = measured.costs, engine.config.moe.top_k
     (original, _), (refactored, _) = models
     own = costs[refactored][-1]
-    runs: Mapping[str, list[float]] = {"ours": [], "peer": []}
+    runs: Mapping[str, list[float]] = {"ours": [], "ours, original": [], "peer": []}
     for seed in range(settings.repeats):
         offered = _offered(settings, own, seed)
         for run, model, policy in (
             ("ours", refactored, "continuous"),
+            ("ours, original", original, "continuous"),
             ("peer", original, "fifo"),
         ):
             requests = in_whole_experts(offered, own // costs[model][-1])
@@ -170,16 +182,21 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
             f"{settings.goodput_requests} requests are in time at any rate: goodput is "
             f"{runs}; raise goodput_requests"
         )
-    return [
-        make_row(
-            "goodput, continuous, computed: gap between requests",
-            gaps_ms["ours"],
+
+    def row(ours: str, more: str = "", bar: float | None = None, **details):
+        return make_row(
+            f"goodput, continuous{more}, computed: gap between requests",
+            gaps_ms[ours],
             "ms",
             peer=gaps_ms["peer"],
             peer_name="fifo, original",
-            bar=1 / GOODPUT_GAIN,
-            requests_per_s=runs,
+            bar=bar,
+            **details,
         )
+
+    return [
+        row("ours", bar=1 / GOODPUT_GAIN, requests_per_s=runs),
+        row("ours, original", ", original"),
     ]
 
 

@@ -92,12 +92,15 @@ def test_policies_serve_the_same_requests(folder, monkeypatch):
         tuple((each.prompt, each.max_new_tokens) for each in asked)
         for _, asked in served
     }
-    assert len(sizes) == 1 and len(served) == 12  # six cases, once to warm up
+    assert len(sizes) == 1 and len(served) == 14  # seven cases, once to warm up
     floors = {tuple(each.floor for each in asked) for _, asked in served}
     assert sorted(map(sorted, floors)) == [[1, 1, 2, 2, 3, 4], [4] * 6]
     assert [row["peer_name"] for row in rows] == [
         "fifo, original",
         "continuous_one_k, original",
+        "fifo",
+        "continuous_one_k",
+        "the original",
         "continuous_one_k, refactored",
         "continuous_one_k",
     ]
@@ -114,10 +117,12 @@ def test_goodput_of_too_few_requests_is_refused(folder, monkeypatch):
 def test_goodput_loop_and_prefix(folder, monkeypatch):
     steps = types.SimpleNamespace(costs=linear_costs())  # of no fast machine
     monkeypatch.setattr(serving_loop, "measure_steps", lambda *_, **__: steps)
-    goodput, loop, prefix = rows_of(folder, "goodput", "loop", "prefix")
+    goodput, original, loop, prefix = rows_of(folder, "goodput", "loop", "prefix")
     rates = goodput["requests_per_s"]
     assert goodput["ours"] == pytest.approx(1e3 / rates["ours"][0])
     assert goodput["ratio"] == pytest.approx(rates["peer"][0] / rates["ours"][0])
+    assert original["peer"] == goodput["peer"] and original["bar"] is None
+    assert original["ours"] == pytest.approx(1e3 / rates["ours, original"][0])
     assert loop["peer_name"] == "generate by 2" and loop["bar"] == 1.05
     assert prefix["case"] == "prefix of 32 tokens again, TTFT" and prefix["ours"] > 0
 
