@@ -4,7 +4,14 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
-from moe_edge.schedule.policy import NOTHING, Decision, Lane, SchedulePolicy
+from moe_edge.schedule.policy import (
+    NOTHING,
+    Decision,
+    Job,
+    Lane,
+    SchedulePolicy,
+    by_arrival,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +30,9 @@ class Continuous(SchedulePolicy):
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
+
+    def place(self, job: Job, lane: Lane, now_s: float) -> int:
+        return by_arrival(job, lane)
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
         if not lane.waiting:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
-from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, SchedulePolicy
+from moe_edge.schedule.policy import (
+    NOTHING,
+    Decision,
+    Job,
+    Lane,
+    SchedulePolicy,
+    by_arrival,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +31,9 @@ class Fifo(SchedulePolicy):
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
+
+    def place(self, job: Job, lane: Lane, now_s: float) -> int:
+        return by_arrival(job, lane)
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
         return NOTHING if lane.running else as_one(lane.first(self.max_batch))

@@ -119,6 +119,17 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
+def by_arrival(job: Job, lane: Lane) -> int:
+    """Where a job stands in a queue by arrival: before those that came after it.
+
+    As a rule the end. A server reads long prompts for a while before it admits them.
+    """
+    place = len(lane.waiting)
+    while place and lane.waiting[place - 1].arrival_s > job.arrival_s:
+        place -= 1
+    return place
+
+
 class SchedulePolicy:
     """Base of scheduling policies: pure, host only, without a clock of their own."""
 

@@ -109,6 +109,18 @@ def test_who_waited_too_long_is_next_or_nobody(policy):
 
 
 @EACH
+def test_who_enters_late_keeps_the_place_of_its_arrival(policy):
+    """A server reads a long prompt while others that came after it enter."""
+    loop = RequestLoop(policy)
+    jobs = [TokenJob(i, arrival_s=t, floor=8) for i, t in enumerate((0.9, 0.95, 0.0))]
+    more = [TokenJob(3 + i, arrival_s=0.97, floor=4) for i in range(4)]
+    for job in (*jobs[:2], *more, jobs[2]):
+        loop.admit(job, loop.arrive(job, 1.0), 1.0)
+    assert [job.id for job in loop.lanes[0].waiting] == [2, 0, 1, 3, 4, 5, 6]
+    assert jobs[2] in loop.begin_step(0, 1.2)
+
+
+@EACH
 def test_cancelling_one_changes_no_outcome_of_the_others(policy):
     """Without deadlines and a bound of the queue: these depend on what others do."""
     for seed in range(3):
