@@ -255,7 +255,9 @@ class RowSlots:
         """Copies the first whole chunks of a row's cache, if they are news."""
         C = self.shapes.chunk
         length = row.length if row.same_k is None else row.same_k
-        if self.shapes.deterministic:  # a decoded token's bits are not a prompt's
+        # A decoded token's bits are not a prompt's; under a lossy route, which acts in
+        # decoding, neither are its values.
+        if self.shapes.deterministic or not self.engine.lossless:
             length = min(length, len(row.row.prompt))
         tokens = tuple(row.tokens[: length // C * C])
         capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))

@@ -137,6 +137,17 @@ def test_decoded_tokens_are_kept_unless_they_could_change_bits():
         assert found == kept
 
 
+def test_what_a_lossy_route_decoded_serves_no_prompt():
+    """Prompts are computed without loss, whatever ran before them."""
+    given = {"threshold": 0.9}
+    options = OffloadOptions(device_memory="50%", route="drop", route_options=given)
+    with make_offloaded(StoreReader(GQA), options) as engine:
+        slots = RowSlots(engine, **SIZES, prompt_cache_bytes=10**6)
+        for first, kept in ((row("a", 10, 30, k=2), 0), (row("b", 40, 20, k=2), 32)):
+            tokens = tokens_of(run(slots, [(0, first)]))[first.id]
+            assert slots.cached_tokens((*first.prompt, *tokens, 1), 2) == kept
+
+
 @pytest.mark.parametrize("when", ["waiting", "prompt", "running"])
 def test_cancelled_row_changes_no_other_and_its_slot_is_free(when):
     slots = RowSlots(resident("gqa"), **SIZES)
