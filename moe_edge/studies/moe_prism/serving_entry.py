@@ -14,6 +14,7 @@ from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.serving_studies import (
     FIFO,
     OURS,
+    PARTS,
     PRISM,
     ServingStudySettings,
 )
@@ -107,6 +108,21 @@ def differences(
     return found
 
 
+def parts(settings: ServingStudySettings, runs: Runs, load: float) -> list[str]:
+    """What each part brings, where a system with and one without it ran."""
+    found = []
+    for part, system, without in PARTS:
+        if not {system, without} <= set(settings.systems):
+            continue
+        rate = runs.gain(MEASURED, system, without, AT_ONCE, "throughput")
+        tpot = runs.gain(MEASURED, system, without, load, "TPOT")
+        found.append(
+            f"Brought by {part} ({system} over {without}): throughput with all "
+            f"requests at once {rate:+.1%}, TPOT at {label_of(load)} {tpot:+.1%}."
+        )
+    return found
+
+
 def findings(
     settings: ServingStudySettings,
     runs: Runs,
@@ -143,6 +159,7 @@ def findings(
             f"{system} against {base}: throughput with all requests at once "
             f"{rates[0]:+.1%} (computed {rates[1]:+.1%}); at {label_of(top)} {times}."
         )
+    details += parts(settings, runs, top)
     off = differences(runs, settings)
     details += [
         f"Computed against measured, the same requests: {name} at most {error:.1%} "

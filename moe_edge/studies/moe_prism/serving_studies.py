@@ -20,18 +20,30 @@ class System(NamedTuple):
 
 
 FIFO, PRISM, OURS = "FIFO", "MoE-Prism", "continuous"
+OURS_ORIGINAL, MODEL_ONLY, SCHEDULER_ONLY = (
+    *("continuous, original", "model only", "scheduler only"),
+)
 SYSTEMS: Mapping[str, System] = {
     FIFO: System(ORIGINAL, "fifo"),
     "FullBatch": System(ORIGINAL, "full_batch"),
-    "model only": System(LG, "fifo"),
-    "scheduler only": System(ORIGINAL, "qos"),
+    MODEL_ONLY: System(LG, "fifo"),
+    SCHEDULER_ONLY: System(ORIGINAL, "qos"),
     PRISM: System(LG, "qos"),
-    "continuous, original": System(ORIGINAL, "continuous"),
+    OURS_ORIGINAL: System(ORIGINAL, "continuous"),
     "one K, original": System(ORIGINAL, "continuous_one_k"),
     "one K": System(LG, "continuous_one_k"),
     OURS: System(LG, "continuous"),
     "elastic": System(LG, "elastic"),
 }
+# What one part brings: a system and the one that lacks only that part.
+PARTS: Sequence[tuple[str, str, str]] = (
+    ("our loop", OURS_ORIGINAL, FIFO),
+    ("sub-experts in our loop", OURS, OURS_ORIGINAL),
+    ("sub-experts at one K for all", "one K", "one K, original"),
+    ("MoE-Prism's scheduler", SCHEDULER_ONLY, FIFO),
+    ("sub-experts under FIFO", MODEL_ONLY, FIFO),
+    ("sub-experts under MoE-Prism's scheduler", PRISM, SCHEDULER_ONLY),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +73,7 @@ class ServingStudySettings(ModelSettings):
     make: tuple[str, ...] = ("lg",)
     systems: Sequence[str] = (
         *(FIFO, "FullBatch", PRISM),
-        *("one K, original", "one K", OURS, "elastic"),
+        *("one K, original", "one K", OURS_ORIGINAL, OURS, "elastic"),
     )
     floors: Sequence[int] = tuple(range(4, 33))
     loads: Sequence[float] = (0.4, 0.7, 1.0)
@@ -85,7 +97,7 @@ class ServingStudySettings(ModelSettings):
 PAPER_GAIN = {"DeepSeek-V2-Lite": 15.59 / 13 - 1, "OLMoE": 17.89 / 15.57 - 1}
 WHY = (
     "The paper serves batches of up to 256 on a GPU. On two CPU cores eight rows at "
-    "the model's K run only about 1.8 times as fast as one after the other, and "
+    "the model's K run only about twice as fast as one after the other, and "
     "experts are a part of a step only, so that a smaller K saves less."
 )
 FIG7 = Study(
@@ -110,8 +122,8 @@ class Fig12Settings(ServingStudySettings):
     """As figure 7, with the parts of MoE-Prism one by one, and of ours."""
 
     systems: Sequence[str] = (
-        *(FIFO, "model only", "scheduler only", PRISM),
-        *("continuous, original", OURS),
+        *(FIFO, MODEL_ONLY, SCHEDULER_ONLY, PRISM),
+        *(OURS_ORIGINAL, OURS),
     )
     loads: Sequence[float] = (1.0,)
 

@@ -144,7 +144,7 @@ class Fig10Settings(QualitySettings, PromptSettings):
     rounds: int = 15
     prompt_tokens: int = 48
     new_tokens: int = 64
-    batches: Sequence[int] = (1, 8)
+    batches: Sequence[int] = (1, 2, 4, 8, 16)
 
     def __post_init__(self):
         super().__post_init__()
