@@ -1,8 +1,8 @@
-"""Suites `decode` and `prefill`: the resident engine compared with `transformers`."""
+"""Suites `decode` and `prefill`: the resident engine compared with peers."""
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -25,60 +25,66 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
     # Host memory says nothing about a GPU's.
     bandwidth = memory_bandwidth() if jax.default_backend() == "cpu" else None
     rows = []
-    for name, engine, peer in _loaded(work_dir):
+    for name, engine, found in _loaded(work_dir):
         for batch, steps in ((1, 24), (8, 8)):
             prompts = random_prompts(engine, batch, PROMPT_TOKENS)
             ours = functools.partial(decode_rate, engine, prompts, steps)
             case = f"decode/{name}/batch{batch}"
-            row = _row(case, settings.repeats, ours, peer, prompts, steps)
+            beside = _rows(case, settings.repeats, ours, found, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
+            row = beside[0]
             row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
             if bandwidth:
                 limit = batch * max(bandwidth.values()) / step_bytes
                 row["limit_fraction"] = row["ours"] / limit
-            rows.append(row)
+            rows += beside
     return rows
 
 
 def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
     """Prompt tokens per second for prompts of 128 and 512 tokens."""
     rows = []
-    for name, engine, peer in _loaded(work_dir):
+    for name, engine, found in _loaded(work_dir):
         for tokens in (128, 512):
             prompts = random_prompts(engine, 1, tokens)
             ours = functools.partial(prefill_rate, engine, prompts)
             case = f"prefill/{name}/{tokens}"
-            rows.append(_row(case, settings.repeats, ours, peer, prompts))
+            rows += _rows(case, settings.repeats, ours, found, prompts)
     return rows
 
 
 def _loaded(work_dir):
-    """Name, our engine and the peer (or None) of each model."""
+    """Name, our engine and the peers that are installed, of each model."""
     for name, folder in benchmark_models(work_dir):
         engine = load_engine(folder, with_tokenizer=False).engine
-        yield name, engine, peers.load_peer(str(folder))
+        yield name, engine, peers.load_peers(folder, work_dir)
 
 
-def _row(case: str, repeats: int, ours: Callable, peer, *run) -> dict:
-    """Ours against the better path of the peer, if there is one, measured in turn.
+def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Rows:
+    """Ours against each peer's better way, a row each, all measured in turn.
 
     Args:
-      run: prompts and steps, as `Peer.rate` takes them.
+      found: the peers; without any there is one row.
+      run: prompts and steps, as `Transformers.rate` takes them.
     """
     cases = {"ours": ours}
-    for implementation in peers.IMPLEMENTATIONS if peer else ():
-        cases[implementation] = functools.partial(peer.rate, implementation, *run)
+    for peer in found:
+        for way in peer.ways:
+            cases[peer.name, way] = functools.partial(peer.rate, way, *run)
     figures = interleave(cases, repeats)
-    medians = {name: statistics.median(figures[name]) for name in [*cases][1:]}
-    best = max(medians, key=medians.get, default=None)
-    name = f"transformers float32 {best}"
-    row = make_row(
-        *(case, figures["ours"], "tokens/s"),
-        peer=figures.get(best),
-        peer_name=name,
-        peers=medians,
-    )
-    return row | {"runs": figures}
+    rows = []
+    for peer in found:
+        medians = {way: statistics.median(figures[peer.name, way]) for way in peer.ways}
+        best = max(medians, key=medians.get)
+        row = make_row(
+            # A case is named once: of the second peer's it says whose.
+            *(f"{case} beside {peer.name}" if rows else case, figures["ours"]),
+            "tokens/s",
+            peer=figures[peer.name, best],
+            peer_name=f"{peer.name} {best}",
+        )
+        rows.append(row | {"ways": medians})
+    return rows or [make_row(case, figures["ours"], "tokens/s")]
 
 
 def decode_rate(engine: ResidentEngine, prompts, steps: int) -> float:
@@ -151,13 +157,13 @@ STUDIES = {
         (
             "decode",
             "How many tokens a second does the resident engine decode, compared with "
-            "transformers and with what memory allows?",
+            "transformers, llama.cpp and what memory allows?",
             decode_rows,
         ),
         (
             "prefill",
             "How many prompt tokens a second does the resident engine take in, "
-            "compared with transformers?",
+            "compared with transformers and llama.cpp?",
             prefill_rows,
         ),
     )

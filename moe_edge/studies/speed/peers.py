@@ -1,51 +1,75 @@
-"""The peer: `transformers` on the same checkpoint, computing in float32.
+"""The peers of suites `decode` and `prefill`, with the same weights.
 
-Optional: without torch and transformers (extra `parity`) the benchmark prints our
-figures alone. Both CPU paths of its experts are timed and the best one counts.
+Optional: `transformers` in float32 (extra `parity`), both CPU paths of its experts, and
+llama.cpp at the type of the file (extra `peers`). Without them the suites print our
+figures alone.
 """
 
+import importlib.util
+import tempfile
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 
-IMPLEMENTATIONS = ("eager", "grouped_mm")
+from moe_edge.convert.hf_reader import HfReader
+from moe_edge.studies.speed.llama_cpp import LlamaCpp, write_gguf
+
+MOST_ROWS, MOST_TOKENS = 8, 640  # of the suites
+TYPES = {"float32": "F32", "bfloat16": "BF16"}  # of a file -> llama.cpp's
 
 
-def load_peer(hf_folder: str):
-    """A `Peer`, or None where torch or transformers is not installed."""
-    try:
-        import torch  # noqa: F401
-        import transformers
-    except ImportError:
-        return None
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return Peer(hf_folder)
+def load_peers(hf_folder: Path, work_dir: Path | None = None) -> list:
+    """The peers that are installed, with `name`, `ways` and `rate`.
+
+    Args:
+      work_dir: where the GGUF file is kept for a next run; None: nowhere.
+    """
+    found = []
+    if _installed("torch", "transformers"):
+        found.append(Transformers(str(hf_folder)))
+    if _installed("llama_cpp", "gguf"):
+        kind = TYPES[HfReader(hf_folder).config.hf_config["dtype"]]
+        with ExitStack() as stack:
+            kept = work_dir or stack.enter_context(tempfile.TemporaryDirectory())
+            folder = Path(kept) / f"{hf_folder.name}_{kind}_gguf"
+            file = write_gguf(hf_folder, folder, kind)
+            found.append(LlamaCpp(file, kind, MOST_ROWS, MOST_TOKENS))
+    return found
 
 
-class Peer:
+def _installed(*packages: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in packages)
+
+
+class Transformers:
     """A `transformers` model with its two expert implementations."""
+
+    name, ways = "transformers float32", ("eager", "grouped_mm")
 
     def __init__(self, hf_folder: str):
         import torch
         import transformers
 
+        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         self.torch = torch
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             hf_folder, dtype=torch.float32
         ).eval()
 
-    def rate(self, implementation: str, prompts, steps: int = 0) -> float:
+    def rate(self, way: str, prompts, steps: int = 0) -> float:
         """Prompt tokens per second up to the logits after the last token, or greedy
         tokens per second of `steps` steps after the (untimed) prompts.
 
         Args:
-          implementation: one of IMPLEMENTATIONS.
+          way: one of `ways`: how experts are computed.
           prompts: int array [B, S].
           steps: decode steps; 0: the prompts are timed.
         """
         tokens = self.torch.as_tensor(np.asarray(prompts))
-        self.model.set_experts_implementation(implementation)
+        self.model.set_experts_implementation(way)
         with self.torch.inference_mode():
             started = time.perf_counter()
             out = self.model(tokens, use_cache=True, logits_to_keep=1)

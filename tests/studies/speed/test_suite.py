@@ -86,7 +86,7 @@ def test_memory_bandwidth_is_positive():
 
 def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny, monkeypatch):
     monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
-    monkeypatch.setattr(decode.peers, "load_peer", lambda folder: None)
+    monkeypatch.setattr(decode.peers, "load_peers", lambda *folders: [])
     ((_, engine, _),) = decode._loaded(None)
     got = decode.bytes_per_step(engine, np.ones((1, 4), int), steps=3)
     D, V, L, K = 48, 61, 2, 8
@@ -110,7 +110,7 @@ def test_describe_models_counts_one_and_lists_several(tiny):
 @pytest.mark.slow
 def test_decode_and_prefill_rows(tiny, monkeypatch):
     monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
-    monkeypatch.setattr(decode.peers, "load_peer", lambda folder: None)
+    monkeypatch.setattr(decode.peers, "load_peers", lambda *folders: [])
     rows = decode.decode_rows(ONCE, None) + decode.prefill_rows(ONCE, None)
     assert [row["case"] for row in rows] == [
         *("decode/tiny/batch1", "decode/tiny/batch8"),
