@@ -44,7 +44,8 @@ class ServingOptions:
       prompt_rows: most prompts that are prefilled together, if they are of a size and
         together no longer than a chunk.
       default_min_k: floor of requests that name none; None: the model's own K.
-      deterministic: a row's bits do not depend on its company.
+      deterministic: a row's bits do not depend on its company, at the K that it runs
+        at: policies of one K for a batch give it the batch's.
       costs: a machine.json with `step_costs`, which `qos` and `elastic` need.
     """
 
