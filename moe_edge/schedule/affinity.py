@@ -19,6 +19,9 @@ class Affinity(CoServe):
     A second copy of an expert costs a load that delays all others which wait for the
     disk. So it is predicted to be there behind all of these, not after its own load.
 
+    With a bound of waiting a group is what waits when it begins. It is finished before
+    another load can evict its expert; without one a resident expert is next anyway.
+
     Attributes:
       max_wait_s: who has waited that long in a queue is next, the oldest first. Where
         requests come faster than they are served, all wait longer.
@@ -59,9 +62,18 @@ class Affinity(CoServe):
         return number
 
     def choose(self, lane: Lane, now_s: float) -> Run:
+        if self.max_wait_s == math.inf:
+            return self._liked(lane)
         queue = lane.waiting
-        if now_s - queue.oldest.arrival_s >= self.max_wait_s:
-            return queue.oldest.run
+        if queue.begun is None:
+            waited_s = now_s - queue.oldest.arrival_s
+            late = waited_s >= self.max_wait_s
+            queue.begin(queue.oldest.run if late else self._liked(lane))
+        return queue.begun
+
+    def _liked(self, lane: Lane) -> Run:
+        """What is served if nobody is in a hurry."""
+        queue = lane.waiting
         here = queue.runs.keys() & self.pools[lane.number].resident
         if here:
             return min((queue.runs[e] for e in here), key=_first_s)

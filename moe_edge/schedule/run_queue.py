@@ -63,7 +63,8 @@ class RunQueue(MutableSequence):
       follow: preliminary expert -> subsequent one.
 
     Attributes:
-      runs: of each expert the run to which it was added last, while that is there.
+      runs: of each expert the run to which it was added last, while that is there and
+        not begun.
       added_s, load_s: sums of `ExpertJob.added_s` and `load_s` over the queue.
     """
 
@@ -81,6 +82,7 @@ class RunQueue(MutableSequence):
         self._entered: deque[ExpertJob] = deque()  # those that left may still be in it
         self._length = 0
         self._behind: tuple[int, int] | None = None  # expert, place; until it changes
+        self._begun: Run | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -117,8 +119,20 @@ class RunQueue(MutableSequence):
         """The job that has waited longest; IndexError: the queue is empty."""
         return self._entered[0]
 
+    @property
+    def begun(self) -> Run | None:
+        """The run that was begun, until its last job has left."""
+        return self._begun if self._begun and self._begun.jobs else None
+
+    def begin(self, run: Run) -> None:
+        """Closes a run: whoever comes later for its expert starts another one."""
+        self._begun, self._behind = run, None
+        if self.runs.get(run.expert) is run:
+            del self.runs[run.expert]
+
     def behind(self, expert: int) -> int:
-        """The place behind the last waiting request of an expert, else the end."""
+        """The place behind the last waiting request of an expert, else the end; also
+        the end if that one's run is begun."""
         last = self.runs.get(expert)
         if last is None:
             return self._length
@@ -139,7 +153,7 @@ class RunQueue(MutableSequence):
         """
         if index == self._length:
             run = next(reversed(self._in_order.values())) if self._length else None
-            if run is None or run.expert != job.expert:
+            if run is None or run.expert != job.expert or run is self._begun:
                 run = Run(job.expert, next(self._numbers))
                 self._in_order[run.number] = run
             self.runs[job.expert] = run

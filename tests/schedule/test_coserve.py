@@ -115,8 +115,19 @@ def test_affinity_lets_nobody_wait_too_long():
     for number in range(1, 9):
         come(loop, number, 0, now_s=1.0)
     assert step(loop, now_s=4.9)[0] == [1, 2, 3]
-    assert step(loop, now_s=5.0)[0] == [0]
-    assert step(loop, now_s=5.0)[0] == [4, 5, 6]
+    assert [step(loop, now_s=5.0)[0] for _ in range(3)] == [[4, 5, 6], [7, 8], [0]]
+
+
+def test_affinity_finishes_the_group_that_it_began_but_takes_in_no_more():
+    loop, pools = lanes_of("affinity", [[0]], room=1, max_wait_s=14.0)
+    come(loop, 9, 1, now_s=0.0)
+    for number in range(5):
+        come(loop, number, 0, now_s=0.0)
+    assert step(loop, now_s=0.0)[0] == [0, 1, 2]
+    come(loop, 5, 0, now_s=1.0)
+    # Expert 1 should have begun, but the pool has room for one.
+    assert step(loop, now_s=30.0)[0] == [3, 4] and pools[0].resident == {0}
+    assert [step(loop, now_s=33.0)[0] for _ in range(2)] == [[9], [5]]
 
 
 def test_recipes_are_chosen_by_name():

@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import itertools
+import math
 
 import pytest
 
@@ -13,7 +15,7 @@ from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate import coe_bounds
 from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
-from tests.support.experts import small_board, small_machine
+from tests.support.experts import loads_by_group, small_board, small_machine
 
 EACH = pytest.mark.parametrize("name", RECIPES)
 
@@ -92,13 +94,20 @@ def test_lanes_and_the_one_disk_do_one_thing_at_a_time(name):
 
 
 @EACH
-def test_expert_is_loaded_at_most_once_a_group(name):
-    *_, run = serve(name, 2)
-    last: dict[int, int] = {}
-    for step in run.steps:
-        # Neighbouring batches of one expert on a lane are a group.
-        assert not (step.tier and last.get(step.lane) == step.expert)
-        last[step.lane] = step.expert
+@pytest.mark.parametrize("max_wait_s", [math.inf, 2.0, 0.5, 0.0])
+def test_expert_is_loaded_at_most_once_a_group(name, max_wait_s):
+    """A group is a run of a queue; with a bound of waiting also under overload."""
+    if name != "affinity" and max_wait_s != math.inf:
+        return
+    for seed, period_s in itertools.product(range(5), (0.02, 0.1, 0.3)):
+        graph, requests = board(seed, 150, period_s)
+        options = {"max_wait_s": max_wait_s}
+        setup = make_setup(
+            *(name, graph, small_machine(), graph.probability_E()), options=options
+        )
+        loads = loads_by_group(setup)
+        run = Watched(graph, setup).run(requests)
+        assert max(loads.values()) == 1 and loads.total() == run.switches
 
 
 def test_time_is_never_below_its_bound():
@@ -128,6 +137,7 @@ def test_nobody_who_waits_too_long_is_passed(max_wait_s):
             queue = self.serving.loop.lanes[lane].waiting
             oldest = queue.oldest if queue else None
             overdue = oldest and now_s - oldest.arrival_s >= max_wait_s
+            overdue = overdue and queue.begun is None  # else it ends a group
             super()._begin(lane, now_s)
             if overdue:
                 assert oldest in self.serving.loop.lanes[lane].running
