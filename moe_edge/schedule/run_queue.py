@@ -79,7 +79,6 @@ class RunQueue(MutableSequence):
         self._waiting_E, self._coming_E, self._follow = waiting_E, coming_E, follow
         self._in_order: OrderedDict[int, Run] = OrderedDict()
         self._numbers = itertools.count()
-        self._entered: deque[ExpertJob] = deque()  # those that left may still be in it
         self._length = 0
         self._behind: tuple[int, int] | None = None  # expert, place; until it changes
         self._begun: Run | None = None
@@ -113,11 +112,6 @@ class RunQueue(MutableSequence):
     def first(self) -> Run:
         """The run at the head; StopIteration: the queue is empty."""
         return next(iter(self._in_order.values()))
-
-    @property
-    def oldest(self) -> ExpertJob:
-        """The job that has waited longest; IndexError: the queue is empty."""
-        return self._entered[0]
 
     @property
     def begun(self) -> Run | None:
@@ -166,7 +160,6 @@ class RunQueue(MutableSequence):
             )
         job.run = run
         run.jobs.append(job)
-        self._entered.append(job)
         self._count(job, 1)
 
     def remove(self, job: ExpertJob) -> None:
@@ -183,8 +176,6 @@ class RunQueue(MutableSequence):
             if self.runs.get(run.expert) is run:
                 del self.runs[run.expert]
         job.run = None
-        while self._entered and self._entered[0].run is None:
-            self._entered.popleft()
         self._count(job, -1)
 
     def __delitem__(self, index: int) -> None:

@@ -58,8 +58,9 @@ def run_coserve(
       work: who judges what; options: on what.
       policies: samba, samba_no_tier, samba_fifo, samba_parallel, none, em, em_ra,
         coserve, affinity, separated by commas; or `all`.
-      max_wait_s: who has waited that long is next, under affinity, the oldest first; 0:
-        no bound. Where requests come faster than they are served all wait longer.
+      max_wait_s: under affinity nobody waits longer in a queue than that and one group,
+        wherever serving the oldest first would keep it; 0: no bound. Where requests
+        come faster than they are served all wait longer.
       start_empty: nothing is resident at first.
       events: write what was loaded, computed and evicted.
       trial: find the numbers of executors and of resident experts by runs of half of

@@ -45,7 +45,6 @@ def test_queue_is_as_a_plain_list_and_its_index_agrees(arranged):
         for run in queue.in_order:
             assert all(one.expert == run.expert and one.run is run for one in run.jobs)
         if plain:
-            assert queue.oldest is min(plain, key=lambda one: one.id)
             assert queue.first.jobs[0] is plain[0] is queue[0]
             assert queue[-1] is plain[-1]
             middle = len(plain) // 2
