@@ -100,24 +100,15 @@ def with_experts(machine: Machine, graph: CoeGraph, experts: int) -> Machine | N
     does. None: not even batches of one image fit.
     """
     kind = machine.first
-    executors, costs = machine.executors[kind], machine.devices[kind]
-    mean = graph.bytes_E.mean()
-    pool = int(experts * mean) // executors
+    executors = machine.executors[kind]
+    pool = int(experts * graph.bytes_E.mean()) // executors
     left = machine.memory_bytes[kind] // executors - pool
-    used = {expert.architecture for expert in graph.experts}
-    item = max(costs[name].item_bytes for name in used)
-    most = max(costs[name].max_batch for name in used)
-    batch = min(left // item, most) if item else most
-    if batch < 1 or pool < graph.bytes_E.min():
+    changed = machine.with_batches(kind, graph, left)
+    if changed is None or pool < graph.bytes_E.min():
         return None
-    shrunk = {
-        name: dataclasses.replace(one, max_batch=min(one.max_batch, batch))
-        for name, one in costs.items()
-    }
-    widest = max(shrunk[n].max_batch * shrunk[n].item_bytes for n in used)
-    memory = {**machine.memory_bytes, kind: executors * (pool + widest)}
-    devices = {**machine.devices, kind: shrunk}
-    return dataclasses.replace(machine, devices=devices, memory_bytes=memory)
+    memory = executors * (pool + changed.batch_bytes(kind, graph))
+    memory_bytes = {**machine.memory_bytes, kind: memory}
+    return dataclasses.replace(changed, memory_bytes=memory_bytes)
 
 
 def chosen_machine(

@@ -23,7 +23,7 @@ def pool_bytes(
     Args:
       kind: of processor, for the message.
       memory_bytes: of all of them together.
-      batch_bytes: that the largest batch of one needs.
+      batch_bytes: that a batch of one needs.
       least_bytes: of the smallest expert, which has to fit.
     Raises:
       CapacityError: it does not; the smallest memory that works is named.
@@ -34,7 +34,7 @@ def pool_bytes(
         need = executors * (batch_bytes + least_bytes)
         raise CapacityError(
             f"{executors} {kind} executors have {memory_bytes} bytes; each needs "
-            f"{batch_bytes} for its largest batch and {least_bytes} for the smallest "
+            f"{batch_bytes} for a batch and {least_bytes} for the smallest "
             f"expert: expected at least {need}, or fewer executors"
         )
     return each

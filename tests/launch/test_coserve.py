@@ -223,8 +223,8 @@ def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     assert "the largest expert has 120 bytes, the largest pool 60" in error(
         *files, *MACHINE, "--memory", "200B,100B"
     )
-    assert "2 gpu executors have 170 bytes; each needs 40 for its largest" in error(
-        *files, *MACHINE, "--memory", "170B,1KB"
+    assert "2 gpu executors have 110 bytes; each needs 10 for a batch and 50" in error(
+        *files, *MACHINE, "--memory", "110B,1KB", "--policies", "coserve"
     )
     assert "unknown task 'c3'" in error("--simulate", "numa", "--task", "c3")
     assert "max_wait_s must be 0 or more and finite, got -1.0" in error(

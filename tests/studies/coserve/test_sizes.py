@@ -56,5 +56,5 @@ def test_executors_that_cannot_be_are_refused():
         ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
     ):
         with_(numa, "npu:1")
-    with pytest.raises(CapacityError, match="12 gpu executors have 10324000000 bytes"):
-        check_executors(Executors(executors=("gpu:12",), machines=("numa",)))
+    with pytest.raises(CapacityError, match="60 gpu executors have 10324000000 bytes"):
+        check_executors(Executors(executors=("gpu:60",), machines=("numa",)))
