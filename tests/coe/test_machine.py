@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from moe_edge.coe.case import probability_E
+from moe_edge.coe.case import MachineOptions, probability_E
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes, reduced
 from moe_edge.coe.profile import ArchitectureCosts, read_profile
 from moe_edge.coe.setup import make_setup
+from moe_edge.coe.trial import with_executors
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe import CoeSimulator
@@ -236,6 +237,33 @@ def test_too_many_executors_are_refused_before_any_is_made():
     with pytest.raises(CapacityError, match=message):
         many = Machine({"gpu": costs}, {"gpu": 20}, {"gpu": 1000})
         make_setup("coserve", graph, many, graph.probability_E())
+
+
+@pytest.mark.parametrize("executors", ["gpu:2", "gpu:1,cpu:2", "gpu:4,cpu:1"])
+@pytest.mark.parametrize("name", ["numa", "uma"])
+def test_executors_without_memory_share_what_the_preset_has(name, executors):
+    graph, preset = board_graph(40), get_preset(name)
+    made = MachineOptions(simulate=name, executors=executors).build(graph)
+    counts = parse_executors(executors)
+    assert made == with_executors(preset, counts) and made.executors == counts
+    kept = {kind: preset.memory_bytes[kind] for kind in counts}
+    assert made.memory_bytes == kept or name == "uma"
+    if name == "uma":  # evenly, as in the study of figure 17
+        each = {made.memory_bytes[kind] // n for kind, n in counts.items()}
+        assert each == {sum(preset.memory_bytes.values()) // sum(counts.values())}
+    parallel = MachineOptions(
+        simulate=name, executors=executors, memory="9GB," * executors.count(",") + "9GB"
+    )
+    parallel = dataclasses.replace(parallel, parallel_loads=True).build(graph)
+    assert not parallel.one_disk and set(parallel.memory_bytes.values()) == {9 * 10**9}
+
+
+def test_kind_of_executor_that_a_preset_lacks_is_refused():
+    options = MachineOptions(simulate="numa", executors="gpu:1,npu:1")
+    with pytest.raises(
+        ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
+    ):
+        options.build(board_graph(4))
 
 
 def test_sample_is_of_requests_that_have_a_rule():

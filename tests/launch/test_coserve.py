@@ -252,6 +252,12 @@ def without_rules(folder):
     return ["--requests", "others.jsonl"]
 
 
+@pytest.mark.parametrize("executors", ["gpu:2", "gpu:4,cpu:1"])
+def test_coserve_needs_no_memory_beside_executors_of_a_preset(run_script, executors):
+    flags = ("--simulate", "numa", "--executors", executors, "--dry_run")
+    assert run_script("coserve", *flags, "--out_dir", "o").code == 0
+
+
 def test_coserve_finds_executors_and_resident_experts_by_trial(run_script, tmp_path):
     files = write_case(tmp_path)
     image = {"seed": 1, "defect": None}  # a sample of the first half would be of these
