@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moe_edge.coe.accuracy import write_accuracy
+from moe_edge.coe.case import DEMO_BOARD
 from moe_edge.workload.coe_graph import read_graph, write_graph
 from moe_edge.workload.coe_tasks import (
     CoeRequest,
@@ -16,6 +17,7 @@ from moe_edge.workload.coe_tasks import (
     read_requests,
     write_requests,
 )
+from tests.launch.conftest import ROOT
 from tests.support.coe_boards import (
     drawn_requests,
     write_board,
@@ -192,6 +194,25 @@ def test_coserve_task_without_a_graph_runs_live_on_random_weights(run_script, tm
     assert row["failed"] == 0 and row["switches"] >= row["least_switches"]
     stored = json.loads((tmp_path / "o" / "coserve.json").read_text())
     assert stored["settings"]["graph"] is None
+
+
+def test_demo_serves_the_verdicts_that_were_drawn(run_script, tmp_path):
+    """As who has just cloned it, by one policy; all of its experts are trained."""
+    config = ROOT / "configs/experiments/coserve_demo.gin"
+    flags = ("--gin_file", config, "--policies", "affinity", "--out_dir", "o")
+    found = run_script("coserve", *flags).summary
+    assert found["policies"]["affinity"]["failed"] == 0
+    graph = read_graph(DEMO_BOARD / "coe.json")
+    trained = {expert.id for expert in graph.experts if expert.trained}
+    drawn = {one.id: one.drawn for one in read_requests(DEMO_BOARD / "requests.jsonl")}
+    lines = (tmp_path / "o" / "outputs_affinity.jsonl").read_text().splitlines()
+    served = [one for one in map(json.loads, lines) if trained.issuperset(one["chain"])]
+    right = {verdict: [] for verdict in drawn.values()}
+    for one in served:
+        right[drawn[one["id"]]].append(one["verdict"] == drawn[one["id"]])
+    assert len(served) == 400 and len(right) == 4
+    assert np.mean(sum(right.values(), [])) >= 0.98
+    assert all(np.mean(found) >= 0.8 for found in right.values())  # of few images
 
 
 def test_coserve_live_bad_weights_end_in_one_line(run_script, tmp_path):
