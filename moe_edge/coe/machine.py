@@ -76,7 +76,8 @@ class Machine:
         if self.unified:
             memory = sum(self.memory_bytes.values())
             return pool_bytes(self.first, memory, 1, batch, _least(graph)), 0
-        tier = sum(self.pool_bytes(k, graph, self.executors[k]) for k in rest)
+        counts = {kind: self.executors[kind] for kind in rest}
+        tier = sum(n * self.pool_bytes(k, graph, n) for k, n in counts.items())
         memory = self.memory_bytes[self.first]
         return pool_bytes(self.first, memory, 1, batch, _least(graph)), tier
 

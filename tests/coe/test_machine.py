@@ -166,6 +166,15 @@ def test_setup_fills_the_layout_of_its_recipe(name):
     assert not empty.start and not (empty.tier and len(empty.tier))
 
 
+def test_tier_below_one_executor_has_the_memory_of_all_of_the_other_kind():
+    graph, numa = board_graph(352), get_preset("numa")
+    _, tier = numa.alone_bytes(graph)
+    shared = dataclasses.replace(numa, executors={"gpu": 2, "cpu": 3})
+    item_bytes = numa.devices["cpu"]["resnet101"].item_bytes
+    # Less what two more executors keep for their batches of 8; rounded down for each.
+    assert 0 <= tier - 2 * 8 * item_bytes - shared.alone_bytes(graph)[1] < 3
+
+
 def large_detectors():
     """A board whose largest expert has 700 bytes, and costs of its networks."""
     sizes = {"resnet101": 100, "yolov5m": 50, "yolov5l": 700}
