@@ -77,10 +77,7 @@ def decaying_window(
       ConfigError: start, margin or most out of range.
     """
     check_count("most", most)
-    if not 0 < start < 100 or not 0 <= margin < 1:
-        raise ConfigError(
-            f"start is {start} and margin {margin}, expected 1 to 99 and [0, 1)"
-        )
+    check_window(start, margin)
     tried: list[tuple[int, float]] = []
     low, high, width = 0, min(start, most), float(start)
     upper = float(start)
@@ -99,3 +96,12 @@ def decaying_window(
             return Window(low, high, (low + high + 1) // 2, tuple(tried))
         upper += width
         low, high = high, following
+
+
+def check_window(start: int, margin: float, prefix: str = "") -> None:
+    """Raises ConfigError: out of range; `prefix`: of their names, for the message."""
+    if not 0 < start < 100 or not 0 <= margin < 1:
+        raise ConfigError(
+            f"{prefix}start is {start} and {prefix}margin {margin}, expected 1 to 99 "
+            "and [0, 1)"
+        )
