@@ -23,8 +23,7 @@ from moe_edge.coe.store import file_sha256, write_experts
 from moe_edge.coe.train_expert import Part, accuracy_of, train_network
 from moe_edge.core.checks import CheckpointError, ConfigError, built
 from moe_edge.core.files import read_json, write_text
-from moe_edge.core.progress import counter
-from moe_edge.training.control import say
+from moe_edge.core.progress import counter, say
 from moe_edge.workload.coe_graph import Architecture, CoeGraph, write_graph
 
 GRAPH_FILE, STATE_FILE = "coe.json", "training.json"

@@ -7,6 +7,7 @@ from pathlib import Path
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes
 from moe_edge.coe.profile import read_profile
+from moe_edge.coe.trial import with_executors
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.workload.coe_graph import CoeGraph, read_graph
 from moe_edge.workload.coe_tasks import (
@@ -102,7 +103,8 @@ class MachineOptions:
         with loads as they are.
       executors: number of each kind such as gpu:2,cpu:1; the first kind is the fast
         one. None: the preset's.
-      memory: of each of these kinds such as 9.5GB,13GB; None: the preset's.
+      memory: of each of these kinds such as 9.5GB,13GB; None: the preset's, which a
+        machine of one memory shares evenly among its executors.
       parallel_loads: loads from the disk do not wait for each other.
     """
 
@@ -131,30 +133,26 @@ class MachineOptions:
     def build(self, graph: CoeGraph) -> Machine:
         """The machine; ConfigError: something is missing or wrong."""
         executors = self.executors and parse_executors(self.executors)
+        disk = {"one_disk": not self.parallel_loads}
         if self.costs in PRESETS:
-            machine = get_preset(self.costs, graph)
+            machine = dataclasses.replace(get_preset(self.costs, graph), **disk)
+            if not self.memory:
+                return with_executors(machine, executors) if executors else machine
             executors = executors or machine.executors
-            memory = machine.memory_bytes
-        elif executors and self.memory:
-            devices = read_profile(self.costs)
-            machine, memory = None, {}
-        else:
-            known = ", ".join(PRESETS)
-            flag = "profile" if self.live else "simulate"
-            raise ConfigError(
-                f"--{flag} {self.costs} is none of {known}; of a coe_profile.json "
-                "say --executors and --memory too"
-            )
-        if self.memory:
             memory = parse_memory(self.memory, executors)
-        changes = {
-            "executors": executors,
-            "memory_bytes": memory,
-            "one_disk": not self.parallel_loads,
-        }
-        if machine is None:
-            return Machine(devices, **changes, source=self.costs)
-        return dataclasses.replace(machine, **changes)
+            return dataclasses.replace(
+                machine, executors=executors, memory_bytes=memory
+            )
+        if executors and self.memory:
+            memory = parse_memory(self.memory, executors)
+            devices = read_profile(self.costs)
+            return Machine(devices, executors, memory, **disk, source=self.costs)
+        known = ", ".join(PRESETS)
+        flag = "profile" if self.live else "simulate"
+        raise ConfigError(
+            f"--{flag} {self.costs} is none of {known}; of a coe_profile.json "
+            "say --executors and --memory too"
+        )
 
 
 def probability_E(graph: CoeGraph, requests: Sequence[CoeRequest]) -> Sequence[float]:

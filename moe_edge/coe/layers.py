@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.matvec import PRECISION, to_float32
+from moe_edge.core.float32 import PRECISION, to_float32
 
 Act = Callable[[jax.Array], jax.Array]
 

@@ -66,46 +66,85 @@ class Machine:
         """Of the pool of each of so many executors that share the kind's memory."""
         memory = self.memory_bytes[kind]
         return pool_bytes(
-            kind, memory, executors, self._batch_bytes(kind, graph), _least(graph)
+            kind, memory, executors, self.batch_bytes(kind, graph), _least(graph)
         )
 
     def alone_bytes(self, graph: CoeGraph) -> tuple[int, int]:
         """Pool of one executor of the first kind, and tier below it (0: none)."""
-        batch = self._batch_bytes(self.first, graph)
+        batch = self.batch_bytes(self.first, graph)
         rest = [kind for kind in self.executors if kind != self.first]
         if self.unified:
             memory = sum(self.memory_bytes.values())
             return pool_bytes(self.first, memory, 1, batch, _least(graph)), 0
-        tier = sum(self.pool_bytes(k, graph, self.executors[k]) for k in rest)
+        counts = {kind: self.executors[kind] for kind in rest}
+        tier = sum(n * self.pool_bytes(k, graph, n) for k, n in counts.items())
         memory = self.memory_bytes[self.first]
         return pool_bytes(self.first, memory, 1, batch, _least(graph)), tier
 
-    def check_largest(self, graph: CoeGraph, alone: bool) -> None:
-        """Checks that one of the pools holds the largest expert.
+    def batch_bytes(self, kind: str, graph: CoeGraph) -> int:
+        """Of the largest batch of an executor of that kind."""
+        used = self._used(kind, graph)
+        return max(one.max_batch * one.item_bytes for one in used)
+
+    def fitted(self, graph: CoeGraph, alone: bool = False) -> "Machine":
+        """The machine with batches that leave room: each pool holds the smallest
+        expert, and one of them the largest. Who has that room keeps its batches.
 
         Args:
           alone: one executor of the first kind serves, else all do.
         Raises:
-          CapacityError: none does; says which memory of each kind would do.
+          CapacityError: batches of one image leave too little; says which memory of
+            each kind would do.
         """
-        largest = int(graph.bytes_E.max())
+        largest, machine, each = int(graph.bytes_E.max()), self, {}
+        counts, memory = dict(self.executors), dict(self.memory_bytes)
         if alone:
-            pools, counts = {self.first: self.alone_bytes(graph)[0]}, {self.first: 1}
-        else:
-            counts = self.executors
-            pools = {k: self.pool_bytes(k, graph, n) for k, n in counts.items()}
+            counts[self.first] = 1
+        if alone and self.unified:
+            counts, memory = {self.first: 1}, {self.first: sum(memory.values())}
+        for kind, count in counts.items():
+            image, least = self._image_bytes(kind, graph), _least(graph)
+            pool_bytes(kind, memory[kind], count, image, least)  # or it is refused
+            each[kind] = memory[kind] // count
+            machine = machine.with_batches(kind, graph, each[kind] - least)
+        serving = [self.first] if alone else list(counts)
+        pools = {k: each[k] - machine.batch_bytes(k, graph) for k in serving}
         if largest <= max(pools.values()):
-            return
-        each = [
-            f"{counts[kind] * (self._batch_bytes(kind, graph) + largest)} bytes of "
+            return machine
+        for kind in sorted(pools, key=pools.get, reverse=True):
+            found = machine.with_batches(kind, graph, each[kind] - largest)
+            if found is not None:
+                return found
+        enough = [
+            f"{counts[kind] * (self._image_bytes(kind, graph) + largest)} bytes of "
             + ("all kinds together" if alone and self.unified else kind)
             for kind in pools
         ]
         raise CapacityError(
             f"the largest expert has {largest} bytes, the largest pool "
-            f"{max(pools.values())}; with the largest batch of each executor that "
-            f"takes a memory of {' or '.join(each)}, or fewer executors"
+            f"{max(pools.values())}; with batches of one image that takes a memory of "
+            f"{' or '.join(enough)}, or fewer executors"
         )
+
+    def with_batches(
+        self, kind: str, graph: CoeGraph, most_bytes: int
+    ) -> "Machine | None":
+        """The machine with batches of a kind that need at most so many bytes each.
+
+        None: not even batches of one image do.
+        """
+        if self.batch_bytes(kind, graph) <= most_bytes:
+            return self
+        if self._image_bytes(kind, graph) > most_bytes:
+            return None
+        costs = {
+            name: dataclasses.replace(
+                one,
+                max_batch=min(one.max_batch, most_bytes // max(one.item_bytes, 1)) or 1,
+            )
+            for name, one in self.devices[kind].items()
+        }
+        return dataclasses.replace(self, devices={**self.devices, kind: costs})
 
     def costs(self, kind: str, graph: CoeGraph) -> ExpertCosts:
         """Of every expert on an executor of that kind."""
@@ -125,10 +164,13 @@ class Machine:
         check_known(f"architecture on {kind}", architecture, self.devices[kind])
         return self.devices[kind][architecture]
 
-    def _batch_bytes(self, kind: str, graph: CoeGraph) -> int:
-        used = {expert.architecture for expert in graph.experts}
-        each = [self._of(kind, name) for name in sorted(used)]
-        return max(one.max_batch * one.item_bytes for one in each)
+    def _image_bytes(self, kind: str, graph: CoeGraph) -> int:
+        """Of its smallest one: a single image."""
+        return max(one.item_bytes for one in self._used(kind, graph))
+
+    def _used(self, kind: str, graph: CoeGraph) -> list[ArchitectureCosts]:
+        names = sorted({expert.architecture for expert in graph.experts})
+        return [self._of(kind, name) for name in names]
 
 
 def parse_executors(text: str) -> dict[str, int]:

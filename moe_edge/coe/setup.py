@@ -54,12 +54,12 @@ def make_setup(
       start_empty: nothing is resident at first.
       options: of `Affinity`; the other policies have none.
     Raises:
-      CapacityError: an expert is larger than every pool, or a pool too small; the
-        memory that would do is named.
+      CapacityError: an expert is larger than every pool, or a pool too small, though
+        batches are of one image; the memory that would do is named.
     """
     recipe, sizes = RECIPES[name], graph.bytes_E.tolist()
     tier_bytes = 0
-    machine.check_largest(graph, recipe.one_lane)
+    machine = machine.fitted(graph, recipe.one_lane)
     if recipe.one_lane:
         kinds = [machine.first]
         alone, tier_bytes = machine.alone_bytes(graph)

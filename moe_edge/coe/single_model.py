@@ -22,7 +22,7 @@ from moe_edge.coe.board_training import (
 from moe_edge.coe.models import VERDICTS, get_network, make_architecture
 from moe_edge.coe.store import ExpertStore
 from moe_edge.coe.train_expert import Part, held_out, verdicts_of
-from moe_edge.training.control import say
+from moe_edge.core.progress import say
 from moe_edge.workload.board import SHAPE, draw
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, read_graph
 

@@ -12,7 +12,7 @@ from moe_edge.coe.models import get_network
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.workload.coe_graph import CoeGraph
 
-SHOWN = 3  # experts in the message about wrong files
+SHOWN = 20  # experts in the message about wrong files; it stays one line
 CAN_FORGET = hasattr(os, "posix_fadvise")
 _CHUNK_BYTES = 1 << 20
 Stamp = tuple[int, int, int]  # of a file: another one, or a changed one, has another
@@ -58,7 +58,7 @@ class ExpertStore:
 
         Raises:
           CheckpointError: files that are missing, of a wrong size or have another
-            sha256: how many, and the first ones.
+            sha256: which, of many the first ones and how many.
         """
         wrong = []
         for number, expert in enumerate(self.graph.experts):

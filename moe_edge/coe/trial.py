@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moe_edge.coe.machine import Machine
-from moe_edge.core.checks import CapacityError, check_count, check_known
-from moe_edge.place.coserve_memory import Window, decaying_window
+from moe_edge.core.checks import CapacityError, ConfigError, check_count, check_known
+from moe_edge.place.coserve_memory import Window, check_window, decaying_window
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
@@ -18,6 +18,31 @@ SOURCE = "CoServe (ASPLOS 2025), sections 4.4, 4.5 and 5.3"
 SAMPLE_SHARE = 0.5  # of the requests; fewer mislead, see docs/measurements.md
 MOST_FIRST, MOST_OTHER = 4, 2  # executors that are tried, of the fast kind and others
 
+
+@dataclasses.dataclass(frozen=True)
+class TrialOptions:
+    """How numbers are tried.
+
+    Attributes:
+      trial_share: of the requests that a trial serves, the first ones; fewer mislead.
+      window_start: experts of the first window of resident experts; its later ones
+        are 1 - window_start / 100 times as wide each.
+      window_margin: part of the predicted throughput by which it may be missed.
+    """
+
+    trial_share: float = SAMPLE_SHARE
+    window_start: int = 15
+    window_margin: float = 0.05
+
+    def __post_init__(self):
+        if not 0 < self.trial_share <= 1:
+            raise ConfigError(
+                f"trial_share is {self.trial_share}, expected a share above 0, up to 1"
+            )
+        check_window(self.window_start, self.window_margin, "window_")
+
+
+USUAL = TrialOptions()
 Throughput = Callable[[Machine], float]  # requests a second on a machine
 
 
@@ -100,24 +125,15 @@ def with_experts(machine: Machine, graph: CoeGraph, experts: int) -> Machine | N
     does. None: not even batches of one image fit.
     """
     kind = machine.first
-    executors, costs = machine.executors[kind], machine.devices[kind]
-    mean = graph.bytes_E.mean()
-    pool = int(experts * mean) // executors
+    executors = machine.executors[kind]
+    pool = int(experts * graph.bytes_E.mean()) // executors
     left = machine.memory_bytes[kind] // executors - pool
-    used = {expert.architecture for expert in graph.experts}
-    item = max(costs[name].item_bytes for name in used)
-    most = max(costs[name].max_batch for name in used)
-    batch = min(left // item, most) if item else most
-    if batch < 1 or pool < graph.bytes_E.min():
+    changed = machine.with_batches(kind, graph, left)
+    if changed is None or pool < graph.bytes_E.min():
         return None
-    shrunk = {
-        name: dataclasses.replace(one, max_batch=min(one.max_batch, batch))
-        for name, one in costs.items()
-    }
-    widest = max(shrunk[n].max_batch * shrunk[n].item_bytes for n in used)
-    memory = {**machine.memory_bytes, kind: executors * (pool + widest)}
-    devices = {**machine.devices, kind: shrunk}
-    return dataclasses.replace(machine, devices=devices, memory_bytes=memory)
+    memory = executors * (pool + changed.batch_bytes(kind, graph))
+    memory_bytes = {**machine.memory_bytes, kind: memory}
+    return dataclasses.replace(changed, memory_bytes=memory_bytes)
 
 
 def chosen_machine(
@@ -125,6 +141,7 @@ def chosen_machine(
     graph: CoeGraph,
     throughput: Throughput,
     most: Mapping[str, int] | None = None,
+    trying: TrialOptions = USUAL,
 ) -> tuple[Machine, dict[str, Any]]:
     """The machine on which a sample was served fastest, and what was tried, for JSON.
 
@@ -133,6 +150,7 @@ def chosen_machine(
 
     Args:
       most: executors of each kind that are tried; None: 4 of the first, 2 of others.
+      trying: how the window slides.
     Raises:
       CapacityError: the machine has no room for one executor.
     """
@@ -153,7 +171,8 @@ def chosen_machine(
     if fitting:
         least, limit = fitting[0], fitting[-1]
         window = decaying_window(
-            lambda n: measure(with_experts(chosen, graph, max(n, least))), limit
+            lambda n: measure(with_experts(chosen, graph, max(n, least))),
+            *(limit, trying.window_start, trying.window_margin),
         )
     _, best = max(measured, key=lambda one: one[0])
     return best, _told(best, trial, window)

@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal, elsewhere a line every ten seconds."""
+"""How far a long run is: lines, or a bar on a terminal, else one every ten seconds."""
 
 import contextlib
 import sys
@@ -9,6 +9,11 @@ from collections.abc import Iterable, Iterator
 from tqdm import tqdm
 
 EVERY_S = 10.0
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr: stdout ends with the script's JSON line."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def progress(

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import check_known
+from moe_edge.core.float32 import to_float32
 from moe_edge.engine.programs import TopPrograms, jit_step
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Flat, Weights, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.matvec import to_float32
 from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout

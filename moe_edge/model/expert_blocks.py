@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.matvec import dot, einsum, to_float32
+from moe_edge.core.float32 import to_float32
+from moe_edge.model.matvec import dot, einsum
 from moe_edge.model.record import RecordLayout
 
 MAX_SIZES = 6  # of a block; each is a branch to compile

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
+from moe_edge.core.float32 import PRECISION, to_float32
 from moe_edge.kernels import native
 from moe_edge.model.config import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
@@ -24,7 +25,7 @@ from moe_edge.model.expert_blocks import (
     sort_pairs,
 )
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import PRECISION, lane_product, num_lanes, to_float32
+from moe_edge.model.matvec import lane_product, num_lanes
 from moe_edge.model.record import RecordLayout
 
 METHODS = ("pairs", "blocks", "ragged", "dense")

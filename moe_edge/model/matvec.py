@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moe_edge.core.float32 import PRECISION, to_float32
 from moe_edge.kernels import native
 
-# float32 products stay float32 on GPUs too, where the default is TF32.
-PRECISION = lax.Precision.HIGHEST
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
 MIN_LANES = 16  # floats in a vector register
 MAX_LANE_ROWS = 8  # rows of x above which a dot on converted weights is faster
@@ -30,20 +29,6 @@ def compiler_options() -> dict[str, object] | None:
     # 512-bit vectors where the processor has them: 8-30 % faster.
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_cpu_prefer_vector_width": 512} if on_cpu else None
-
-
-def to_float32(weight: jax.Array) -> jax.Array:
-    """Stored weights as float32; uint16 holds the bits of bfloat16 values.
-
-    Weights at lower precision (`packed.py`) decode themselves.
-    """
-    if not isinstance(weight, jax.Array):
-        return weight.decode()
-    if weight.dtype == jnp.uint16:
-        # bfloat16 is the upper half of float32.
-        bits = weight.astype(jnp.uint32) << 16
-        return lax.bitcast_convert_type(bits, jnp.float32)
-    return weight.astype(jnp.float32)
 
 
 def dot(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:

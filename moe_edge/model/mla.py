@@ -8,11 +8,12 @@ so that decoding and prefill run the same arithmetic.
 import jax.numpy as jnp
 from flax import nnx
 
+from moe_edge.core.float32 import to_float32
 from moe_edge.model import kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
-from moe_edge.model.matvec import einsum, linear, to_float32
+from moe_edge.model.matvec import einsum, linear
 from moe_edge.model.rope import rotate
 from moe_edge.model.shapes import attention_shapes
 

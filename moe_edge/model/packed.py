@@ -19,14 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import check_known
-from moe_edge.model.matvec import (
-    MAX_LANE_ROWS,
-    MAX_TERMS,
-    dot,
-    lane_product,
-    num_lanes,
-    to_float32,
-)
+from moe_edge.core.float32 import to_float32
+from moe_edge.model.matvec import MAX_LANE_ROWS, MAX_TERMS, dot, lane_product, num_lanes
 
 HALVES = {"fp16": jnp.float16, "bf16": jnp.bfloat16}
 BLOCK = 64  # weights of a row that share a scale (nf4)
@@ -99,7 +93,7 @@ class Packed:
         return num_lanes(self.width)
 
     def _columns(self, first: int, count: int, at=None) -> jax.Array:
-        """Weights of some columns as `matvec.to_float32` takes them."""
+        """Weights of some columns as `to_float32` takes them."""
         return _columns_of(self.codes, first, count, at)
 
     def _row_scale(self, at=None) -> jax.Array | None:

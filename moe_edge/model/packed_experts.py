@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import check_shape
+from moe_edge.core.float32 import to_float32
 from moe_edge.model.expert_blocks import ffn, run_blocks
 from moe_edge.model.experts import add_pairs, choose_method
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import to_float32
 from moe_edge.model.packed import Packed, pack, round_to
 from moe_edge.model.record import RecordLayout
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.core.float32 import to_float32
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import einsum, linear, to_float32
+from moe_edge.model.matvec import einsum, linear
 
 
 def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from moe_edge.core.float32 import to_float32
 from moe_edge.model.attention import NO_WINDOW, Attention
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import GatedMlp, add_params, new_matrix, rms_norm
-from moe_edge.model.matvec import linear, to_float32
+from moe_edge.model.matvec import linear
 from moe_edge.model.mla import LatentAttention
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.rope import rope_tables

@@ -3,12 +3,26 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.block_queue import BlockQueue, Transfer
 from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.slots import Slots
-from moe_edge.offload.store import HostStore
+
+
+class Blocks(Protocol):
+    """What is moved: a `HostStore`, or another owner of records of any size."""
+
+    num_experts: int
+    subs: int
+    block_bytes: int
+
+    def num_bytes(self, layer: int, expert: int) -> int: ...
+
+    def record(self, layer: int, expert: int) -> Any: ...
+
+    def source(self, layer: int, expert: int) -> Any: ...
 
 
 class TransferQueue(BlockQueue):
@@ -26,7 +40,7 @@ class TransferQueue(BlockQueue):
 
     def __init__(
         self,
-        store: HostStore,
+        store: Blocks,
         slots: Slots,
         link: Link | None = None,
         recorder: Recorder | None = None,

@@ -23,7 +23,7 @@ def pool_bytes(
     Args:
       kind: of processor, for the message.
       memory_bytes: of all of them together.
-      batch_bytes: that the largest batch of one needs.
+      batch_bytes: that a batch of one needs.
       least_bytes: of the smallest expert, which has to fit.
     Raises:
       CapacityError: it does not; the smallest memory that works is named.
@@ -34,7 +34,7 @@ def pool_bytes(
         need = executors * (batch_bytes + least_bytes)
         raise CapacityError(
             f"{executors} {kind} executors have {memory_bytes} bytes; each needs "
-            f"{batch_bytes} for its largest batch and {least_bytes} for the smallest "
+            f"{batch_bytes} for a batch and {least_bytes} for the smallest "
             f"expert: expected at least {need}, or fewer executors"
         )
     return each
@@ -77,10 +77,7 @@ def decaying_window(
       ConfigError: start, margin or most out of range.
     """
     check_count("most", most)
-    if not 0 < start < 100 or not 0 <= margin < 1:
-        raise ConfigError(
-            f"start is {start} and margin {margin}, expected 1 to 99 and [0, 1)"
-        )
+    check_window(start, margin)
     tried: list[tuple[int, float]] = []
     low, high, width = 0, min(start, most), float(start)
     upper = float(start)
@@ -99,3 +96,12 @@ def decaying_window(
             return Window(low, high, (low + high + 1) // 2, tuple(tried))
         upper += width
         low, high = high, following
+
+
+def check_window(start: int, margin: float, prefix: str = "") -> None:
+    """Raises ConfigError: out of range; `prefix`: of their names, for the message."""
+    if not 0 < start < 100 or not 0 <= margin < 1:
+        raise ConfigError(
+            f"{prefix}start is {start} and {prefix}margin {margin}, expected 1 to 99 "
+            "and [0, 1)"
+        )

@@ -10,6 +10,8 @@ from moe_edge.schedule.coserve import CoServe
 from moe_edge.schedule.policy import Lane
 from moe_edge.schedule.run_queue import ExpertJob, Run
 
+LATE_LOADS = 2.0  # see docs/measurements.md: fewer make more late, more delay these
+
 
 @dataclasses.dataclass(eq=False)
 class Affinity(CoServe):
@@ -19,9 +21,17 @@ class Affinity(CoServe):
     A second copy of an expert costs a load that delays all others which wait for the
     disk. So it is predicted to be there behind all of these, not after its own load.
 
+    With a bound of waiting a lane looks ahead before each group: if the groups older
+    than the one it would like could not all begin in time behind it, though they could
+    without it, the oldest of these is next. Nobody can be in time where more loads are
+    needed at once than fit into the bound. Who is late in any case lets the others go
+    first, but only for LATE_LOADS loads: served oldest first, one late request after
+    the other, each with a load of its own, would make all that follow late. A group is
+    what waits when it begins; it is finished before another load can evict its expert.
+
     Attributes:
-      max_wait_s: who has waited that long in a queue is next, the oldest first. Where
-        requests come faster than they are served, all wait longer.
+      max_wait_s: in a queue nobody waits longer than that and one group, wherever
+        serving the oldest first would keep it. The next part of a request waits anew.
       patience_loads: longer queue, in loads of the expert, for which a request still
         goes where its expert is.
       one_disk: loads wait for each other.
@@ -38,6 +48,7 @@ class Affinity(CoServe):
         if self.max_wait_s != math.inf:
             check_from_zero("max_wait_s", self.max_wait_s)
         check_positive("patience_loads", self.patience_loads)
+        self._latest_s = [LATE_LOADS * max(costs.load_s) for costs in self.costs]
         self._subsequent = frozenset(self.follow.values())
 
     def assign(self, job: ExpertJob, lanes: Sequence[Lane], now_s: float) -> int:
@@ -59,14 +70,46 @@ class Affinity(CoServe):
         return number
 
     def choose(self, lane: Lane, now_s: float) -> Run:
+        if self.max_wait_s == math.inf:
+            return self._liked(lane)
         queue = lane.waiting
-        if now_s - queue.oldest.arrival_s >= self.max_wait_s:
-            return queue.oldest.run
+        if queue.begun is None:
+            queue.begin(self._in_time(lane, now_s))
+        return queue.begun
+
+    def _liked(self, lane: Lane) -> Run:
+        """What is served if nobody is in a hurry."""
+        queue = lane.waiting
         here = queue.runs.keys() & self.pools[lane.number].resident
         if here:
             return min((queue.runs[e] for e in here), key=_first_s)
         preliminary = (r for r in queue.in_order if r.expert not in self._subsequent)
         return next(preliminary, queue.first)
+
+    def _in_time(self, lane: Lane, now_s: float) -> Run:
+        """The liked run, unless somebody older would then begin too late who need not;
+        who is late in any case makes no other late."""
+        liked, by_age = self._liked(lane), sorted(lane.waiting.in_order, key=_first_s)
+        taken_s, begin_s, first = self._group_s(lane, liked), now_s, None
+        for run in by_age:
+            if run is liked:
+                break
+            late_s = begin_s - run.jobs[0].arrival_s - self.max_wait_s
+            if late_s <= 0:
+                first = first or run
+                if late_s + taken_s > 0:
+                    return first
+                begin_s += self._group_s(lane, run)
+            elif late_s + taken_s > self._latest_s[lane.number]:
+                return by_age[0]
+        return liked
+
+    def _group_s(self, lane: Lane, run: Run) -> float:
+        """Predicted seconds of all that waits in a run, its load included."""
+        costs, expert, n = self.costs[lane.number], run.expert, len(run.jobs)
+        batches = -(-n // costs.max_batch[expert])
+        load_s = 0.0 if expert in self.pools[lane.number] else costs.load_s[expert]
+        return costs.k_s[expert] * n + costs.b_s[expert] * batches + load_s
 
 
 def _first_s(run: Run) -> tuple[float, int]:

@@ -63,7 +63,8 @@ class RunQueue(MutableSequence):
       follow: preliminary expert -> subsequent one.
 
     Attributes:
-      runs: of each expert the run to which it was added last, while that is there.
+      runs: of each expert the run to which it was added last, while that is there and
+        not begun.
       added_s, load_s: sums of `ExpertJob.added_s` and `load_s` over the queue.
     """
 
@@ -78,9 +79,9 @@ class RunQueue(MutableSequence):
         self._waiting_E, self._coming_E, self._follow = waiting_E, coming_E, follow
         self._in_order: OrderedDict[int, Run] = OrderedDict()
         self._numbers = itertools.count()
-        self._entered: deque[ExpertJob] = deque()  # those that left may still be in it
         self._length = 0
         self._behind: tuple[int, int] | None = None  # expert, place; until it changes
+        self._begun: Run | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -113,12 +114,19 @@ class RunQueue(MutableSequence):
         return next(iter(self._in_order.values()))
 
     @property
-    def oldest(self) -> ExpertJob:
-        """The job that has waited longest; IndexError: the queue is empty."""
-        return self._entered[0]
+    def begun(self) -> Run | None:
+        """The run that was begun, until its last job has left."""
+        return self._begun if self._begun and self._begun.jobs else None
+
+    def begin(self, run: Run) -> None:
+        """Closes a run: whoever comes later for its expert starts another one."""
+        self._begun, self._behind = run, None
+        if self.runs.get(run.expert) is run:
+            del self.runs[run.expert]
 
     def behind(self, expert: int) -> int:
-        """The place behind the last waiting request of an expert, else the end."""
+        """The place behind the last waiting request of an expert, else the end; also
+        the end if that one's run is begun."""
         last = self.runs.get(expert)
         if last is None:
             return self._length
@@ -139,7 +147,7 @@ class RunQueue(MutableSequence):
         """
         if index == self._length:
             run = next(reversed(self._in_order.values())) if self._length else None
-            if run is None or run.expert != job.expert:
+            if run is None or run.expert != job.expert or run is self._begun:
                 run = Run(job.expert, next(self._numbers))
                 self._in_order[run.number] = run
             self.runs[job.expert] = run
@@ -152,7 +160,6 @@ class RunQueue(MutableSequence):
             )
         job.run = run
         run.jobs.append(job)
-        self._entered.append(job)
         self._count(job, 1)
 
     def remove(self, job: ExpertJob) -> None:
@@ -169,8 +176,6 @@ class RunQueue(MutableSequence):
             if self.runs.get(run.expert) is run:
                 del self.runs[run.expert]
         job.run = None
-        while self._entered and self._entered[0].run is None:
-            self._entered.popleft()
         self._count(job, -1)
 
     def __delitem__(self, index: int) -> None:

@@ -68,8 +68,11 @@ def time_s(
     """Seconds that no schedule of this machine can beat: the largest of three.
 
     Computing: full batches, shared perfectly between the executors. Loading: each
-    expert of `distinct` once from the disk, or that many side by side. And the last
-    arrival, with its own batch of one.
+    expert of `distinct` that is not in the tier either once from the disk, or that many
+    side by side. And the last arrival, with its own batch of one.
+
+    Args:
+      setup: of a policy at its start.
     """
     costs = setup.costs
 
@@ -79,7 +82,7 @@ def time_s(
         max((costs[0].item_s(e) / of.item_s(e) for e in used), default=1.0)
         for of in costs
     )
-    loaded = set(used) - setup.start
+    loaded = set(used) - setup.start - set(setup.tier or ())
     disk_s = sum(min(of.load_s[e] for of in costs) for e in loaded)
     if not one_disk:
         disk_s /= len(costs)

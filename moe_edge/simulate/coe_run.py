@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,12 @@ from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS
 from moe_edge.coe.results import CoeRun, outputs, progress, row, run_events
 from moe_edge.coe.setup import Setup, make_setup
-from moe_edge.coe.trial import chosen_machine, sample_of, with_executors
+from moe_edge.coe.trial import (
+    TrialOptions,
+    chosen_machine,
+    sample_of,
+    with_executors,
+)
 from moe_edge.core.checks import ConfigError, check_from_zero
 from moe_edge.core.events import write_events
 from moe_edge.core.files import write_json, write_text
@@ -37,12 +42,13 @@ CACHED = (
 
 
 @root
-@unpacked(work=CoeWork, options=MachineOptions)
+@unpacked(work=CoeWork, options=MachineOptions, trying=TrialOptions)
 def run_coserve(
     run: RunFolder,
     *,
     work: CoeWork,
     options: MachineOptions,
+    trying: TrialOptions,
     policies: str = "samba,coserve,affinity",
     max_wait_s: float = 30.0,
     start_empty: bool = False,
@@ -58,13 +64,14 @@ def run_coserve(
       work: who judges what; options: on what.
       policies: samba, samba_no_tier, samba_fifo, samba_parallel, none, em, em_ra,
         coserve, affinity, separated by commas; or `all`.
-      max_wait_s: who has waited that long is next, under affinity, the oldest first; 0:
-        no bound. Where requests come faster than they are served all wait longer.
+      max_wait_s: under affinity nobody waits longer in a queue than that and one group,
+        wherever serving the oldest first would keep it; 0: no bound. Where requests
+        come faster than they are served all wait longer.
       start_empty: nothing is resident at first.
       events: write what was loaded, computed and evicted.
-      trial: find the numbers of executors and of resident experts by runs of half of
-        the requests under the first policy on all executors; `executors` are the most
-        that are tried then.
+      trial: find the numbers of executors and of resident experts by runs of a sample
+        of the requests under the first policy on all executors; `executors` are the
+        most that are tried then. trying: how.
       seed: of a task's board and requests.
     Raises:
       MoeEdgeError: bad input.
@@ -87,7 +94,7 @@ def run_coserve(
         tried = None
         if trial:
             shared = [name for name in names if not RECIPES[name].one_lane]
-            case, tried = case.by_trial((shared or ["coserve"])[0], most)
+            case, tried = case.by_trial((shared or ["coserve"])[0], most, trying)
         runs = {}
         for name in names:
             runs[name] = case.run(name)
@@ -97,16 +104,15 @@ def run_coserve(
         "task": work.name,
         "kind": kind,
         "policies": {
-            name: row(found) | {"least_switches": case.least_switches(name, used)}
-            for name, found in runs.items()
+            name: row(found) | case.bounds(name, used) for name, found in runs.items()
         },
-        "bounds": case.bounds(runs),
+        "bounds": {"belady_fcfs": case.belady_fcfs(runs.get("samba"))},
         "distinct_experts": len(used),
         "verdicts_equal": all(one == answers[0] for one in answers),
         "accuracy": accuracy,
     }
     with run.writing() as folder:
-        settings = vars(work) | vars(options) | {"seed": seed}
+        settings = vars(work) | vars(options) | vars(trying) | {"seed": seed}
         sources = {"source": case.machine.source, "loads": case.loads}
         stored = {"settings": settings, **sources, **summary, "trial": tried}
         write_json(folder / "coserve.json", stored)
@@ -221,19 +227,22 @@ class Case:
         return case
 
     def by_trial(
-        self, name: str, most: Mapping[str, int] | None
+        self, name: str, most: Mapping[str, int] | None, trying: TrialOptions
     ) -> tuple["Case", dict[str, Any]]:
         """The case on the machine that `chosen_machine` finds for a policy, and what
         was tried."""
         rules = self.graph.rules
-        sample = sample_of([one for one in self.requests if one.component in rules])
+        known = [one for one in self.requests if one.component in rules]
+        sample = sample_of(known, trying.trial_share)
 
         def throughput(machine: Machine) -> float:
             found = self.on(machine, sample).run(name).throughput_per_s
             print(f"{_kinds(machine)}: {found:.4g} requests/s of a sample", flush=True)
             return found
 
-        machine, tried = chosen_machine(self.machine, self.graph, throughput, most)
+        machine, tried = chosen_machine(
+            *(self.machine, self.graph, throughput, most), trying
+        )
         return self.on(machine, self.requests), tried
 
     def setup(self, name: str) -> Setup:
@@ -256,32 +265,38 @@ class Case:
         return simulator.run(self.requests)
 
     def distinct(self, name: str = "coserve") -> int:
-        """As `least_switches`, with verdicts as they are drawn."""
-        return self.least_switches(name, coe_bounds.uses(self.graph, self.requests))
+        """`least_switches` of `bounds`, with verdicts as they are drawn."""
+        return self.bounds(name, self._drawn)["least_switches"]
 
-    def least_switches(self, name: str, used: Collection[int]) -> int:
-        """Loads without which a policy's start cannot do, in any order of requests.
+    def bounds(self, name: str, used: Mapping[int, int] | None = None) -> dict:
+        """What no order of requests can beat, with a policy's executors and start.
 
         Args:
-          used: experts that requests need.
+          used: expert -> parts of requests that it judges; None: as they are drawn.
         """
-        return coe_bounds.distinct(used, self.setup(name).start)
+        setup, used = self.setup(name), self._drawn if used is None else used
+        arrivals_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        one_disk = self.machine.one_disk
+        return {
+            "least_switches": coe_bounds.distinct(used, setup.start),
+            "least_time_s": coe_bounds.time_s(setup, used, arrivals_s, one_disk),
+        }
 
-    def bounds(self, runs: Mapping[str, CoeRun]) -> dict[str, float]:
-        """`distinct` and `time_s`: what CoServe's layout and start cannot beat;
-        `belady_fcfs`: what Samba's cannot, in its order of requests. Other policies
-        start with other experts: see `least_switches`."""
-        setup, alone, used = self.setup("coserve"), self.setup("samba"), used_by(runs)
-        samba = runs.get("samba") or self.simulate("samba")
+    def belady_fcfs(self, samba: CoeRun | None = None) -> int:
+        """Loads that Samba's pool and start need in its order of requests.
+
+        Args:
+          samba: its run; None: in computed time.
+        """
+        alone, samba = self.setup("samba"), samba or self.simulate("samba")
         order = [step.expert for step in samba.steps]
         slots = alone.pools[0].budget_bytes // int(self.graph.bytes_E.min())
-        arrivals = self.requests[-1].arrival_s - self.requests[0].arrival_s
         experts = len(self.graph.experts)
-        return {
-            "distinct": coe_bounds.distinct(used, setup.start),
-            "belady_fcfs": coe_bounds.belady_fcfs(order, slots, alone.start, experts),
-            "time_s": coe_bounds.time_s(setup, used, arrivals, self.machine.one_disk),
-        }
+        return coe_bounds.belady_fcfs(order, slots, alone.start, experts)
+
+    @property
+    def _drawn(self) -> Mapping[int, int]:
+        return coe_bounds.uses(self.graph, self.requests)
 
 
 def _kinds(machine: Machine) -> str:

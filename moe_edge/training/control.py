@@ -2,14 +2,10 @@
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 
-
-def say(line: str) -> None:
-    """Progress goes to stderr: stdout ends with the script's JSON line."""
-    print(line, file=sys.stderr, flush=True)
+from moe_edge.core.progress import say
 
 
 class Clock:

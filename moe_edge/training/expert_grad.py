@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from moe_edge.core.float32 import to_float32
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import einsum, to_float32
+from moe_edge.model.matvec import einsum
 from moe_edge.model.record import RecordLayout
 
 MAX_BLOCK = 256  # rows: larger pads more, smaller multiplies slower

@@ -10,16 +10,10 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
-from moe_edge.core.progress import counter
+from moe_edge.core.progress import counter, say
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
-from moe_edge.training.control import (
-    Clock,
-    StopOnSignal,
-    append_record,
-    say,
-    short,
-)
+from moe_edge.training.control import Clock, StopOnSignal, append_record, short
 from moe_edge.training.evaluation import evaluate_held_out
 from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import CHECKPOINTS_FOLDER

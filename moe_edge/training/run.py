@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
-from moe_edge.core.progress import counter
+from moe_edge.core.progress import counter, say
 from moe_edge.training import data
-from moe_edge.training.control import say
 from moe_edge.training.default_config import default_config
 from moe_edge.training.options import Hyper, RunOptions, Start
 from moe_edge.training.resume import (

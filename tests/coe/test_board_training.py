@@ -8,7 +8,7 @@ import pytest
 
 from moe_edge.coe.accuracy import read_accuracy
 from moe_edge.coe.board_training import file_of
-from moe_edge.coe.models import get_network, make_architecture
+from moe_edge.coe.models import VERDICTS, get_network, make_architecture
 from moe_edge.coe.store import ExpertStore, write_experts
 from moe_edge.coe.train_board import run_train_board
 from moe_edge.coe.train_expert import (
@@ -88,6 +88,26 @@ def test_accuracies_of_the_collaboration_and_of_single_networks_are_told(trained
     state = json.loads((folder / "training.json").read_text())
     assert state["single"]["steps"] == 4 * SMALL["steps"]
     assert (folder / file_of("single", state["single"]["sha256"])).is_file()
+
+
+def test_both_networks_beside_a_board_are_trained_one_of_them_four_times_as_wide(
+    tmp_path,
+):
+    train(tmp_path, types=1, trained_types=1, width=1, steps=2, compare="all")
+    found = read_accuracy(tmp_path, read_graph(tmp_path / "coe.json"))
+    assert found.keys() == {"collaboration", "single", "single_wide"}
+    assert all(0 < share < 1 for share in found.values())
+    state = json.loads((tmp_path / "training.json").read_text())
+    weights = {}  # read as what they should be; another size has other bytes
+    for name, width in (("single", 1), ("single_wide", 4)):
+        assert state[name]["steps"] == 2
+        made = make_architecture(
+            "board_resnet", {"width": width}, SHAPE, VERDICTS, "bfloat16"
+        )
+        path = tmp_path / file_of(name, state[name]["sha256"])
+        weights[name] = get_network(made).unpack(np.fromfile(path, np.uint8))
+    shapes = [arrays["stage1.a.kernel"].shape for arrays in weights.values()]
+    assert shapes[1][-2:] == tuple(4 * n for n in shapes[0][-2:])
 
 
 def test_second_call_trains_what_is_missing_changed_or_new_only(trained, capsys):

@@ -47,15 +47,16 @@ class Watched(ExpertEngine):
             assert pool.used_bytes <= pool.budget_bytes
 
 
-def serve(name, graph, requests, images=None, broken=(), **more):
+def serve(name, graph, requests, images=None, broken=(), one_disk=True, **more):
     """The engine's run with injected times, and the simulator's."""
+    machine = small_machine(one_disk=one_disk)
 
     def setup():
-        return make_setup(name, graph, small_machine(), graph.probability_E(), **more)
+        return make_setup(name, graph, machine, graph.probability_E(), **more)
 
-    simulated = CoeSimulator(graph, setup()).run(requests)
+    simulated = CoeSimulator(graph, setup(), one_disk).run(requests)
     mine = setup()
-    judge = CoeSimulator(graph, setup())  # its disk and its verdicts only
+    judge = CoeSimulator(graph, setup(), one_disk)  # its disk and its verdicts only
     judge.requests = requests
     clock = ComputedTime(1 + len(mine.pools))
     executor = Timed(mine, judge, clock, broken)
@@ -64,12 +65,22 @@ def serve(name, graph, requests, images=None, broken=(), **more):
     return engine.run(requests), simulated
 
 
-@pytest.mark.parametrize("name", RECIPES)
+HURRY = {"options": {"max_wait_s": 0.5}}
+CASES = [(name, 0.02, True, {}) for name in RECIPES]
+CASES += [(name, 0.02, False, {}) for name in RECIPES]
+CASES += [
+    ("affinity", at_s, one, HURRY) for at_s in (0.02, 0.4) for one in (True, False)
+]
+
+
+@pytest.mark.parametrize(("name", "period_s", "one_disk", "more"), CASES)
 @pytest.mark.parametrize("seed", range(2))
-def test_engine_does_what_the_simulator_computes(name, seed):
+def test_engine_does_what_the_simulator_computes(name, period_s, one_disk, more, seed):
+    """Of all policies; also with parallel loads, and with a bound of waiting where
+    requests come faster than they are served and where they do not."""
     graph = small_board(seed)
-    requests = board_requests(graph, 120, 0.02, seed)
-    ran, simulated = serve(name, graph, requests)
+    requests = board_requests(graph, 120, period_s, seed)
+    ran, simulated = serve(name, graph, requests, one_disk=one_disk, **more)
     assert ran.answers == simulated.answers
     assert ran.switches_by_tier == simulated.switches_by_tier
     assert ran.latency_s == pytest.approx(simulated.latency_s)

@@ -6,14 +6,16 @@ import re
 
 import pytest
 
-from moe_edge.coe.case import probability_E
+from moe_edge.coe.case import MachineOptions, probability_E
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes, reduced
 from moe_edge.coe.profile import ArchitectureCosts, read_profile
 from moe_edge.coe.setup import make_setup
+from moe_edge.coe.trial import with_executors
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.workload.coe_tasks import CoeRequest, board_graph
+from moe_edge.simulate.coe import CoeSimulator
+from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
 
 COSTS = {
     "k_s": 0.5,
@@ -164,6 +166,15 @@ def test_setup_fills_the_layout_of_its_recipe(name):
     assert not empty.start and not (empty.tier and len(empty.tier))
 
 
+def test_tier_below_one_executor_has_the_memory_of_all_of_the_other_kind():
+    graph, numa = board_graph(352), get_preset("numa")
+    _, tier = numa.alone_bytes(graph)
+    shared = dataclasses.replace(numa, executors={"gpu": 2, "cpu": 3})
+    item_bytes = numa.devices["cpu"]["resnet101"].item_bytes
+    # Less what two more executors keep for their batches of 8; rounded down for each.
+    assert 0 <= tier - 2 * 8 * item_bytes - shared.alone_bytes(graph)[1] < 3
+
+
 def large_detectors():
     """A board whose largest expert has 700 bytes, and costs of its networks."""
     sizes = {"resnet101": 100, "yolov5m": 50, "yolov5l": 700}
@@ -192,21 +203,76 @@ def test_memory_that_is_named_for_the_largest_expert_is_the_least_that_works(
     assert "\n" not in text and text.endswith(", or fewer executors")
     named = {k: int(n) for n, k in re.findall(r"(\d+) bytes of (all|gpu|cpu)", text)}
     if name == "coserve":
-        assert named == {"gpu": 2 * (40 + 700), "cpu": 3 * (40 + 700)}
+        assert named == {"gpu": 2 * (10 + 700), "cpu": 3 * (10 + 700)}
         setup(named["gpu"], 300)
         setup(400, named["cpu"])
     else:
-        assert named == {"all" if unified else "gpu": 740}
-        setup(740 - unified * 300, 300)
+        assert named == {"all" if unified else "gpu": 710}
+        setup(710 - unified * 300, 300)
     with pytest.raises(CapacityError, match="largest expert has 700 bytes"):
-        setup(739 - unified * 300 if name == "samba" else named["gpu"] - 1, 300)
+        setup(709 - unified * 300 if name == "samba" else named["gpu"] - 1, 300)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("name", ["coserve", "affinity", "samba"])
+def test_batches_are_as_large_as_memory_allows_and_the_profile_says(name, unified):
+    """Images of 10 bytes, at most 4; the largest expert has 700, the smallest 50."""
+    graph, costs = large_detectors()
+    devices, requests = {"gpu": costs, "cpu": costs}, board_requests(graph, 40, 0.1)
+    batches, longest = [], []
+    for gpu in (710, 729, 730, 740, 5000):
+        memory = {"gpu": 2 * gpu, "cpu": 60}
+        if name == "samba":  # one executor, with all memory if that is one
+            memory["gpu"] = gpu - unified * 60
+        made = Machine(devices, {"gpu": 2, "cpu": 1}, memory, unified=unified)
+        setup = make_setup(name, graph, made, graph.probability_E())
+        batches.append([set(of.max_batch) for of in setup.costs])
+        free = [pool.budget_bytes for pool in setup.pools]
+        assert free[0] == gpu - 10 * setup.costs[0].max_batch[0]
+        run = CoeSimulator(graph, setup).run(requests)
+        assert len(run.latency_s) == 40
+        longest.append(max(step.requests for step in run.steps))
+    assert [of[0] for of in batches] == [{1}, {2}, {3}, {4}, {4}]
+    assert all(of[-1] == {1} for of in batches) or name == "samba"
+    assert [longest[0], longest[-1]] == [1, 4]
 
 
 def test_too_many_executors_are_refused_before_any_is_made():
     graph, costs = large_detectors()
-    with pytest.raises(CapacityError, match="12 gpu executors have 1000 bytes; each n"):
-        many = Machine({"gpu": costs}, {"gpu": 12}, {"gpu": 1000})
+    message = (
+        "20 gpu executors have 1000 bytes; each needs 10 for a batch and 50 for the "
+        "smallest expert: expected at least 1200, or fewer executors"
+    )
+    with pytest.raises(CapacityError, match=message):
+        many = Machine({"gpu": costs}, {"gpu": 20}, {"gpu": 1000})
         make_setup("coserve", graph, many, graph.probability_E())
+
+
+@pytest.mark.parametrize("executors", ["gpu:2", "gpu:1,cpu:2", "gpu:4,cpu:1"])
+@pytest.mark.parametrize("name", ["numa", "uma"])
+def test_executors_without_memory_share_what_the_preset_has(name, executors):
+    graph, preset = board_graph(40), get_preset(name)
+    made = MachineOptions(simulate=name, executors=executors).build(graph)
+    counts = parse_executors(executors)
+    assert made == with_executors(preset, counts) and made.executors == counts
+    kept = {kind: preset.memory_bytes[kind] for kind in counts}
+    assert made.memory_bytes == kept or name == "uma"
+    if name == "uma":  # evenly, as in the study of figure 17
+        each = {made.memory_bytes[kind] // n for kind, n in counts.items()}
+        assert each == {sum(preset.memory_bytes.values()) // sum(counts.values())}
+    parallel = MachineOptions(
+        simulate=name, executors=executors, memory="9GB," * executors.count(",") + "9GB"
+    )
+    parallel = dataclasses.replace(parallel, parallel_loads=True).build(graph)
+    assert not parallel.one_disk and set(parallel.memory_bytes.values()) == {9 * 10**9}
+
+
+def test_kind_of_executor_that_a_preset_lacks_is_refused():
+    options = MachineOptions(simulate="numa", executors="gpu:1,npu:1")
+    with pytest.raises(
+        ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
+    ):
+        options.build(board_graph(4))
 
 
 def test_sample_is_of_requests_that_have_a_rule():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.float32 import to_float32
 from moe_edge.model.experts import choose_method, run_experts
-from moe_edge.model.matvec import linear, num_lanes, to_float32
+from moe_edge.model.matvec import linear, num_lanes
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 

@@ -6,10 +6,10 @@ from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place.coserve_memory import decaying_window, pool_bytes
 
 
-def test_pool_is_what_the_largest_batch_leaves():
+def test_pool_is_what_a_batch_leaves():
     assert pool_bytes("gpu", 100, 3, 10, 20) == 23
     message = (
-        "4 gpu executors have 100 bytes; each needs 10 for its largest batch and 20 "
+        "4 gpu executors have 100 bytes; each needs 10 for a batch and 20 "
         "for the smallest expert: expected at least 120, or fewer executors"
     )
     with pytest.raises(CapacityError, match=message):

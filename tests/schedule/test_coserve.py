@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
@@ -109,14 +110,106 @@ def test_affinity_serves_the_resident_first_then_preliminary_ones():
     assert step(loop)[0] == [0]
 
 
-def test_affinity_lets_nobody_wait_too_long():
-    loop, _ = lanes_of("affinity", [[0]], max_wait_s=5.0)
-    come(loop, 0, 1, now_s=0.0)
-    for number in range(1, 9):
-        come(loop, number, 0, now_s=1.0)
-    assert step(loop, now_s=4.9)[0] == [1, 2, 3]
-    assert step(loop, now_s=5.0)[0] == [0]
-    assert step(loop, now_s=5.0)[0] == [4, 5, 6]
+def test_affinity_serves_who_would_be_late_behind_the_resident():
+    """Those are eight, of 14 s: expert 1 begins at 1 s or at 15 s."""
+    for max_wait_s, batches in (
+        (14.0, [[0], [1, 2, 3], [4, 5, 6], [7, 8]]),
+        (15.0, [[1, 2, 3], [4, 5, 6], [7, 8], [0]]),
+    ):
+        loop, _ = lanes_of("affinity", [[0]], max_wait_s=max_wait_s)
+        come(loop, 0, 1, now_s=0.0)
+        for number in range(1, 9):
+            come(loop, number, 0, now_s=1.0)
+        assert [step(loop, now_s=1.0)[0] for _ in range(4)] == batches
+
+
+def test_affinity_finishes_the_group_that_it_began_but_takes_in_no_more():
+    loop, pools = lanes_of("affinity", [[0]], room=1, max_wait_s=14.0)
+    come(loop, 9, 1, now_s=0.0)
+    for number in range(5):
+        come(loop, number, 0, now_s=0.0)
+    assert step(loop, now_s=0.0)[0] == [0, 1, 2]
+    come(loop, 5, 0, now_s=1.0)
+    # Expert 1 should have begun, but the pool has room for one.
+    assert step(loop, now_s=30.0)[0] == [3, 4] and pools[0].resident == {0}
+    assert [step(loop, now_s=33.0)[0] for _ in range(2)] == [[9], [5]]
+
+
+def test_affinity_saves_who_can_be_in_time_then_whoever_is_late_by_two_loads():
+    def after(now_s):
+        """What is next if 0 came at 0 s, 1 at 20 s; both need loads of 10 s."""
+        loop, _ = lanes_of("affinity", [[2]], max_wait_s=15.0)
+        come(loop, 0, 0, now_s=0.0)
+        come(loop, 1, 1, now_s=20.0)
+        come(loop, 2, 2, now_s=20.0)
+        come(loop, 3, 2, now_s=20.0)
+        return step(loop, now_s=now_s)[0]
+
+    assert after(20.0) == [2, 3]  # 0 is late in any case, 1 is not
+    assert after(30.9) == [2, 3]  # 4 s later 1 still begins in time
+    assert after(31.5) == [0]  # else it would wait for 20.5 s more than 15 s
+    loop, _ = lanes_of("affinity", [[2]], max_wait_s=15.0)
+    for number, come_s in enumerate((0.0, 8.0, 20.0)):
+        come(loop, number, number, now_s=come_s)
+    assert step(loop, now_s=22.0)[0] == [1]  # 2 would make it late; 0 is late anyway
+
+
+def test_affinity_is_in_time_wherever_the_oldest_first_is():
+    """One lane with room for all, all have come: predictions are exact."""
+    changed = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        came = sorted(
+            (float(t), int(e)) for t, e in rng.uniform((0, 0), (30, 9), (14, 2))
+        )
+        bound_s = longest_oldest_first_s(came)
+        assert longest_affinity_s(came, bound_s + 1e-9) <= bound_s + 2e-9
+        changed += longest_affinity_s(came, math.inf) > bound_s + 1e-6
+    assert changed > 20
+
+
+def longest_affinity_s(came, max_wait_s):
+    """Longest wait of a group; experts 0 to 2 are there, 6 to 8 follow others."""
+    options = {"room": 9, "follow": {3: 6, 4: 7, 5: 8}, "max_wait_s": max_wait_s}
+    loop, pools = lanes_of("affinity", [[0, 1, 2]], 9, **options)
+    for number, (at_s, expert) in enumerate(came):
+        come(loop, number, expert, now_s=at_s)
+    now_s, begun_s = 30.0, {}
+    while loop.lanes[0].waiting:
+        jobs = list(loop.begin_step(0, now_s))
+        expert, costs = jobs[0].expert, loop.policy.costs[0]
+        begun_s.setdefault(expert, now_s - jobs[0].arrival_s)
+        now_s += costs.batch_s(expert, len(jobs))
+        if expert not in pools[0]:
+            pools[0].enter(expert)
+            now_s += costs.load_s[expert]
+        loop.end_step(0, now_s, jobs)
+    return max(begun_s.values())
+
+
+def longest_oldest_first_s(came):
+    experts, now_s, found = [e for _, e in came], 30.0, {}
+    for at_s, expert in came:
+        if expert not in found:
+            n = experts.count(expert)
+            found[expert] = now_s - at_s
+            now_s += n + 2 * math.ceil(n / 3) + (10 if expert > 2 else 0)
+    return max(found.values())
+
+
+def test_a_burst_of_loads_makes_somebody_late_in_any_order():
+    """Three requests at once, a lane, a load of 10 s each, a bound of 5 s."""
+    loop, pools = lanes_of("affinity", [[]], room=3, max_wait_s=5.0)
+    for number in range(3):
+        come(loop, number, number)
+    begun_s, now_s = [], 0.0
+    while loop.lanes[0].waiting:
+        (job,) = loop.begin_step(0, now_s)
+        pools[0].enter(job.expert)
+        begun_s.append(now_s)
+        now_s += 13.0
+        loop.end_step(0, now_s, [job])
+    assert begun_s == [0.0, 13.0, 26.0]  # beyond 5 s and one group, whoever is last
 
 
 def test_recipes_are_chosen_by_name():

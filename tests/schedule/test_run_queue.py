@@ -45,12 +45,32 @@ def test_queue_is_as_a_plain_list_and_its_index_agrees(arranged):
         for run in queue.in_order:
             assert all(one.expert == run.expert and one.run is run for one in run.jobs)
         if plain:
-            assert queue.oldest is min(plain, key=lambda one: one.id)
             assert queue.first.jobs[0] is plain[0] is queue[0]
             assert queue[-1] is plain[-1]
             middle = len(plain) // 2
             assert queue.index(plain[middle]) == middle and plain[middle] in queue
         assert gone is None or gone not in queue
+
+
+def test_run_that_is_begun_takes_in_nobody_and_ends_with_its_last():
+    queue, _ = empty()
+    jobs = [job(n, expert) for n, expert in enumerate((0, 1, 1, 1))]
+    for one in jobs:
+        queue.insert(queue.behind(one.expert), one)
+    run = queue.runs[1]
+    queue.begin(run)
+    assert queue.begun is run and 1 not in queue.runs
+    late = job(4, 1)
+    assert queue.behind(1) == 4
+    queue.insert(4, late)  # behind the begun run of the same expert
+    assert late.run is queue.runs[1] is not run and list(queue) == [*jobs, late]
+    later = job(5, 1)
+    queue.insert(queue.behind(1), later)
+    assert later.run is late.run
+    for one in jobs[1:]:
+        assert queue.begun is run
+        queue.remove(one)
+    assert queue.begun is None and list(queue) == [jobs[0], late, later]
 
 
 def test_emptied_queue_predicts_nothing_whatever_rounding_says():

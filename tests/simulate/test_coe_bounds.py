@@ -5,10 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
+from moe_edge.coe.setup import make_setup
 from moe_edge.core.checks import ConfigError
 from moe_edge.offload.evict_pool import PoolBelady
 from moe_edge.offload.pool import Pool, fill
-from moe_edge.simulate.coe_bounds import belady_fcfs, distinct
+from moe_edge.simulate.coe_bounds import belady_fcfs, distinct, uses
+from moe_edge.simulate.coe_run import Case
+from moe_edge.workload.coe_tasks import board_requests
+from tests.support.experts import small_board, small_machine
 
 
 def fewest_loads(chains, slots, start):
@@ -92,6 +96,26 @@ def test_belady_in_a_pool_loads_as_often_as_the_bound(seed):
             loads += 1
         pool.touch(expert, time)
     assert loads == belady_fcfs(order, 6, start, 20)
+
+
+def test_bounds_of_a_policy_are_of_its_own_executors_and_start():
+    graph, memory = small_board(4), {"gpu": 60, "cpu": 80}
+    requests = board_requests(graph, 60, 0.001, seed=4)
+    machine = small_machine(memory_bytes=memory)
+    case, used = Case(graph, requests, machine), uses(graph, requests)
+    share_E, found = graph.probability_E(), {}
+    for name in ("samba", "samba_no_tier", "coserve", "affinity"):
+        found[name] = case.bounds(name)
+        setup = make_setup(name, graph, machine, share_E)
+        assert found[name]["least_switches"] == len(set(used) - setup.start)
+        run = case.run(name)
+        assert run.switches >= found[name]["least_switches"]
+        assert run.time_s >= found[name]["least_time_s"]
+    # Loads of 1 s take longer than all else here, but those from the tier do not.
+    for name in ("samba_no_tier", "coserve", "affinity"):
+        assert found[name]["least_time_s"] == found[name]["least_switches"]
+    assert found["samba"]["least_time_s"] < found["samba"]["least_switches"]
+    assert found["coserve"] != found["affinity"]
 
 
 def test_wrong_bounds_are_refused():

@@ -15,6 +15,7 @@ from moe_edge.coe.store import ExpertStore, write_experts
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 from tests.support.coe_boards import drawn_requests, write_board
+from tests.support.experts import loads_by_group
 
 MAX_BATCH, LOAD_S = 4, {"disk": 0.002, "host": 0.001}
 
@@ -52,7 +53,6 @@ class Watching:
 
     def __init__(self, executor, pool, sizes):
         self.executor, self.pool, self.sizes = executor, pool, sizes
-        self.groups: list[tuple[int, bool]] = []
 
     def run(self, batch, images):
         outcome = self.executor.run(batch, images)
@@ -61,7 +61,6 @@ class Watching:
             assert set(slots.arrays) == self.pool.resident
             assert slots.num_bytes == self.sizes[list(slots.arrays)].sum()
             assert slots.num_bytes <= self.pool.budget_bytes
-        self.groups.append((batch.expert, batch.tier is not None))
         return outcome
 
 
@@ -70,6 +69,7 @@ class WatchedLive(Live):
         made = zip(super().executors(setup), setup.pools, strict=True)
         sizes = self._graph.bytes_E
         self.watching = [Watching(*one, sizes) for one in made]
+        self.loads = loads_by_group(setup)
         return self.watching
 
 

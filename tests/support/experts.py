@@ -1,5 +1,7 @@
 """Lanes, pools and requests for the policies of a collaboration of experts."""
 
+import collections
+
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.profile import ArchitectureCosts
 from moe_edge.offload.evict_pool import get_pool_policy
@@ -18,12 +20,14 @@ def costs_of(num_experts, k_s=1.0, b_s=2.0, load_s=10.0, max_batch=3):
     )
 
 
-def lanes_of(name, resident, num_experts=6, follow=None, costs=None, **options):
-    """A loop with a recipe's queues; pools of 2 experts that hold `resident`."""
+def lanes_of(name, resident, num_experts=6, follow=None, costs=None, room=2, **options):
+    """A loop with a recipe's queues; pools of `room` experts that hold `resident`."""
     follow, recipe = follow or {}, RECIPES[name]
     sizes, shares = [1] * num_experts, [1 / (n + 1) for n in range(num_experts)]
     policy = get_pool_policy(recipe.eviction)
-    pools = make_pools([2] * len(resident), policy, sizes, shares, list(follow.items()))
+    pools = make_pools(
+        [room] * len(resident), policy, sizes, shares, list(follow.items())
+    )
     for pool, experts in zip(pools, resident, strict=True):
         for expert in experts:
             pool.enter(expert)
@@ -51,6 +55,19 @@ def small_machine(**changes):
 def small_board(seed):
     """24 types and all detectors, in sizes that those pools hold a few of."""
     return board_graph(24, seed, decay=5.0, record_bytes=BYTES)
+
+
+def loads_by_group(setup):
+    """A count of the loads for each run of a setup's queues, which a run fills."""
+    loads, choose = collections.Counter(), setup.policy.choose
+
+    def counted(lane, now_s):
+        run = choose(lane, now_s)
+        loads[run] += run.expert not in setup.pools[lane.number]
+        return run
+
+    setup.policy.choose = counted
+    return loads
 
 
 def come(loop, number, expert, now_s=0.0):

@@ -15,9 +15,10 @@ import optax
 from flax import nnx
 
 from moe_edge.checkpoint.schema import dense_items, item_shapes
+from moe_edge.core.float32 import to_float32
 from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.matvec import compiler_options, to_float32
+from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn

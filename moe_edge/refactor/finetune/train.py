@@ -23,13 +23,14 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import say
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k
 from moe_edge.refactor.finetune import step as programs
 from moe_edge.refactor.settings import FineTuning
 from moe_edge.refactor.texts import Windows
 from moe_edge.training import checkpoints
-from moe_edge.training.control import Clock, StopOnSignal, append_record, say, short
+from moe_edge.training.control import Clock, StopOnSignal, append_record, short
 from moe_edge.training.step import TrainState
 
 LOG_MINUTES, CHECKPOINT_MINUTES = 0.25, 5.0

@@ -1,14 +1,14 @@
 """What the entries of CoServe in computed time have in common."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moe_edge.coe.case import CoeWork
 from moe_edge.coe.machine import Machine
-from moe_edge.coe.presets import PRESETS, SOURCE
+from moe_edge.coe.presets import PRESETS, SOURCE, get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.results import metric
 from moe_edge.schedule.coe_recipes import RECIPES
@@ -18,6 +18,7 @@ from moe_edge.studies.study import Findings
 from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
 
 SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
+DISKS = {"one": "", "parallel": ", parallel loads"}  # how places are called
 SPREAD = "half range of seeds"
 REASON = (
     "Costs of networks and loads are assumed (the paper gives disks and memory only), "
@@ -42,6 +43,7 @@ class OnTasks(StudySettings):
         "machines": lambda name, value: check_known("machine", value, PRESETS),
         "tasks": lambda name, value: check_known("task", value, TASKS),
         "policies": lambda name, value: check_known("policy", value, RECIPES),
+        "disks": lambda name, value: check_known("disk", value, DISKS),
         "decay": check_positive,
         "decays": check_positive,
     }
@@ -72,6 +74,30 @@ class OnTasks(StudySettings):
         work = CoeWork(task=task, decay=self.decay if decay is None else decay)
         for seed in self.all_seeds:
             yield Case(*work.build(preset, seed), machine, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnMachines(OnTasks):
+    """As OnTasks, on machines and disks.
+
+    Attributes:
+      machines: presets.
+      disks: one, whose loads wait for each other; parallel: they do not.
+    """
+
+    machines: Sequence[str] = ("numa", "uma")
+    disks: Sequence[str] = tuple(DISKS)
+
+    def places(self) -> Mapping[str, tuple[str, Machine]]:
+        """How a machine with a disk is called -> its preset, and it."""
+        return {
+            name + DISKS[disk]: (
+                name,
+                dataclasses.replace(get_preset(name), one_disk=disk == "one"),
+            )
+            for name in self.machines
+            for disk in self.disks
+        }
 
 
 def simulated(settings: OnTasks, *, limits: Sequence[str] = (), **found) -> Findings:

@@ -190,8 +190,8 @@ def measure_sensitivity(settings: Sensitivity) -> Findings:
         baselines=[p for p in settings.policies if p not in (PAPER, OURS)],
         limits=[
             "Rows are medians over tasks and seeds together.",
-            "A bound of waiting says who is next. These requests come faster than they "
-            "are served, so waits go beyond a short one.",
+            "A bound of waiting is kept where requests come no faster than they are "
+            "served. These do, so waits go beyond a short one.",
         ],
         ours=ours,
         plot=lambda path: draw_panels(

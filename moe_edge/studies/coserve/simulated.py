@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.coe.presets import get_preset
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe_run import Case
@@ -14,7 +13,7 @@ from moe_edge.studies.coserve.entry import (
     OURS,
     PAPER,
     REASON,
-    OnTasks,
+    OnMachines,
     median_row,
     simulated,
 )
@@ -28,14 +27,13 @@ TIER = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Simulated(OnTasks):
+class Simulated(OnMachines):
     """The size of the study.
 
     Attributes:
-      machines: presets; policies: what is compared, with the first one.
+      policies: what is compared, with the first one.
     """
 
-    machines: Sequence[str] = ("numa", "uma")
     policies: Sequence[str] = (
         *("samba", "samba_no_tier", "samba_fifo", "samba_parallel"),
         *("coserve", "affinity"),
@@ -50,11 +48,13 @@ class Ablation(Simulated):
 
 
 class Runs:
-    """Throughput and switches of every (machine, task, policy), by seed.
+    """Throughput and switches of every (place, task, policy), by seed.
+
+    A place is a machine with one disk, or with parallel loads.
 
     Attributes:
-      throughput, switches: (machine, task, policy) -> one number a seed.
-      over: (machine, task, policy on all executors) -> switches over those that its
+      throughput, switches: (place, task, policy) -> one number a seed.
+      over: (place, task, policy on all executors) -> switches over those that its
         start makes necessary.
       equal: whether every policy gave each request the same chain of experts.
     """
@@ -64,19 +64,18 @@ class Runs:
         self.switches: dict[tuple[str, str, str], list[int]] = {}
         self.over: dict[tuple[str, str, str], list[float]] = {}
         self.equal = True
-        for machine in settings.machines:
-            built = get_preset(machine)
+        for place, (machine, built) in settings.places().items():
             for task in settings.tasks:
                 for case in settings.cases(task, machine, built):
-                    self._serve(case, machine, task, settings.policies)
-                self._tell(machine, task, settings.policies)
+                    self._serve(case, place, task, settings.policies)
+                self._tell(place, task, settings.policies)
 
     def _serve(
-        self, case: Case, machine: str, task: str, policies: Sequence[str]
+        self, case: Case, place: str, task: str, policies: Sequence[str]
     ) -> None:
         chains = None
         for policy in policies:
-            run, key = case.run(policy), (machine, task, policy)
+            run, key = case.run(policy), (place, task, policy)
             self.throughput.setdefault(key, []).append(run.throughput_per_s)
             self.switches.setdefault(key, []).append(run.switches)
             if not RECIPES[policy].one_lane:
@@ -84,61 +83,60 @@ class Runs:
                 self.over.setdefault(key, []).append(over)
             self.equal &= chains in (None, run.chains)
             chains = run.chains
-        self.switches.setdefault((machine, task, BOUND), []).append(case.distinct())
+        self.switches.setdefault((place, task, BOUND), []).append(case.distinct())
 
-    def _tell(self, machine: str, task: str, policies: Sequence[str]) -> None:
+    def _tell(self, place: str, task: str, policies: Sequence[str]) -> None:
         found = [
-            f"{p} {np.median(self.throughput[machine, task, p]):.3g}" for p in policies
+            f"{p} {np.median(self.throughput[place, task, p]):.3g}" for p in policies
         ]
-        print(f"{machine}, {task}: requests/s: {', '.join(found)}", flush=True)
+        print(f"{place}, {task}: requests/s: {', '.join(found)}", flush=True)
 
-    def ratios(self, machine: str, policy: str, to: str) -> list[float]:
+    def ratios(self, place: str, policy: str, to: str) -> list[float]:
         """Throughput over another policy's, a median over seeds each task."""
         return [
-            float(np.median(np.divide(found, self.throughput[machine, task, to])))
+            float(np.median(np.divide(found, self.throughput[place, task, to])))
             for (where, task, name), found in self.throughput.items()
-            if (where, name) == (machine, policy)
+            if (where, name) == (place, policy)
         ]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Medians over seeds."""
         rows = []
-        for (machine, task, policy), found in self.throughput.items():
-            name = f"throughput, {machine}, {task}"
+        for (place, task, policy), found in self.throughput.items():
+            name = f"throughput, {place}, {task}"
             rows.append(median_row(policy, name, found, "requests/s"))
-        for (machine, task, policy), found in self.switches.items():
-            rows.append(median_row(policy, f"switches, {machine}, {task}", found, "1"))
-        for (machine, task, policy), found in self.over.items():
-            name = f"switches / least, {machine}, {task}"
+        for (place, task, policy), found in self.switches.items():
+            rows.append(median_row(policy, f"switches, {place}, {task}", found, "1"))
+        for (place, task, policy), found in self.over.items():
+            name = f"switches / least, {place}, {task}"
             rows.append(median_row(policy, name, found, "1"))
         return rows
 
 
 def measure(settings: Simulated) -> Findings:
-    """All policies on all tasks and machines."""
+    """All policies on all tasks, machines and disks."""
     runs, base = Runs(settings), settings.policies[0]
     spans = {
-        machine: {
-            policy: _span(runs.ratios(machine, policy, base))
+        place: {
+            policy: _span(runs.ratios(place, policy, base))
             for policy in settings.policies
             if policy != base
         }
-        for machine in settings.machines
+        for place in settings.places()
     }
     shown = [p for p in (PAPER, OURS) if p in settings.policies and p != base]
     answer = "; ".join(
-        f"{machine}: "
-        + ", ".join(f"{policy} {spans[machine][policy]} times" for policy in shown)
-        for machine in settings.machines
+        f"{place}: " + ", ".join(f"{policy} {spans[place][policy]}" for policy in shown)
+        for place in spans
     )
     return simulated(
         settings,
-        answer=f"Throughput over {base}'s, least and largest of the tasks: {answer}.",
+        answer=f"Times {base}'s throughput, over the tasks: {answer}.",
         details=[
-            f"{machine}, throughput over {base}'s: "
+            f"{place}, throughput over {base}'s: "
             + ", ".join(f"{policy} {span}" for policy, span in found.items())
             + "."
-            for machine, found in spans.items()
+            for place, found in spans.items()
         ],
         metrics=runs.metrics(),
         limits=[TIER],
@@ -158,21 +156,21 @@ def measure(settings: Simulated) -> Findings:
 
 
 def panels(runs: Runs, settings: Simulated) -> list[Panel]:
-    """Throughput and switches of each machine."""
+    """Throughput and switches of each place."""
 
-    def series(values: Mapping, machine: str, names: Sequence[str]) -> dict:
+    def series(values: Mapping, place: str, names: Sequence[str]) -> dict:
         return {
-            name: [np.median(values[machine, task, name]) for task in settings.tasks]
+            name: [np.median(values[place, task, name]) for task in settings.tasks]
             for name in names
         }
 
     found = []
-    for machine in settings.machines:
+    for place in settings.places():
         tasks, names = list(settings.tasks), settings.policies
-        rates = series(runs.throughput, machine, names)
-        counts = series(runs.switches, machine, [*names, BOUND])
-        found.append(Panel(f"{machine}: throughput", "requests/s", tasks, rates))
-        found.append(Panel(f"{machine}: switches", "loads", tasks, counts, log=True))
+        rates = series(runs.throughput, place, names)
+        counts = series(runs.switches, place, [*names, BOUND])
+        found.append(Panel(f"{place}: throughput", "requests/s", tasks, rates))
+        found.append(Panel(f"{place}: switches", "loads", tasks, counts, log=True))
     return found
 
 

@@ -1,6 +1,7 @@
 """CoServe, figures 17 and 18 in computed time: how many executors, how many experts."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from moe_edge.core.checks import check_count
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.coserve_memory import Window, decaying_window
 from moe_edge.studies.coserve.entry import (
+    DISKS,
     PAPER,
     REASON,
+    OnMachines,
     OnTasks,
     median_row,
     simulated,
@@ -27,14 +30,13 @@ ITEM_BYTES = 3 * SIZE // 2  # an image of a batch needs 1.5 experts (section 3.3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Executors(OnTasks):
+class Executors(OnMachines):
     """The size of figure 17.
 
     Attributes:
-      machines: presets; executors: what is compared, such as gpu:3,cpu:1.
+      executors: what is compared, such as gpu:3,cpu:1.
     """
 
-    machines: Sequence[str] = ("numa", "uma")
     executors: Sequence[str] = (
         *("gpu:1", "gpu:2", "gpu:3", "gpu:4"),
         *("gpu:1,cpu:1", "gpu:2,cpu:1", "gpu:3,cpu:1", "gpu:4,cpu:1"),
@@ -47,35 +49,37 @@ class Memory(OnTasks):
     """The size of figure 18.
 
     Attributes:
+      disks: as of OnMachines.
       start: experts of the first window; margin: by which its line may be missed.
     """
 
     rules = OnTasks.rules | {"margin": lambda name, value: None}  # the window checks it
+    disks: Sequence[str] = tuple(DISKS)
     start: int = 15
     margin: float = 0.05
 
 
 def check_executors(settings: Executors) -> None:
     """Refuses kinds of executors that the machines lack, or more than fit."""
-    for name in settings.machines:
+    for name, machine in settings.places().values():
         for text in settings.executors:
-            case = next(settings.cases(settings.tasks[0], name, with_(name, text)))
+            case = next(settings.cases(settings.tasks[0], name, with_(machine, text)))
             case.setup(PAPER)
 
 
-def with_(preset: str, text: str) -> Machine:
-    """A preset with other executors."""
-    return with_executors(get_preset(preset), parse_executors(text))
+def with_(machine: Machine, text: str) -> Machine:
+    """A machine with other executors."""
+    return with_executors(machine, parse_executors(text))
 
 
 def measure_executors(settings: Executors) -> Findings:
     """CoServe with every number of executors."""
     rows, best, panels = [], {}, []
-    for name in settings.machines:
+    for name, (preset, machine) in settings.places().items():
         values: dict[str, list[float]] = {}
         for task in settings.tasks:
             for text in settings.executors:
-                cases = settings.cases(task, name, with_(name, text))
+                cases = settings.cases(task, preset, with_(machine, text))
                 found = [case.run(PAPER).throughput_per_s for case in cases]
                 rows.append(
                     median_row(text, f"throughput, {name}, {task}", found, "requests/s")
@@ -133,30 +137,34 @@ def measure_memory(settings: Memory) -> Findings:
     """Throughput at the ends of the windows, task by task, as the first seed slides."""
     most = max(n for n in range(1, 200) if with_experts(n) is not None)
     check_count("experts for which there is memory", most)
-    rows, windows, curves = [], {}, {}
-    for task in settings.tasks:
+    rows, windows = [], {}
+    for disk, task in itertools.product(settings.disks, settings.tasks):
         by_number: dict[int, list[float]] = {}
 
-        def throughput(experts: int, task=task, by_number=by_number) -> float:
-            cases = settings.cases(task, "numa", with_experts(experts))
+        def throughput(
+            experts: int, disk=disk, task=task, by_number=by_number
+        ) -> float:
+            machine = with_experts(experts)
+            machine = dataclasses.replace(machine, one_disk=disk == "one")
+            cases = settings.cases(task, "numa", machine)
             found = [case.run(PAPER).throughput_per_s for case in cases]
             by_number[experts] = found
             return float(np.median(found))
 
         window = decaying_window(throughput, most, settings.start, settings.margin)
-        windows[task] = _told(window)
-        curves[task] = [value for _, value in window.tried]
+        where = task + DISKS[disk]
+        windows[where] = _told(window)
         for experts, found in by_number.items():
             name = f"throughput, numa, {experts} experts"
-            rows.append(median_row(task, name, found, "requests/s"))
-        print(f"{task}: {windows[task]}", flush=True)
+            rows.append(median_row(where, name, found, "requests/s"))
+        print(f"{where}: {windows[where]}", flush=True)
     ends = sorted({n for found in windows.values() for n in found["ends"]})
     series = {
         task: [dict(found["tried"]).get(n, np.nan) for n in ends]
         for task, found in windows.items()
     }
     spans = {task: f"{found['low']}-{found['high']}" for task, found in windows.items()}
-    said = ", ".join(f"{task} {span}" for task, span in spans.items())
+    said = "; ".join(f"{task} {span}" for task, span in spans.items())
     panel = Panel(
         "numa, coserve", "requests/s", ends, series, x_label="experts in GPU memory"
     )

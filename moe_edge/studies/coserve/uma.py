@@ -99,9 +99,9 @@ def measure(settings: Variants) -> Findings:
         for task in settings.tasks:
             for case in settings.cases(task, PRESET, machine, decay):
                 runs = {p: case.run(p) for p in (SAMBA, PARALLEL, PAPER, OURS)}
-                bounds = case.bounds(runs)
+                bounds = [case.bounds(policy) for policy in (PAPER, OURS)]
                 time_s = {p: run.time_s for p, run in runs.items()}
-                time_s[BOUND] = bounds["time_s"]
+                time_s[BOUND] = min(one["least_time_s"] for one in bounds)
                 for policy in (PAPER, OURS, BOUND):
                     ratio = time_s[SAMBA] / time_s[policy]
                     found.setdefault(f"{policy} over {SAMBA}", []).append(ratio)
@@ -111,7 +111,8 @@ def measure(settings: Variants) -> Findings:
                     key = f"switches of {policy}"
                     found.setdefault(key, []).append(runs[policy].switches)
                 key = "switches, least in any order"
-                found.setdefault(key, []).append(bounds["distinct"])
+                least = min(one["least_switches"] for one in bounds)
+                found.setdefault(key, []).append(least)
                 bounds_hold &= time_s[BOUND] <= min(time_s[PAPER], time_s[OURS])
         rows += [median_row(name, key, values, "1") for key, values in found.items()]
         ratios[name] = {k: float(np.median(v)) for k, v in found.items()}

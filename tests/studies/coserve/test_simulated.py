@@ -21,6 +21,15 @@ def test_whole_study_writes_a_valid_entry(tmp_path):
     assert all(summary["checks"].values()) and len(summary["checks"]) == 2
     rows = {(row["policy"], row["name"]): row["value"] for row in result["metrics"]}
     assert rows["coserve", "throughput, uma, b1"] > rows["samba", "throughput, uma, b1"]
+    parallel = "uma, parallel loads, b1"  # Samba's one executor gains nothing by them
+    assert (
+        rows["samba", f"throughput, {parallel}"] == rows["samba", "throughput, uma, b1"]
+    )
+    assert (
+        rows["coserve", f"throughput, {parallel}"]
+        > rows["coserve", "throughput, uma, b1"]
+    )
+    assert f"switches, {parallel}" in {name for _, name in rows}
     assert result["paper_claim"]["comparable"] is False
 
 
@@ -28,6 +37,7 @@ def test_whole_study_writes_a_valid_entry(tmp_path):
     ("given", "message"),
     [
         ({"machines": ("tpu",)}, "unknown machine 'tpu'; known: numa"),
+        ({"disks": ("two",)}, "unknown disk 'two'; known: one, parallel"),
         ({"tasks": ("c1",)}, "unknown task 'c1'"),
         ({"policies": ("best",)}, "unknown policy 'best'"),
         ({"decay": 0.0}, "decay must be positive, got 0.0"),

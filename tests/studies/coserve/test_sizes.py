@@ -2,6 +2,7 @@
 
 import pytest
 
+from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve.sizes import (
@@ -28,7 +29,10 @@ def test_whole_study_writes_a_valid_entry(name, tmp_path):
     run_study(study, settings, out_dir=str(tmp_path / name))
     result = validate_entry(tmp_path / name)
     check_answer(result["answer"])
-    assert result["kind"] == "simulated" and len(result["metrics"]) >= 2
+    assert result["kind"] == "simulated" and len(result["metrics"]) >= 4
+    names = {row["policy"] + row["name"] for row in result["metrics"]}
+    parallel = {name for name in names if "parallel loads" in name}
+    assert len(parallel) >= 2 and len(names - parallel) >= 2
 
 
 def test_more_experts_leave_less_for_batches():
@@ -44,12 +48,13 @@ def test_more_experts_leave_less_for_batches():
 
 
 def test_executors_that_cannot_be_are_refused():
-    assert with_("numa", "gpu:3").kinds == ["gpu"] * 3
-    alone, shared = with_("uma", "gpu:2"), with_("uma", "gpu:2,cpu:2")
+    numa, uma = get_preset("numa"), get_preset("uma")
+    assert with_(numa, "gpu:3").kinds == ["gpu"] * 3
+    alone, shared = with_(uma, "gpu:2"), with_(uma, "gpu:2,cpu:2")
     assert sum(alone.memory_bytes.values()) == sum(shared.memory_bytes.values())
     with pytest.raises(
         ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
     ):
-        with_("numa", "npu:1")
-    with pytest.raises(CapacityError, match="12 gpu executors have 10324000000 bytes"):
-        check_executors(Executors(executors=("gpu:12",), machines=("numa",)))
+        with_(numa, "npu:1")
+    with pytest.raises(CapacityError, match="60 gpu executors have 10324000000 bytes"):
+        check_executors(Executors(executors=("gpu:60",), machines=("numa",)))

@@ -1,0 +1,22 @@
+"""Stored weights as float32, and products that stay float32."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Also on GPUs, where the default is TF32.
+PRECISION = lax.Precision.HIGHEST
+
+
+def to_float32(weight: jax.Array) -> jax.Array:
+    """Stored weights as float32; uint16 holds the bits of bfloat16 values.
+
+    Weights at lower precision (`model/packed.py`) decode themselves.
+    """
+    if not isinstance(weight, jax.Array):
+        return weight.decode()
+    if weight.dtype == jnp.uint16:
+        # bfloat16 is the upper half of float32.
+        bits = weight.astype(jnp.uint32) << 16
+        return lax.bitcast_convert_type(bits, jnp.float32)
+    return weight.astype(jnp.float32)
