@@ -12,7 +12,9 @@ from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.quantised import BLOCK_BYTES, KINDS, decode, encode
+from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert, load_all
+from tests.support.refactored import write_random
 from tests.support.tiny_checkpoints import (
     hf_folder,
     random_tensors,
@@ -130,6 +132,27 @@ def test_sizes_that_no_blocks_fill_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="with 48 width cannot be q4_0"):
         convert(hf, tmp_path / "q", expert_dtype="q4_0", dry_run=True)
     assert not (tmp_path / "q").exists()
+
+
+def test_sub_experts_are_quantised_where_they_are_whole_blocks(tmp_path):
+    hf = whole_blocks_folder(tmp_path / "hf")
+    parent = write_random(hf, tmp_path / "two", subs=2)
+    convert(parent, tmp_path / "q", expert_dtype="q8_0")
+    plain, reader = open_checkpoint(parent), open_checkpoint(tmp_path / "q")
+    assert reader.config == with_kind(plain.config, "q8_0")
+    assert reader.config.moe.sub_experts == 2 and reader.layout.expert_dim == 32
+    assert reader.manifest["refactor"] == plain.manifest["refactor"]
+    want = plain.layout.part(plain.experts(2)[11], "up")
+    found = reader.layout.part(reader.experts(2)[11], "up")
+    np.testing.assert_array_equal(found, decode("q8_0", encode("q8_0", want)))
+    back = convert(tmp_path / "q", tmp_path / "back", to="hf")
+    assert back["dequantised"] == "q8_0"
+    assert open_checkpoint(tmp_path / "back").config.moe.num_experts == 12
+    four = write_random(hf, tmp_path / "four", subs=4)
+    with pytest.raises(ConfigError, match="with 16 neurons cannot be q8_0"):
+        convert(four, tmp_path / "x", expert_dtype="q8_0")
+    with pytest.raises(CheckpointError, match="two is refactored and in our format"):
+        convert(parent, tmp_path / "x")
 
 
 def test_what_makes_no_sense_is_refused(converted, tmp_path):

@@ -1,8 +1,12 @@
 """GGUF's q8_0 and q4_0, weight by weight: what the codec is compared with."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
+
+from tests.support.tiny_checkpoint import tiny_tokenizer
+from tests.support.tiny_checkpoints import hf_folder
 
 BYTES = {"q8_0": 34, "q4_0": 18}
 
@@ -58,3 +62,11 @@ def many_weights(rows: int = 12, width: int = 96) -> np.ndarray:
     weights[6] *= 1e4
     weights[7] = np.abs(weights[7])
     return weights
+
+
+def whole_blocks_folder(folder: Path, **changes) -> Path:
+    """A tiny HF folder with a tokenizer, whose experts blocks of 32 weights fill."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "vocab_size": 320}
+    path = hf_folder(folder, "qwen2_moe", **sizes | changes)
+    tiny_tokenizer().save(str(path / "tokenizer.json"))
+    return path
