@@ -26,7 +26,7 @@ class Loaded:
     tokenizer: Tokenizer | None  # None if it was not asked for
     hf_source: str | None  # folder of the Hugging Face checkpoint it came from
     name: str  # what the caller asked for
-    dtype: str  # of the stored weights
+    dtype: str  # of the experts as stored
 
 
 def load_engine(
@@ -69,7 +69,8 @@ def load_engine(
     else:
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
-    return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
+    dtype = reader.layout.kind or str(reader.dtype)
+    return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)
 
 
 def _open(checkpoint: str | Path, k: int | None):

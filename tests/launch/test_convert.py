@@ -1,3 +1,9 @@
+"""launch/convert.py, and what other scripts say of quantised checkpoints."""
+
+from tests.support.block_formats import whole_blocks_folder
+from tests.support.tiny_checkpoint import TEXT
+
+
 def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tmp_path):
     summary = run_script("convert", "--src", tiny, "--dst", "ours").summary
     assert {"bytes", "seconds", "peak_rss_bytes"} <= set(summary)
@@ -33,3 +39,26 @@ def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
     assert "nowhere is not a folder" in (
         run_script("convert", "--src", "nowhere", "--dst", "x").error
     )
+
+
+def test_quantised_experts_through_the_scripts(run_script, tmp_path):
+    hf = whole_blocks_folder(tmp_path / "hf")
+    flags = "--src", hf, "--dst", "q", "--expert_dtype", "q8_0"
+    assert run_script("convert", *flags).summary["expert_dtype"] == "q8_0"
+    verified = run_script("convert", "--src", "q", "--verify").summary
+    assert verified["verified"]
+    (tmp_path / "t.txt").write_text(TEXT * 3)
+    text = "--text", tmp_path / "t.txt"
+    scored = run_script("evaluate", "--checkpoint", "q", *text).summary
+    back = run_script("convert", "--src", "q", "--dst", "back", "--to", "hf")
+    assert back.summary["dequantised"] == "q8_0"
+    same = run_script("evaluate", "--checkpoint", "back", *text).summary
+    source = run_script("evaluate", "--checkpoint", hf, *text).summary
+    ours, theirs = scored["perplexity"], same["perplexity"]
+    assert abs(ours / theirs - 1) < 1e-4 < abs(ours / source["perplexity"] - 1)
+    refused = "q has q8_0 experts, whose neurons cannot be told apart in blocks of 32"
+    profile = run_script("profile_model", "--checkpoint", "q", *text, "--out_dir", "p")
+    assert refused in profile.error and "profiling takes the" in profile.error
+    flags = "--checkpoint", "q", "--profile", "p", "--out_dir", "r"
+    refactor = run_script("refactor", *flags)
+    assert refused in refactor.error and "refactoring takes the" in refactor.error
