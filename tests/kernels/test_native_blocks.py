@@ -74,6 +74,21 @@ def test_experts_are_their_sum_whatever_the_company(size, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_company_changes_no_bit_with_any_instructions(kind):
+    """A compiler that joins products and sums must do so alike for 1 and 4 vectors."""
+    layout = RecordLayout(96, 64, True, kind)
+    given = case(layout, 7)
+    run, zeros_TD = compiled(layout), np.zeros_like(given[0])
+    for name in native.INSTRUCTIONS:
+        if native.use(name):
+            rows = [slice(t, t + 1) for t in range(7)]
+            alone = [
+                run(*(a[r] for a in given[:3]), given[3], zeros_TD[r]) for r in rows
+            ]
+            np.testing.assert_array_equal(run(*given, zeros_TD), np.concatenate(alone))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_decoded_exactly_by_all_instructions(kind):
     """Hidden values of 1 at one neuron read single weights of down: no sum rounds."""
     layout = RecordLayout(32, 64, True, kind)

@@ -96,6 +96,32 @@ def test_experts_bfloat16_storage_equals_float32_of_same_values(
         assert_close(got, want)
 
 
+@pytest.mark.parametrize("method", ["dense", *FORMS])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_experts_in_blocks_match_numpy_of_what_they_mean(method, kind):
+    layout = RecordLayout(64, 32, True, kind)
+    x, ids, weights, experts = make_case(layout.unquantised, 7)
+    case = x, ids, weights, np.stack([layout.encode(one) for one in experts])
+    assert_close(run(case, layout, method), numpy_sum(case, layout))
+
+
+def test_records_that_are_not_of_the_layout_are_refused():
+    layout = RecordLayout(64, 32, False, "q8_0")
+    x, ids, weights, _ = make_case(layout.unquantised, 2)
+    floats = np.zeros((E, layout.size), np.float32)
+    with pytest.raises(ConfigError, match="float32 with a layout of kind q8_0"):
+        run_experts(x, ids, weights, floats, layout)
+    plain = layout.unquantised
+    with pytest.raises(ConfigError, match="uint8 with a layout of kind None"):
+        run_experts(x, ids, weights, np.zeros((E, plain.size), np.uint8), plain)
+
+
+def test_blocks_never_decode_all_records_at_once():
+    forms = [choose_method(n, np.dtype(np.uint8), "gpu") for n in (1, 2, 99)]
+    assert forms == ["pairs", "blocks", "blocks"]
+    assert [choose_method(n, np.uint8, "cpu") for n in (16, 17)] == ["pairs", "blocks"]
+
+
 @pytest.mark.parametrize(
     "activation, methods",
     [("gelu", ["pairs"]), ("gelu_tanh", ["blocks"]), ("clamped_swiglu", FORMS)],
