@@ -138,13 +138,13 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
 
 
 def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> list[bytes]:
-    chunks = []
+    lines = []
     for choice, is_over in news:
         if is_over:
-            chunks += answer.end(choice)
-        elif (chunk := answer.more(choice)) is not None:
-            chunks.append(chunk)
-    return [*map(data_line, chunks)]
+            lines += map(data_line, answer.end(choice))
+        elif (line := answer.more_line(choice)) is not None:
+            lines.append(line)
+    return lines
 
 
 async def _send(send: Send, lines: Sequence[bytes], more: bool = True) -> None:
