@@ -1,13 +1,15 @@
-"""The event loop answers others while bodies are read."""
+"""The event loop answers others while bodies are read, and wakes once a step."""
 
 import json
 import threading
 import time
 
 from tests.support.live_server import (
+    MAX_BATCH,
     WAIT_S,
     completion,
     live_server,
+    read_reply,
 )
 
 # The figure of docs/serving.md is 0.25 s, on an idle machine. Here other tests have the
@@ -54,3 +56,26 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
     print(f"worst of {len(waited)}: {max(waited):.3f} s; {made[-1] - made[0]} tokens")
     assert max(waited) < WORST_S
     assert made[-1] - made[0] > 20
+
+
+def test_step_wakes_the_event_loop_once_however_many_rows_it_has():
+    with live_server() as server:
+        posted, post = [], server.thread._post
+
+        def counted(what, *given):
+            posted.append(what.__name__)
+            post(what, *given)
+
+        server.thread._post = counted
+        server.driver.hold()
+        socks = [
+            server.send_completion(stream=True, max_tokens=30, ignore_eos=True)
+            for _ in range(MAX_BATCH)
+        ]
+        server.until(lambda: server.thread.num_waiting == MAX_BATCH)
+        server.driver.let()
+        assert {read_reply(sock).status for sock in socks} == {200}
+        server.until(lambda: not server.driver.is_busy)
+        steps = server.seen.steps
+    assert sum(len(step.tokens) == MAX_BATCH for step in steps) > 20
+    assert posted == ["_deliver"] * len(steps)
