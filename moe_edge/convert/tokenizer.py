@@ -1,10 +1,13 @@
 """The tokenizer of a checkpoint, through the `tokenizers` library."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
+from tokenizers.models import BPE
 
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
@@ -21,6 +24,10 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 _MANY_IDS = 10_000  # are decoded while other threads go on (`decode` holds their lock)
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+# NFC writes U+03B9 U+0344 (or three marks) as U+0390: 3.5 bytes as one, the most.
+_NFC_BYTES = 4
+_KEEPS_ALL = ("ByteLevel", "Digits", "Metaspace")  # steps that drop nothing of a text
+_MAY_DROP = ("Split", "Punctuation")  # if told to
 
 
 class Tokenizer:
@@ -95,6 +102,62 @@ class Tokenizer:
         if "\u2581" in self._decoders:  # SentencePiece's space
             token = token.replace("\u2581", " ")
         return token.encode("utf-8")
+
+    def longest(self) -> int | None:
+        """UTF-8 bytes of a text that one token stands for at most.
+
+        A text that is longer than so many times some tokens has more tokens. None for
+        tokenizers that may drop letters, or fuse any number of them: there is no such
+        limit. Reads the whole vocabulary.
+        """
+        tokenizer = self._tokenizer
+        model, vocab = tokenizer.model, tokenizer.get_vocab()
+        splits = [*_steps(tokenizer.pre_tokenizer, "pretokenizers")]
+        is_byte_level = any(step["type"] == "ByteLevel" for step in splits)
+        if is_byte_level:
+            known = all(letter in vocab for letter in _BYTES)
+        else:
+            known = getattr(model, "byte_fallback", False) and all(
+                f"<0x{byte:02X}>" in vocab for byte in range(256)
+            )
+        added = tokenizer.get_added_tokens_decoder().values()
+        strips = any(token.lstrip or token.rstrip for token in added)
+        cuts = any(
+            step["type"] not in _KEEPS_ALL
+            and (step["type"] not in _MAY_DROP or step["behavior"] == "Removed")
+            for step in splits
+        )
+        if type(model) is not BPE or not known or strips or cuts:
+            return None
+        shrinks = 1
+        for step in _steps(tokenizer.normalizer, "normalizers"):
+            pattern = step.get("pattern", {}).get("String")
+            if step["type"] == "NFC":
+                shrinks *= _NFC_BYTES
+            elif step["type"] == "Replace" and pattern is not None:
+                if len(step["content"].encode()) < len(pattern.encode()):
+                    return None
+            elif step["type"] != "Prepend":
+                return None
+        texts = self._added.values()
+        sizes = (
+            len(token) if is_byte_level else len(token.encode())
+            for token in vocab.keys() - texts
+        )
+        return shrinks * max([*sizes, *(len(text.encode()) for text in texts)])
+
+
+def _steps(part, inner: str) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, one after another."""
+    if part is None:
+        return
+    todo = [json.loads(part.__getstate__())]
+    while todo:
+        step = todo.pop(0)
+        if step["type"] == "Sequence":
+            todo = [*step[inner], *todo]
+        else:
+            yield step
 
 
 def load_tokenizer(reader) -> Tokenizer:

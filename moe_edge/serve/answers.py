@@ -5,6 +5,7 @@ answer.body()                      # once all choices have ended
 
 for chunk in answer.start(): ...   # or as a stream, `data_line` of each
 answer.more(choice)                # what is new of a choice; None: nothing
+answer.more_line(choice)           # or its `data_line`, which takes a tenth of the time
 for chunk in answer.end(choice): ...
 answer.usage_chunk()               # last, if it was asked for; then DONE
 """
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # it loads JAX
 Chunk = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 TOKEN_BYTES = 16  # about, of a token in an answer, or of a likely one beside it
 
 
@@ -44,9 +46,9 @@ def data_line(chunk: Chunk) -> bytes:
     return b"data: " + to_json(chunk) + b"\n\n"
 
 
-def to_json(body: Chunk) -> bytes:
+def to_json(body: Chunk | str) -> bytes:
     """A body as it is sent."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODE(body).encode("ascii")
 
 
 class Answer:
@@ -56,6 +58,7 @@ class Answer:
     """
 
     OBJECT = CHUNK_OBJECT = ID = ""
+    TEXT = b""  # what stands before the text in a part of a stream
 
     def __init__(
         self, request: TokenRequest, choices: Sequence["Choice"], model: ServedModel
@@ -64,6 +67,7 @@ class Answer:
         self._names = TokenNames(model.tokenizer)
         self._id, self._created = f"{self.ID}-{secrets.token_hex(12)}", int(time.time())
         self._begun: set[int] = set()  # choices of which something was taken
+        self._around: dict[int, list[bytes]] = {}  # choice -> its line but for the text
 
     def body(self) -> Chunk:
         """The whole answer; all choices have ended."""
@@ -89,8 +93,24 @@ class Answer:
     def more(self, choice: "Choice") -> Chunk | None:
         """What is new of a choice that has one token or more."""
         shown = self._take(choice)
+        return self._more(choice, shown) if shown.text or shown.tokens else None
+
+    def more_line(self, choice: "Choice") -> bytes | None:
+        """`data_line` of `more`: there is one for each token of each stream."""
+        shown = self._take(choice)
         if not shown.text and not shown.tokens:
             return None
+        if shown.tokens:
+            return data_line(self._more(choice, shown))
+        around = self._around.get(choice.index)
+        if around is None:
+            line = data_line(self._more(choice, Shown("", ())))
+            # Once only: in the name of a model its quotes would be escaped.
+            around = self._around[choice.index] = line.split(self.TEXT + b'""')
+        before, after = around
+        return b"".join((before, self.TEXT, to_json(shown.text), after))
+
+    def _more(self, choice, shown: Shown) -> Chunk:
         return self._chunk([self._part(choice, shown, None)])
 
     def end(self, choice: "Choice") -> list[Chunk]:
@@ -143,7 +163,7 @@ class CompletionAnswer(Answer):
     """Of /v1/completions; `text_offset` counts in the text of the choice."""
 
     OBJECT = CHUNK_OBJECT = "text_completion"
-    ID = "cmpl"
+    ID, TEXT = "cmpl", b'"text":'
 
     def _first(self, choice, shown: Shown) -> Shown:
         tokens = ()
@@ -168,6 +188,7 @@ class ChatAnswer(Answer):
     """Of /v1/chat/completions."""
 
     OBJECT, CHUNK_OBJECT, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    TEXT = b'"content":'
 
     def start(self) -> list[Chunk]:
         return [

@@ -31,6 +31,8 @@ from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info
 from moe_edge.serve.workers import Workers
 
+MOST_BODIES = 16  # of the largest size, that are read or wait for it
+
 
 def make_app(
     thread: EngineThread,
@@ -45,8 +47,10 @@ def make_app(
     Args:
       more: further routes.
     """
-    limit, workers = options.max_body_bytes, Workers(2)
-    tokenizing = Workers(1, most_open=64)  # holds up no request for text
+    limit = options.max_body_bytes
+    most_bytes = MOST_BODIES * limit
+    readers, writers = Workers("bodies", 2, most_bytes), Workers("answers", 2)
+    tokenizing = Workers("tokenize", 1, most_bytes)  # holds up no request for text
 
     def completion(body: bytes):
         request = read_completion(body, model)
@@ -57,7 +61,8 @@ def make_app(
         return request, request.encode(model, template)
 
     def generation(read) -> Generation:
-        return Generation(thread, model, read, workers, limit, options.request_s)
+        given = readers, writers, limit, options.request_s
+        return Generation(thread, model, read, *given)
 
     def from_body(answer: Callable[..., Any], *given):
         async def reply(request: Request) -> Response:

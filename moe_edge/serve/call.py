@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Asked, Driver, Live, Stepped
+from moe_edge.serve.driver import Asked, Live
 from moe_edge.serve.errors import ApiError
 
 _REASONS = {
@@ -19,22 +19,6 @@ _REASONS = {
 def refusal(code: str) -> ApiError:
     """Why a request was not taken on, or not carried through."""
     return ApiError(code, _REASONS[code])
-
-
-class Observer:
-    """Whoever wants to know what happens: metrics, the log of requests."""
-
-    def ready(self, driver: Driver) -> None:
-        """On the engine thread: the first step is to come."""
-
-    def stepped(self, driver: Driver, stepped: Stepped) -> None:
-        """On the engine thread, after a step that computed something, or tried to."""
-
-    def ended(self, endpoint: str, live: Live) -> None:
-        """On the event loop: a request is over, in whichever way."""
-
-    def refused(self, endpoint: str, count: int) -> None:
-        """On the event loop: requests that the engine was not even asked for."""
 
 
 class Call:

@@ -12,17 +12,19 @@ once at most, however many rows it has.
 """
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from moe_edge.core.checks import MoeEdgeError
-from moe_edge.serve.call import Call, Observer, refusal, settle
+from moe_edge.serve.call import Call, refusal, settle
 from moe_edge.serve.call_rows import CallRows, News
 from moe_edge.serve.driver import Asked, Driver, Stepped
 from moe_edge.serve.errors import ApiError, report
+from moe_edge.serve.observers import Observer, Observers
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
 MOST_FAILED_STEPS = 3  # in a row
@@ -54,13 +56,13 @@ class EngineThread:
         close: Callable[[Driver], None] = lambda driver: None,
         observers: Sequence[Observer] = (),
     ):
-        self._load, self._close, self.observers = load, close, tuple(observers)
-        self._reported: list[Observer] = []
+        self._load, self._close, self.observers = load, close, Observers(observers)
         self._inbox: deque[Callable[[Driver], None]] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._asked = self._seen = 0  # rows, by the event loop and by the driver
         self._open: set[Call] = set()
+        self._coming = 0  # requests whose bodies are being read
         self._rows = CallRows()  # of the engine thread
         self.state, self.refused = LOADING, 0
         self.driver: Driver | None = None
@@ -98,9 +100,8 @@ class EngineThread:
             rows than may ever be open.
         """
         if self.state != OK:
-            self._refuse(endpoint, count)
             codes = {LOADING: "loading", DRAINING: "draining"}
-            raise refusal(codes.get(self.state, "engine_failed"))
+            raise self.refuse(endpoint, codes.get(self.state, "engine_failed"), count)
         loop = self.driver.loop
         if loop.limits.max_waiting is None:
             return
@@ -112,24 +113,28 @@ class EngineThread:
                 "server runs and lets wait; send several requests",
                 param="n",
             )
-        if sum(call.num_left for call in self._open) + count > most:
-            self._refuse(endpoint, count)
-            raise refusal("queue_full")
+        there = self._coming + sum(call.num_left for call in self._open)
+        if there + count > most:
+            raise self.refuse(endpoint, "queue_full", count)
 
-    def _refuse(self, endpoint: str, count: int) -> None:
+    @contextlib.contextmanager
+    def coming(self, endpoint: str) -> Iterator[None]:
+        """While a body is read its request counts as one that waits: as one row.
+
+        Raises: as `check_open`.
+        """
+        self.check_open(endpoint)
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+
+    def refuse(self, endpoint: str, code: str, count: int = 1) -> ApiError:
+        """Counts requests that do not reach the driver; what they are answered with."""
         self.refused += count
-        self._inform("refused", endpoint, count)
-
-    def _inform(self, what: str, *given) -> None:
-        """Tells observers. One that fails takes no request with it, and is reported
-        once."""
-        for observer in self.observers:
-            try:
-                getattr(observer, what)(*given)
-            except Exception as error:
-                if observer not in self._reported:
-                    self._reported.append(observer)
-                    report(error)
+        self.observers.tell("refused", endpoint, count)
+        return refusal(code)
 
     def clock(self) -> float:
         """Seconds, the driver's; once it is there."""
@@ -240,13 +245,13 @@ class EngineThread:
         """Not all rows of a call could begin; so many of them never came."""
         call.lose(code)
         self._open.discard(call)
-        self._refuse(call.endpoint, rest)
+        self.refuse(call.endpoint, code, rest)
 
     def _deliver(self, news: News) -> None:
         for (call, index), is_over in news.items():
             call.tell(index, is_over)
             if is_over:
-                self._inform("ended", call.endpoint, call.rows[index])
+                self.observers.tell("ended", call.endpoint, call.rows[index])
                 if not call.num_left:
                     self._open.discard(call)
         if not self._open:
@@ -263,7 +268,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self.driver = driver = self._load()
-            for observer in self.observers:
+            for observer in self.observers.all:
                 observer.ready(driver)
         except BaseException as error:  # raised by whoever waits for it
             self._post(self._lost, error)
@@ -321,4 +326,4 @@ class EngineThread:
         if stepped.error is not None:
             report(stepped.error)
         if stepped.k:
-            self._inform("stepped", driver, stepped)
+            self.observers.tell("stepped", driver, stepped)

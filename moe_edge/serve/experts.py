@@ -6,8 +6,8 @@ import numpy as np
 
 from moe_edge.core.checks import check_count
 from moe_edge.model.router import Routing
-from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Driver, Stepped
+from moe_edge.serve.observers import Observer
 
 EVERY = 16  # steps; the choices of one of them are counted
 

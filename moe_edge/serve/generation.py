@@ -29,6 +29,8 @@ class Generation:
 
     Args:
       read: body -> (request, prompts).
+      readers, writers: of bodies and of answers; apart, so that no answer waits for
+        bodies.
       max_body_bytes, request_s: see `ServerOptions`.
     """
 
@@ -37,20 +39,24 @@ class Generation:
         thread: EngineThread,
         model: ServedModel,
         read: Callable[[bytes], tuple[TokenRequest, Sequence[Encoded]]],
-        workers: Workers,
+        readers: Workers,
+        writers: Workers,
         max_body_bytes: int,
         request_s: float,
     ):
         self._thread, self._model, self._read = thread, model, read
-        self._workers, self._max_body_bytes = workers, max_body_bytes
-        self._request_s = request_s
+        self._readers, self._writers = readers, writers
+        self._max_body_bytes, self._request_s = max_body_bytes, request_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, thread = scope["path"], self._thread
         thread.check_open(endpoint)
         arrival_s = thread.clock()
         body = await read_body(scope, receive, self._max_body_bytes)
-        ready = await self._workers.read(receive, self._prepare, body, arrival_s)
+        with thread.coming(endpoint):
+            if not self._readers.has_room(body):
+                raise thread.refuse(endpoint, "queue_full")
+            ready = await self._readers.read(receive, self._prepare, body, arrival_s)
         request, choices = ready
         asked = [choice.asked for choice in choices]
         call = thread.submit(asked, endpoint, arrival_s, request.stream)
@@ -81,7 +87,7 @@ class Generation:
             await _news(choices, call)
         if call.lost is None:
             size = sum(map(answer.num_bytes, choices))
-            body = await self._workers.run(size, lambda: to_json(answer.body()))
+            body = await self._writers.run(size, lambda: to_json(answer.body()))
             await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _stream(self, answer: Answer, choices, call: Call, send: Send) -> None:
@@ -96,7 +102,7 @@ class Generation:
         try:
             while True:
                 size = sum(answer.num_bytes(choice) for choice, _ in news)
-                lines += await self._workers.run(size, _lines, answer, news)
+                lines += await self._writers.run(size, _lines, answer, news)
                 if lines:
                     await _send(send, lines)
                 if call.is_over:
@@ -132,13 +138,13 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
 
 
 def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> list[bytes]:
-    chunks = []
+    lines = []
     for choice, is_over in news:
         if is_over:
-            chunks += answer.end(choice)
-        elif (chunk := answer.more(choice)) is not None:
-            chunks.append(chunk)
-    return [*map(data_line, chunks)]
+            lines += map(data_line, answer.end(choice))
+        elif (line := answer.more_line(choice)) is not None:
+            lines.append(line)
+    return lines
 
 
 async def _send(send: Send, lines: Sequence[bytes], more: bool = True) -> None:

@@ -23,8 +23,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from moe_edge.schedule.policy import OUTCOMES
-from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Driver, Live, Stepped
+from moe_edge.serve.observers import Observer
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")

@@ -4,9 +4,9 @@ import json
 import time
 from pathlib import Path
 
-from moe_edge.serve.call import Observer
 from moe_edge.serve.driver import Live
 from moe_edge.serve.errors import report
+from moe_edge.serve.observers import Observer
 
 
 class RequestLog(Observer):

@@ -27,6 +27,7 @@ class ServedModel:
       lossless: whether it computes what the checkpoint says.
       perplexities: K -> perplexity, as measured; None: nothing was.
       created: when it was ready, in seconds since 1970.
+      longest_text: bytes of a text that could have `max_context` tokens; None: any.
     """
 
     id: str
@@ -39,6 +40,7 @@ class ServedModel:
     lossless: bool = True
     perplexities: Mapping[int, float] | None = None
     created: int = 0
+    longest_text: int | None = None
 
     def check_id(self, name: str, value: Any) -> str:
         """A reader (`fields.py`) of the field `model`."""
@@ -115,9 +117,11 @@ def make_served_model(
       CheckpointError: a tokenizer or report that cannot be read.
     """
     config, own_k = reader.config, reader.config.moe.top_k
+    tokenizer = load_tokenizer(reader)
+    longest = tokenizer.longest()
     return ServedModel(
         id=name,
-        tokenizer=load_tokenizer(reader),
+        tokenizer=tokenizer,
         vocab_size=config.vocab_size,
         own_k=own_k,
         default_floor=own_k if default_floor is None else default_floor,
@@ -126,6 +130,7 @@ def make_served_model(
         lossless=lossless,
         perplexities=read_perplexities(Path(reader.path)),
         created=int(time.time()),
+        longest_text=None if longest is None else longest * max_context,
     )
 
 

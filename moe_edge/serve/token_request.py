@@ -85,6 +85,21 @@ class TokenRequest:
         """Whether log probabilities of the prompt's own tokens are wanted."""
         return self.echo and self.top_logprobs is not None
 
+    def check_size(self, prompt: str, model: ServedModel) -> None:
+        """Refuses a text that is too long in whatever tokens, without encoding it.
+
+        Raises:
+          ApiError: context_length_exceeded.
+        """
+        size, most = len(prompt.encode()), model.longest_text
+        if most is not None and size > most:
+            raise ApiError(
+                "context_length_exceeded",
+                f"the prompt has {size} bytes, which are more than {model.max_context} "
+                "tokens, the context, could hold; shorten it",
+                param=self.PROMPT,
+            )
+
     def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
         """Tokens to compute after a prompt; 1 where none is to be shown.
 
@@ -126,6 +141,8 @@ def encode(
       ApiError: context_length_exceeded, invalid_value.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for each in texts:
+        request.check_size(each, model)
     rows = iter(model.tokenizer.encode_batch(texts, special=special))
     encoded = []
     for prompt in prompts:

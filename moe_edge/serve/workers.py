@@ -17,17 +17,25 @@ SHORT_BYTES = 2048  # of a body: a text of that takes the tokenizer a millisecon
 
 
 class Workers:
-    """Reads bodies: short ones at once, others in a thread.
+    """Does what is short at once, all else in threads.
 
     The tokenizer leaves Python's lock alone meanwhile.
 
     Args:
-      most_open: bodies that are read or wait for it; connections bound them, too.
+      name: of the threads.
+      most_bytes: of bodies that are read or wait for it: how long the last one waits
+        goes by their size, not their number.
     """
 
-    def __init__(self, threads: int, most_open: float = math.inf):
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
-        self._most_open, self._num_open = most_open, 0
+    def __init__(self, name: str, threads: int, most_bytes: float = math.inf):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._most_bytes, self._num_bytes = most_bytes, 0
+
+    def has_room(self, body: bytes) -> bool:
+        """Whether a body may be read, or wait for it."""
+        if len(body) <= SHORT_BYTES:
+            return True
+        return self._num_bytes + len(body) <= self._most_bytes
 
     async def read(
         self, receive: Receive, do: Callable[..., T], body: bytes, *given
@@ -35,24 +43,24 @@ class Workers:
         """`do(body, *given)`; never begun if the client goes before.
 
         Raises:
-          ApiError: queue_full.
+          ApiError: queue_full: there is no room.
           ClientGone: before the end.
         """
         if len(body) <= SHORT_BYTES:
             return do(body, *given)
-        if self._num_open >= self._most_open:
+        if not self.has_room(body):
             raise refusal("queue_full")
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._pool, do, body, *given)
         gone = asyncio.create_task(until_gone(receive, work.cancel))
-        self._num_open += 1
+        self._num_bytes += len(body)
         try:
             await asyncio.wait([work])
             if work.cancelled():
                 raise ClientGone
             return work.result()
         finally:
-            self._num_open -= 1
+            self._num_bytes -= len(body)
             work.cancel()
             gone.cancel()
 

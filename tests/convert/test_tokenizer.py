@@ -1,7 +1,16 @@
 """The tokenizer of a checkpoint: ids, text, begin-of-text, errors."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -97,3 +106,79 @@ def test_encode_batch_adds_bos_only_if_told_and_wanted(tmp_path):
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.decode(long * 3000) == "hello" * 3000
     assert tokenizer.decode(long * 3000, special=True) == "<s>hello" * 3000
+
+
+def whole_alphabet(*tokens: str) -> Tokenizer:
+    """Every byte a token, and such as `tokens` say."""
+    vocab = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    merges = []
+    for token in tokens:  # each the one before it and a letter
+        vocab[token] = len(vocab)
+        merges.append((token[:-1], token[-1]))
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def sentencepiece(bytes_known: int = 256) -> Tokenizer:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(bytes_known)}
+    vocab |= {"▁": 256, "a": 257, "▁a": 258, "▁▁": 259}
+    inner = Tokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "▁")], byte_fallback=True))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return inner
+
+
+def split_off(behavior: str, pattern: str = " ") -> Tokenizer:
+    inner = whole_alphabet("ab", "abc")
+    split = pre_tokenizers.Split(pattern, behavior)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    return inner
+
+
+def with_step(step, inner: Tokenizer | None = None) -> Tokenizer:
+    inner = inner or whole_alphabet("ab", "abc")
+    inner.normalizer = step
+    return inner
+
+
+def with_added(**options) -> Tokenizer:
+    inner = whole_alphabet()
+    inner.add_special_tokens([AddedToken("<é>", **options)])
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("inner", "longest"),
+    [
+        (whole_alphabet(), 1),
+        (whole_alphabet("Ġa", "Ġab"), 3),
+        (with_added(), 4),
+        (split_off("isolated"), 3),
+        (with_step(normalizers.NFC()), 12),
+        (with_step(normalizers.Sequence([])), 3),
+        (sentencepiece(), 6),
+        # Letters may be dropped, or fused to any number.
+        (byte_tokenizer(False), None),
+        (sentencepiece(255), None),
+        (split_off("removed"), None),
+        (with_step(normalizers.Strip()), None),
+        (with_step(normalizers.Replace("ab", "")), None),
+        (with_step(normalizers.Replace(Regex(" +"), " ")), None),
+        (with_added(lstrip=True), None),
+        (with_added(rstrip=True), None),
+        (Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")), None),
+    ],
+)
+def test_longest_text_of_a_token(tmp_path, inner, longest):
+    hf = hf_folder(tmp_path / "hf", "olmoe", vocab_size=300)
+    inner.save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    assert tokenizer.longest() == longest
+    # Letters that become fewer bytes (of NFC, the worst), long tokens, odd spaces.
+    texts = ["\u03b9\u0344" * 50, "▁ " * 50, "abc" * 50, "<é>" * 50, "  a\n\r 🦊" * 9]
+    if longest is not None:
+        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+            assert len(text.encode()) <= longest * len(ids)

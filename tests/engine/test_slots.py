@@ -58,7 +58,16 @@ def deterministic(mode="resident", name="gqa", **options) -> RowSlots:
     return RowSlots(engine_of(mode, name), **SIZES, deterministic=True, **options)
 
 
-@pytest.mark.parametrize(("mode", "name"), [("resident", "gqa"), ("layered", "mla")])
+# Every cache layout (grouped, latent, one head) and every kind of engine.
+EXACT = [
+    ("resident", "gqa"),
+    ("layered", "mla"),
+    ("resident", "one_head"),
+    ("fused", "gqa"),
+]
+
+
+@pytest.mark.parametrize(("mode", "name"), EXACT)
 def test_deterministic_log_probabilities_have_the_bits_they_have_alone(mode, name):
     asked = {"top_logprobs": 3, "k": 2}
     rows = [row("a", 9, 8, **asked), row("b", 40, 8, **asked), row("c", 6, 8, **asked)]

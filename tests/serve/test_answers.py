@@ -1,11 +1,19 @@
 """Bodies and chunks: what is streamed is what would not be."""
 
+import dataclasses
 import json
 import random
 
 import pytest
 
-from moe_edge.serve.answers import DONE, data_line, to_json
+from moe_edge.serve.answers import (
+    DONE,
+    Answer,
+    ChatAnswer,
+    CompletionAnswer,
+    data_line,
+    to_json,
+)
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.choices import make_choices
@@ -17,13 +25,14 @@ MESSAGES = [{"role": "user", "content": "mill"}]
 
 
 def completion(model, tokens, stream=False, **fields):
-    given = {"prompt": "the mill", "seed": 3, "max_tokens": 60} | fields
-    request = read_completion(body_of(**given, **(STREAM if stream else {})), model)
+    given = {"prompt": "the mill", "seed": 3, "max_tokens": 60}
+    given |= (STREAM if stream else {}) | fields
+    request = read_completion(body_of(**given), model)
     return play(request, request.encode(model), model, tokens, stream)
 
 
 def chat(model, tokens, stream=False, **fields):
-    given = {"messages": MESSAGES} | fields | (STREAM if stream else {})
+    given = {"messages": MESSAGES} | (STREAM if stream else {}) | fields
     request = read_chat(body_of(**given), model)
     prompts = request.encode(model, find_template(None))
     return play(request, prompts, model, tokens, stream)
@@ -175,6 +184,40 @@ def test_choices_are_requests_with_seeds_that_follow(model):
     assert {each.deadline_s for each in asked} == {100.5}
     assert {(each.floor, each.max_new_tokens) for each in asked} == {(32, 16)}
     assert {(each.top_logprobs, each.score_prompt) for each in asked} == {(1, False)}
+
+
+@pytest.mark.parametrize("wants_usage", [False, True])
+@pytest.mark.parametrize("wanted", [None, 2])
+@pytest.mark.parametrize("kind", [completion, chat])
+def test_lines_of_more_text_are_those_of_its_chunks(
+    model, monkeypatch, kind, wanted, wants_usage
+):
+    """Byte by byte, though their constant parts are made once for a choice."""
+    lines, answers = [], []
+
+    def both(answer, choice):
+        shown = choice.ends.take()
+        monkeypatch.setattr(answer, "_take", lambda choice: shown)
+        chunk, line = Answer.more(answer, choice), answer.more_line(choice)
+        assert (chunk is None) == (line is None)
+        if line is not None:
+            plain = {"separators": (",", ":"), "allow_nan": False}
+            assert line == f"data: {json.dumps(chunk, **plain)}\n\n".encode("ascii")
+            lines.append(line)
+            answers.append(answer)
+
+    monkeypatch.setattr(CompletionAnswer, "more", both)
+    monkeypatch.setattr(ChatAnswer, "more", both)
+    monkeypatch.setattr(ChatAnswer, "end", Answer.end)  # its own asks for more
+    odd = dataclasses.replace(model, id='a "text":"" "content":"" é\u2028')
+    text = 'sacks "🦊"\n\\ \u2028 naïve <|end|> of flour'
+    fields = {"n": 2, "stream_options": {"include_usage": wants_usage}}
+    if wanted is not None:
+        more = {"logprobs": True, "top_logprobs": wanted}
+        fields |= more if kind is chat else {"logprobs": wanted}
+    kind(odd, model.tokenizer.encode(text), stream=True, **fields)
+    assert len(lines) > 20 and any(b"\\ud83e" in line for line in lines)
+    assert len(set(map(id, answers))) == 1
 
 
 def test_lines_of_a_stream_are_one_event_each():

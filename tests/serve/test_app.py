@@ -189,28 +189,6 @@ def test_bad_bodies_are_refused(server, body, status, code, param):
     assert reply.json["error"]["param"] == param
 
 
-def test_others_are_served_while_a_long_text_is_read(server, monkeypatch):
-    """The tokenizer works in a thread: here for as long as the others take."""
-    begun, go_on = threading.Event(), threading.Event()
-    encode = type(server.model.tokenizer).encode_batch
-
-    def slow(tokenizer, texts, **options):
-        if len(texts[0]) > 10_000:
-            begun.set()
-            go_on.wait()
-        return encode(tokenizer, texts, **options)
-
-    monkeypatch.setattr(type(server.model.tokenizer), "encode_batch", slow)
-    sock = server.send_completion(prompt="y" * 100_000)
-    try:
-        assert begun.wait(60)
-        assert server.get("/health").json["status"] == "ok"
-        assert server.complete(stream=True).events[-1] == "[DONE]"
-    finally:
-        go_on.set()
-    assert read_reply(sock).code == "context_length_exceeded"
-
-
 def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
     server, monkeypatch
 ):
@@ -240,7 +218,7 @@ def test_scores_of_long_prompts_are_written_in_a_thread(server, monkeypatch, str
     options = {"echo": True, "logprobs": 20, "max_tokens": 2, "stream": stream}
     server.complete(prompt="a" * 60, **options)
     server.complete(prompt="a", **options)
-    assert [name.startswith("bodies") for name in threads] == [True, False]
+    assert [name.startswith("answers") for name in threads] == [True, False]
 
 
 def test_health_counts_running_and_waiting():

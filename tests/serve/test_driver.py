@@ -190,12 +190,23 @@ def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy)
     assert events["arrive"] == len(lives) and events["end_step"] > 20
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_prompt_cache_and_company_change_no_bit_if_deterministic(name):
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        ("resident", "gqa"),
+        ("resident", "mla"),
+        ("resident", "one_head"),
+        ("fused", "gqa"),
+    ],
+)
+def test_prompt_cache_and_company_change_no_bit_if_deterministic(mode, name):
     def run(prompt_cache_bytes: int, company: bool):
         driver, told = (
             make_driver(
-                name, deterministic=True, prompt_cache_bytes=prompt_cache_bytes
+                name,
+                mode=mode,
+                deterministic=True,
+                prompt_cache_bytes=prompt_cache_bytes,
             ),
             Told(),
         )

@@ -10,7 +10,7 @@ from tests.support.live_server import WAIT_S, live_server, read_reply
 def test_log_that_cannot_be_written_costs_no_request(capfd):
     log = RequestLog("/dev/full")
     with live_server(max_waiting=2) as server:
-        server.thread.observers = (log, *server.thread.observers)
+        server.thread.observers.all = (log, *server.thread.observers.all)
         server.driver.hold()
         sock = server.send_completion(n=4)
         server.until(lambda: server.thread.num_waiting == 4)

@@ -18,12 +18,12 @@ from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.serve.app import make_app
-from moe_edge.serve.call import Observer
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.experts import ExpertWatch
 from moe_edge.serve.metrics import Metrics
+from moe_edge.serve.observers import Observer
 from moe_edge.serve.pages import page_routes
 from moe_edge.serve.served_model import make_served_model
 from moe_edge.serve.server_options import ServerOptions

@@ -1,0 +1,78 @@
+"""The `openai` client against our server, as docs/serving.md shows (extra `eval`)."""
+
+import pytest
+
+from tests.support.live_server import live_server
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+KEY = "a-key"
+MESSAGES = [{"role": "user", "content": "How many sacks are there?"}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live_server(key=KEY.encode()) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    import openai
+
+    url = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as found:
+        yield found
+
+
+def test_floor_of_a_completion_streamed_or_not(client):
+    asked = {"model": "tiny", "prompt": "The river", "max_tokens": 12, "temperature": 0}
+    texts = {}
+    for k in (1, 2):
+        extra = {"min_k": k, "ignore_eos": True}
+        plain = client.completions.create(**asked, extra_body=extra)
+        assert plain.usage.completion_tokens == 12
+        assert plain.usage.moe_edge["k_min"] == plain.usage.moe_edge["k_max"] == k
+        stream = client.completions.create(
+            **asked,
+            extra_body=extra,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *parts, last = stream
+        texts[k] = "".join(part.choices[0].text for part in parts)
+        assert texts[k] == plain.choices[0].text
+        assert last.usage.moe_edge["k_max"] == k
+    assert texts[1] != texts[2]
+
+
+def test_floor_of_a_chat_streamed_or_not(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    asked["extra_body"] = {"min_k": 1, "ignore_eos": True}
+    plain = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    assert plain.usage.moe_edge["k_max"] == 1
+    assert len(plain.choices[0].logprobs.content[0].top_logprobs) == 2
+    parts = [*client.chat.completions.create(**asked, stream=True)]
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert text == plain.choices[0].message.content
+
+
+def test_errors_are_the_clients_own(client, server):
+    import openai
+
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="tiny", prompt="a", extra_body={"min_k": 3})
+    assert (error.value.code, error.value.param) == ("invalid_value", "min_k")
+    with pytest.raises(openai.NotFoundError) as error:
+        client.completions.create(model="other", prompt="a")
+    assert error.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError) as error:
+        client.with_options(api_key="wrong").models.list()
+    assert error.value.code == "invalid_api_key"
+    server.driver.hold()
+    with pytest.raises(openai.APIStatusError) as error:
+        client.completions.create(
+            model="tiny", prompt="a", extra_body={"deadline_ms": 1}
+        )
+    server.driver.let()
+    assert (error.value.status_code, error.value.code) == (504, "deadline_exceeded")
