@@ -1,4 +1,4 @@
-"""Converts a checkpoint: Hugging Face -> ours, ours -> Hugging Face.
+"""Converts a checkpoint: Hugging Face or GGUF -> ours, or -> Hugging Face.
 
 Nothing appears at the destination before everything is there.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import weight_dtype
+from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
-from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.safetensors_writer import parse_size
@@ -46,7 +46,7 @@ def convert_checkpoint(
     """Converts one checkpoint folder into another, or verifies one of ours.
 
     Args:
-      src: an HF folder, a folder of ours, or "default".
+      src: an HF folder, a GGUF file, a folder of ours, or "default".
       dst: the new folder.
       to: "ours" or "hf".
       dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
@@ -103,7 +103,7 @@ def convert_checkpoint(
                 sink = HfSink(folder, config, reader, dtypes, shard_bytes)
             with contextlib.closing(sink):
                 digest, total_bytes = stream(reader, sink, allow_nonfinite, progress)
-                if not isinstance(reader, HfReader):
+                if isinstance(reader, CheckpointReader):
                     # If changed, `digest` is of what was written: read once more.
                     _check_digest(reader, None if changed else digest)
                 sink.finish(digest)
@@ -125,15 +125,16 @@ def verify_checkpoint(src: str | Path | None) -> str:
 
     Raises:
       CheckpointError: its weights have another hash.
-      ConfigError: a Hugging Face folder, which states none.
+      ConfigError: a Hugging Face folder or GGUF file, which states none.
     """
     if not src:
         raise ConfigError("no src given; name a folder with --src")
     reader = open_checkpoint(src)
-    if isinstance(reader, HfReader):
+    if not isinstance(reader, CheckpointReader):
+        kind = "GGUF file" if reader.path.is_file() else "Hugging Face folder"
         raise ConfigError(
-            f"{src} is a Hugging Face folder, which states no content_sha256 to verify "
-            "it by; convert it first"
+            f"{src} is a {kind}, which states no content_sha256 to verify it by; "
+            "convert it first"
         )
     return _check_digest(reader)
 
