@@ -249,6 +249,8 @@ def _rope(meta: _Metadata, family: str) -> dict:
     if log_mul:
         if family != "deepseek":
             raise meta.bad("rope.scaling.yarn_log_multiplier", log_mul, "none")
+        if not isinstance(log_mul, float):
+            raise meta.bad("rope.scaling.yarn_log_multiplier", log_mul, "a number")
         # A tenth of mscale_all_dim; llama.cpp, too, takes mscale to be the same.
         mscale = float(Decimal(repr(log_mul)) * 10)
         found |= {"mscale": mscale, "mscale_all_dim": mscale}
@@ -259,10 +261,14 @@ def _rope(meta: _Metadata, family: str) -> dict:
 
 def _special_ids(file: GgufFile) -> dict:
     """Begin and end of a text."""
-    ids = {
-        name: file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        for name in ("bos", "eos", "eot", "eom")
-    }
+    ids = {}
+    for name in ("bos", "eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        ids[name] = file.metadata.get(key)
+        if type(ids[name]) not in (int, type(None)):
+            raise ConfigError(
+                f"{file.path}: {key} is {ids[name]!r:.60}, expected the id of a token"
+            )
     ends = (ids["eos"], ids["eot"], ids["eom"])
     stops = list(dict.fromkeys(i for i in ends if i is not None))
     return {

@@ -174,9 +174,9 @@ class GgufFile:
                 raise cursor.bad(f"metadata key {key} appears twice")
             self.metadata[key] = cursor.value(key)
         parts = self.metadata.get("split.count", 0)
-        if parts not in (0, 1):
+        if str(parts) not in ("0", "1"):
             raise CheckpointError(
-                f"{self.path} is one of {parts} parts of a model; join them with "
+                f"{self.path} is one of {parts!r:.60} parts of a model; join them with "
                 "llama-gguf-split --merge"
             )
         found: dict[str, Tensor] = {}

@@ -1,7 +1,8 @@
 """A GGUF file as a checkpoint: config, dense tensors, expert records, tokenizer.
 
 Quantised weights are decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16;
-float types stay as they are.
+float types stay as they are. An expert's blocks are consecutive in the file, row by
+row, so `GgufFile.read_into` can also fill a record that stays quantised.
 """
 
 import atexit
@@ -97,7 +98,7 @@ class GgufReader(DenseReader):
     @property
     def quantized(self) -> str | None:
         """The quantised types in the file, such as "q8_0"; None: none."""
-        kinds = {t.kind.lower() for t in self._file.tensors.values() if t.shape}
+        kinds = {t.kind.lower() for t in self._file.tensors.values()}
         return "+".join(sorted(k for k in kinds if is_quantised(k.upper()))) or None
 
     @functools.cached_property

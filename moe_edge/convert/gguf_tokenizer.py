@@ -19,6 +19,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 _PREFIX = "tokenizer.ggml."
 _MODELS = ("gpt2", "llama")
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_MAX_PIECE = 1000
 _SPACE = "\u2581"  # SentencePiece's
 _ADVICE = "convert the model from its Hugging Face folder instead"
 
@@ -37,12 +38,12 @@ def _get(file: GgufFile, key: str, kind: type | tuple[type, ...], default: Any) 
 
 def check_tokenizer(file: GgufFile) -> None:
     """Refuses a kind of tokenizer that is not read, before any work is done."""
-    model = file.metadata.get(_PREFIX + "model", "none")
+    model = str(file.metadata.get(_PREFIX + "model", "none"))
     if model in ("none", "no_vocab"):
         return
     if model not in _MODELS:
         raise ConfigError(
-            f"{file.path} has a tokenizer of kind {str(model)[:60]!r}; known: "
+            f"{file.path} has a tokenizer of kind {model[:60]!r}; known: "
             f"{', '.join(_MODELS)}; {_ADVICE}"
         )
     if model == "gpt2":
@@ -57,7 +58,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, Any]:
       CheckpointError: parts are missing, or do not fit together.
     """
     check_tokenizer(file)
-    model = file.metadata.get(_PREFIX + "model", "none")
+    model = str(file.metadata.get(_PREFIX + "model", "none"))
     if model not in _MODELS:
         return {}
     tokens = _get(file, "tokens", list, [])
@@ -150,6 +151,11 @@ def _llama(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
     for id, token in enumerate(tokens):
         if types[id] != _NORMAL:
             continue
+        if len(token) > _MAX_PIECE:
+            raise CheckpointError(
+                f"{file.path}: token {id} has {len(token)} characters, expected at "
+                f"most {_MAX_PIECE}; copy it again"
+            )
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in joined and right in joined:

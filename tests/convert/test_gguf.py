@@ -9,11 +9,13 @@ import pytest
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from tests.support.conversion import convert
-from tests.support.gguf_files import from_hf, write_gguf
+from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
+from tests.support.tiny_checkpoint import tiny_tokenizer
 from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
 from tests.support.tiny_models import random_prompts, score_all
 
@@ -251,6 +253,33 @@ def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp
     file = gguf(tmp_path / "x.gguf", *model(family), extra=extra)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         open_checkpoint(file)
+
+
+HOSTILE = [
+    "x", "", -1, 0, 1 << 31, 2.5, float("nan"), float("inf"), -0.5, True, False,
+    [], ["x", "y"], [1, 2], [1, 1], [0.5], [True], ["x"] * 330, [-1] * 330, [9e9] * 330,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "deepseek_v3", "gpt_oss"])
+def test_any_value_of_any_key_is_read_or_refused(family, tmp_path):
+    """Nothing but our own errors, which end a script in one line."""
+    said, written = from_hf(*model(family, vocab_size=330))
+    said |= tokenizer_metadata(tiny_tokenizer(), "gpt-2", eos_token_id=0)
+    said |= {f"tokenizer.ggml.{name}_token_id": 3 for name in ("bos", "eot", "padding")}
+    said |= {f"tokenizer.ggml.add_{name}": False for name in ("bos_token", "eos_token")}
+    said |= {"tokenizer.ggml.scores": [0.5] * 320, "tokenizer.chat_template": "x"}
+    said |= {"split.count": 0, "general.alignment": 32}
+    path = tmp_path / "x.gguf"
+    open_checkpoint(write_gguf(path, said, written)).tokenizer_path.read_bytes()
+    for key in said:
+        for value in HOSTILE:
+            write_gguf(path, said | {key: value}, written)
+            try:
+                reader = open_checkpoint(path)
+                assert reader.tokenizer_path is None or load_tokenizer(reader)
+            except MoeEdgeError as error:
+                assert "\n" not in str(error)
 
 
 def test_missing_parts_are_refused_by_name(tmp_path):

@@ -13,33 +13,12 @@ from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError
 from tests.support.conversion import convert
-from tests.support.gguf_files import from_hf, write_gguf
+from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
 from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
 from tests.support.tiny_checkpoints import random_tensors, raw_config
 
 HELD_OUT = DEFAULT_MODEL.parent / "evaluate" / "held_out"
 ODD = "It's 1234 café cafe\u0301 ,.!?  \n\n\t x\r\n 東京 🦊 I'LL don't #tag Ω \u2126 ۳۴"
-
-
-def said_of(tokenizer: Tokenizer, pre: str, **more) -> dict:
-    """What llama.cpp's converter says of a byte-level tokenizer."""
-    content = json.loads(tokenizer.to_str())
-    vocab = content["model"]["vocab"] | {
-        token["content"]: token["id"] for token in content["added_tokens"]
-    }
-    tokens = sorted(vocab, key=vocab.get)
-    special = {t["content"]: 3 if t["special"] else 4 for t in content["added_tokens"]}
-    merges = [
-        m if isinstance(m, str) else " ".join(m) for m in content["model"]["merges"]
-    ]
-    said = {
-        "model": "gpt2",
-        "pre": pre,
-        "tokens": tokens,
-        "token_type": np.array([special.get(token, 1) for token in tokens]),
-        "merges": merges,
-    }
-    return {f"tokenizer.ggml.{key}": value for key, value in (said | more).items()}
 
 
 def built(path, said: dict) -> Tokenizer:
@@ -49,7 +28,7 @@ def built(path, said: dict) -> Tokenizer:
 
 def test_default_models_tokenizer_survives(tmp_path):
     original = Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json"))
-    got = built(tmp_path / "x.gguf", said_of(original, "starcoder"))
+    got = built(tmp_path / "x.gguf", tokenizer_metadata(original, "starcoder"))
     texts = [path.read_text("utf-8") for path in sorted(HELD_OUT.glob("*.txt"))]
     assert texts
     for text in [*texts, ODD, "a<|endoftext|>b"]:
@@ -66,7 +45,7 @@ def test_tokenizer_goes_with_the_conversion(tmp_path):
     filled = [*sorted(original.get_vocab(), key=original.get_vocab().get)]
     filled += [f"[PAD{i}]" for i in range(len(filled), 330)]
     types = [3 if t == "<|end|>" else 5 if t.startswith("[PAD") else 1 for t in filled]
-    said |= said_of(
+    said |= tokenizer_metadata(
         original, "gpt-2", tokens=filled, token_type=np.array(types), eos_token_id=0
     )
     said |= {"tokenizer.ggml.padding_token_id": 0, "tokenizer.chat_template": "{{ x }}"}
@@ -92,7 +71,7 @@ def test_begin_of_text_is_added_as_the_file_or_its_kind_says(tmp_path):
         ("llama-bpe", {}, True),
         ("llama-bpe", {"add_bos_token": False}, False),
     ):
-        got = built(path, said_of(original, pre, bos_token_id=0, **more))
+        got = built(path, tokenizer_metadata(original, pre, bos_token_id=0, **more))
         assert got.encode("The mill").ids == [0] * adds + plain
 
 
@@ -108,7 +87,7 @@ def test_begin_of_text_is_added_as_the_file_or_its_kind_says(tmp_path):
     ("deepseek-v3", "Hi東京 #tag 1234!", "Hi|東京| #|tag| |123|4|!"),
 ])  # fmt: skip
 def test_text_is_cut_as_the_name_says(pre, text, pieces, tmp_path):
-    tokenizer = built(tmp_path / "x.gguf", said_of(tiny_tokenizer(), pre))
+    tokenizer = built(tmp_path / "x.gguf", tokenizer_metadata(tiny_tokenizer(), pre))
     normal = tokenizer.normalizer
     text = normal.normalize_str(text) if normal else text
     cut = tokenizer.pre_tokenizer.pre_tokenize_str(text)
@@ -117,7 +96,9 @@ def test_text_is_cut_as_the_name_says(pre, text, pieces, tmp_path):
 
 def test_every_known_rule_builds_and_loses_no_text(tmp_path):
     for pre in KNOWN:
-        tokenizer = built(tmp_path / "x.gguf", said_of(tiny_tokenizer(), pre))
+        tokenizer = built(
+            tmp_path / "x.gguf", tokenizer_metadata(tiny_tokenizer(), pre)
+        )
         text = ODD.replace("e\u0301", "é").replace("\u2126", "Ω")
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
@@ -125,7 +106,7 @@ def test_every_known_rule_builds_and_loses_no_text(tmp_path):
 def test_user_tokens_are_text_and_control_tokens_are_not(tmp_path):
     original = tiny_tokenizer()
     original.add_tokens(["  x  "])
-    got = built(tmp_path / "x.gguf", said_of(original, "gpt-2"))
+    got = built(tmp_path / "x.gguf", tokenizer_metadata(original, "gpt-2"))
     ids = got.encode("a  x  <|end|>b").ids
     assert ids == original.encode("a  x  <|end|>b").ids
     assert got.decode(ids) == "a  x  b"
@@ -180,7 +161,7 @@ REFUSED = [
 @pytest.mark.parametrize("change, message", REFUSED)
 def test_byte_level_tokenizers_are_refused_by_name(change, message, tmp_path):
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        built(tmp_path / "x.gguf", said_of(tiny_tokenizer(), "gpt-2") | {
+        built(tmp_path / "x.gguf", tokenizer_metadata(tiny_tokenizer(), "gpt-2") | {
             f"tokenizer.ggml.{key}": value for key, value in change.items()
         })  # fmt: skip
 
@@ -190,10 +171,15 @@ def test_sentencepiece_without_scores_is_refused(tmp_path):
         built(tmp_path / "x.gguf", spm(scores=None))
 
 
+def test_sentencepiece_with_an_endless_token_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="token 260 has 1001 characters, expec"):
+        built(tmp_path / "x.gguf", spm(tokens=[*SPM[:260], "h" * 1001, *SPM[261:]]))
+
+
 def test_unknown_rule_is_refused_before_weights_are_read(tmp_path):
     raw = raw_config("olmoe", rms_norm_eps=1e-5)
     said, tensors = from_hf(raw, random_tensors(raw))
-    said |= said_of(tiny_tokenizer(), "mystery")
+    said |= tokenizer_metadata(tiny_tokenizer(), "mystery")
     file = write_gguf(tmp_path / "x.gguf", said, tensors)
     with pytest.raises(ConfigError, match="'mystery'; known"):
         convert(file, tmp_path / "ours", dry_run=True)

@@ -3,11 +3,13 @@
 Source: convert_hf_to_gguf.py of github.com/ggml-org/llama.cpp, as of 2026.
 """
 
+import json
 import struct
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from tokenizers import Tokenizer
 
 CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "BF16": 30, "MXFP4": 39}
 ARCHS = {
@@ -69,11 +71,13 @@ def value_bytes(value) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + text(value)
     if isinstance(value, int):
-        return struct.pack("<II", 4, value)
+        return (
+            struct.pack("<II", 4, value) if value >= 0 else struct.pack("<Ii", 5, value)
+        )
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, list):
-        if value and isinstance(value[0], str):
+        if not value or isinstance(value[0], str):
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
         value = np.array(value)
     code, dtype = {"f": (6, "<f4"), "i": (5, "<i4"), "b": (7, "?")}[value.dtype.kind]
@@ -265,3 +269,24 @@ def metadata(raw: dict, old: bool = False) -> dict:
             }
     own = {f"{arch}.{key}": v for key, v in said.items() if v is not None}
     return {"general.architecture": arch, "general.name": "tiny"} | own
+
+
+def tokenizer_metadata(tokenizer: Tokenizer, pre: str, **more) -> dict:
+    """What llama.cpp's converter says of a byte-level tokenizer."""
+    content = json.loads(tokenizer.to_str())
+    vocab = content["model"]["vocab"] | {
+        token["content"]: token["id"] for token in content["added_tokens"]
+    }
+    tokens = sorted(vocab, key=vocab.get)
+    special = {t["content"]: 3 if t["special"] else 4 for t in content["added_tokens"]}
+    merges = [
+        m if isinstance(m, str) else " ".join(m) for m in content["model"]["merges"]
+    ]
+    said = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": np.array([special.get(token, 1) for token in tokens]),
+        "merges": merges,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (said | more).items()}
