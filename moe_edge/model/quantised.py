@@ -1,0 +1,106 @@
+"""Blocks of 32 weights in few bits: the formats q8_0 and q4_0, byte for byte GGUF's.
+
+  q8_0  a float16 scale d, 32 int8 codes q: d * q                          34 bytes
+  q4_0  a float16 scale d, 16 bytes: d * (q - 8) of codes q in 0..15       18 bytes
+        low halves are weights 0..15, high halves 16..31
+
+A row of weights is a row of blocks. Bytes are little-endian. `decode` takes arrays of
+NumPy and of JAX alike; `encode` rounds as GGUF's reference does (its Python package
+`gguf`, quants.py), so that both make the same bytes of the same weights.
+"""
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_known
+
+BLOCK = 32  # weights that share a scale
+SCALE_BYTES = 2
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+KINDS = tuple(BLOCK_BYTES)
+
+
+def row_bytes(kind: str, width: int) -> int:
+    """Bytes of `width` weights, whole blocks.
+
+    Raises:
+      ConfigError: an unknown kind, or a width that no blocks fill.
+    """
+    check_known("quantised format", kind, KINDS)
+    if width % BLOCK:
+        raise ConfigError(
+            f"{kind} holds weights in blocks of {BLOCK}, which do not fill a width of "
+            f"{width}"
+        )
+    return width // BLOCK * BLOCK_BYTES[kind]
+
+
+def decode(kind: str, rows):
+    """float32 `[..., I]` of stored rows.
+
+    Args:
+      kind: one of KINDS.
+      rows: uint8 `[..., row_bytes(kind, I)]`, of NumPy or JAX.
+    """
+    check_known("quantised format", kind, KINDS)
+    size = BLOCK_BYTES[kind]
+    if rows.shape[-1] % size:
+        raise ConfigError(
+            f"{rows.shape[-1]} bytes are no whole blocks of {kind}, which have {size}"
+        )
+    xp = rows.__array_namespace__()
+    blocks = rows.reshape(*rows.shape[:-1], -1, size)
+    low, high = blocks[..., :1].astype(xp.uint16), blocks[..., 1:2].astype(xp.uint16)
+    scales = (low | (high << 8)).view(xp.float16).astype(xp.float32)
+    codes = blocks[..., SCALE_BYTES:]
+    if kind == "q8_0":
+        values = codes.view(xp.int8).astype(xp.float32)
+    else:
+        halves = xp.concatenate([codes & 15, codes >> 4], axis=-1)
+        values = halves.astype(xp.float32) - 8.0
+    return (values * scales).reshape(*rows.shape[:-1], -1)
+
+
+def encode(kind: str, weights: np.ndarray) -> np.ndarray:
+    """uint8 `[..., row_bytes(kind, I)]` of float32 `[..., I]`; of NumPy only.
+
+    A scale that float16 cannot hold becomes infinity: see `all_scales_finite`.
+    """
+    width = row_bytes(kind, weights.shape[-1])
+    blocks = np.asarray(weights, np.float32).reshape(-1, BLOCK)
+    with np.errstate(all="ignore"):  # a block of zeros, or of NaN
+        scales, codes = _ENCODERS[kind](blocks)
+        scales = scales.astype("<f2")
+    rows = np.concatenate([scales.view(np.uint8), codes], axis=1)
+    return rows.reshape(*weights.shape[:-1], width)
+
+
+def all_scales_finite(kind: str, rows: np.ndarray) -> bool:
+    """Whether encoded rows hold finite weights, as far as their scales tell."""
+    blocks = rows.reshape(-1, BLOCK_BYTES[kind])
+    return bool(np.isfinite(blocks[:, :SCALE_BYTES].copy().view("<f2")).all())
+
+
+def _inverse(scales: np.ndarray) -> np.ndarray:
+    return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+
+
+def _encode_q8_0(blocks: np.ndarray):
+    scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    shares = blocks * _inverse(scales)
+    # To the nearest whole number, halves away from zero.
+    size = np.abs(shares)
+    whole = np.floor(size)
+    codes = np.sign(shares) * (whole + np.floor(2 * (size - whole)))
+    return scales, codes.astype(np.int8).view(np.uint8)
+
+
+def _encode_q4_0(blocks: np.ndarray):
+    # The weight of largest magnitude becomes -8, the end of the codes' range.
+    at = np.abs(blocks).argmax(axis=1)[:, None]
+    scales = np.take_along_axis(blocks, at, axis=1) / np.float32(-8)
+    shares = blocks * _inverse(scales) + np.float32(8.5)
+    whole = np.trunc(shares).astype(np.uint8).clip(0, 15)
+    return scales, whole[:, : BLOCK // 2] | (whole[:, BLOCK // 2 :] << 4)
+
+
+_ENCODERS = {"q8_0": _encode_q8_0, "q4_0": _encode_q4_0}
