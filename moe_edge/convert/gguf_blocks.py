@@ -1,10 +1,9 @@
 """Tensor types of GGUF files: how many bytes, and what they decode to.
 
-A quantised row is cut into blocks of 32 weights: a scale, then their codes. Q8_0: one
-float16, 32 int8. Q4_0: one float16, 16 bytes; the low nibbles are the first 16 weights,
-the high ones the last, each minus 8. MXFP4: one power of two biased by 127, nibbles in
-the same order, each a 4-bit float.
-Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
+Q8_0 and Q4_0 are the formats of `model/quantised.py`. A block of MXFP4 is a power of
+two biased by 127, then 16 bytes; the low nibbles are the first 16 weights, the high
+ones the last, each a 4-bit float.
+Source: ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
 """
 
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from moe_edge.checkpoint.dtypes import BFLOAT16
 from moe_edge.convert.quantize import FP4
+from moe_edge.model import quantised
 
 
 class Kind(NamedTuple):
@@ -27,8 +27,8 @@ KINDS = {
     "F32": Kind(1, 4, np.dtype(np.float32)),
     "F16": Kind(1, 2, np.dtype(np.float16)),
     "BF16": Kind(1, 2, BFLOAT16),
-    "Q8_0": Kind(32, 34, np.dtype(np.float32)),
-    "Q4_0": Kind(32, 18, np.dtype(np.float32)),
+    "Q8_0": Kind(32, quantised.BLOCK_BYTES["q8_0"], np.dtype(np.float32)),
+    "Q4_0": Kind(32, quantised.BLOCK_BYTES["q4_0"], np.dtype(np.float32)),
     "MXFP4": Kind(32, 17, BFLOAT16),
 }
 # By the number in the file; those not in KINDS are refused by name.
@@ -51,19 +51,11 @@ def decode(kind: str, raw: np.ndarray) -> np.ndarray:
     """
     if not is_quantised(kind):
         return raw.view(KINDS[kind].dtype)
+    if kind != "MXFP4":
+        with np.errstate(invalid="ignore"):  # a scale that is infinite, found later
+            return quantised.decode(kind.lower(), raw)
     blocks = raw.reshape(-1, KINDS[kind].size)
-    if kind == "Q8_0":
-        values = blocks[:, 2:].view(np.int8).astype(np.float32)
-    else:
-        codes = blocks[:, -16:]
-        codes = np.concatenate([codes & 15, codes >> 4], axis=1)
-        if kind == "MXFP4":
-            exponents = blocks[:, :1].astype(np.int32) - 127
-            with np.errstate(over="ignore", under="ignore"):
-                values = np.ldexp(FP4[codes], exponents)
-                return values.astype(BFLOAT16).reshape(-1)
-        values = codes.astype(np.float32)
-        values -= 8
-    with np.errstate(invalid="ignore"):  # a scale that is infinite, found later
-        values *= blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    return values.reshape(-1)
+    codes = np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1)
+    exponents = blocks[:, :1].astype(np.int32) - 127
+    with np.errstate(over="ignore", under="ignore"):
+        return np.ldexp(FP4[codes], exponents).astype(BFLOAT16).reshape(-1)

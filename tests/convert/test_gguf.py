@@ -13,7 +13,7 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from tests.support.conversion import convert
+from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
 from tests.support.tiny_checkpoint import tiny_tokenizer
 from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
@@ -95,6 +95,8 @@ def test_float32_file_gives_the_folders_logits_bit_for_bit(family, tmp_path):
     second = convert(file, tmp_path / "from_gguf")
     assert second["content_sha256"] == first["content_sha256"]
     assert second["dropped"] == []
+    convert(file, tmp_path / "folder", to="hf")
+    assert_same_tensors(load_all(tmp_path / "folder"), tensors)
     prompts = random_prompts(expected.config, (41,))
     logits = [
         score_all(ResidentEngine(load_weights(open_checkpoint(path))), prompts)[0]

@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
+from moe_edge.model import quantised
+
 CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "BF16": 30, "MXFP4": 39}
 ARCHS = {
     "olmoe": "olmoe",
@@ -118,15 +120,7 @@ def encode(kind: str, array: np.ndarray) -> bytes:
         codes = (np.abs(blocks).view(np.uint32) >> 7).astype(np.uint8) & 15
         scales = np.full((len(blocks), 1), 120, np.uint8)
         return np.hstack([scales, _nibbles(codes)]).tobytes()
-    if kind == "Q8_0":
-        scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
-        codes = np.rint(blocks / np.maximum(scales.astype(np.float32), 1e-9))
-        codes = np.clip(codes, -127, 127).astype(np.int8).view(np.uint8)
-    else:
-        scales = (np.abs(blocks).max(1, keepdims=True) / 7).astype(np.float16)
-        codes = np.rint(blocks / np.maximum(scales.astype(np.float32), 1e-9)) + 8
-        codes = _nibbles(np.clip(codes, 0, 15).astype(np.uint8))
-    return np.hstack([scales.view(np.uint8), codes]).tobytes()
+    return quantised.encode(kind.lower(), blocks).tobytes()
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
