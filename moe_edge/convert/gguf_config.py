@@ -71,7 +71,7 @@ class _Metadata:
 
     def finish(self) -> None:
         unknown = [
-            f"{key}={str(value)[:60]}"
+            f"{key}={value!r:.60}"
             for key, value in self._file.metadata.items()
             if key.startswith(self._prefix)
             and key.removeprefix(self._prefix) not in self._used
@@ -92,7 +92,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         that is not implemented.
     """
     arch = file.metadata.get("general.architecture")
-    check_known(f"architecture in {file.path}", str(arch), FAMILIES)
+    check_known(f"architecture in {file.path}", str(arch)[:60], FAMILIES)
     family, meta = FAMILIES[arch], _Metadata(file, arch)
     if not meta.get("expert_count"):
         raise ConfigError(
@@ -239,7 +239,7 @@ def _rope(meta: _Metadata, family: str) -> dict:
     meta.only("rope.scaling.attn_factor", 1)
     if kind == "none":
         return found | {"rope_type": "default"}
-    found |= {"rope_type": kind, "factor": factor}
+    found |= {"rope_type": str(kind)[:60], "factor": factor}
     if kind != "yarn":
         return found  # linear, or refused by name
     meta.only("rope.scaling.yarn_ext_factor", 1, -1)

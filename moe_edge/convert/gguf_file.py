@@ -82,6 +82,13 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.bad(f"{what} is not UTF-8 ({error.reason})") from error
 
+    def name(self, what: str) -> str:
+        """A key or name, fit to stand in a message of one line."""
+        found = self.string(what, _MAX_NAME)
+        if not found.isprintable():
+            raise self.bad(f"{what} is {found[:60]!r}, expected printable characters")
+        return found
+
     def value(self, key: str) -> Any:
         """A metadata value; arrays of numbers as numpy's, of texts as lists."""
         kind = self.number("I", f"the type of {key}")
@@ -169,7 +176,7 @@ class GgufFile:
         num_keys = cursor.count("the number of metadata keys", _MAX_ENTRIES)
         self.metadata: dict[str, Any] = {}
         for i in range(num_keys):
-            key = cursor.string(f"metadata key {i}", _MAX_NAME)
+            key = cursor.name(f"metadata key {i}")
             if key in self.metadata:
                 raise cursor.bad(f"metadata key {key} appears twice")
             self.metadata[key] = cursor.value(key)
@@ -181,7 +188,7 @@ class GgufFile:
             )
         found: dict[str, Tensor] = {}
         for i in range(num_tensors):
-            name = cursor.string(f"the name of tensor {i}", _MAX_NAME)
+            name = cursor.name(f"the name of tensor {i}")
             if name in found:
                 raise cursor.bad(f"tensor {name} appears twice")
             found[name] = _tensor_info(cursor, name)

@@ -24,14 +24,23 @@ _SPACE = "\u2581"  # SentencePiece's
 _ADVICE = "convert the model from its Hugging Face folder instead"
 
 
-def _get(file: GgufFile, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+_KINDS = {
+    list: "texts",
+    np.ndarray: "numbers",
+    bool: "true or false",
+    int: "an integer",
+}
+
+
+def _get(file: GgufFile, key: str, kind: type, default: Any) -> Any:
+    """A value of one of _KINDS, or the default where there is none."""
     value = file.metadata.get(_PREFIX + key, default)
     if value is not default and (
         not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)
     ):
         raise CheckpointError(
-            f"{file.path}: {_PREFIX}{key} is {str(value)[:60]!r}, expected {kind}; "
-            "copy it again"
+            f"{file.path}: {_PREFIX}{key} is {str(value)[:60]!r}, expected "
+            f"{_KINDS[kind]}; copy it again"
         )
     return value
 
@@ -48,7 +57,7 @@ def check_tokenizer(file: GgufFile) -> None:
         )
     if model == "gpt2":
         pre = file.metadata.get(_PREFIX + "pre", "")
-        check_known(f"pre-tokenizer in {file.path}", str(pre), KNOWN)
+        check_known(f"pre-tokenizer in {file.path}", str(pre)[:60], KNOWN)
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp
 
 
 HOSTILE = [
-    "x", "", -1, 0, 1 << 31, 2.5, float("nan"), float("inf"), -0.5, True, False,
+    "x", "", "x\ny", -1, 0, 1 << 31, 2.5, float("nan"), float("inf"), -0.5, True, False,
     [], ["x", "y"], [1, 2], [1, 1], [0.5], [True], ["x"] * 330, [-1] * 330, [9e9] * 330,
 ]  # fmt: skip
 

@@ -97,6 +97,8 @@ LIES = [
     (header(0, 1) + struct.pack("<Q", HUGE), f"metadata key 0 is {HUGE}, expected at"),
     (header(0, 1) + struct.pack("<Q", 99), "metadata key 0 takes 99 bytes from byte"),
     (header(0, 1) + text(b"\xff\xfe"), "metadata key 0 is not UTF-8 .invalid start"),
+    (key("a\nb", value_bytes(1)), r"metadata key 0 is 'a\\nb', expected printable"),
+    (padded(info("\x1b[1m")), r"the name of tensor 0 is '\\x1b\[1m', expected pri"),
     (key("k", struct.pack("<I", 13)), "k has value type 13, expected 0 to 12"),
     (key("k", struct.pack("<IB", 7, 2)), "k is the byte 2, expected true or false"),
     (key("k", struct.pack("<I", 8)), "the length of k takes 8 bytes from byte 37, th"),
