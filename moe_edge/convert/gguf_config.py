@@ -61,7 +61,7 @@ class _Metadata:
         """Refuses `key` unless it is absent or one of `allowed`."""
         value = self.get(key)
         if value is not None and value not in allowed:
-            raise self.bad(key, value, " or ".join(map(str, allowed)))
+            raise self.bad(key, value, " or ".join(f"{each!r:.60}" for each in allowed))
 
     def bad(self, key: str, value, expected: str) -> ConfigError:
         return ConfigError(
