@@ -70,8 +70,8 @@ def checkpoint_mark(path: str) -> str:
     if (folder / MANIFEST_NAME).is_file():
         return reader.content_sha256()
     mark = hashlib.sha256()
-    for file in sorted(folder.glob("*")):
-        if file.suffix in (".json", ".safetensors"):
+    for file in [folder] if folder.is_file() else sorted(folder.glob("*")):
+        if file.suffix in (".json", ".safetensors", ".gguf"):
             with file.open("rb") as opened:
                 start = opened.read(1 << 20)
             mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)

@@ -1,4 +1,4 @@
-"""Converts a checkpoint: Hugging Face -> ours, ours -> Hugging Face.
+"""Converts a checkpoint: Hugging Face or GGUF -> ours, or -> Hugging Face.
 
 Nothing appears at the destination before everything is there.
 """
@@ -15,12 +15,12 @@ import numpy as np
 
 from moe_edge.checkpoint.dtypes import weight_dtype
 from moe_edge.checkpoint.manifest import with_kind
+from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
-from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.requantise import Dequantised, Quantised
@@ -50,7 +50,7 @@ def convert_checkpoint(
     """Converts one checkpoint folder into another, or verifies one of ours.
 
     Args:
-      src: an HF folder, a folder of ours, or "default".
+      src: an HF folder, a GGUF file, a folder of ours, or "default".
       dst: the new folder.
       to: "ours" or "hf".
       dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
@@ -116,7 +116,7 @@ def convert_checkpoint(
                 sink = HfSink(folder, config, reader, dtypes, shard_bytes)
             with contextlib.closing(sink):
                 digest = stream(reader, sink, allow_nonfinite, progress)
-                if not isinstance(source, HfReader):
+                if isinstance(source, CheckpointReader):
                     # If changed, `digest` is of what was written: read once more.
                     same = not cast and expert_dtype is None
                     _check_digest(source, digest if same else None)
@@ -178,15 +178,16 @@ def verify_checkpoint(src: str | Path | None) -> str:
 
     Raises:
       CheckpointError: its weights have another hash.
-      ConfigError: a Hugging Face folder, which states none.
+      ConfigError: a Hugging Face folder or GGUF file, which states none.
     """
     if not src:
         raise ConfigError("no src given; name a folder with --src")
     reader = open_checkpoint(src)
-    if isinstance(reader, HfReader):
+    if not isinstance(reader, CheckpointReader):
+        kind = "GGUF file" if reader.path.is_file() else "Hugging Face folder"
         raise ConfigError(
-            f"{src} is a Hugging Face folder, which states no content_sha256 to verify "
-            "it by; convert it first"
+            f"{src} is a {kind}, which states no content_sha256 to verify it by; "
+            "convert it first"
         )
     return _check_digest(reader)
 

@@ -7,6 +7,7 @@ import numpy as np
 from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, read_manifest
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import CONFIG_NAME
 from moe_edge.convert.hf_reader import HfReader, read_generation
 from moe_edge.core.checks import CheckpointError, ConfigError
@@ -27,19 +28,23 @@ def check_floats(reader, purpose: str) -> None:
 
 def open_checkpoint(
     path: str | Path, dtype: np.dtype | None = None
-) -> CheckpointReader | HfReader:
-    """Opens a folder of ours, a Hugging Face folder, or "default".
+) -> CheckpointReader | HfReader | GgufReader:
+    """Opens a folder of ours, a Hugging Face folder, a GGUF file, or "default".
 
     Args:
-      path: the folder; "default" is the model shipped inside the package.
+      path: the folder or file; "default" is the model shipped inside the package.
       dtype: cast weights to it when they are read (None: as stored).
     Raises:
       CheckpointError: neither format, or damaged; ConfigError: a model or field that
         is not implemented.
     """
     folder = DEFAULT_MODEL if str(path) == "default" else Path(path)
+    if folder.is_file():
+        return GgufReader(folder, dtype)
     if not folder.is_dir():
-        raise CheckpointError(f"checkpoint {folder} is not a folder; check the path")
+        raise CheckpointError(
+            f"checkpoint {folder} is not a folder or GGUF file; check the path"
+        )
     if (folder / MANIFEST_NAME).is_file():
         manifest = read_manifest(folder)
         config = config_from_hf(

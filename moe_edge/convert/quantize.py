@@ -25,8 +25,8 @@ _FP8_FIELDS = {
 }
 _MXFP4_FIELDS = {"quant_method", "modules_to_not_convert", "dequantize"}
 # float4 e2m1 by code.
-_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_FP4 = np.concatenate([_FP4, -_FP4])
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP4 = np.concatenate([FP4, -FP4])
 
 
 def quantization(raw: dict[str, Any]) -> tuple[str | None, tuple[int, int] | None]:
@@ -112,8 +112,8 @@ def dequantize_mxfp4(
     """
     rows, groups, width = blocks.shape
     values = np.empty((rows, groups, width, 2), np.float32)
-    values[..., 0] = _FP4[blocks & 15]
-    values[..., 1] = _FP4[blocks >> 4]
+    values[..., 0] = FP4[blocks & 15]
+    values[..., 1] = FP4[blocks >> 4]
     exponent = scales.astype(np.int32)[..., None, None] - 127
     with np.errstate(over="ignore", under="ignore"):
         values = np.ldexp(values, exponent).astype(dtype)

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_edge.convert.hf_reader import HfReader
+from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
@@ -24,7 +24,7 @@ class Loaded:
 
     engine: "Engine"  # holds the weights and `engine.config`
     tokenizer: Tokenizer | None  # None if it was not asked for
-    hf_source: str | None  # folder of the Hugging Face checkpoint it came from
+    hf_source: str | None  # Hugging Face folder (or GGUF file) it came from
     name: str  # what the caller asked for
     dtype: str  # of the experts as stored
 
@@ -37,7 +37,7 @@ def load_engine(
     k: int | None = None,
     **options,
 ) -> Loaded:
-    """Opens a checkpoint (ours, a Hugging Face folder, or `default`) and loads it.
+    """Opens a checkpoint (as `open_checkpoint` does) and loads it.
 
     Also tells the C library to keep freed memory (`core/heap.py`): prefill of 512
     tokens is about 15 % faster for it.
@@ -62,7 +62,7 @@ def load_engine(
     from moe_edge.engine.weights import load_weights
 
     # Conversion has checked our own format already.
-    check_finite = isinstance(reader, HfReader)
+    check_finite = not isinstance(reader, CheckpointReader)
     if offload is None:
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)

@@ -9,12 +9,12 @@ Lossless with exact sums: the same rows, added in the same order.
 import jax
 import numpy as np
 
+from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.cluster.node.holdings import Holdings
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote, cut
 from moe_edge.cluster.node.tables import View
-from moe_edge.convert.hf_reader import HfReader
 from moe_edge.engine.base import Engine
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.session import Session
@@ -23,8 +23,8 @@ from moe_edge.engine.weights import Weights, load_weights
 
 def dense_weights(reader) -> Weights:
     """All of an open checkpoint's model but its experts."""
-    is_hf = isinstance(reader, HfReader)
-    return load_weights(reader, check_finite=is_hf, with_experts=False)
+    foreign = not isinstance(reader, CheckpointReader)
+    return load_weights(reader, check_finite=foreign, with_experts=False)
 
 
 class PlacedEngine(Engine):

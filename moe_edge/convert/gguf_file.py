@@ -1,0 +1,299 @@
+"""Reads GGUF files without trusting them: metadata, and where tensors lie.
+
+A file is `"GGUF" | version | counts | metadata | tensor infos | padding | tensors`,
+little-endian. Every count, length and offset is held against the bytes that are there
+before anything is made from it, so a file that lies is refused at once and in one line.
+Source: the format's description, docs/gguf.md of github.com/ggml-org/ggml.
+"""
+
+import math
+import mmap
+import os
+import stat
+import struct
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moe_edge.checkpoint.experts_file import read_bytes
+from moe_edge.convert.gguf_blocks import KINDS, NAMES, decode
+from moe_edge.core.checks import CheckpointError
+
+_VERSIONS = (2, 3)
+_MAX_DIMS = 4
+_MAX_NAME = 65_535  # bytes of a key or a tensor's name
+_MAX_STRING = 16 << 20
+_MAX_ITEMS = 16 << 20  # of an array, a few times the largest vocabulary
+_MAX_ENTRIES = 1 << 20  # metadata keys, or tensors
+_MAX_SIZE = 1 << 48
+_ALIGNMENT = "general.alignment"
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B"}
+_NUMBERS |= {10: "Q", 11: "q", 12: "d"}
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies."""
+
+    kind: str  # of KINDS
+    shape: tuple[int, ...]  # rows first, as numpy's
+    start: int  # first byte in the file
+    size: int  # bytes
+
+
+class _Cursor:
+    """Takes a file's header apart, front to back."""
+
+    def __init__(self, path: Path, data: mmap.mmap):
+        self.path, self._data, self._size = path, data, len(data)
+        self.position = 0
+
+    def bad(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} is damaged: {what}; copy it again")
+
+    def skip(self, count: int, what: str) -> int:
+        """Position of the next `count` bytes, which are there."""
+        start = self.position
+        if count > self._size - start:
+            raise CheckpointError(
+                f"{self.path} is damaged or truncated: {what} takes {count} bytes from "
+                f"byte {start}, the file has {self._size}; copy it again"
+            )
+        self.position = start + count
+        return start
+
+    def number(self, code: str, what: str):
+        layout = struct.Struct("<" + code)
+        return layout.unpack_from(self._data, self.skip(layout.size, what))[0]
+
+    def count(self, what: str, limit: int) -> int:
+        found = self.number("Q", what)
+        if found > limit:
+            raise self.bad(f"{what} is {found}, expected at most {limit}")
+        return found
+
+    def string(self, what: str, limit: int = _MAX_STRING) -> str:
+        length = self.count(f"the length of {what}", limit)
+        start = self.skip(length, what)
+        try:
+            return self._data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.bad(f"{what} is not UTF-8 ({error.reason})") from error
+
+    def name(self, what: str) -> str:
+        """A key or name, fit to stand in a message of one line."""
+        found = self.string(what, _MAX_NAME)
+        if not found.isprintable():
+            raise self.bad(f"{what} is {found[:60]!r}, expected printable characters")
+        return found
+
+    def value(self, key: str) -> Any:
+        """A metadata value; arrays of numbers as numpy's, of texts as lists."""
+        kind = self.number("I", f"the type of {key}")
+        if kind == _ARRAY:
+            return self._array(key)
+        return self._scalar(kind, key)
+
+    def _scalar(self, kind: int, key: str) -> Any:
+        if kind == _STRING:
+            return self.string(key)
+        if kind not in _NUMBERS:
+            raise self.bad(f"{key} has value type {kind}, expected 0 to 12")
+        found = self.number(_NUMBERS[kind], key)
+        if kind == _BOOL:
+            if found > 1:
+                raise self.bad(f"{key} is the byte {found}, expected true or false")
+            return bool(found)
+        # The shortest decimal number that is this float32: 1e-6, not 9.99999997e-7.
+        return float(str(np.float32(found))) if kind == 6 else found
+
+    def _array(self, key: str) -> Any:
+        kind = self.number("I", f"the item type of {key}")
+        count = self.count(f"the length of {key}", _MAX_ITEMS)
+        if kind == _STRING:
+            return self._strings(key, count)
+        if kind not in _NUMBERS:
+            raise self.bad(f"{key} is an array of type {kind}, expected a flat one")
+        dtype = np.dtype("?" if kind == _BOOL else "<" + _NUMBERS[kind])
+        start = self.skip(count * dtype.itemsize, key)
+        return np.frombuffer(self._data, dtype, count, start).copy()
+
+    def _strings(self, key: str, count: int) -> list[str]:
+        """Texts one after another: a vocabulary has several 100,000, so in one loop."""
+        if 8 * count > self._size - self.position:
+            self.skip(8 * count, f"the texts of {key}")  # raises
+        data, texts = self._data, []
+        for i in range(count):
+            start = self.position + 8
+            length = int.from_bytes(data[self.position : start], "little")
+            end = start + length
+            try:
+                if end > self._size or length > _MAX_STRING:
+                    raise ValueError
+                texts.append(data[start:end].decode("utf-8"))
+            except ValueError:
+                self.string(f"{key}[{i}]")  # says what is wrong
+                raise
+            self.position = end
+        return texts
+
+
+class GgufFile:
+    """One GGUF file, opened.
+
+    Attributes:
+      path: the file.
+      metadata: key -> value.
+      tensors: name -> where it lies.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise CheckpointError(f"{path} is not a regular file")
+                if status.st_size < 24:
+                    raise CheckpointError(
+                        f"{path} has {status.st_size} bytes, expected a GGUF file of "
+                        "24 or more; copy it again"
+                    )
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    self._read_header(_Cursor(path, data), status.st_size)
+                self._descriptor = os.dup(file.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error.strerror or error}"
+            ) from error
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def _read_header(self, cursor: _Cursor, size: int) -> None:
+        _check_version(cursor)
+        num_tensors = cursor.count("the number of tensors", _MAX_ENTRIES)
+        num_keys = cursor.count("the number of metadata keys", _MAX_ENTRIES)
+        self.metadata: dict[str, Any] = {}
+        for i in range(num_keys):
+            key = cursor.name(f"metadata key {i}")
+            if key in self.metadata:
+                raise cursor.bad(f"metadata key {key} appears twice")
+            self.metadata[key] = cursor.value(key)
+        parts = self.metadata.get("split.count", 0)
+        if str(parts) not in ("0", "1"):
+            raise CheckpointError(
+                f"{self.path} is one of {parts!r:.60} parts of a model; join them with "
+                "llama-gguf-split --merge"
+            )
+        found: dict[str, Tensor] = {}
+        for i in range(num_tensors):
+            name = cursor.name(f"the name of tensor {i}")
+            if name in found:
+                raise cursor.bad(f"tensor {name} appears twice")
+            found[name] = _tensor_info(cursor, name)
+        alignment = self.metadata.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or alignment not in (1 << n for n in range(21)):
+            raise cursor.bad(
+                f"{_ALIGNMENT} is {alignment!r:.60}, expected a power of two up to "
+                f"{1 << 20}"
+            )
+        self.tensors = _placed(cursor, found, alignment, size)
+
+    def read(self, name: str, first: int = 0, count: int | None = None) -> np.ndarray:
+        """Decoded weights of a tensor, or of part of it along its first axis.
+
+        Args:
+          first, count: which part; None: all.
+        """
+        tensor = self.tensors[name]
+        shape = tensor.shape if count is None else (count, *tensor.shape[1:])
+        return decode(tensor.kind, self.read_raw(name, first, count)).reshape(shape)
+
+    def read_raw(
+        self, name: str, first: int = 0, count: int | None = None
+    ) -> np.ndarray:
+        """The bytes of the same, uint8."""
+        tensor = self.tensors[name]
+        row = tensor.size // tensor.shape[0]
+        raw = np.empty(tensor.size if count is None else count * row, np.uint8)
+        self.read_into(name, first, raw)
+        return raw
+
+    def read_into(self, name: str, first: int, out: np.ndarray) -> None:
+        """Fills a contiguous array with bytes of a tensor, from index `first` on."""
+        tensor = self.tensors[name]
+        start = tensor.start + first * (tensor.size // tensor.shape[0])
+        if start + out.nbytes > tensor.start + tensor.size:
+            raise ValueError(f"{name} has {tensor.size} bytes, not {out.nbytes}")
+        read_bytes(self._descriptor, start, out, self.path)
+
+
+def _check_version(cursor: _Cursor) -> None:
+    magic = cursor.number("4s", "the magic number")
+    if magic != b"GGUF":
+        raise CheckpointError(
+            f"{cursor.path} begins with {magic!r}, expected b'GGUF'; name a GGUF file"
+        )
+    version = cursor.number("I", "the version")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        order = "big-endian " if swapped in (1, *_VERSIONS) else ""
+        raise CheckpointError(
+            f"{cursor.path} is {order}GGUF version {swapped if order else version}, "
+            "expected little-endian version 2 or 3; convert the model again with a "
+            "newer llama.cpp"
+        )
+
+
+def _tensor_info(cursor: _Cursor, name: str) -> Tensor:
+    """A tensor whose `start` still counts from the first tensor's."""
+    num_dims = cursor.number("I", f"the rank of {name}")
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise cursor.bad(f"tensor {name} has rank {num_dims}, expected 1 to 4")
+    dims = [cursor.number("Q", f"the shape of {name}") for _ in range(num_dims)]
+    code = cursor.number("I", f"the type of {name}")
+    start = cursor.number("Q", f"the offset of {name}")
+    shape = tuple(reversed(dims))  # the file says the fastest axis first
+    if not 0 < math.prod(shape) <= _MAX_SIZE:
+        raise cursor.bad(f"tensor {name} has shape {shape}, which no model has")
+    label = NAMES.get(code, f"number {code}")
+    if label not in KINDS:
+        raise CheckpointError(
+            f"{cursor.path}: tensor {name} has type {label}; known: "
+            f"{', '.join(KINDS)}; make such a file by llama-quantize --pure"
+        )
+    kind = KINDS[label]
+    if shape[-1] % kind.values:
+        raise cursor.bad(
+            f"tensor {name} of type {label} has rows of {shape[-1]}, expected a "
+            f"multiple of {kind.values}"
+        )
+    return Tensor(label, shape, start, math.prod(shape) // kind.values * kind.size)
+
+
+def _placed(
+    cursor: _Cursor, found: dict[str, Tensor], alignment: int, size: int
+) -> dict[str, Tensor]:
+    """Tensors by their place in the file, aligned, inside of it, apart."""
+    base = -(-cursor.position // alignment) * alignment
+    end, before = base, "the header"
+    placed = {n: t._replace(start=base + t.start) for n, t in found.items()}
+    for name, tensor in sorted(placed.items(), key=lambda item: item[1].start):
+        if (tensor.start - base) % alignment:
+            raise cursor.bad(
+                f"tensor {name} is at offset {tensor.start - base}, expected a "
+                f"multiple of {alignment}"
+            )
+        if tensor.start < end:
+            raise cursor.bad(
+                f"tensor {name} begins at byte {tensor.start}, inside {before}, which "
+                f"ends at {end}"
+            )
+        end, before = tensor.start + tensor.size, name
+        if end > size:
+            raise CheckpointError(
+                f"{cursor.path} is damaged or truncated: tensor {name} ends at byte "
+                f"{end}, the file has {size}; copy it again"
+            )
+    return placed

@@ -1,0 +1,174 @@
+"""A GGUF file as a checkpoint: config, dense tensors, expert records, tokenizer.
+
+Quantised weights are decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16;
+float types stay as they are. An expert's blocks are consecutive in the file, row by
+row, so `GgufFile.read_into` can also fill a record that stays quantised.
+"""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, cast
+from moe_edge.checkpoint.reader import DenseReader
+from moe_edge.checkpoint.schema import Item, check_tensors
+from moe_edge.convert import gguf_names
+from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.gguf_blocks import KINDS, is_quantised
+from moe_edge.convert.gguf_config import hf_config
+from moe_edge.convert.gguf_file import GgufFile
+from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
+from moe_edge.convert.hf_files import dump_json
+from moe_edge.convert.hf_reader import TOKENIZER_NAME
+from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.model.record import RecordLayout
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class GgufReader(DenseReader):
+    """Reads a GGUF file without converting it.
+
+    Names, shapes and types of all tensors are checked at construction; weights are read
+    when they are asked for.
+
+    Attributes:
+      config, dtype, layout, dropped: as `HfReader`'s.
+    """
+
+    def __init__(self, path: str | Path, dtype: np.dtype | None = None):
+        self.path = Path(path).resolve()
+        self._file, self._cast = GgufFile(self.path), dtype
+        check_tokenizer(self._file)
+        raw = hf_config(self._file)
+        try:
+            self.config = config_from_hf(raw)
+        except ConfigError as error:
+            raise ConfigError(f"metadata of {path} as a {error}") from error
+        found = {name: t.shape for name, t in self._file.tensors.items()}
+        layers = self.config.num_layers
+        self.dropped = [name for name in found if gguf_names.is_unused(name, layers)]
+        expected = gguf_names.all_shapes(self.config, found)
+        check_tensors(
+            str(path),
+            {
+                name: gguf_names.squeezed(shape)
+                for name, shape in found.items()
+                if name not in self.dropped
+            },
+            {name: gguf_names.squeezed(shape) for name, shape in expected.items()},
+        )
+        self.layout = RecordLayout.of(self.config)
+        self.dtype = self._expert_dtype() if dtype is None else np.dtype(dtype)
+        raw["dtype"] = self.dtype.name
+
+    def _experts(self, layer: int) -> dict[str, str]:
+        return gguf_names.expert_names(self.config, layer)
+
+    def _stored(self, name: str) -> np.dtype:
+        return KINDS[self._file.tensors[name].kind].dtype
+
+    def _expert_dtype(self) -> np.dtype:
+        """One dtype that holds every routed expert exactly.
+
+        Biases are float32 in all files; if they fit in the matrices' dtype (those of
+        gpt-oss, trained in bfloat16, do), records need not grow for them.
+        """
+        layers = self.config.moe_layers
+        if not layers:
+            raise CheckpointError(
+                f"{self.path}: every layer is dense; expected at least one MoE layer"
+            )
+        names = [item for layer in layers for item in self._experts(layer).items()]
+        matrices = {self._stored(n) for part, n in names if "bias" not in part}
+        if len(matrices) > 1:
+            return _FLOAT32
+        (dtype,) = matrices
+        for part, name in names:
+            if "bias" in part and self._stored(name) != dtype:
+                values = self._file.read(name).astype(_FLOAT32)
+                if np.any(cast(values, dtype).astype(_FLOAT32) != values):
+                    return _FLOAT32
+        return dtype
+
+    @property
+    def quantized(self) -> str | None:
+        """The quantised types in the file, such as "q8_0"; None: none."""
+        kinds = {t.kind.lower() for t in self._file.tensors.values()}
+        return "+".join(sorted(k for k in kinds if is_quantised(k.upper()))) or None
+
+    @functools.cached_property
+    def hf_files(self) -> Path:
+        """A folder of this process with the tokenizer as Hugging Face stores it."""
+        folder = Path(tempfile.mkdtemp(prefix="moe_edge_gguf_"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for name, content in tokenizer_files(self._file).items():
+            dump_json(folder / name, content)
+        return folder
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        path = self.hf_files / TOKENIZER_NAME
+        return path if path.is_file() else None
+
+    @property
+    def hf_source(self) -> str | None:
+        return str(self.path)
+
+    def _dense(self, item: Item):
+        """(canonical name, its tensors, dtype as returned) of one item."""
+        found = self._file.tensors
+        for name, names in gguf_names.dense_names(self.config, item, found).items():
+            dtypes = {self._stored(part) for part in names.parts}
+            dtype = dtypes.pop() if len(dtypes) == 1 else _FLOAT32
+            keeps = name in KEEP_FLOAT32 and dtype == _FLOAT32
+            yield name, names, dtype if self._cast is None or keeps else self._cast
+
+    def dense(self, item: Item) -> dict[str, np.ndarray]:
+        """Canonical name -> array of one item."""
+        arrays = {}
+        for name, names, dtype in self._dense(item):
+            parts = [
+                cast(self._file.read(part).reshape(shape), dtype)
+                for part, shape in zip(names.parts, names.shapes, strict=True)
+            ]
+            restored = gguf_names.restore(self.config, name, parts)
+            arrays[name] = np.ascontiguousarray(restored)
+        return arrays
+
+    def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
+        """Canonical name -> dtype of what `dense` returns."""
+        return {name: dtype for name, _, dtype in self._dense(item)}
+
+    def experts(self, layer: int) -> np.ndarray:
+        """The records [E, R] of a MoE layer, assembled in memory."""
+        records = np.empty((self.config.moe.num_experts, self.layout.size), self.dtype)
+        self.read_experts(layer, 0, records)
+        return records
+
+    def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
+        """Fills `out_NR` with the records of experts first, first + 1, ..."""
+        out_NR[:, self.layout.num_values :] = 0
+        for part, name in self._experts(layer).items():
+            plain = self._stored(name) == out_NR.dtype
+            plain = plain and not is_quantised(self._file.tensors[name].kind)
+            for i, out_R in enumerate(out_NR):
+                out = self.layout.part(out_R, part)
+                if plain:
+                    self._file.read_into(name, first + i, out)
+                else:
+                    values = self._file.read(name, first + i, 1)
+                    np.copyto(out, cast(values, out.dtype).reshape(out.shape))
+
+    def release(self) -> None:
+        """Nothing is kept between calls."""
+
+    def content_sha256(self) -> str:
+        """Reads the whole file once; see content_hash.py."""
+        from moe_edge.convert.content_hash import content_sha256
+
+        return content_sha256(self)

@@ -1,0 +1,305 @@
+"""GGUF files of every family against the same model's Hugging Face folder."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.checkpoint.schema import dense_items
+from moe_edge.convert.gguf_blocks import decode
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+from tests.support.conversion import assert_same_tensors, convert, load_all
+from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
+from tests.support.tiny_checkpoint import tiny_tokenizer
+from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
+from tests.support.tiny_models import random_prompts, score_all
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+# What a GGUF file cannot say is changed in the families' tiny configs.
+SAYABLE = {
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "mixtral": {"rms_norm_eps": 1e-5},
+    "qwen2_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
+    "qwen3_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
+    "deepseek_v2": {"rms_norm_eps": 1e-6, "rope_scaling": YARN},
+    "deepseek_v3": {
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": YARN,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1.5e5,
+            "factor": 32.0,
+            "original_max_position_embeddings": 40,
+            "truncate": False,
+        },
+    },
+}
+WIDE = {"hidden_size": 64, "intermediate_size": 32}
+
+
+def model(family: str, **changes):
+    raw = raw_config(family, **SAYABLE[family], **changes)
+    return raw, random_tensors(raw)
+
+
+def gguf(path, raw, tensors, kind="F32", extra=None, **options):
+    said, written = from_hf(raw, tensors, kind, **options)
+    return write_gguf(path, said | (extra or {}), written)
+
+
+def comparable(config):
+    """A config without ids of tokens, which come with the tokenizer."""
+    return dataclasses.replace(config, bos_id=None, eos_ids=())
+
+
+def assert_same_weights(got, expected, exact_dtypes=True):
+    for item in dense_items(expected.config):
+        ours, theirs = got.dense(item), expected.dense(item)
+        assert sorted(ours) == sorted(theirs)
+        dtypes = got.dense_dtypes(item)
+        for name, array in theirs.items():
+            assert ours[name].dtype == dtypes[name], name
+            np.testing.assert_array_equal(ours[name], array, name, strict=exact_dtypes)
+    for layer in expected.config.moe_layers:
+        np.testing.assert_array_equal(
+            got.experts(layer), expected.experts(layer), strict=exact_dtypes
+        )
+
+
+@pytest.mark.parametrize("family", SAYABLE)
+def test_float32_file_gives_the_folders_logits_bit_for_bit(family, tmp_path):
+    raw, tensors = model(family)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    file = gguf(tmp_path / "x.gguf", raw, tensors)
+    expected, got = open_checkpoint(hf), open_checkpoint(file)
+    assert comparable(got.config) == comparable(expected.config)
+    assert_same_weights(got, expected)
+    first = convert(hf, tmp_path / "from_hf")
+    second = convert(file, tmp_path / "from_gguf")
+    assert second["content_sha256"] == first["content_sha256"]
+    assert second["dropped"] == []
+    convert(file, tmp_path / "folder", to="hf")
+    assert_same_tensors(load_all(tmp_path / "folder"), tensors)
+    prompts = random_prompts(expected.config, (41,))
+    logits = [
+        score_all(ResidentEngine(load_weights(open_checkpoint(path))), prompts)[0]
+        for path in (tmp_path / "from_hf", tmp_path / "from_gguf", file)
+    ]
+    assert logits[0].std() > 0
+    np.testing.assert_array_equal(logits[1], logits[0])
+    np.testing.assert_array_equal(logits[2], logits[0])
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_deepseek_of_before_2025_has_one_kv_b(family, tmp_path):
+    raw, tensors = model(family)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    got = open_checkpoint(gguf(tmp_path / "x.gguf", raw, tensors, old=True))
+    expected = open_checkpoint(hf)
+    assert comparable(got.config) == comparable(expected.config)
+    assert_same_weights(got, expected)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "MXFP4"])
+def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
+    raw, tensors = model(family, **(WIDE if family == "mixtral" else {}))
+    if family == "gpt_oss":  # as in its files: biases that bfloat16 holds
+        for name in tensors:
+            if name.endswith("_bias"):
+                tensors[name] = tensors[name].astype(ml_dtypes.bfloat16).astype("f4")
+    file = gguf(tmp_path / "x.gguf", raw, tensors, kind)
+    got = open_checkpoint(file)
+    wide = {n: t.astype(np.float32) for n, t in _decoded(raw, tensors, kind).items()}
+    expected = open_checkpoint(write_folder(tmp_path / "hf", raw, wide))
+    narrow = {"F16": "float16", "BF16": "bfloat16", "MXFP4": "bfloat16"}
+    if kind == "F16" and family == "gpt_oss":  # a bias beyond float16's digits
+        narrow["F16"] = str(got.dtype)
+    assert got.dtype.name == narrow.get(kind, "float32")
+    quantised = {"Q8_0": "q8_0", "Q4_0": "q4_0", "MXFP4": "mxfp4"}.get(kind)
+    assert got.quantized == quantised
+    assert_same_weights(got, expected, exact_dtypes=False)
+    convert(file, tmp_path / "ours")
+    ours = open_checkpoint(tmp_path / "ours")
+    assert ours.dtype == got.dtype
+    assert ours.config.hf_config["dtype"] == got.dtype.name
+    assert_same_weights(ours, got)
+    cast = open_checkpoint(file, np.dtype(ml_dtypes.bfloat16))
+    for item in dense_items(cast.config):
+        assert {d.name for d in cast.dense_dtypes(item).values()} == {"bfloat16"}
+    assert cast.experts(1).dtype == ml_dtypes.bfloat16
+
+
+def _decoded(raw, tensors, kind):
+    """HF tensors as they are after a way through a type."""
+    _, written = from_hf(raw, tensors, kind)
+    _, plain = from_hf(raw, tensors, "F32")
+    changed = {}
+    for name, (own, shape, raw_bytes) in written.items():
+        values = decode(own, np.frombuffer(raw_bytes, np.uint8)).astype(np.float32)
+        changed[name] = ("F32", shape, values.tobytes())
+    assert changed.keys() == plain.keys()
+    return _to_hf(raw, tensors, changed)
+
+
+def _to_hf(raw, tensors, written):
+    """The HF tensors that become `written`, found by converting element numbers."""
+    sizes = np.cumsum([0] + [t.size for t in tensors.values()])
+    numbers = {
+        name: np.arange(start, start + t.size, dtype=np.float32).reshape(t.shape)
+        for (name, t), start in zip(tensors.items(), sizes, strict=False)
+    }
+    assert sizes[-1] < 1 << 24  # float32 counts so far
+    flat = np.empty(sizes[-1], np.float32)
+    for name, (_, _, raw_numbers) in from_hf(raw, numbers, "F32")[1].items():
+        order = np.frombuffer(raw_numbers, np.float32).astype(np.int64)
+        flat[order] = np.frombuffer(written[name][2], np.float32)
+    return {
+        name: flat[start : start + t.size].reshape(t.shape)
+        for (name, t), start in zip(tensors.items(), sizes, strict=False)
+    }
+
+
+def test_blocks_decode_by_hand():
+    half = np.float16(0.5).tobytes()
+    q8 = half + np.arange(-16, 16, dtype=np.int8).tobytes()
+    raw = np.frombuffer(q8, np.uint8)
+    np.testing.assert_array_equal(decode("Q8_0", raw), np.arange(-16, 16) * 0.5)
+    nibbles = bytes(low | (15 - low) << 4 for low in range(16))
+    raw = np.frombuffer(half + nibbles, np.uint8)
+    expected = np.concatenate([np.arange(-8, 8), np.arange(7, -9, -1)]) * 0.5
+    np.testing.assert_array_equal(decode("Q4_0", raw), expected)
+    raw = np.frombuffer(bytes([128]) + nibbles, np.uint8)
+    four = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    low = np.concatenate([four, -four])
+    expected = 2 * np.concatenate([low, low[::-1]])
+    np.testing.assert_array_equal(decode("MXFP4", raw).astype(float), expected)
+
+
+def test_linear_rope_and_ids_of_tokens_are_read(tmp_path):
+    raw, tensors = model("qwen3_moe")
+    extra = {
+        "qwen3moe.rope.scaling.factor": 3.0,
+        "tokenizer.ggml.bos_token_id": 3,
+        "tokenizer.ggml.eos_token_id": 5,
+        "tokenizer.ggml.eot_token_id": 7,
+    }
+    config = open_checkpoint(
+        gguf(tmp_path / "x.gguf", raw, tensors, extra=extra)
+    ).config
+    assert (config.attention.rope.kind, config.attention.rope.factor) == ("linear", 3)
+    assert (config.bos_id, config.eos_ids) == (3, (5, 7))
+
+
+def test_modules_of_later_tokens_are_dropped(tmp_path):
+    raw, tensors = model("deepseek_v3")
+    said, written = from_hf(raw, tensors)
+    said |= {"deepseek2.block_count": 4, "deepseek2.nextn_predict_layers": 1}
+    written["blk.3.nextn.eh_proj.weight"] = ("F32", (2, 2), bytes(16))
+    written["rope_freqs.weight"] = ("F32", (3,), np.ones(3, "f4").tobytes())
+    result = convert(write_gguf(tmp_path / "x.gguf", said, written), tmp_path / "ours")
+    assert result["dropped"] == ["blk.3.nextn.eh_proj.weight", "rope_freqs.weight"]
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path):
+    raw, tensors = model("olmoe")
+    tensors["model.layers.1.mlp.experts.2.up_proj.weight"][3, 4] = np.nan
+    file = gguf(tmp_path / "x.gguf", raw, tensors)
+    with pytest.raises(CheckpointError, match="experts.2.up_proj.weight has NaN"):
+        convert(file, tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
+
+
+def test_verify_of_a_file_is_refused(tmp_path):
+    file = gguf(tmp_path / "x.gguf", *model("olmoe"))
+    with pytest.raises(ConfigError, match="x.gguf is a GGUF file, which states no"):
+        convert(file, None, verify=True)
+
+
+REFUSED = [
+    ("olmoe", {"general.architecture": "mamba"}, "architecture in .* 'mamba'; known"),
+    ("olmoe", {"olmoe.expert_count": 0}, "olmoe.expert_count is absent or 0"),
+    ("olmoe", {"olmoe.expert_count": 7}, r"shape \(6, 48\), expected \(7, 48\)"),
+    ("olmoe", {"olmoe.logit_scale": 2.0}, "not implemented: olmoe.logit_scale=2.0"),
+    ("olmoe", {"olmoe.context_length": "a"}, 'max_position_embeddings is "a"'),
+    ("olmoe", {"olmoe.rope.scaling.type": "longrope"}, "rope_type 'longrope'"),
+    ("olmoe", {"olmoe.rope.dimension_count": 6}, "dimension_count is 6, expected 12"),
+    ("olmoe", {"olmoe.expert_gating_func": 2}, "gating_func is 2, expected 1"),
+    ("olmoe", {"olmoe.attention.head_count": [4, 4, 5]}, r"is \[4, 4, 5\], expected"),
+    ("mixtral", {"llama.expert_weights_norm": False}, "norm is False, expected True"),
+    ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "True, expected False"),
+    ("deepseek_v2", {"deepseek2.expert_gating_func": 3}, "is 3, expected 1 "),
+    ("gpt_oss", {"gpt-oss.rope.scaling.yarn_ext_factor": 0.5}, "is 0.5, expected 1"),
+]
+
+
+@pytest.mark.parametrize("family, extra, message", REFUSED)
+def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp_path):
+    file = gguf(tmp_path / "x.gguf", *model(family), extra=extra)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        open_checkpoint(file)
+
+
+HOSTILE = [
+    "x", "", "x\ny", -1, 0, 1 << 31, 2.5, float("nan"), float("inf"), -0.5, True, False,
+    [], ["x", "y"], [1, 2], [1, 1], [0.5], [True], ["x"] * 330, [-1] * 330, [9e9] * 330,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "deepseek_v3", "gpt_oss"])
+def test_any_value_of_any_key_is_read_or_refused(family, tmp_path):
+    """Nothing but our own errors, which end a script in one line."""
+    said, written = from_hf(*model(family, vocab_size=330))
+    said |= tokenizer_metadata(tiny_tokenizer(), "gpt-2", eos_token_id=0)
+    said |= {f"tokenizer.ggml.{name}_token_id": 3 for name in ("bos", "eot", "padding")}
+    said |= {f"tokenizer.ggml.add_{name}": False for name in ("bos_token", "eos_token")}
+    said |= {"tokenizer.ggml.scores": [0.5] * 320, "tokenizer.chat_template": "x"}
+    said |= {"split.count": 0, "general.alignment": 32}
+    path = tmp_path / "x.gguf"
+    open_checkpoint(write_gguf(path, said, written)).tokenizer_path.read_bytes()
+    for key in said:
+        for value in HOSTILE:
+            write_gguf(path, said | {key: value}, written)
+            try:
+                reader = open_checkpoint(path)
+                assert reader.tokenizer_path is None or load_tokenizer(reader)
+            except MoeEdgeError as error:
+                assert "\n" not in str(error)
+
+
+def test_missing_parts_are_refused_by_name(tmp_path):
+    said, written = from_hf(*model("olmoe"))
+    path = tmp_path / "x.gguf"
+    part = written.pop("blk.1.ffn_up_exps.weight")
+    with pytest.raises(CheckpointError, match="missing blk.1.ffn_up_exps.weight"):
+        open_checkpoint(write_gguf(path, said, written))
+    written["blk.1.ffn_up_exps.weight"], written["blk.2.odd"] = part, part
+    with pytest.raises(CheckpointError, match="unexpected blk.2.odd"):
+        open_checkpoint(write_gguf(path, said, written))
+    del written["blk.2.odd"], said["olmoe.context_length"]
+    with pytest.raises(CheckpointError, match="lacks metadata key olmoe.context_len"):
+        open_checkpoint(write_gguf(path, said, written))
+    del written["token_embd.weight"]
+    with pytest.raises(CheckpointError, match="lacks the matrix token_embd.weight"):
+        open_checkpoint(write_gguf(path, said, written))
+    written["rope_freqs.weight"] = ("F32", (1,), np.float32(8).tobytes())
+    said, rest = from_hf(*model("olmoe"))
+    with pytest.raises(ConfigError, match="rope_freqs.weight scales single rope"):
+        open_checkpoint(write_gguf(path, said, rest | written))

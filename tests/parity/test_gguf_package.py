@@ -1,0 +1,81 @@
+"""Our GGUF reader and writer against the package `gguf`, llama.cpp's own."""
+
+import numpy as np
+import pytest
+
+from moe_edge.convert.gguf_blocks import KINDS, NAMES, decode
+from moe_edge.convert.gguf_file import GgufFile
+from tests.support.gguf_files import encode, write_gguf
+
+gguf = pytest.importorskip("gguf")
+pytestmark = pytest.mark.parity
+Type = gguf.GGMLQuantizationType
+
+
+def test_types_have_the_packages_numbers_and_sizes():
+    theirs = {int(kind): kind.name for kind in Type}
+    both = NAMES.keys() & theirs.keys()
+    assert len(both) > 25
+    assert {code: NAMES[code] for code in both} == {code: theirs[code] for code in both}
+    for name, kind in KINDS.items():
+        assert gguf.GGML_QUANT_SIZES[Type[name]] == (kind.values, kind.size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_codes_decode_as_the_package_decodes_them(kind):
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (500, KINDS[kind].size * 4), np.uint8)
+    if kind == "MXFP4":  # the package's powers of two end at 2 ** 127
+        raw.reshape(-1, 17)[:, 0] %= 250
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, Type[kind])
+        got = decode(kind, raw.reshape(-1)).astype(np.float32)
+    np.testing.assert_array_equal(got, expected.reshape(-1))
+
+
+def test_file_of_the_packages_writer_is_read(tmp_path):
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "olmoe")
+    writer.add_context_length(4096)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_expert_weights_norm(True)
+    writer.add_token_list(["a", "é"])
+    writer.add_token_scores([0.5, -1.0])
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((3, 5, 64), np.float32)
+    expected = {}
+    for name in KINDS:
+        packed = gguf.quants.quantize(weights, Type[name])
+        expected[name] = gguf.quants.dequantize(packed, Type[name])
+        writer.add_tensor(name, packed, raw_dtype=Type[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(path)
+    assert file.metadata["general.architecture"] == "olmoe"
+    assert file.metadata["olmoe.context_length"] == 4096
+    assert file.metadata["olmoe.attention.layer_norm_rms_epsilon"] == 1e-5
+    assert file.metadata["olmoe.expert_weights_norm"] is True
+    assert file.metadata["tokenizer.ggml.tokens"] == ["a", "é"]
+    assert file.metadata["tokenizer.ggml.scores"].tolist() == [0.5, -1.0]
+    for name, values in expected.items():
+        assert file.tensors[name].shape == weights.shape
+        np.testing.assert_array_equal(file.read(name).astype(np.float32), values)
+        np.testing.assert_array_equal(
+            file.read(name, 1, 1).astype(np.float32), values[1:2]
+        )
+
+
+def test_file_of_our_test_writer_is_read_by_the_package(tmp_path):
+    weights = np.random.default_rng(0).standard_normal((4, 32), np.float32)
+    tensors = {k: (k, weights.shape, encode(k, weights)) for k in KINDS}
+    said = {"general.architecture": "olmoe", "a": 0.5, "b": ["x", "ü"], "c": True}
+    reader = gguf.GGUFReader(write_gguf(tmp_path / "x.gguf", said, tensors))
+    found = {key: field.contents() for key, field in reader.fields.items()}
+    assert {key: found[key] for key in said} == said
+    for tensor in reader.tensors:
+        got = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        raw = np.frombuffer(tensors[tensor.name][2], np.uint8)
+        expected = decode(tensor.name, raw).astype(np.float32)
+        np.testing.assert_array_equal(got.reshape(-1), expected)
