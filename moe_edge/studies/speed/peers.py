@@ -5,7 +5,6 @@ llama.cpp at the type of the file (extra `peers`). Without them the suites print
 figures alone.
 """
 
-import importlib.util
 import tempfile
 import time
 from contextlib import ExitStack
@@ -40,7 +39,12 @@ def load_peers(hf_folder: Path, work_dir: Path | None = None) -> list:
 
 
 def _installed(*packages: str) -> bool:
-    return all(importlib.util.find_spec(name) for name in packages)
+    try:
+        for name in packages:
+            __import__(name)
+    except ImportError:
+        return False
+    return True
 
 
 class Transformers:
