@@ -28,7 +28,9 @@ def folders(tmp_path_factory):
 @pytest.mark.slow
 def test_card_is_against_the_source(folders, tmp_path):
     hf, quantised, text = folders
-    settings = FidelitySettings(checkpoint=str(quantised), text=text, **SMALL)
+    settings = FidelitySettings(
+        checkpoint=str(quantised), text=text, device_memory="25%", **SMALL
+    )
     assert reference_of(settings) == str(hf)
     summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     names = ["1 of 3 experts"] * 2 + ["experts in q4_0"] * 2
