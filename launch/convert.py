@@ -2,6 +2,7 @@
 
 python launch/convert.py --src HF --dst OURS
 python launch/convert.py --src FILE.gguf --dst OURS
+python launch/convert.py --src HF --dst Q --expert_dtype q8_0
 python launch/convert.py --src OURS --dst HF --to hf
 python launch/convert.py --src OURS --verify
 """

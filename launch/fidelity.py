@@ -2,6 +2,7 @@
 
 python launch/fidelity.py --checkpoint DIR --text FILE --device_memory 25%
 python launch/fidelity.py --gin_file configs/policies/smoe.gin
+python launch/fidelity.py --checkpoint QUANTISED
 """
 
 from launch import common

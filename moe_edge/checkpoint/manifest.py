@@ -9,17 +9,22 @@ A refactored model has an object `refactor`: {"gate": one of `model.config.GATES
 "gate_neurons": r, "rank_shares": [[..]], and where it came from: inactive, solver,
 seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
 parent's; only `U` and the records tell of the split.
+
+`dtype` is of the experts' records. `q8_0` and `q4_0` are quantised (model/record.py);
+`hf_config` still says in which dtype the model was, and the dense weights are.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
+from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.files import read_json
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 
@@ -48,8 +53,8 @@ def record_layout(config: ModelConfig, subs: int) -> RecordLayout:
         raise CheckpointError(
             f"experts of {config.moe.expert_dim} neurons do not split into U={subs}"
         )
-    width = config.moe.expert_dim // subs
-    return RecordLayout(config.d_model, width, config.moe.expert_bias)
+    parent = RecordLayout.of(config)
+    return dataclasses.replace(parent, expert_dim=parent.expert_dim // subs)
 
 
 def make_manifest(
@@ -66,7 +71,7 @@ def make_manifest(
 
     Args:
       config: the model before it was refactored.
-      dtype: of the records.
+      dtype: of the records' elements.
       subs: U, sub-experts of an expert.
       tokenizer: path inside the folder, or None.
       source: where it came from.
@@ -78,14 +83,14 @@ def make_manifest(
         "format_version": FORMAT_VERSION,
         "model_type": config.model_type,
         "hf_config": config.hf_config,
-        "dtype": dtype.name,
+        "dtype": layout.kind or dtype.name,
         "L": config.num_layers,
         "E": config.moe.num_experts,
         "U": subs,
         "record": {
             "order": list(layout.shapes),
             "shapes": {name: list(shape) for name, shape in layout.shapes.items()},
-            "bytes": layout.size * dtype.itemsize,
+            "bytes": layout.num_bytes(dtype),
             "file": "experts/layer_{layer:03d}.bin",
             # Record (expert, sub) of a layer begins at offset + (e * U + sub) * bytes.
             "offset": 0,
@@ -118,10 +123,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path}: {key} is {str(value)[:60]!r}, expected {kind}"
             )
-    if manifest["dtype"] not in WEIGHT_DTYPES or manifest["U"] < 1:
+    if manifest["dtype"] not in RECORD_DTYPES or manifest["U"] < 1:
         raise CheckpointError(
             f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, "
-            f"expected one of {', '.join(WEIGHT_DTYPES)} and U >= 1"
+            f"expected one of {', '.join(RECORD_DTYPES)} and U >= 1"
         )
     return manifest
 
@@ -135,7 +140,7 @@ def check_manifest(
       CheckpointError: names the key that disagrees, with both values.
     """
     layout = record_layout(config, manifest["U"])
-    dtype = WEIGHT_DTYPES[manifest["dtype"]]
+    dtype = RECORD_DTYPES[manifest["dtype"]]
     expected = make_manifest(config, dtype=dtype, subs=manifest["U"])
     for key in ("model_type", "L", "E", "record"):
         if manifest[key] != expected[key]:
@@ -144,6 +149,13 @@ def check_manifest(
                 f"hf_config means {expected[key]}"
             )
     return layout
+
+
+def with_kind(config: ModelConfig, dtype_name: str) -> ModelConfig:
+    """The config with the kind of records that a manifest's `dtype` names."""
+    kind = dtype_name if dtype_name in KINDS else None
+    moe = dataclasses.replace(config.moe, expert_kind=kind)
+    return dataclasses.replace(config, moe=moe)
 
 
 def config_of_manifest(

@@ -6,9 +6,14 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
-from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast, cast_dense
+from moe_edge.checkpoint.dtypes import RECORD_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
-from moe_edge.checkpoint.manifest import HF_FOLDER, check_manifest, config_of_manifest
+from moe_edge.checkpoint.manifest import (
+    HF_FOLDER,
+    check_manifest,
+    config_of_manifest,
+    with_kind,
+)
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
@@ -33,7 +38,8 @@ class CheckpointReader(DenseReader):
     Attributes:
       config: the model; of a refactored one, its experts are sub-experts.
       parent_config: the model before it was refactored.
-      dtype: numpy dtype of the expert records as returned.
+      dtype: numpy dtype of the expert records as returned; uint8 of quantised ones,
+        which `dtype` of the constructor leaves as they are.
       layout: where the parts of a record stand.
     """
 
@@ -49,10 +55,11 @@ class CheckpointReader(DenseReader):
     ):
         self.path = Path(folder).resolve()
         self.manifest = manifest
-        self.parent_config = config
-        self._stored = WEIGHT_DTYPES[manifest["dtype"]]
+        self.parent_config = config = with_kind(config, manifest["dtype"])
+        self._stored = RECORD_DTYPES[manifest["dtype"]]
         self._cast = dtype
-        self.dtype = self._stored if dtype is None else np.dtype(dtype)
+        as_stored = dtype is None or config.moe.expert_kind is not None
+        self.dtype = self._stored if as_stored else np.dtype(dtype)
         self.layout = check_manifest(self.path, manifest, config)
         self.config = config_of_manifest(self.path, manifest, config)
         self._dense = DenseFiles(self.path)

@@ -6,6 +6,7 @@ content_sha256 = SHA-256 of the lines, sorted by tensor name,
 
 over all tensors that the model uses, as an unquantised HF folder of the same dtype
 stores them (little-endian, row-major; dtype names as numpy's: bfloat16, float32, ..).
+Of experts in q8_0 or q4_0 that is the float32 they mean, as export writes them.
 Hashing per tensor first makes the result independent of the order of reading, so
 both formats are hashed in one pass, layer by layer.
 """
@@ -77,9 +78,9 @@ def dense_pieces(config, item: Item, arrays: dict) -> list[rules.Piece]:
     ]
 
 
-def chunk_rows(layout, itemsize: int, rows: int) -> int:
+def chunk_rows(reader, rows: int) -> int:
     """How many records are handled together."""
-    return max(1, min(rows, CHUNK_BYTES // (layout.size * itemsize)))
+    return max(1, min(rows, CHUNK_BYTES // reader.layout.num_bytes(reader.dtype)))
 
 
 def check_finite(piece: rules.Piece, advice: str) -> None:
@@ -97,10 +98,10 @@ def check_finite(piece: rules.Piece, advice: str) -> None:
 
 def content_sha256(reader) -> str:
     """Hashes a checkpoint by reading it once."""
-    return stream(reader, None, allow_nonfinite=True)[0]
+    return stream(reader, None, allow_nonfinite=True)
 
 
-def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> tuple[str, int]:
+def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> str:
     """Moves the weights from a reader to a sink, layer by layer.
 
     One thread reads and writes, a second hashes and checks.
@@ -110,16 +111,15 @@ def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> tuple[str
       allow_nonfinite: accept NaN and infinity.
       shown: show progress.
     Returns:
-      The content hash, and the bytes of all tensors.
+      The content hash.
     Raises:
       CheckpointError: NaN or infinity.
     """
     config = reader.config
-    content, num_bytes = ContentHash(rules.hf_shapes(config)), 0
+    content = ContentHash(rules.hf_shapes(config))
 
     def examine(pieces: Iterable[rules.Piece]) -> None:
         """Checks and hashes a tensor while the processor's cache holds it."""
-        nonlocal num_bytes  # of the one worker
         for piece in pieces:
             if not allow_nonfinite:
                 check_finite(
@@ -128,10 +128,9 @@ def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> tuple[str
                     "the cast overflowed",
                 )
             content.add(piece)
-            num_bytes += piece.array.nbytes
 
     rows = config.moe.num_experts
-    step = chunk_rows(reader.layout, reader.dtype.itemsize, rows)
+    step = chunk_rows(reader, rows)
     buffers = itertools.cycle(np.empty((2, step, reader.layout.size), reader.dtype))
     # One worker, so that the pieces of a tensor are hashed in order.
     with ThreadPoolExecutor(1) as pool:
@@ -157,4 +156,4 @@ def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> tuple[str
                 reader.release()
         for future in pending:
             future.result()
-    return content.hexdigest(), num_bytes
+    return content.hexdigest()

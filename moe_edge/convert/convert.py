@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import weight_dtype
+from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
@@ -22,11 +23,13 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
+from moe_edge.convert.requantise import Dequantised, Quantised
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
 from moe_edge.core.files import check_room
 from moe_edge.core.run_folder import RunFolder
+from moe_edge.model.quantised import KINDS
 
 
 def convert_checkpoint(
@@ -35,6 +38,7 @@ def convert_checkpoint(
     *,
     to: str = "ours",
     dtype: str | None = None,
+    expert_dtype: str | None = None,
     overwrite: bool = False,
     allow_nonfinite: bool = False,
     shard_size: str | int = "5GB",
@@ -50,6 +54,8 @@ def convert_checkpoint(
       dst: the new folder.
       to: "ours" or "hf".
       dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
+      expert_dtype: quantise the routed experts, q8_0 or q4_0 (None: as the others);
+        lossy: launch/fidelity.py --checkpoint DST --reference SRC says how much.
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").
@@ -60,7 +66,8 @@ def convert_checkpoint(
       config_text: gives the settings to store as `dst`/config.gin.
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
-      dropped (names the model does not use); with `verify` content_sha256 and seconds.
+      dropped (names the model does not use); expert_dtype, or dequantised (what the
+      experts were) where they changed; with `verify` content_sha256 and seconds.
     Raises:
       CheckpointError, ConfigError: bad source; OutputError: bad destination.
     """
@@ -76,48 +83,97 @@ def convert_checkpoint(
             raise ConfigError(f"no {name} given; name a folder with --{name}")
     check_known("target", to, ("ours", "hf"))
     wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
-    reader = open_checkpoint(src, wanted)
-    raw = reader.config.hf_config
-    if reader.config.moe.sub_experts > 1:
-        if to == "ours":
+    source = open_checkpoint(src, wanted)
+    reader = _with_experts(source, to, expert_dtype, wanted)
+    raw, refactor = reader.config.hf_config, None
+    if reader.config.moe.sub_experts > 1 and to == "ours":
+        if expert_dtype is None:
             raise CheckpointError(
                 f"{src} is refactored and in our format already; to change its dtype, "
                 "convert the checkpoint it was made from and refactor that"
             )
+        refactor = source.manifest["refactor"]
+    elif reader.config.moe.sub_experts > 1:
         raw = refactored_hf_config(reader.config)
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
     if dry_run:
         return {"dry_run": True, "model_type": reader.config.model_type}
-    changed = wanted is not None or reader.quantized is not None
-    raw = converted_config(raw, reader.dtype.name, changed)
-    config = config_from_hf(raw)
+    cast = wanted is not None or reader.quantized is not None
+    dequantised = isinstance(reader, Dequantised)
+    held = reader if dequantised else source
+    stated = wanted or held.layout.value_dtype(held.dtype)
+    raw = converted_config(raw, stated.name, cast or dequantised)
+    config = with_kind(config_from_hf(raw), reader.layout.kind or reader.dtype.name)
     try:
         with run.writing() as folder:
-            dtypes, shapes = hf_dtypes(reader), rules.hf_shapes(config)
-            sizes = (math.prod(shapes[n]) * dtypes[n].itemsize for n in shapes)
-            check_room(folder, sum(sizes))
+            dtypes = hf_dtypes(reader)
+            num_bytes = _num_bytes(reader, dtypes)
+            check_room(folder, num_bytes)
             if to == "ours":
-                sink = OursSink(folder, config, reader)
+                subs = reader.config.moe.sub_experts
+                sink = OursSink(folder, config, reader, subs, refactor)
             else:
                 sink = HfSink(folder, config, reader, dtypes, shard_bytes)
             with contextlib.closing(sink):
-                digest, total_bytes = stream(reader, sink, allow_nonfinite, progress)
-                if isinstance(reader, CheckpointReader):
+                digest = stream(reader, sink, allow_nonfinite, progress)
+                if isinstance(source, CheckpointReader):
                     # If changed, `digest` is of what was written: read once more.
-                    _check_digest(reader, None if changed else digest)
+                    same = not cast and expert_dtype is None
+                    _check_digest(source, digest if same else None)
                 sink.finish(digest)
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error
     return {
-        "bytes": total_bytes,
+        "bytes": num_bytes,
         "seconds": round(time.monotonic() - start, 3),
         # ru_maxrss is in KiB on Linux.
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "content_sha256": digest,
-        "tensors": len(shapes),
+        "tensors": len(dtypes),
         "dropped": reader.dropped,
+        **({"expert_dtype": expert_dtype} if expert_dtype else {}),
+        **({"dequantised": reader.kind} if dequantised else {}),
     }
+
+
+def _with_experts(reader, to: str, expert_dtype: str | None, wanted: np.dtype | None):
+    """The reader, or one that quantises its experts, or one that undoes it.
+
+    Raises:
+      ConfigError: an unknown kind, one for a HF folder, or sizes that it cannot hold.
+      CheckpointError: experts that are quantised already.
+    """
+    kind = reader.layout.kind
+    if expert_dtype is not None:
+        check_known("expert dtype", expert_dtype, KINDS)
+        if to == "hf":
+            raise ConfigError(
+                f"--expert_dtype {expert_dtype} is of our format, Hugging Face folders "
+                "have no such experts; leave out one of --expert_dtype and --to hf"
+            )
+    if kind is not None and to == "ours" and isinstance(reader, CheckpointReader):
+        raise CheckpointError(
+            f"{reader.path} has {kind} experts and is in our format already; convert "
+            "the checkpoint it was made from"
+        )
+    if kind is not None and (to == "hf" or expert_dtype not in (None, kind)):
+        reader = Dequantised(reader, wanted)
+    elif kind is not None:
+        return reader  # blocks of a GGUF file, taken over
+    return reader if expert_dtype is None else Quantised(reader, expert_dtype)
+
+
+def _num_bytes(reader, dtypes: dict[str, np.dtype]) -> int:
+    """Of all weights as they will be written."""
+    config, shapes = reader.config, rules.hf_shapes(reader.config)
+    total, experts = 0, set()
+    if reader.layout.kind is not None:
+        experts = {n for i in config.moe_layers for n in rules.expert_shapes(config, i)}
+        records = len(config.moe_layers) * config.moe.num_experts
+        total = records * reader.layout.num_bytes(reader.dtype)
+    dense = (name for name in shapes if name not in experts)
+    return total + sum(math.prod(shapes[n]) * dtypes[n].itemsize for n in dense)
 
 
 def verify_checkpoint(src: str | Path | None) -> str:
@@ -161,5 +217,6 @@ def hf_dtypes(reader) -> dict[str, np.dtype]:
         stored = reader.dense_dtypes(item)
         dtypes |= {names[name]: dtype for name, dtype in stored.items()}
         if item in config.moe_layers:
-            dtypes |= dict.fromkeys(rules.expert_shapes(config, item), reader.dtype)
+            kept = reader.layout.value_dtype(reader.dtype)
+            dtypes |= dict.fromkeys(rules.expert_shapes(config, item), kept)
     return dtypes

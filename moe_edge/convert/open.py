@@ -10,9 +10,20 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import CONFIG_NAME
 from moe_edge.convert.hf_reader import HfReader, read_generation
-from moe_edge.core.checks import CheckpointError
+from moe_edge.core.checks import CheckpointError, ConfigError
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "default_model"
+
+
+def check_floats(reader, purpose: str) -> None:
+    """Raises ConfigError where experts are quantised and `purpose` needs floats."""
+    kind = reader.layout.kind
+    if kind is not None:
+        raise ConfigError(
+            f"{reader.path} has {kind} experts, whose neurons cannot be told apart in "
+            f"blocks of 32 weights: {purpose} takes the checkpoint it was made from; "
+            "quantise the result (launch/convert.py --expert_dtype)"
+        )
 
 
 def open_checkpoint(

@@ -58,7 +58,7 @@ class FusedEngine(Engine):
         route: RoutePolicy | None = None,
     ):
         config = weights.config
-        moe, record_R = config.moe, RecordLayout.of(config).size
+        moe, layout = config.moe, RecordLayout.of(config)
         got = (spec.num_layers, spec.num_experts, spec.top_k)
         if got != (config.num_layers, moe.num_experts, moe.top_k):
             raise ConfigError(
@@ -67,7 +67,7 @@ class FusedEngine(Engine):
             )
         for layer in config.moe_layers:
             name = f"expert records of layer {layer}"
-            check_shape(name, hosts[layer], (moe.num_experts, record_R))
+            check_shape(name, hosts[layer], (moe.num_experts, layout.size))
         self._device = jax.local_devices()[0]
         super().__init__(
             dataclasses.replace(
@@ -90,8 +90,8 @@ class FusedEngine(Engine):
         # What a layer's program takes of the model: weights, records, window.
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
         dtype = hosts[config.moe_layers[0]].dtype
-        self._record_bytes = record_R * dtype.itemsize
-        slots_SR = jnp.zeros((spec.num_slots, record_R), dtype)
+        self._record_bytes = layout.num_bytes(dtype)
+        slots_SR = jnp.zeros((spec.num_slots, layout.size), dtype)
         self._begin(self._cache_of.empty(slots_SR))
 
     @property

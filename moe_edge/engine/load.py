@@ -26,7 +26,7 @@ class Loaded:
     tokenizer: Tokenizer | None  # None if it was not asked for
     hf_source: str | None  # Hugging Face folder (or GGUF file) it came from
     name: str  # what the caller asked for
-    dtype: str  # of the stored weights
+    dtype: str  # of the experts as stored
 
 
 def load_engine(
@@ -62,14 +62,17 @@ def load_engine(
     from moe_edge.engine.weights import load_weights
 
     # Conversion has checked our own format already.
+    # Quantised experts are checked where they are converted: here they are bytes.
     check_finite = not isinstance(reader, CheckpointReader)
+    check_finite = check_finite and reader.layout.kind is None
     if offload is None:
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
-    return Loaded(engine, tokenizer, hf_source, str(checkpoint), str(reader.dtype))
+    dtype = reader.layout.kind or str(reader.dtype)
+    return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)
 
 
 def _open(checkpoint: str | Path, k: int | None):

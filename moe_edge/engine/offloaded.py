@@ -127,7 +127,7 @@ def check_offload(reader, options: OffloadOptions) -> Context:
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
         )
-    block_bytes = reader.layout.size * device_dtype(reader.dtype).itemsize
+    block_bytes = reader.layout.num_bytes(device_dtype(reader.dtype))
     context = context_of(options, config)
     plan_cache(options, config, context, block_bytes)
     return context

@@ -32,21 +32,25 @@ class BlockShape:
       expert_dim: neurons of the block.
       bytes_per_value: of weights and hidden states.
       num_matrices: 3 with a gate (gate, up, down), 2 without.
+      bytes_per_weight: where weights are quantised; None: `bytes_per_value`.
     """
 
     d_model: int
     expert_dim: int
     bytes_per_value: float
     num_matrices: int = 3
+    bytes_per_weight: float | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            check_positive(f"block {field.name}", getattr(self, field.name))
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                check_positive(f"block {field.name}", value)
 
     @property
     def num_bytes(self) -> int:
         values = self.num_matrices * self.d_model * self.expert_dim
-        return int(values * self.bytes_per_value)
+        return int(values * (self.bytes_per_weight or self.bytes_per_value))
 
     @property
     def token_bytes(self) -> int:

@@ -10,6 +10,7 @@ from moe_edge.core.checks import check_count, check_known
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.quantised import bytes_per_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ModelShape:
         """The shape of a model as its config describes it.
 
         Args:
-          bytes_per_value: of weights and hidden states.
+          bytes_per_value: of hidden states, and of weights that are not quantised.
         """
         moe, weights = config.moe, layer_weights(config)  # each used once a token
         other = weights + 3 * config.d_model * (config.dense_dim - moe.shared_dim)
@@ -58,7 +59,12 @@ class ModelShape:
             num_layers=config.num_layers - len(config.dense_layers),
             num_experts=moe.num_experts,
             top_k=moe.top_k,
-            block=BlockShape(config.d_model, moe.expert_dim, bytes_per_value),
+            block=BlockShape(
+                config.d_model,
+                moe.expert_dim,
+                bytes_per_value,
+                bytes_per_weight=bytes_per_weight(moe.expert_kind),
+            ),
             dense=DenseLayer(2.0 * weights, int(weights * bytes_per_value)),
             source=source,
             once=DenseLayer(2.0 * once, int(once * bytes_per_value)),

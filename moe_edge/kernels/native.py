@@ -23,7 +23,8 @@ MAX_ROWS = 16  # vectors above which blocks of tokens are faster
 CHOICES = ("native", "xla")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
-_DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16)
+_BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 
 
@@ -177,12 +178,14 @@ def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=Fa
         activation=np.int64(ACTIVATIONS.index(act.keywords["kind"])),
         limit=np.float32(act.keywords["limit"] or 0.0),
         rows=rows,
+        kind=np.int64(_BLOCK_KINDS[layout.kind]),
     )
 
 
 def suits_host(rows: int, dtype: np.dtype) -> bool:
     """Whether so many vectors are to meet records in host memory by `experts_at`."""
-    return rows <= MAX_ROWS and dtype.name in _KINDS and choice() == "native"
+    known = dtype.name in (*_KINDS, "uint8")
+    return rows <= MAX_ROWS and known and choice() == "native"
 
 
 def experts_at(
@@ -218,9 +221,15 @@ def experts_at(
         check_shape("record", record_R, (layout.size,))
         if record_R.dtype != records[0].dtype or not record_R.flags.c_contiguous:
             raise ConfigError("records must be contiguous and of one dtype")
+        if (layout.kind is None) == (record_R.dtype == np.uint8):
+            raise ConfigError(
+                f"records of {record_R.dtype} with a layout of kind {layout.kind}; "
+                "those in floats have none, quantised ones are uint8"
+            )
     y_TD = np.zeros((T, D), np.float32)
     if not records:
         return y_TD
+    kind = _BLOCK_KINDS[layout.kind] or _KINDS[records[0].dtype.name]
     each = (ctypes.c_void_p * len(records))(*(r.ctypes.data for r in records))
     pointers = (a.ctypes.data for a in (x_TD, ids_TK, weights_TK))
     wrong = library().moe_edge_experts_at(
@@ -230,7 +239,7 @@ def experts_at(
         *(T, K, len(records), D, layout.expert_dim, layout.has_bias),
         ACTIVATIONS.index(activation),
         limit or 0.0,
-        _KINDS[records[0].dtype.name],
+        kind,
     )
     if wrong is not None:
         raise ConfigError(f"experts: {wrong.decode()}")

@@ -92,6 +92,9 @@ class MoeConfig:
     correction_bias: bool = False  # added for the choice, not for the weight
     router_bias: bool = False
     expert_bias: bool = False
+    # How records hold the experts: None in floats, or one of `quantised.KINDS`. No
+    # config.json says it; the manifest of a quantised checkpoint of ours does.
+    expert_kind: str | None = None
     activation: str = "silu"
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
     shared_dim: int = 0  # 0: no shared expert

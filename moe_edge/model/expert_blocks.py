@@ -23,14 +23,15 @@ def load_expert(experts_ER: jax.Array, expert, layout: RecordLayout):
     """float32 gate and up `[2 F, D]`, down `[D, F]`, biases `[2 F + D]` or None."""
     D, F = layout.d_model, layout.expert_dim
 
-    def load(first, count):
+    def load(name, shape):
         # Slices of the argument itself: a slice of a slice would be copied twice.
-        part = lax.dynamic_slice(experts_ER, (expert, first), (1, count))
-        return lax.optimization_barrier(to_float32(part[0]))
+        start = expert, layout.offsets[name]
+        part = lax.dynamic_slice(experts_ER, start, (1, layout.count(shape)))[0]
+        return lax.optimization_barrier(to_float32(layout.values(part, shape)))
 
-    gate_up_GD = load(0, 2 * F * D).reshape(2 * F, D)  # neighbours in the record
-    down_DF = load(2 * F * D, D * F).reshape(D, F)
-    biases = load(3 * F * D, 2 * F + D) if layout.has_bias else None
+    gate_up_GD = load("gate", (2 * F, D))  # neighbours in the record
+    down_DF = load("down", (D, F))
+    biases = load("gate_bias", (2 * F + D,)) if layout.has_bias else None
     return gate_up_GD, down_DF, biases
 
 

@@ -47,7 +47,8 @@ def run_experts(
       x_TD: float32 (tokens, width).
       ids_TK: int32 (tokens, chosen); E means "no expert" (padding tokens).
       weights_TK: float32 (tokens, chosen).
-      experts_ER: records; float32, bfloat16, or uint16 holding bfloat16 bits.
+      experts_ER: records; float32, bfloat16, uint16 holding bfloat16 bits, or uint8
+        of a quantised layout.
       layout: where the parts stand in a record (static).
       activation: one of `config.ACTIVATIONS` (static).
       swiglu_limit: clip of gate and up, for clamped_swiglu only.
@@ -62,6 +63,11 @@ def run_experts(
     check_shape("ids_TK", ids_TK, (x_TD.shape[0], None))
     check_shape("weights_TK", weights_TK, ids_TK.shape)
     check_shape("experts_ER", experts_ER, (None, layout.size))
+    if (layout.kind is None) == (experts_ER.dtype == jnp.uint8):
+        raise ConfigError(
+            f"records of {experts_ER.dtype} with a layout of kind {layout.kind}; those "
+            "in floats have none, quantised ones are uint8"
+        )
     if (activation == "clamped_swiglu") != (swiglu_limit is not None):
         raise ConfigError(
             f"activation {activation!r} got swiglu_limit={swiglu_limit}; the limit "
@@ -86,8 +92,11 @@ def choose_method(tokens: int, dtype, backend: str | None = None) -> str:
       backend: None: JAX's default; an engine's host part names its own.
     """
     if (backend or jax.default_backend()) == "gpu":
-        return "pairs" if tokens == 1 else "ragged"  # from reading, not measured
-    return "pairs" if tokens <= (16 if dtype == jnp.uint16 else 8) else "blocks"
+        # From reading, not measured. `ragged` would decode all records at once.
+        many = "blocks" if dtype == jnp.uint8 else "ragged"
+        return "pairs" if tokens == 1 else many
+    narrow = dtype in (jnp.uint16, jnp.uint8)
+    return "pairs" if tokens <= (16 if narrow else 8) else "blocks"
 
 
 def _ffn_lanes(x_D, experts_ER, expert, layout: RecordLayout, act):
@@ -119,6 +128,8 @@ def _ffn_lanes(x_D, experts_ER, expert, layout: RecordLayout, act):
 
 
 def _suits_lanes(experts_ER, layout: RecordLayout) -> bool:
+    if layout.kind is not None:
+        return False  # a column of a row in blocks has no place of its own
     widths = layout.d_model, layout.expert_dim
     fits = all(layout.size % width == 0 and num_lanes(width) for width in widths)
     return fits and jax.default_backend() == "cpu"

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import check_shape
-from moe_edge.model.expert_blocks import ffn, run_blocks
+from moe_edge.model.expert_blocks import ffn, load_expert, run_blocks
 from moe_edge.model.experts import add_pairs, choose_method
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import to_float32
 from moe_edge.model.packed import Packed, pack, round_to
 from moe_edge.model.record import RecordLayout
 
@@ -62,13 +61,9 @@ def pack_experts(
     experts_ER: jax.Array, layout: RecordLayout, name: str
 ) -> PackedExperts:
     """A layer's records in the format `name`, one of `packed.FORMATS`."""
-    F, D = layout.expert_dim, layout.d_model
 
     def pack_one(record_R):
-        values = to_float32(record_R)
-        gate_up_GD = values[: 2 * F * D].reshape(2 * F, D)  # neighbours in the record
-        down_DF = layout.part(values, "down")
-        biases = values[3 * F * D :][: 2 * F + D] if layout.has_bias else None
+        gate_up_GD, down_DF, biases = load_expert(record_R[None], 0, layout)
         return PackedExperts(pack(gate_up_GD, name), pack(down_DF, name), biases)
 
     return lax.map(pack_one, experts_ER)  # one by one: float32 of a layer is large

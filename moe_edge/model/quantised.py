@@ -34,6 +34,11 @@ def row_bytes(kind: str, width: int) -> int:
     return width // BLOCK * BLOCK_BYTES[kind]
 
 
+def bytes_per_weight(kind: str | None) -> float | None:
+    """Mean bytes of a weight, its share of the scale included; None of None."""
+    return None if kind is None else BLOCK_BYTES[kind] / BLOCK
+
+
 def decode(kind: str, rows):
     """float32 `[..., I]` of stored rows.
 
@@ -63,7 +68,7 @@ def decode(kind: str, rows):
 def encode(kind: str, weights: np.ndarray) -> np.ndarray:
     """uint8 `[..., row_bytes(kind, I)]` of float32 `[..., I]`; of NumPy only.
 
-    A scale that float16 cannot hold becomes infinity: see `all_scales_finite`.
+    A scale that float16 cannot hold becomes infinity.
     """
     width = row_bytes(kind, weights.shape[-1])
     blocks = np.asarray(weights, np.float32).reshape(-1, BLOCK)
@@ -72,12 +77,6 @@ def encode(kind: str, weights: np.ndarray) -> np.ndarray:
         scales = scales.astype("<f2")
     rows = np.concatenate([scales.view(np.uint8), codes], axis=1)
     return rows.reshape(*weights.shape[:-1], width)
-
-
-def all_scales_finite(kind: str, rows: np.ndarray) -> bool:
-    """Whether encoded rows hold finite weights, as far as their scales tell."""
-    blocks = rows.reshape(-1, BLOCK_BYTES[kind])
-    return bool(np.isfinite(blocks[:, :SCALE_BYTES].copy().view("<f2")).all())
 
 
 def _inverse(scales: np.ndarray) -> np.ndarray:

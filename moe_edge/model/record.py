@@ -1,18 +1,28 @@
 """The expert record: one expert block as one flat, contiguous row.
 
 A row holds `gate [F, D] | up [F, D] | down [D, F] | biases`, each row-major in
-Hugging Face's own `[out, in]` layout, and is padded to a multiple of 32 elements
-so that every record is 64-byte aligned in 2- and 4-byte dtypes alike. The same
-row is the unit of files, transfers, cache slots and of the kernels' argument
-`experts_ER`; parts are static slices of it.
+Hugging Face's own `[out, in]` layout, and is padded to a multiple of 64 bytes (of 32
+elements, which are 2 or 4 bytes wide). The same row is the unit of files, transfers,
+cache slots and of the kernels' argument `experts_ER`; parts are static slices of it.
+
+A quantised record (`kind`, `quantised.py`) is a row of bytes: an element is a byte.
+Its matrices are rows of blocks along the input axis, so D and F are multiples of 32;
+then every matrix is a multiple of 64 bytes and there is no padding between or after
+them. Its biases are float32: they are a thousandth of the bytes, and are added, not
+multiplied.
 """
 
 import dataclasses
 import math
 
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import BLOCK, decode, encode, row_bytes
 
 ALIGN_ELEMENTS = 32
+ALIGN_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +33,34 @@ class RecordLayout:
       d_model: D.
       expert_dim: F.
       has_bias: whether gate, up `[F]` and down `[D]` biases follow the matrices.
+      kind: of a quantised record, one of `quantised.KINDS`; None: numbers of one dtype.
+    Raises:
+      ConfigError: sizes that the blocks of a kind do not fill.
     """
 
     d_model: int
     expert_dim: int
     has_bias: bool = False
+    kind: str | None = None
+
+    def __post_init__(self):
+        for name, size in (("width", self.d_model), ("neurons", self.expert_dim)):
+            if self.kind is not None and size % BLOCK:
+                raise ConfigError(
+                    f"experts with {size} {name} cannot be {self.kind}, whose blocks "
+                    f"hold {BLOCK} weights: {size} is no multiple of {BLOCK}; keep "
+                    "them in floats"
+                )
 
     @classmethod
     def of(cls, config: ModelConfig) -> "RecordLayout":
-        return cls(config.d_model, config.moe.expert_dim, config.moe.expert_bias)
+        moe = config.moe
+        return cls(config.d_model, moe.expert_dim, moe.expert_bias, moe.expert_kind)
+
+    @property
+    def unquantised(self) -> "RecordLayout":
+        """The layout of the same expert in numbers of one dtype."""
+        return dataclasses.replace(self, kind=None)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -42,27 +71,75 @@ class RecordLayout:
             shapes |= {"gate_bias": (F,), "up_bias": (F,), "down_bias": (D,)}
         return shapes
 
+    def count(self, shape: tuple[int, ...]) -> int:
+        """Elements of the record that weights or biases of a shape take."""
+        if self.kind is None:
+            return math.prod(shape)
+        if len(shape) == 1:
+            return 4 * shape[0]
+        return shape[0] * row_bytes(self.kind, shape[1])
+
     @property
     def offsets(self) -> dict[str, int]:
         """Part name -> first element inside the record."""
         offsets, start = {}, 0
         for name, shape in self.shapes.items():
             offsets[name] = start
-            start += math.prod(shape)
+            start += self.count(shape)
         return offsets
 
     @property
     def num_values(self) -> int:
         """Elements of a record without padding."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self.count(shape) for shape in self.shapes.values())
 
     @property
     def size(self) -> int:
         """R: elements of a record with padding."""
-        return -(-self.num_values // ALIGN_ELEMENTS) * ALIGN_ELEMENTS
+        align = ALIGN_ELEMENTS if self.kind is None else ALIGN_BYTES
+        return -(-self.num_values // align) * align
+
+    def num_bytes(self, dtype) -> int:
+        """Bytes of a record of `dtype`: of a file, a slot, a transfer.
+
+        Args:
+          dtype: of the elements; uint8 of a quantised record.
+        """
+        return self.size * np.dtype(dtype).itemsize
+
+    def value_dtype(self, dtype) -> np.dtype:
+        """The dtype of what `part` gives of records of `dtype`."""
+        return np.dtype(dtype if self.kind is None else np.float32)
 
     def part(self, record_R, name: str):
-        """View of one part of a record, or of a stack of records `[..., R]`."""
+        """One part of a record, or of a stack of records `[..., R]`.
+
+        A view; of a quantised record a copy, decoded to float32.
+        """
         start, shape = self.offsets[name], self.shapes[name]
-        flat = record_R[..., start : start + math.prod(shape)]
-        return flat.reshape(*record_R.shape[:-1], *shape)
+        return self.values(record_R[..., start : start + self.count(shape)], shape)
+
+    def values(self, flat, shape: tuple[int, ...]):
+        """Neighbouring elements `[..., count(shape)]` of records in their shape."""
+        lead = flat.shape[:-1]
+        if self.kind is None:
+            return flat.reshape(*lead, *shape)
+        if len(shape) == 1:
+            return flat.view(np.float32)
+        rows, width = shape
+        stored = flat.reshape(*lead, rows, row_bytes(self.kind, width))
+        return decode(self.kind, stored)
+
+    def encode(self, values_R: np.ndarray) -> np.ndarray:
+        """A quantised record, uint8 `[R]`, of one in numbers (`unquantised`).
+
+        Of what float16 scales cannot hold, `part` gives infinity or NaN.
+        """
+        record_R, plain = np.zeros(self.size, np.uint8), self.unquantised
+        for name, shape in self.shapes.items():
+            values = plain.part(values_R, name).astype(np.float32)
+            is_bias = len(shape) == 1
+            stored = values.view(np.uint8) if is_bias else encode(self.kind, values)
+            start = self.offsets[name]
+            record_R[start : start + stored.size] = stored.reshape(-1)
+        return record_R

@@ -6,7 +6,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
+from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.core.checks import ConfigError, check_known
 
@@ -65,7 +65,7 @@ class HostStore:
         self.moe_layers = tuple(reader.config.moe_layers)
         self._pinned: dict[tuple[int, int], jax.Array] = {}
         self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
-        self.block_bytes = self.record_size * self.dtype.itemsize
+        self.block_bytes = reader.layout.num_bytes(self.dtype)
 
     def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:
         if self.memory == "mmap":
@@ -120,7 +120,7 @@ def _check_mappable(reader) -> None:
             "map; convert it first (launch/convert.py) or keep experts in "
             "host memory"
         )
-    stored = WEIGHT_DTYPES[reader.manifest["dtype"]]
+    stored = RECORD_DTYPES[reader.manifest["dtype"]]
     if reader.dtype != stored or device_dtype(stored).itemsize != stored.itemsize:
         wanted = device_dtype(reader.dtype).name
         raise ConfigError(

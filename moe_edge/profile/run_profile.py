@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.core.heap import keep_heap
@@ -73,6 +73,7 @@ def run_profile(
     from moe_edge.profile.record_layers import record_layers
 
     reader = open_checkpoint(checkpoint)
+    check_floats(reader, "profiling")
     window = _check_window(window, reader.config.max_positions)
     calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
     need = needed_bytes(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
-from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.core.checks import ConfigError, build_known, check_count
 from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
@@ -94,6 +94,7 @@ def run_refactor(
         return run_matrix(run, activations, options)
     check_count("max_text_tokens", max_text_tokens)
     reader = open_checkpoint(checkpoint)
+    check_floats(reader, "refactoring")
     run.check_apart(reader.path, profile)
     child = settings.split(reader.config)
     ks = parse_ks(ppl_k, child.moe)

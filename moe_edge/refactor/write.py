@@ -84,7 +84,7 @@ def write_refactored(
     try:
         with atomic_folder(out_dir, overwrite) as folder:
             records = len(parent.moe_layers) * parent.moe.num_experts
-            size = reader.layout.size * reader.dtype.itemsize
+            size = reader.layout.num_bytes(reader.dtype)
             check_room(folder, records * size)
             sink = OursSink(folder, parent, reader, U, refactoring.manifest())
             try:
@@ -116,7 +116,7 @@ def read_records(reader, layer: int) -> Iterator[tuple[slice, np.ndarray]]:
       CheckpointError: records that are not finite.
     """
     E = reader.config.moe.num_experts
-    step = chunk_rows(reader.layout, reader.dtype.itemsize, E)
+    step = chunk_rows(reader, E)
     buffer = np.empty((step, reader.layout.size), reader.dtype)
     for first in range(0, E, step):
         records = buffer[: min(step, E - first)]

@@ -9,6 +9,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
@@ -21,6 +22,7 @@ from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.weights import Weights
+from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 from moe_edge.predict.registry import PREDICTORS, get_predictor
@@ -32,9 +34,15 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
     Parameters come from the bytes on the device, where vectors are widened: they are a
     few too many.
     """
+    kind, params = weights.config.moe.expert_kind, 0
+    if kind is not None:
+        experts, dtype = jax.tree.leaves(weights.experts), weights.top["embed"].dtype
+        weights = dataclasses.replace(weights, experts=())
+        params = int(sum(array.nbytes for array in experts) / bytes_per_weight(kind))
+    narrow = dtype in ("bfloat16", "uint16")
     return {
         "name": checkpoint,
-        "params": weights.num_bytes // (2 if dtype == "bfloat16" else 4),
+        "params": params + weights.num_bytes // (2 if narrow else 4),
         "weights": "toy trained here" if checkpoint == "default" else "given",
     }
 

@@ -1,5 +1,8 @@
+"""launch/convert.py, and what other scripts say of quantised checkpoints."""
+
+from tests.support.block_formats import whole_blocks_folder
 from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
-from tests.support.tiny_checkpoint import CONFIG, tiny_tensors, tiny_tokenizer
+from tests.support.tiny_checkpoint import CONFIG, TEXT, tiny_tensors, tiny_tokenizer
 
 
 def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tmp_path):
@@ -58,3 +61,26 @@ def test_convert_script_reads_gguf_as_it_reads_the_folder(run_script, tiny, tmp_
     error = run_script("convert", "--src", "x.gguf", "--dst", "c").error
     assert "x.gguf is damaged or truncated: tensor" in error
     assert not (tmp_path / "c").exists()
+
+
+def test_quantised_experts_through_the_scripts(run_script, tmp_path):
+    hf = whole_blocks_folder(tmp_path / "hf")
+    flags = "--src", hf, "--dst", "q", "--expert_dtype", "q8_0"
+    assert run_script("convert", *flags).summary["expert_dtype"] == "q8_0"
+    verified = run_script("convert", "--src", "q", "--verify").summary
+    assert verified["verified"]
+    (tmp_path / "t.txt").write_text(TEXT * 3)
+    text = "--text", tmp_path / "t.txt"
+    scored = run_script("evaluate", "--checkpoint", "q", *text).summary
+    back = run_script("convert", "--src", "q", "--dst", "back", "--to", "hf")
+    assert back.summary["dequantised"] == "q8_0"
+    same = run_script("evaluate", "--checkpoint", "back", *text).summary
+    source = run_script("evaluate", "--checkpoint", hf, *text).summary
+    ours, theirs = scored["perplexity"], same["perplexity"]
+    assert abs(ours / theirs - 1) < 1e-4 < abs(ours / source["perplexity"] - 1)
+    refused = "q has q8_0 experts, whose neurons cannot be told apart in blocks of 32"
+    profile = run_script("profile_model", "--checkpoint", "q", *text, "--out_dir", "p")
+    assert refused in profile.error and "profiling takes the" in profile.error
+    flags = "--checkpoint", "q", "--profile", "p", "--out_dir", "r"
+    refactor = run_script("refactor", *flags)
+    assert refused in refactor.error and "refactoring takes the" in refactor.error

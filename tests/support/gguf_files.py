@@ -160,7 +160,8 @@ def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):
         if name.endswith("ffn_gate_inp_shexp.weight"):
             array = array.reshape(-1)
         fits = array.ndim > 1 and (kind in ("F16", "BF16") or array.shape[-1] % 32 == 0)
-        own = kind if fits and "ffn_gate_inp" not in name else "F32"
+        kept = "ffn_gate_inp" in name or name.endswith("bias")  # as llama-quantize does
+        own = kind if fits and not kept else "F32"
         written[name] = (own, array.shape, encode(own, array))
     return metadata(raw, old), written
 

@@ -38,7 +38,8 @@ class StoreReader(RandomReader):
 
 @functools.cache
 def _programs(name, dtype) -> LayerPrograms:
-    return LayerPrograms(ALL[name], device_dtype(np.dtype(dtype)))
+    stored = RandomReader(ALL[name], dtype=dtype).dtype
+    return LayerPrograms(ALL[name], device_dtype(stored))
 
 
 def layered(

@@ -72,12 +72,22 @@ MLA_BIAS = dataclasses.replace(MLA, moe=GPT_OSS.moe)
 ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
 
 
+def _quantised(config: ModelConfig, kind: str) -> ModelConfig:
+    moe = dataclasses.replace(config.moe, expert_dim=32, expert_kind=kind)
+    return dataclasses.replace(config, d_model=64, moe=moe)
+
+
+# Whole blocks of 32; of one block a row and of two.
+ALL |= {"q8_0": _quantised(GQA, "q8_0"), "q4_0": _quantised(GPT_OSS, "q4_0")}
+
+
 class RandomReader:
     """An open checkpoint with random weights; layers are drawn on demand."""
 
     def __init__(self, config: ModelConfig, seed: int = 0, dtype=np.float32):
-        self.config, self.seed, self.dtype = config, seed, np.dtype(dtype)
+        self.config, self.seed, self._dense = config, seed, np.dtype(dtype)
         self.layout = RecordLayout.of(config)
+        self.dtype = np.dtype(np.uint8) if self.layout.kind else self._dense
 
     def _draw(self, shapes: dict[str, tuple], *path: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((self.seed, *path))
@@ -90,7 +100,7 @@ class RandomReader:
                 # argmax are decided, not rounding.
                 scale = 1.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
                 array = scale * rng.standard_normal(shape, np.float32)
-            arrays[name] = array.astype(self.dtype)
+            arrays[name] = array.astype(self._dense)
         return arrays
 
     def top(self):
@@ -102,10 +112,12 @@ class RandomReader:
         return self._draw(item_shapes(self.config, layer), 1, layer)
 
     def experts(self, layer):
-        E, R = self.config.moe.num_experts, self.layout.size
+        E, R = self.config.moe.num_experts, self.layout.unquantised.size
         rng = np.random.default_rng((self.seed, 2, layer))
         scale = 1.0 / np.sqrt(self.config.d_model)
         records = scale * rng.standard_normal((E, R), np.float32)
+        if self.layout.kind is not None:
+            return np.stack([self.layout.encode(record_R) for record_R in records])
         return records.astype(self.dtype)
 
 

@@ -53,7 +53,8 @@ class DirectTransport:
 
 @functools.cache
 def programs_of(name: str, dtype) -> PlacedPrograms:
-    return PlacedPrograms(ALL[name], device_dtype(np.dtype(dtype)))
+    stored = StoreReader(ALL[name], dtype=dtype).dtype
+    return PlacedPrograms(ALL[name], device_dtype(stored))
 
 
 @functools.cache

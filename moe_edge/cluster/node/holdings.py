@@ -29,7 +29,7 @@ class BlockReader:
         self._reader, self._lock = reader, threading.Lock()
         self.dtype = device_dtype(reader.dtype)
         self.record_size = reader.layout.size
-        self.block_bytes = self.record_size * self.dtype.itemsize
+        self.block_bytes = reader.layout.num_bytes(self.dtype)
 
     def read(self, layer: int, block: int) -> np.ndarray:
         """A new array [R]."""

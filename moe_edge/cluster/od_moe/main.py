@@ -46,7 +46,7 @@ class MainNode(ServingNode):
         dtype = device_dtype(reader.dtype)
         self._groups, self._call_s = groups, call_s
         # A worker that is left alone loads all blocks of a layer for one call.
-        self._layer_bytes = reader.layout.size * dtype.itemsize * shape[1]
+        self._layer_bytes = reader.layout.num_bytes(dtype) * shape[1]
         self._link = ShadowLink(transport, groups, periods)
         self._nothing = _NoSlots(programs, reader)
         self.answers = Answers(programs, self._nothing)

@@ -31,6 +31,7 @@ from moe_edge.hardware.cluster_calibration import CALIBRATION_FILE
 from moe_edge.hardware.cost_model import BlockShape, CostModel
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
+from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.placer import Traffic
 from moe_edge.place.plan import Placement
@@ -233,8 +234,13 @@ class PrismProgramme(Programme):
     def _cost_model(self) -> CostModel:
         """What placers and migration think that things cost here."""
         config, options, reader = self.config, self.options, self.reader
-        itemsize = reader.dtype.itemsize
-        shape = BlockShape(config.d_model, config.moe.expert_dim, itemsize)
+        kind = reader.layout.kind
+        shape = BlockShape(
+            config.d_model,
+            config.moe.expert_dim,
+            reader.layout.value_dtype(reader.dtype).itemsize,
+            bytes_per_weight=bytes_per_weight(kind),
+        )
         memory = int(self._slots_N.max() + 1) * shape.num_bytes
         device = Device(
             name="server",

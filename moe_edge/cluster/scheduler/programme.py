@@ -40,7 +40,7 @@ class Programme:
 
     @property
     def block_bytes(self) -> int:
-        return self.reader.layout.size * self.reader.dtype.itemsize
+        return self.reader.layout.num_bytes(self.reader.dtype)
 
     def fresh(self) -> list[Asked]:
         """All requests, not served yet."""

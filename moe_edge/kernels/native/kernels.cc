@@ -5,12 +5,21 @@
 #include <string>
 #include <vector>
 
+#if defined(__x86_64__)
+// GCC 12 warns of the undefined vectors in its own intrinsics.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#endif
+
 #include "team.h"
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace moe_edge {
 
+// MOE_EDGE_SET: which intrinsics rows.inc may use.
+#define MOE_EDGE_SET 0
 namespace portable {
 #include "rows.inc"
 #include "top_k.inc"
@@ -20,6 +29,8 @@ constexpr Kernels kKernels{"portable", Linear, TopK, Hidden, Outputs, Whole, Sum
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
+#undef MOE_EDGE_SET
+#define MOE_EDGE_SET 2
 namespace avx2 {
 #include "rows.inc"
 #include "top_k.inc"
@@ -29,6 +40,8 @@ constexpr Kernels kKernels{"avx2", Linear, TopK, Hidden, Outputs, Whole, SumOf};
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
+#undef MOE_EDGE_SET
+#define MOE_EDGE_SET 512
 namespace avx512 {
 #include "rows.inc"
 #include "top_k.inc"
@@ -43,7 +56,8 @@ const Kernels* const* Available() {
   static const bool done = [] {
     int count = 0;
 #if defined(__x86_64__)
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has_avx2 = __builtin_cpu_supports("avx2") &&
+                          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (has_avx2 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
@@ -190,19 +204,32 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                        ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
                        ffi::Buffer<ffi::F32> start, ffi::ResultBuffer<ffi::F32> y,
                        int64_t expert_dim, bool has_bias, int64_t activation,
-                       float limit, bool rows) {
+                       float limit, bool rows, int64_t kind) {
   const auto xs = x.dimensions(), is = ids.dimensions(), rs = records.dimensions();
   ExpertArgs a;
-  if (!KindOf(records.element_type(), &a.layout.kind)) {
+  const bool is_bytes = records.element_type() == ffi::DataType::U8;
+  if (is_bytes) {
+    a.layout.kind = static_cast<Kind>(kind);
+    if (kind != int64_t(Kind::kQ8_0) && kind != int64_t(Kind::kQ4_0)) {
+      return Refuse("experts: records of bytes with kind " + std::to_string(kind) +
+                    ", expected 2 (q8_0) or 3 (q4_0)");
+    }
+  } else if (!KindOf(records.element_type(), &a.layout.kind)) {
     return Refuse("experts: unknown type of records");
   }
   if (xs.size() != 2 || is.size() != 2 || rs.size() != 2 || is[0] != xs[0]) {
     return Refuse("experts: expected x [T, D], ids [T, K], records [E, R]");
   }
   const int64_t D = xs[1], F = expert_dim, T = xs[0], K = is[1];
-  const int64_t values = 3 * D * F + (has_bias ? 2 * F + D : 0);
+  if (is_bytes && (D % kBlock != 0 || F % kBlock != 0)) {
+    return Refuse("experts: D " + std::to_string(D) + ", F " + std::to_string(F) +
+                  " are no whole blocks of " + std::to_string(kBlock));
+  }
+  const int64_t values = is_bytes ? LeastBytes(a.layout.kind, D, F, has_bias)
+                                  : 3 * D * F + (has_bias ? 2 * F + D : 0);
   if (F < 1 || values > rs[1]) {
-    return Refuse("experts: records of " + std::to_string(rs[1]) + " values, expected " +
+    return Refuse("experts: records of " + std::to_string(rs[1]) +
+                  (is_bytes ? " bytes" : " values") + ", expected " +
                   std::to_string(values) + " for D " + std::to_string(D) + ", F " +
                   std::to_string(F));
   }
@@ -215,7 +242,7 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
   }
   a.layout.D = int(D), a.layout.F = int(F), a.layout.has_bias = has_bias;
   a.layout.activation = static_cast<Activation>(activation), a.layout.limit = limit;
-  a.layout.record_bytes = RowBytes(a.layout.kind, rs[1]);
+  a.layout.record_bytes = is_bytes ? rs[1] : RowBytes(a.layout.kind, rs[1]);
   a.x = x.typed_data(), a.ids = ids.typed_data(), a.weights = weights.typed_data();
   a.records = static_cast<const uint8_t*>(records.untyped_data());
   a.start = start.typed_data(), a.y = y->typed_data();
@@ -252,7 +279,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
                                   .Attr<bool>("has_bias")
                                   .Attr<int64_t>("activation")
                                   .Attr<float>("limit")
-                                  .Attr<bool>("rows"));
+                                  .Attr<bool>("rows")
+                                  .Attr<int64_t>("kind"));
 
 const char* moe_edge_instructions() { return moe_edge::Best().name; }
 

@@ -31,7 +31,8 @@ struct LinearArgs {
   Kind kind;
 };
 
-// An expert's record: gate [F, D] | up [F, D] | down [D, F] | biases, all of one kind.
+// An expert's record: gate [F, D] | up [F, D] | down [D, F] | biases, all of one kind,
+// but for the biases of blocks, which are float32.
 struct ExpertLayout {
   int D, F;
   bool has_bias;
@@ -40,6 +41,14 @@ struct ExpertLayout {
   Kind kind;
   size_t record_bytes;
 };
+
+constexpr bool InBlocks(Kind kind) { return kind == Kind::kQ8_0 || kind == Kind::kQ4_0; }
+
+// Bytes that such a record must have at least.
+constexpr size_t LeastBytes(Kind kind, size_t D, size_t F, bool has_bias) {
+  const Kind of_bias = InBlocks(kind) ? Kind::kFloat32 : kind;
+  return 3 * RowBytes(kind, D * F) + (has_bias ? RowBytes(of_bias, 2 * F + D) : 0);
+}
 
 // y[t] = start[t] + sum over ranks k of weights[t, k] * expert(ids[t, k])(x[t]); with
 // `rows` instead each pair's own output, unweighted, zeros for pairs left out.

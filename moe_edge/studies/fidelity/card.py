@@ -24,7 +24,12 @@ from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.route.base import RoutePolicy
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.study import FidelitySettings, ForcedText
+from moe_edge.studies.fidelity import quantised
+from moe_edge.studies.fidelity.study import (
+    FidelitySettings,
+    ForcedText,
+    reference_of,
+)
 from moe_edge.studies.study import Findings
 
 LIMITS = (
@@ -67,7 +72,10 @@ def forced_rows(settings: ForcedText, tokenizer) -> list[Forced]:
 
 
 def run(settings: FidelitySettings) -> Findings:
-    """Measures every lossy option of a model."""
+    """Measures every lossy option of a model, or what quantising it did."""
+    reference = reference_of(settings)
+    if reference is not None:
+        return quantised.run(settings, reference)
     loaded = load_engine(settings.checkpoint)
     forced, seed = forced_rows(settings, loaded.tokenizer), settings.seed
     resident, top_k = loaded.engine, loaded.engine.config.moe.top_k

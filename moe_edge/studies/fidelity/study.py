@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
@@ -62,6 +64,8 @@ class FidelitySettings(ForcedText):
       batch_sizes: rows decoded together.
       a_values: of substitution.
       thresholds: of dropping.
+      reference: another checkpoint that this one is measured against, both resident,
+        and no lossy option (default: what a quantised one was made from; else none).
     """
 
     rules: ClassVar[Rules] = RULES | {
@@ -73,6 +77,7 @@ class FidelitySettings(ForcedText):
     batch_sizes: Sequence[int] = (1, 3)
     a_values: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
     thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
+    reference: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -85,9 +90,32 @@ class FidelitySettings(ForcedText):
         return {budget: resolve_offload(budget, self.base) for budget in budgets}
 
 
+def reference_of(settings: FidelitySettings) -> str | None:
+    """The checkpoint to measure against; None: the same one, options apart.
+
+    Raises:
+      ConfigError: a quantised checkpoint whose source is not there.
+    """
+    if settings.reference is not None:
+        return settings.reference
+    reader = open_checkpoint(settings.checkpoint)
+    if reader.layout.kind is None:
+        return None
+    source = reader.hf_source if reader.config.moe.sub_experts == 1 else None
+    if source is None or not Path(source).is_dir():
+        raise ConfigError(
+            f"{settings.checkpoint} has {reader.layout.kind} experts, and what it was "
+            f"made from is not there ({source}); name it with --reference"
+        )
+    return source
+
+
 def check(settings: FidelitySettings) -> None:
     """Refuses a text, a checkpoint or budgets that cannot be used."""
     read_text(settings.path)
+    reference = reference_of(settings)
+    if reference is not None:
+        check_checkpoint(reference)
     for options in settings.offloads.values():
         check_checkpoint(settings.checkpoint, offload=options)
 

@@ -53,8 +53,14 @@ def test_warm_up_compiles_all_that_any_placement_runs(monkeypatch):
     assert first.engines[0].num_compiled() == before
 
 
-@pytest.mark.parametrize("name, dtype", [BITS, ("mla_bias", np.float32)])
-@pytest.mark.parametrize("num_servers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "name, dtype, num_servers",
+    [
+        *((*BITS, num_servers) for num_servers in (1, 2, 4)),
+        *(("mla_bias", np.float32, num_servers) for num_servers in (1, 2, 4)),
+        ("q8_0", np.float32, 2),
+    ],
+)
 def test_any_placement_gives_the_resident_bits(name, dtype, num_servers):
     servers = Servers(name, dtype, spread(ALL[name], num_servers, copies=0.2))
     for engine in servers.engines:

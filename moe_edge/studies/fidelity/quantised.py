@@ -1,0 +1,164 @@
+"""What quantising the experts changes: a fidelity card against another checkpoint.
+
+The quantised model and the one it was made from score the same forced tokens of the
+same batches. Two controls stand beside it: half of the reference's experts, which puts
+the numbers in scale, and the quantised model offloaded, which must agree with itself
+resident in every bit.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.load import Loaded, load_engine
+from moe_edge.evaluate.agreement import compare
+from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
+from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.evaluate.texts import read_text, sha256_of
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.results import interval_metric
+from moe_edge.route.policy import get_route
+from moe_edge.studies.engines import describe_model
+from moe_edge.studies.fidelity.study import FidelitySettings
+from moe_edge.studies.study import Findings
+
+LIMITS = (
+    "Teacher-forced: each prediction is made on the text itself, so differences do not "
+    "grow along a text as they would in free generation.",
+    "One model and one text.",
+    "Agreement's interval takes tokens as independent (Wilson); that of the perplexity "
+    "ratio resamples blocks of 32 tokens (bootstrap of paired differences).",
+)
+# Of a card: measure -> its interval.
+INTERVALS = {
+    "agreement": "agreement_interval95",
+    "perplexity_ratio": "ratio_interval95",
+}
+
+
+def run(settings: FidelitySettings, reference: str) -> Findings:
+    """Measures a checkpoint against `reference`, both resident."""
+    base, seed = load_engine(reference), settings.seed
+    rows = cut_rows(
+        base.tokenizer.encode(read_text(settings.path)),
+        rows=settings.rows,
+        prompt_tokens=settings.prompt_tokens,
+        forced_tokens=settings.forced_tokens,
+    )
+    top_k = base.engine.config.moe.top_k
+    half = base.engine.at_k(max(1, top_k // 2))
+    expected, cards = {}, []
+    for batch in settings.batch_sizes:
+        expected[batch] = score_batches(base.engine, rows, batch)
+        found = compare(score_batches(half, rows, batch), expected[batch], seed)
+        name = f"{half.config.moe.top_k} of {top_k} experts"
+        cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
+    size, stored = base.engine.config.vocab_size, _expert_bytes(base)
+    half = base = None  # the memory of one model at a time
+    loaded = load_engine(settings.checkpoint)
+    if loaded.engine.config.vocab_size != size:
+        raise ConfigError(
+            f"{settings.checkpoint} has a vocabulary of "
+            f"{loaded.engine.config.vocab_size}, {reference} one of {size}; name what "
+            "it was made from with --reference"
+        )
+    share, runs = _expert_bytes(loaded) / stored, {}
+    for batch in settings.batch_sizes:
+        runs[batch] = score_batches(loaded.engine, rows, batch)
+        found = vars(compare(runs[batch], expected[batch], seed))
+        option = {"option": f"experts in {loaded.dtype}", "control": False}
+        cards.append({**option, "batch": batch, "bytes_share": share, **found})
+    exact = _offloads_exactly(settings, rows, runs)
+    return _findings(cards, loaded, settings, reference, exact)
+
+
+def _expert_bytes(loaded: Loaded) -> int:
+    return sum(a.nbytes for a in jax.tree.leaves(loaded.engine.weights.experts))
+
+
+def _offloads_exactly(settings: FidelitySettings, rows, runs) -> bool:
+    """Whether the middle budget gives the resident engine's bits."""
+    budgets, batch = list(settings.offloads.values()), settings.batch_sizes[0]
+    size = settings.prompt_tokens + settings.forced_tokens
+    options = budgets[len(budgets) // 2]
+    switch = SwitchEngine(settings.checkpoint, options, batch=batch, capacity=size)
+    try:
+        scored = switch.run(get_route("topk"), rows, batch).log_probs
+    finally:
+        switch.close()
+    pairs = zip(scored, runs[batch].log_probs, strict=True)
+    return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
+
+
+def _findings(
+    cards: list[dict[str, Any]],
+    loaded: Loaded,
+    settings: FidelitySettings,
+    reference: str,
+    exact: bool,
+) -> Findings:
+    source = f"{settings.path.parent.name}/{settings.path.name}"
+    half, ours = cards[0], next(card for card in cards if not card["control"])
+    sizes = ("rows", "prompt_tokens", "forced_tokens")
+    title = f"{settings.checkpoint}: experts in {loaded.dtype}"
+    return Findings(
+        answer=f"Experts in {loaded.dtype}, {100 * ours['bytes_share']:.0f} % of the "
+        f"bytes, {_agrees(ours)}; in scale, {half['option']} {_agrees(half)}.",
+        details=[f"Measured on {source}, batch {ours['batch']}, against {reference}."],
+        model=describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype),
+        workload={
+            "text": {"source": source, "sha256": sha256_of(settings.path)},
+            **{name: getattr(settings, name) for name in sizes},
+            "reference": reference,
+            "batch_sizes": list(settings.batch_sizes),
+        },
+        metrics=[
+            interval_metric(
+                f"batch {card['batch']}: {card['option']}",
+                key.replace("_", " "),
+                card[key],
+                card[interval],
+                card["tokens"],
+            )
+            for card in cards
+            for key, interval in INTERVALS.items()
+        ],
+        limits=LIMITS,
+        seeds=[settings.seed],
+        baselines=["the checkpoint it was made from", "half the experts"],
+        checks={"offloaded, it gives the bits of the resident engine": exact},
+        plot=lambda path: plot(path, cards, title=title),
+        files={"cards.json": json.dumps(cards, indent=1) + "\n"},
+        summary={"cards": cards},
+    )
+
+
+def _agrees(card: dict[str, Any]) -> str:
+    return (
+        f"agree on {100 * card['agreement']:.1f} % of tokens, perplexity "
+        f"x{card['perplexity_ratio']:.3f}"
+    )
+
+
+def plot(path: Path, cards: list[dict[str, Any]], *, title: str) -> None:
+    """Agreement and perplexity ratio, a bar an option, a group a batch size."""
+    batches = list(dict.fromkeys(card["batch"] for card in cards))
+    names = list(dict.fromkeys(card["option"] for card in cards))
+    panels = []
+    for key, interval in INTERVALS.items():
+        series = {name: np.full(len(batches), np.nan) for name in names}
+        spreads = {name: np.full((2, len(batches)), np.nan) for name in names}
+        for card in cards:
+            at, value = batches.index(card["batch"]), card[key]
+            low, high = card[interval]
+            series[card["option"]][at] = value
+            spread = np.maximum((value - low, high - value), 0)
+            spreads[card["option"]][:, at] = spread
+        x = [f"batch {batch}" for batch in batches]
+        label = key.replace("_", " ")
+        panels.append(Panel(label, label, x, series, spreads))
+    draw_panels(path, panels, title=title)

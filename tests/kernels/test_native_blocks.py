@@ -1,0 +1,195 @@
+"""The host kernels on quantised records against float64 and the other forms."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.kernels import native
+from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
+from moe_edge.model.layers import activate
+from moe_edge.model.quantised import KINDS
+from moe_edge.model.record import RecordLayout
+from tests.support.expert_sums import numpy_sum
+from tests.support.tiny_models import ALL, random_prompts, random_weights
+
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler when the package was installed"
+)
+E = 7
+SILU = functools.partial(activate, kind="silu", limit=None)
+# Rows of one block, of odd numbers of them, and of many.
+SIZES = [(32, 32), (96, 32, True), (64, 160), (224, 96, True), (1024, 64)]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    monkeypatch.setattr(native, "choice", lambda: "native")
+    yield
+    native.resize(0)
+    native.use(None)
+
+
+@functools.cache
+def compiled(layout, rows=False):
+    return jax.jit(lambda *a: native.experts(*a[:4], layout, SILU, a[4], rows=rows))
+
+
+@functools.cache
+def case(layout, tokens, chosen=4, seed=0):
+    rng = np.random.default_rng(seed)
+    x_TD = rng.normal(size=(tokens, layout.d_model)).astype(np.float32)
+    ids_TK = np.stack([rng.permutation(E + 2)[:chosen] for _ in range(tokens)])
+    weights_TK = rng.random((tokens, chosen)).astype(np.float32)
+    values = rng.normal(size=(E, layout.unquantised.size)).astype(np.float32) * 0.2
+    values[1] *= 1e-6  # scales below the normal numbers of float16
+    records_ER = np.stack([layout.encode(one) for one in values])
+    return x_TD, ids_TK.astype(np.int32), weights_TK, records_ER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_experts_are_their_sum_whatever_the_company(size, kind):
+    layout = RecordLayout(*size[:2], len(size) > 2, kind)
+    given = case(layout, 17)
+    start_TD = np.random.default_rng(1).normal(size=given[0].shape).astype(np.float32)
+    run = compiled(layout)
+    alone_TD = np.concatenate(
+        [
+            run(*(a[t : t + 1] for a in given[:3]), given[3], start_TD[t : t + 1])
+            for t in range(17)
+        ]
+    )
+    for count in (*range(2, 17, 3), 17):
+        for threads in (1, 2, 5):
+            native.resize(threads)
+            some = [*(a[:count] for a in given[:3]), given[3], start_TD[:count]]
+            np.testing.assert_array_equal(run(*some), alone_TD[:count])
+    want_TD = start_TD + numpy_sum(given, layout)
+    atol = 2e-6 * np.abs(want_TD).max()
+    np.testing.assert_allclose(alone_TD, want_TD, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_decoded_exactly_by_all_instructions(kind):
+    """Hidden values of 1 at one neuron read single weights of down: no sum rounds."""
+    layout = RecordLayout(32, 64, True, kind)
+    plain, F = layout.unquantised, 64
+    values = np.zeros(plain.size, np.float32)
+    down_DF = np.random.default_rng(3).normal(size=(32, F)).astype(np.float32)
+    down_DF[5] *= 1e-6
+    plain.part(values, "down")[:] = down_DF
+    # A gate of 2 + the clip's limit and an up bias of 0: 1 times a constant.
+    plain.part(values, "up_bias")[:] = -1.0  # (up + 1) is 0 but for one neuron
+    records = []
+    for neuron in range(F):
+        one = values.copy()
+        plain.part(one, "gate_bias")[neuron] = 1.0
+        plain.part(one, "up_bias")[neuron] = 0.0
+        records.append(layout.encode(one))
+    ids_TK = np.arange(F, dtype=np.int32)[:, None]
+    ones_TK, x_TD = np.ones((F, 1), np.float32), np.zeros((F, 32), np.float32)
+    want_TD = layout.part(records[0], "down").T
+    for name in native.INSTRUCTIONS:
+        if native.use(name):
+            y_TD = native.experts_at(
+                x_TD, ids_TK, ones_TK, records, layout, "clamped_swiglu", 7.0
+            )
+            # Each row is a weight times the same activation of 1.
+            factor = np.float32(1 / (1 + np.exp(-1.702)))
+            np.testing.assert_allclose(y_TD, want_TD * factor, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
+    layout = RecordLayout(64, 32, False, kind)
+    x_TD, ids_TK, weights_TK, records_ER = case(layout, 6)
+    step = native.within(lambda *a: run_pairs(*a, layout, SILU))
+    whole_TD = jax.jit(step)(x_TD, ids_TK, weights_TK, records_ER)
+    rows = native.within(lambda *a: pair_rows(*a, layout, SILU))
+    rows_PD = jax.jit(rows)(x_TD, ids_TK, records_ER)
+    assert not np.asarray(rows_PD)[(ids_TK >= E).ravel()].any()
+    kept_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(sum_pair_rows)(rows_PD, kept_TK), whole_TD)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_anywhere_give_the_bits_of_one_array(kind):
+    layout = RecordLayout(96, 64, True, kind)
+    x_TD, ids_TK, weights_TK, records_ER = case(layout, 5)
+    kept = np.array([4, 1, 6])
+    place_E = np.full(E + 2, len(kept), np.int32)
+    place_E[kept] = range(len(kept))
+    only_TK = np.where(np.isin(ids_TK, kept), ids_TK, E).astype(np.int32)
+    zeros_TD = np.zeros_like(x_TD)
+    want_TD = compiled(layout)(x_TD, only_TK, weights_TK, records_ER, zeros_TD)
+    assert native.suits_host(5, records_ER.dtype)
+    host = x_TD, place_E[ids_TK], weights_TK, [records_ER[e].copy() for e in kept]
+    got_TD = native.experts_at(*host, layout, "silu", None)
+    np.testing.assert_array_equal(got_TD, want_TD)
+    assert got_TD.any()
+
+
+def test_records_of_another_kind_are_refused():
+    layout = RecordLayout(64, 32, True, "q8_0")
+    x_TD, ids_TK, weights_TK, records_ER = case(layout, 2)
+    start_TD = np.zeros_like(x_TD)
+
+    def call(records, kind, expert_dim=32, x_TD=x_TD):
+        run = jax.ffi.ffi_call(
+            "moe_edge_experts", jax.ShapeDtypeStruct(x_TD.shape, np.float32)
+        )
+        options = {
+            "expert_dim": np.int64(expert_dim),
+            "has_bias": True,
+            "activation": np.int64(0),
+            "limit": np.float32(0),
+            "rows": False,
+            "kind": np.int64(kind),
+        }
+        given = x_TD, ids_TK, weights_TK, records, np.zeros_like(x_TD)
+        return jax.block_until_ready(jax.jit(lambda *a: run(*a, **options))(*given))
+
+    np.testing.assert_array_equal(
+        call(records_ER, 2),
+        compiled(layout)(x_TD, ids_TK, weights_TK, records_ER, start_TD),
+    )
+    error = jax.errors.JaxRuntimeError
+    with pytest.raises(error, match=r"bytes with kind 0, expected 2 \(q8_0\)"):
+        call(records_ER, 0)
+    least = layout.num_values
+    short = np.ascontiguousarray(records_ER[:, : least - 1])
+    with pytest.raises(error, match=f"records of {least - 1} bytes, expected {least}"):
+        call(short, 2)
+    with pytest.raises(error, match="D 64, F 33 are no whole blocks of 32"):
+        call(records_ER, 2, 33)
+    with pytest.raises(error, match="unknown type of records"):
+        call(records_ER.view(np.int8), 2)
+    host = x_TD, ids_TK, weights_TK
+    with pytest.raises(ConfigError, match="float32 with a layout of kind q8_0"):
+        floats = [np.zeros(layout.size, np.float32)]
+        native.experts_at(*host, floats, layout, "silu", None)
+    with pytest.raises(ConfigError, match="uint8 with a layout of kind None"):
+        plain = layout.unquantised
+        native.experts_at(*host, [np.zeros(plain.size, np.uint8)], plain, "silu", None)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_engines_give_the_same_logits_with_either(name, monkeypatch):
+    weights, found = random_weights(ALL[name]), {}
+    prompts = random_prompts(ALL[name], [5, 9])
+    for choice in ("native", "xla"):
+        monkeypatch.setattr(native, "choice", lambda name=choice: name)
+        engine = ResidentEngine(weights)
+        session = engine.new_session(2, 64)
+        logits = [engine.prefill(session, prompts)]
+        for _ in range(3):
+            tokens_B = jax.numpy.array([1, 2], np.int32)
+            active_B = jax.numpy.array([True, True])
+            logits.append(engine.decode(session, tokens_B, active_B))
+        found[choice] = np.stack(logits)
+    spread = found["xla"].std()
+    assert 0 < np.abs(found["native"] - found["xla"]).max() < 1e-4 * spread

@@ -1,0 +1,59 @@
+"""A fidelity card of a quantised checkpoint against what it was made from."""
+
+import json
+import shutil
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.studies.fidelity.study import STUDY, FidelitySettings, reference_of
+from moe_edge.studies.study import run_study
+from tests.support.block_formats import whole_blocks_folder
+from tests.support.conversion import convert
+from tests.support.tiny_checkpoint import TEXT
+
+SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    hf = whole_blocks_folder(folder / "hf")
+    convert(hf, folder / "q", expert_dtype="q4_0")
+    (folder / "t.txt").write_text(TEXT * 3)
+    return hf, folder / "q", str(folder / "t.txt")
+
+
+@pytest.mark.slow
+def test_card_is_against_the_source(folders, tmp_path):
+    hf, quantised, text = folders
+    settings = FidelitySettings(checkpoint=str(quantised), text=text, **SMALL)
+    assert reference_of(settings) == str(hf)
+    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+    names = ["1 of 3 experts"] * 2 + ["experts in q4_0"] * 2
+    cards = summary["cards"]
+    assert [card["option"] for card in cards] == names
+    ours = cards[2]
+    assert 0.14 < ours["bytes_share"] < 0.15  # 4.5 of 32 bits
+    assert 0.5 < ours["agreement"] <= 1 and ours["perplexity_ratio"] != 1
+    assert ours["moved_nats"] < cards[0]["moved_nats"]
+    result = validate_entry(tmp_path / "o")
+    assert list(result["checks"].values()) == [True]
+    stored = json.loads((tmp_path / "o" / "cards.json").read_text())
+    assert [card["option"] for card in stored] == names
+
+
+def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
+    hf, quantised, text = folders
+    gone = shutil.copytree(quantised, tmp_path / "q")
+    manifest = json.loads((gone / "manifest.json").read_text())
+    manifest["source"]["hf_path"] = "/nowhere"
+    (gone / "manifest.json").write_text(json.dumps(manifest))
+    settings = FidelitySettings(checkpoint=str(gone), text=text, **SMALL)
+    with pytest.raises(ConfigError, match="q4_0 experts, .* there ./nowhere.; name"):
+        run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+    named = FidelitySettings(checkpoint=str(gone), reference=str(hf), **SMALL)
+    assert reference_of(named) == str(hf)
+    plain = FidelitySettings(checkpoint=str(hf), text=text, **SMALL)
+    assert reference_of(plain) is None
