@@ -101,7 +101,8 @@ def convert_checkpoint(
         return {"dry_run": True, "model_type": reader.config.model_type}
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
-    stated = wanted or (reader if dequantised else source).dtype
+    held = reader if dequantised else source
+    stated = wanted or held.layout.value_dtype(held.dtype)
     raw = converted_config(raw, stated.name, cast or dequantised)
     config = with_kind(config_from_hf(raw), reader.layout.kind or reader.dtype.name)
     try:
@@ -151,13 +152,15 @@ def _with_experts(reader, to: str, expert_dtype: str | None, wanted: np.dtype | 
                 f"--expert_dtype {expert_dtype} is of our format, Hugging Face folders "
                 "have no such experts; leave out one of --expert_dtype and --to hf"
             )
-    if kind is not None and to == "ours":
+    if kind is not None and to == "ours" and isinstance(reader, CheckpointReader):
         raise CheckpointError(
             f"{reader.path} has {kind} experts and is in our format already; convert "
             "the checkpoint it was made from"
         )
-    if kind is not None:
-        return Dequantised(reader, wanted)
+    if kind is not None and (to == "hf" or expert_dtype not in (None, kind)):
+        reader = Dequantised(reader, wanted)
+    elif kind is not None:
+        return reader  # blocks of a GGUF file, taken over
     return reader if expert_dtype is None else Quantised(reader, expert_dtype)
 
 

@@ -1,8 +1,8 @@
 """A GGUF file as a checkpoint: config, dense tensors, expert records, tokenizer.
 
-Quantised weights are decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16;
-float types stay as they are. An expert's blocks are consecutive in the file, row by
-row, so `GgufFile.read_into` can also fill a record that stays quantised.
+Float types stay as they are. Where the matrices of all experts are Q8_0, or all Q4_0,
+their blocks become quantised records, byte for byte. Other quantised weights are
+decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16.
 """
 
 import atexit
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, cast
+from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors
 from moe_edge.convert import gguf_names
@@ -25,6 +26,7 @@ from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
 from moe_edge.convert.hf_reader import TOKENIZER_NAME
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.model.quantised import KINDS as KINDS_OF_RECORDS
 from moe_edge.model.record import RecordLayout
 
 _FLOAT32 = np.dtype(np.float32)
@@ -62,15 +64,28 @@ class GgufReader(DenseReader):
             },
             {name: gguf_names.squeezed(shape) for name, shape in expected.items()},
         )
+        kind = self._expert_kind() if dtype is None else None
+        if kind is not None:
+            self.config = with_kind(self.config, kind)
         self.layout = RecordLayout.of(self.config)
-        self.dtype = self._expert_dtype() if dtype is None else np.dtype(dtype)
-        raw["dtype"] = self.dtype.name
+        self.dtype = np.dtype(np.uint8 if kind else dtype or self._expert_dtype())
+        raw["dtype"] = self.layout.value_dtype(self.dtype).name
 
     def _experts(self, layer: int) -> dict[str, str]:
         return gguf_names.expert_names(self.config, layer)
 
     def _stored(self, name: str) -> np.dtype:
         return KINDS[self._file.tensors[name].kind].dtype
+
+    def _expert_kind(self) -> str | None:
+        """The format of quantised records that the experts' blocks are, if they are."""
+        kinds = {
+            (len(shape), self._file.tensors[names[part]].kind.lower())
+            for names in map(self._experts, self.config.moe_layers)
+            for part, shape in RecordLayout.of(self.config).shapes.items()
+        }
+        found = next((k for k in KINDS_OF_RECORDS if (2, k) in kinds), None)
+        return found if kinds <= {(2, found), (1, "f32")} else None
 
     def _expert_dtype(self) -> np.dtype:
         """One dtype that holds every routed expert exactly.
@@ -157,6 +172,11 @@ class GgufReader(DenseReader):
             plain = self._stored(name) == out_NR.dtype
             plain = plain and not is_quantised(self._file.tensors[name].kind)
             for i, out_R in enumerate(out_NR):
+                if self.layout.kind is not None:
+                    start = self.layout.offsets[part]
+                    stop = start + self.layout.count(self.layout.shapes[part])
+                    self._file.read_into(name, first + i, out_R[start:stop])
+                    continue
                 out = self.layout.part(out_R, part)
                 if plain:
                     self._file.read_into(name, first + i, out)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.dtypes import weight_dtype
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.open import open_checkpoint
@@ -126,7 +127,9 @@ def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
             if name.endswith("_bias"):
                 tensors[name] = tensors[name].astype(ml_dtypes.bfloat16).astype("f4")
     file = gguf(tmp_path / "x.gguf", raw, tensors, kind)
-    got = open_checkpoint(file)
+    # Without a dtype blocks would be kept (test_gguf_blocks_kept.py).
+    asked = {"Q8_0": "float32", "Q4_0": "float32"}.get(kind)
+    got = open_checkpoint(file, weight_dtype(asked))
     wide = {n: t.astype(np.float32) for n, t in _decoded(raw, tensors, kind).items()}
     expected = open_checkpoint(write_folder(tmp_path / "hf", raw, wide))
     narrow = {"F16": "float16", "BF16": "bfloat16", "MXFP4": "bfloat16"}
@@ -136,7 +139,7 @@ def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
     quantised = {"Q8_0": "q8_0", "Q4_0": "q4_0", "MXFP4": "mxfp4"}.get(kind)
     assert got.quantized == quantised
     assert_same_weights(got, expected, exact_dtypes=False)
-    convert(file, tmp_path / "ours")
+    convert(file, tmp_path / "ours", dtype=asked)
     ours = open_checkpoint(tmp_path / "ours")
     assert ours.dtype == got.dtype
     assert ours.config.hf_config["dtype"] == got.dtype.name

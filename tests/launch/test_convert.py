@@ -42,6 +42,27 @@ def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
     )
 
 
+def test_convert_script_reads_gguf_as_it_reads_the_folder(run_script, tiny, tmp_path):
+    said, tensors = from_hf(CONFIG, tiny_tensors())
+    said |= tokenizer_metadata(tiny_tokenizer(), "gpt-2", eos_token_id=0)
+    file = write_gguf(tmp_path / "x.gguf", said, tensors)
+    folder = run_script("convert", "--src", tiny, "--dst", "a").summary
+    done = run_script("convert", "--src", "x.gguf", "--dst", "b").summary
+    for key in ("content_sha256", "bytes", "tensors"):
+        assert done[key] == folder[key]
+    prompt = ["--prompt", "The river", "--max_new_tokens", 9]
+    flags = [[tiny], ["x.gguf", "--device_memory", "50%"], ["b"]]
+    lines = []
+    for i, own in enumerate(flags):
+        run_script("generate", *prompt, "--out_dir", f"o{i}", "--checkpoint", *own)
+        lines.append((tmp_path / f"o{i}" / "generations.jsonl").read_text())
+    assert lines[1:] == lines[:-1]
+    file.write_bytes(file.read_bytes()[:-100])
+    error = run_script("convert", "--src", "x.gguf", "--dst", "c").error
+    assert "x.gguf is damaged or truncated: tensor" in error
+    assert not (tmp_path / "c").exists()
+
+
 def test_quantised_experts_through_the_scripts(run_script, tmp_path):
     hf = whole_blocks_folder(tmp_path / "hf")
     flags = "--src", hf, "--dst", "q", "--expert_dtype", "q8_0"
@@ -63,24 +84,3 @@ def test_quantised_experts_through_the_scripts(run_script, tmp_path):
     flags = "--checkpoint", "q", "--profile", "p", "--out_dir", "r"
     refactor = run_script("refactor", *flags)
     assert refused in refactor.error and "refactoring takes the" in refactor.error
-
-
-def test_convert_script_reads_gguf_as_it_reads_the_folder(run_script, tiny, tmp_path):
-    said, tensors = from_hf(CONFIG, tiny_tensors())
-    said |= tokenizer_metadata(tiny_tokenizer(), "gpt-2", eos_token_id=0)
-    file = write_gguf(tmp_path / "x.gguf", said, tensors)
-    folder = run_script("convert", "--src", tiny, "--dst", "a").summary
-    done = run_script("convert", "--src", "x.gguf", "--dst", "b").summary
-    for key in ("content_sha256", "bytes", "tensors"):
-        assert done[key] == folder[key]
-    prompt = ["--prompt", "The river", "--max_new_tokens", 9]
-    flags = [[tiny], ["x.gguf", "--device_memory", "50%"], ["b"]]
-    lines = []
-    for i, own in enumerate(flags):
-        run_script("generate", *prompt, "--out_dir", f"o{i}", "--checkpoint", *own)
-        lines.append((tmp_path / f"o{i}" / "generations.jsonl").read_text())
-    assert lines[1:] == lines[:-1]
-    file.write_bytes(file.read_bytes()[:-100])
-    error = run_script("convert", "--src", "x.gguf", "--dst", "c").error
-    assert "x.gguf is damaged or truncated: tensor" in error
-    assert not (tmp_path / "c").exists()

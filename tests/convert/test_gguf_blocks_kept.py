@@ -1,0 +1,54 @@
+"""Blocks of a GGUF file become quantised records, byte for byte."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.engine.load import load_engine
+from tests.convert.test_gguf import WIDE, gguf, model
+from tests.support.conversion import convert, load_all
+from tests.support.tiny_models import random_prompts, score_all
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_are_taken_over(family, kind, tmp_path):
+    raw, tensors = model(family, **(WIDE if family == "mixtral" else {}))
+    file = gguf(tmp_path / "x.gguf", raw, tensors, kind)
+    got = open_checkpoint(file)
+    assert got.layout.kind == kind.lower() and got.dtype == np.uint8
+    plain = open_checkpoint(file, np.dtype(np.float32))
+    assert plain.layout.kind is None
+    for layer in got.config.moe_layers:
+        records, floats = got.experts(layer), plain.experts(layer)
+        for part in got.layout.shapes:
+            np.testing.assert_array_equal(
+                got.layout.part(records, part), plain.layout.part(floats, part)
+            )
+        stored = got._file.read_raw(got._experts(layer)["up"], 2, 1)
+        start = got.layout.offsets["up"]
+        np.testing.assert_array_equal(records[2, start : start + stored.size], stored)
+    done = convert(file, tmp_path / "ours")
+    ours = open_checkpoint(tmp_path / "ours")
+    assert ours.layout.kind == kind.lower()
+    assert ours.config.hf_config["dtype"] == "float32"
+    np.testing.assert_array_equal(ours.experts(1), got.experts(1))
+    assert convert(tmp_path / "ours", None, verify=True)["verified"]
+    wide = convert(file, tmp_path / "wide", dtype="float32")
+    assert wide["content_sha256"] == done["content_sha256"]
+    half = convert(file, tmp_path / "half", dtype="bfloat16")
+    assert half["bytes"] < wide["bytes"]
+    assert open_checkpoint(tmp_path / "half").dtype == ml_dtypes.bfloat16
+    back = convert(file, tmp_path / "back", to="hf")
+    assert back["dequantised"] == kind.lower()
+    assert load_all(tmp_path / "back").keys() == tensors.keys()
+    prompts = random_prompts(got.config, (30,))
+    paths = (file, tmp_path / "ours")
+    engines = [load_engine(path, with_tokenizer=False).engine for path in paths]
+    first, second = (score_all(engine, prompts)[0] for engine in engines)
+    np.testing.assert_array_equal(first, second)
+    (floats,) = score_all(
+        load_engine(tmp_path / "wide", with_tokenizer=False).engine, prompts
+    )
+    assert np.abs(first - floats).max() <= 1e-4 * floats.std()
