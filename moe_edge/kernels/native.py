@@ -19,8 +19,9 @@ from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.kernels.build_id import build_id
 
 INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
-MAX_ROWS = 16  # vectors above which blocks of tokens are faster
+MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
+TARGETS = ("linear", "top_k", "experts", "product", "blocks", "fill", "sum")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16)
@@ -52,9 +53,9 @@ def library() -> ctypes.CDLL | None:
         ctypes.c_float,
         ctypes.c_int,
     )
-    for name in ("moe_edge_linear", "moe_edge_top_k", "moe_edge_experts"):
-        capsule = jax.ffi.pycapsule(getattr(lib, name))
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    for name in TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(lib, f"moe_edge_{name}"))
+        jax.ffi.register_ffi_target(f"moe_edge_{name}", capsule, platform="cpu")
     return lib
 
 

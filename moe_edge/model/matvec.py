@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.kernels import native
+from moe_edge.kernels import blocks, native
 
 # float32 products stay float32 on GPUs too, where the default is TF32.
 PRECISION = lax.Precision.HIGHEST
@@ -114,6 +114,8 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
         y_TO = weight_OI.product(x_TI)
     elif native.suits(x_TI.shape[0], weight_OI):
         y_TO = native.linear(x_TI, weight_OI)
+    elif blocks.suits_product(x_TI.shape[0], weight_OI):
+        y_TO = blocks.product(x_TI, weight_OI)
     elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS

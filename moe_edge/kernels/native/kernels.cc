@@ -5,34 +5,50 @@
 #include <string>
 #include <vector>
 
+#include "blocks.h"
 #include "team.h"
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace moe_edge {
 
+// Floats in a register, and the tile of sums that registers hold (blocks.inc). Not by
+// macros such as __AVX512F__: the compiler has read all of them before the pragmas act.
 namespace portable {
+#if defined(__aarch64__)
+constexpr int kLanes = 4, kGroup = 8, kMany = 3;  // 24 of 32 registers
+#else
+constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
+#endif
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"portable", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"portable",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace portable
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
+constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx2", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"avx2",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace avx2
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
 namespace avx512 {
+constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx512", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"avx512",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -160,19 +176,27 @@ ffi::Error Refuse(const std::string& text) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "moe_edge kernels: " + text);
 }
 
-ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
-                      ffi::ResultBuffer<ffi::F32> y) {
+// What is wrong, or nothing.
+std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w,
+                         ffi::ResultBuffer<ffi::F32>& y, LinearArgs* a) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  LinearArgs a;
-  if (!KindOf(w.element_type(), &a.kind)) return Refuse("linear: unknown type of weights");
+  if (!KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
   if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
       ys[0] != xs[0] || ys[1] != ws[0]) {
-    return Refuse("linear: shapes do not fit, expected x [T, I], w [O, I], y [T, O]");
+    return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
   }
-  a.x = x.typed_data();
-  a.w = static_cast<const uint8_t*>(w.untyped_data());
-  a.y = y->typed_data();
-  a.T = int(xs[0]), a.I = int(xs[1]), a.O = int(ws[0]);
+  a->x = x.typed_data();
+  a->w = static_cast<const uint8_t*>(w.untyped_data());
+  a->y = y->typed_data();
+  a->T = int(xs[0]), a->I = int(xs[1]), a->O = int(ws[0]);
+  return "";
+}
+
+ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
+                      ffi::ResultBuffer<ffi::F32> y) {
+  LinearArgs a;
+  const std::string wrong = LinearArgsOf(x, w, y, &a);
+  if (!wrong.empty()) return Refuse("linear: " + wrong);
   RunLinear(a);
   return ffi::Error::Success();
 }
@@ -292,3 +316,5 @@ void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
 
 }  // extern "C"
 #pragma GCC visibility pop
+
+#include "block_calls.h"
