@@ -19,11 +19,12 @@ from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.kernels.build_id import build_id
 
 INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
-MAX_ROWS = 16  # vectors above which blocks of tokens are faster
+MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
+TARGETS = ("linear", "top_k", "experts", "product", "blocks", "fill", "sum")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
-_BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
+BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 
@@ -53,9 +54,9 @@ def library() -> ctypes.CDLL | None:
         ctypes.c_float,
         ctypes.c_int,
     )
-    for name in ("moe_edge_linear", "moe_edge_top_k", "moe_edge_experts"):
-        capsule = jax.ffi.pycapsule(getattr(lib, name))
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    for name in TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(lib, f"moe_edge_{name}"))
+        jax.ffi.register_ffi_target(f"moe_edge_{name}", capsule, platform="cpu")
     return lib
 
 
@@ -178,7 +179,7 @@ def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=Fa
         activation=np.int64(ACTIVATIONS.index(act.keywords["kind"])),
         limit=np.float32(act.keywords["limit"] or 0.0),
         rows=rows,
-        kind=np.int64(_BLOCK_KINDS[layout.kind]),
+        kind=np.int64(BLOCK_KINDS[layout.kind]),
     )
 
 
@@ -229,7 +230,7 @@ def experts_at(
     y_TD = np.zeros((T, D), np.float32)
     if not records:
         return y_TD
-    kind = _BLOCK_KINDS[layout.kind] or _KINDS[records[0].dtype.name]
+    kind = BLOCK_KINDS[layout.kind] or _KINDS[records[0].dtype.name]
     each = (ctypes.c_void_p * len(records))(*(r.ctypes.data for r in records))
     pointers = (a.ctypes.data for a in (x_TD, ids_TK, weights_TK))
     wrong = library().moe_edge_experts_at(

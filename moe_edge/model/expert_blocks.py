@@ -1,10 +1,11 @@
 """Routed experts for prefill: blocks of tokens that chose the same expert.
 
-On a CPU two things count besides the products themselves, both measured. A record
-is copied (and converted) before it is multiplied, so an expert should get its tokens
-in as few blocks as possible. Rows of padding cost as much as tokens, so a block
-takes the smallest of a few sizes that holds its tokens: each size is compiled once,
-whatever the routing.
+Programs of steps on a CPU leave them to C++ (`kernels/blocks.py`): outputs of pairs
+stand in the same places. What follows here is XLA's form. On a CPU two things count
+besides the products themselves, both measured. A record is copied (and converted)
+before it is multiplied, so an expert should get its tokens in as few blocks as
+possible. Rows of padding cost as much as tokens, so a block takes the smallest of a
+few sizes that holds its tokens: each size is compiled once, whatever the routing.
 """
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.float32 import to_float32
+from moe_edge.kernels import blocks as native_blocks
 from moe_edge.model.matvec import dot, einsum
 from moe_edge.model.record import RecordLayout
 
@@ -97,9 +99,16 @@ def run_blocks(
 ):
     """The form `blocks` of `experts.run_experts`."""
     E = experts_ER.shape[0]
+    if _is_native(experts_ER, load):
+        choice = x_TD, ids_TK, weights_TK
+        return native_blocks.experts(*choice, experts_ER, layout, act)
     out_PD = empty_pairs(ids_TK, layout, E)
     out_PD = fill_pairs(out_PD, x_TD, ids_TK, experts_ER, None, E, layout, act, load)
     return sum_pairs(out_PD, ids_TK, weights_TK, E)
+
+
+def _is_native(records, load) -> bool:
+    return load is load_expert and native_blocks.suits(records)
 
 
 def empty_pairs(ids_TK, layout: RecordLayout, experts: int) -> jax.Array:
@@ -110,6 +119,8 @@ def empty_pairs(ids_TK, layout: RecordLayout, experts: int) -> jax.Array:
 
 def sum_pairs(out_PD, ids_TK, weights_TK, experts: int) -> jax.Array:
     """The weighted sum of what `fill_pairs` wrote."""
+    if native_blocks.suits(out_PD):
+        return native_blocks.sum_rows(out_PD, ids_TK, weights_TK, experts)
     order_P, _ = sort_pairs(ids_TK, experts)
     return combine(out_PD, order_P, ids_TK, weights_TK, experts)
 
@@ -144,6 +155,11 @@ def fill_pairs(
     Returns:
       out_PD with these experts' rows.
     """
+    if _is_native(records_SR, load):
+        if slot_E is None:
+            slot_E = jnp.arange(experts, dtype=jnp.int32)
+        pairs = x_TD, ids_TK, records_SR, slot_E
+        return native_blocks.fill(out_PD, *pairs, layout, act)
     T, K = ids_TK.shape
     sizes = block_sizes(T * K, experts)
     step, largest = sizes[0], sizes[-1]

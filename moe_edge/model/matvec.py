@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.float32 import PRECISION, to_float32
-from moe_edge.kernels import native
+from moe_edge.kernels import blocks, native
 
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
 MIN_LANES = 16  # floats in a vector register
@@ -99,6 +99,8 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
         y_TO = weight_OI.product(x_TI)
     elif native.suits(x_TI.shape[0], weight_OI):
         y_TO = native.linear(x_TI, weight_OI)
+    elif blocks.suits_product(x_TI.shape[0], weight_OI):
+        y_TO = blocks.product(x_TI, weight_OI)
     elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS

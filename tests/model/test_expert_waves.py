@@ -1,6 +1,5 @@
 """A layer in waves has the bits of the layer at once."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -33,7 +32,7 @@ def test_waves_equal_all_experts_at_once(method, tokens, has_bias, room):
 
     waves = ExpertWaves(layout, E, method)
     run = jit_step(waves.run)
-    carry = jax.jit(waves.start)(x_TD, ids_TK)
+    carry = jit_step(waves.start)(x_TD, ids_TK)
     ids_P = ids_TK.reshape(-1)
     if method == "pairs":  # in order, `room` pairs a wave
         parts = [np.arange(i, min(i + room, ids_P.size)) for i in range(0, 15, room)]
@@ -51,5 +50,5 @@ def test_waves_equal_all_experts_at_once(method, tokens, has_bias, room):
         slots_SR = np.full((room, layout.size), np.nan, np.float32)
         slots_SR[: len(held)] = records_ER[np.minimum(held, E - 1)]
         carry = run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
-    got = jax.jit(waves.finish)(carry, ids_TK, weights_TK)
+    got = jit_step(waves.finish)(carry, ids_TK, weights_TK)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))

@@ -12,6 +12,7 @@
 #include <immintrin.h>
 #endif
 
+#include "blocks.h"
 #include "team.h"
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
@@ -20,10 +21,19 @@ namespace moe_edge {
 
 // MOE_EDGE_SET: which intrinsics rows.inc may use.
 #define MOE_EDGE_SET 0
+// Floats in a register, and the tile of sums that registers hold (blocks.inc). Not by
+// macros such as __AVX512F__: the compiler has read all of them before the pragmas act.
 namespace portable {
+#if defined(__aarch64__)
+constexpr int kLanes = 4, kGroup = 8, kMany = 3;  // 24 of 32 registers
+#else
+constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
+#endif
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"portable", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"portable",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -32,9 +42,12 @@ constexpr Kernels kKernels{"portable", Linear, TopK, Hidden, Outputs, Whole, Sum
 #undef MOE_EDGE_SET
 #define MOE_EDGE_SET 2
 namespace avx2 {
+constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx2", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"avx2",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -43,9 +56,12 @@ constexpr Kernels kKernels{"avx2", Linear, TopK, Hidden, Outputs, Whole, SumOf};
 #undef MOE_EDGE_SET
 #define MOE_EDGE_SET 512
 namespace avx512 {
+constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
 #include "rows.inc"
+#include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx512", Linear, TopK, Hidden, Outputs, Whole, SumOf};
+constexpr Kernels kKernels{"avx512",  Linear, TopK,  Hidden,
+                           Outputs, Whole,  SumOf, &kBlockKernels};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -174,19 +190,59 @@ ffi::Error Refuse(const std::string& text) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "moe_edge kernels: " + text);
 }
 
-ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
-                      ffi::ResultBuffer<ffi::F32> y) {
+// The layout of records [E, R] of experts of D x F; what is wrong, or nothing. `kind`
+// says what records of bytes are.
+std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool has_bias,
+                     int64_t activation, float limit, int64_t kind, ExpertLayout* layout) {
+  const bool is_bytes = records.element_type() == ffi::DataType::U8;
+  if (is_bytes) {
+    if (kind != int64_t(Kind::kQ8_0) && kind != int64_t(Kind::kQ4_0)) {
+      return "records of bytes with kind " + std::to_string(kind) +
+             ", expected 2 (q8_0) or 3 (q4_0)";
+    }
+    layout->kind = static_cast<Kind>(kind);
+  } else if (!KindOf(records.element_type(), &layout->kind)) {
+    return "unknown type of records";
+  }
+  const std::string sizes = "D " + std::to_string(D) + ", F " + std::to_string(F);
+  if (is_bytes && (D % kBlock != 0 || F % kBlock != 0)) {
+    return sizes + " are no whole blocks of " + std::to_string(kBlock);
+  }
+  const int64_t R = records.dimensions()[1];
+  const int64_t values = is_bytes ? LeastBytes(layout->kind, D, F, has_bias)
+                                  : 3 * D * F + (has_bias ? 2 * F + D : 0);
+  if (F < 1 || values > R) {
+    return "records of " + std::to_string(R) + (is_bytes ? " bytes" : " values") +
+           ", expected " + std::to_string(values) + " for " + sizes;
+  }
+  if (activation < 0 || activation > 3) return "unknown activation";
+  layout->D = int(D), layout->F = int(F), layout->has_bias = has_bias;
+  layout->activation = static_cast<Activation>(activation), layout->limit = limit;
+  layout->record_bytes = is_bytes ? R : RowBytes(layout->kind, R);
+  return "";
+}
+
+// What is wrong, or nothing.
+std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w,
+                         ffi::ResultBuffer<ffi::F32>& y, LinearArgs* a) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  LinearArgs a;
-  if (!KindOf(w.element_type(), &a.kind)) return Refuse("linear: unknown type of weights");
+  if (!KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
   if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
       ys[0] != xs[0] || ys[1] != ws[0]) {
-    return Refuse("linear: shapes do not fit, expected x [T, I], w [O, I], y [T, O]");
+    return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
   }
-  a.x = x.typed_data();
-  a.w = static_cast<const uint8_t*>(w.untyped_data());
-  a.y = y->typed_data();
-  a.T = int(xs[0]), a.I = int(xs[1]), a.O = int(ws[0]);
+  a->x = x.typed_data();
+  a->w = static_cast<const uint8_t*>(w.untyped_data());
+  a->y = y->typed_data();
+  a->T = int(xs[0]), a->I = int(xs[1]), a->O = int(ws[0]);
+  return "";
+}
+
+ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
+                      ffi::ResultBuffer<ffi::F32> y) {
+  LinearArgs a;
+  const std::string wrong = LinearArgsOf(x, w, y, &a);
+  if (!wrong.empty()) return Refuse("linear: " + wrong);
   RunLinear(a);
   return ffi::Error::Success();
 }
@@ -207,42 +263,19 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                        float limit, bool rows, int64_t kind) {
   const auto xs = x.dimensions(), is = ids.dimensions(), rs = records.dimensions();
   ExpertArgs a;
-  const bool is_bytes = records.element_type() == ffi::DataType::U8;
-  if (is_bytes) {
-    a.layout.kind = static_cast<Kind>(kind);
-    if (kind != int64_t(Kind::kQ8_0) && kind != int64_t(Kind::kQ4_0)) {
-      return Refuse("experts: records of bytes with kind " + std::to_string(kind) +
-                    ", expected 2 (q8_0) or 3 (q4_0)");
-    }
-  } else if (!KindOf(records.element_type(), &a.layout.kind)) {
-    return Refuse("experts: unknown type of records");
-  }
   if (xs.size() != 2 || is.size() != 2 || rs.size() != 2 || is[0] != xs[0]) {
     return Refuse("experts: expected x [T, D], ids [T, K], records [E, R]");
   }
-  const int64_t D = xs[1], F = expert_dim, T = xs[0], K = is[1];
-  if (is_bytes && (D % kBlock != 0 || F % kBlock != 0)) {
-    return Refuse("experts: D " + std::to_string(D) + ", F " + std::to_string(F) +
-                  " are no whole blocks of " + std::to_string(kBlock));
-  }
-  const int64_t values = is_bytes ? LeastBytes(a.layout.kind, D, F, has_bias)
-                                  : 3 * D * F + (has_bias ? 2 * F + D : 0);
-  if (F < 1 || values > rs[1]) {
-    return Refuse("experts: records of " + std::to_string(rs[1]) +
-                  (is_bytes ? " bytes" : " values") + ", expected " +
-                  std::to_string(values) + " for D " + std::to_string(D) + ", F " +
-                  std::to_string(F));
-  }
-  if (activation < 0 || activation > 3) return Refuse("experts: unknown activation");
+  const int64_t D = xs[1], T = xs[0], K = is[1];
+  const std::string misfit =
+      LayoutOf(records, D, expert_dim, has_bias, activation, limit, kind, &a.layout);
+  if (!misfit.empty()) return Refuse("experts: " + misfit);
   const int64_t sums = rows ? T * K * D : T * D;
   if (int64_t(y->element_count()) != sums ||
       (!rows && (int64_t(start.element_count()) != sums ||
                  int64_t(weights.element_count()) != T * K))) {
     return Refuse("experts: shapes of weights, start or y do not fit");
   }
-  a.layout.D = int(D), a.layout.F = int(F), a.layout.has_bias = has_bias;
-  a.layout.activation = static_cast<Activation>(activation), a.layout.limit = limit;
-  a.layout.record_bytes = is_bytes ? rs[1] : RowBytes(a.layout.kind, rs[1]);
   a.x = x.typed_data(), a.ids = ids.typed_data(), a.weights = weights.typed_data();
   a.records = static_cast<const uint8_t*>(records.untyped_data());
   a.start = start.typed_data(), a.y = y->typed_data();
@@ -320,3 +353,5 @@ void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
 
 }  // extern "C"
 #pragma GCC visibility pop
+
+#include "block_calls.h"

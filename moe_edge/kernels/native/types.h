@@ -81,6 +81,8 @@ struct Groups {
   int count, pairs;
 };
 
+struct BlockKernels;
+
 // Compiled once for every instruction set.
 struct Kernels {
   const char* name;
@@ -95,6 +97,7 @@ struct Kernels {
                 int chunk, int chunks);
   void (*sum)(const ExpertArgs&, const Groups&, const float* outputs, int chunk,
               int chunks);
+  const BlockKernels* blocks;  // for many tokens
 };
 
 }  // namespace moe_edge
