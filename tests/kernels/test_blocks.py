@@ -13,6 +13,7 @@ from moe_edge.model.expert_blocks import fill_pairs, run_blocks, sum_pairs
 from moe_edge.model.experts import run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear
+from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 
@@ -104,6 +105,26 @@ def test_experts_are_their_sum_whatever_the_company(layout, tokens, dtype):
     some = np.random.default_rng(1).permutation(tokens)[: tokens // 2]
     few_TD = run(*(a[some] for a in given[:3]), given[3])
     assert (np.asarray(few_TD) == whole_TD[some]).all()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_few_bits_give_the_bits_of_what_they_mean(kind, has_bias):
+    """Whatever the instructions: a scale times a code is rounded once."""
+    layout = RecordLayout(64, 96, has_bias, kind)
+    (x_TD, ids_TK, weights_TK, plain_ER), _ = case(layout.unquantised, 40)
+    stored_ER = np.stack([layout.encode(row) for row in plain_ER])
+    meant_ER = np.zeros_like(plain_ER)
+    for name, start in layout.unquantised.offsets.items():
+        values = layout.part(stored_ER, name).reshape(E, -1)
+        meant_ER[:, start : start + values.shape[1]] = values
+    for instructions in native.INSTRUCTIONS:
+        if not native.use(instructions):
+            continue
+        got = program(layout)(x_TD, ids_TK, weights_TK, stored_ER)
+        want = program(layout.unquantised)(x_TD, ids_TK, weights_TK, meant_ER)
+        assert (np.asarray(got) == np.asarray(want)).all()
+        assert np.abs(got).max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
