@@ -171,7 +171,9 @@ def decode_run(
 
 def _fresh(link: EmulatedLink | None) -> Link:
     """One like this without its backlog; None: the machine's own."""
-    return EmulatedLink(link.bytes_per_s, link.latency_s) if link else Link()
+    if link is None:
+        return Link()
+    return EmulatedLink(link.bytes_per_s, link.latency_s, link.merges)
 
 
 def _used_blocks(engine) -> int:
