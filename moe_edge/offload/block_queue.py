@@ -3,15 +3,20 @@
 Two queues carry: `transfer_queue.TransferQueue` in real time, `virtual_queue.
 VirtualQueue` in computed time. Blocks go one after another, demands before prefetches,
 each in order, and a transfer under way is never interrupted.
+
+Blocks that were asked for together and lie next to one another in the store travel as
+one (`Link.merges`): the link's latency passes once. They stay requests of their own
+until then, so each may be taken back or become a demand alone.
 """
 
 import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.events import CAUSES, Total
+from moe_edge.offload.link import Link
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -27,11 +32,12 @@ class Transfer:
     requested_s: float
     clock: Callable[[], float] = dataclasses.field(repr=False)  # real or computed
     state: str = "queued"  # then "running", "done" (copied) or "cancelled"
-    seconds: float = 0.0  # on the link, once it is copied
+    seconds: float = 0.0  # on the link, its share of a common transfer; once copied
     # When the link has delivered it: known once it is copied, and after the copy's end
     # on an emulated or a computed link.
     arrival_s: float = 0.0
     num_bytes: int = 0  # of the block
+    batch: int = 0  # requests of one number were made together
 
     @property
     def done(self) -> bool:
@@ -43,16 +49,20 @@ class Transfer:
 class TransferStats:
     """Sums since the queue was made, or its statistics were reset."""
 
-    demand: Total  # transfers, bytes and seconds on the link
+    demand: Total  # blocks, bytes and seconds on the link
     prefetch: Total
     wasted_bytes: int  # prefetched blocks that were overwritten before any use
     unused_bytes: int  # prefetched blocks still waiting for their first use
     cancelled: int  # prefetches taken back before they began
+    merged: int  # blocks that shared a neighbour's latency
     wait_s: float  # how long callers of `wait` (and of a serial `request`) stood still
 
 
 class BlockQueue:
     """The queue's bookkeeping; a subclass carries blocks, waits and tells the time.
+
+    Attributes:
+      link: what the blocks travel over.
 
     Args:
       block_bytes: of a block, of the largest one where they differ.
@@ -60,6 +70,8 @@ class BlockQueue:
       clock: tells the time in seconds.
       lock: guards what another thread changes; None: there is no other.
     """
+
+    link: Link
 
     def __init__(
         self, block_bytes: int, num_experts: int, clock: Callable[[], float], lock=None
@@ -71,6 +83,7 @@ class BlockQueue:
         self._queues: dict[str, deque[Transfer]] = {cause: deque() for cause in CAUSES}
         self._in_slot: dict[int, Transfer] = {}  # the latest request of every slot
         self._unused: dict[int, Transfer] = {}  # prefetches by key until first used
+        self._batches = 0  # so far
         self.reset_stats()
 
     # What a subclass does.
@@ -101,42 +114,63 @@ class BlockQueue:
     def request(
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
     ) -> Transfer:
-        """Asks for a block in a slot.
+        """Asks for a block in a slot; see `request_all`."""
+        return self.request_all([(layer, expert, slot)], cause, step)[0]
+
+    def request_all(
+        self,
+        blocks: Sequence[tuple[int, int, int]],
+        cause: str,
+        step: int | None = None,
+    ) -> list[Transfer]:
+        """Asks for blocks, in order of urgency; neighbours among them travel as one.
 
         Args:
-          layer, expert: the block; the model's layer index, a block of the layer.
-          slot: its row; no program in flight may read it (`AliasedSlots`), and no
+          blocks: (layer, expert, slot): the model's layer index, a block of the layer,
+            and its row; no program in flight may read it (`AliasedSlots`), and no
             queued request may aim at it.
           cause: one of `core.events.CAUSES`.
           step: stored with the event.
+        Returns:
+          a transfer of each, as `blocks` are ordered.
         Raises:
           RuntimeError: a queued request aims at the same slot.
         """
         check_known("transfer cause", cause, CAUSES)
-        key = layer * self.num_experts + expert
-        block, num_bytes = (layer, expert, slot, key), self._num_bytes(layer, expert)
-        transfer = Transfer(
-            *block, cause, step, self._clock(), self._clock, num_bytes=num_bytes
-        )
+        now_s, clock, E = self._clock(), self._clock, self.num_experts
+        self._batches += 1
+        transfers = [
+            Transfer(
+                *(layer, expert, slot, layer * E + expert, cause, step, now_s, clock),
+                batch=self._batches,
+                num_bytes=self._num_bytes(layer, expert),
+            )
+            for layer, expert, slot in blocks
+        ]
         with self._lock:
             self._check()
-            self._occupy(transfer)
-            self._queues[cause].append(transfer)
+            for transfer in transfers:
+                self._refuse_queued(transfer.slot)
+            for transfer in transfers:
+                self._occupy(transfer)
+            self._queues[cause].extend(_neighbours_together(transfers, E))
             self._wake()
-        return transfer
+        return transfers
+
+    def _refuse_queued(self, slot: int) -> None:
+        last = self._in_slot.get(slot)
+        if last is not None and last.state == "queued":
+            raise RuntimeError(
+                f"slot {slot} awaits layer {last.layer}, expert {last.expert}; cancel "
+                "that or wait for it first"
+            )
 
     def _occupy(self, transfer: Transfer) -> None:
         """Accounts for what the slot held before."""
         last = self._in_slot.get(transfer.slot)
-        if last is not None:
-            if last.state == "queued":
-                raise RuntimeError(
-                    f"slot {transfer.slot} awaits layer {last.layer}, expert "
-                    f"{last.expert}; cancel that or wait for it first"
-                )
-            if self._unused.get(last.key) is last:
-                del self._unused[last.key]
-                self._wasted_bytes += last.num_bytes
+        if last is not None and self._unused.get(last.key) is last:
+            del self._unused[last.key]
+            self._wasted_bytes += last.num_bytes
         self._in_slot[transfer.slot] = transfer
         if transfer.cause == "prefetch":
             self._unused[transfer.key] = transfer
@@ -144,6 +178,22 @@ class BlockQueue:
     def _next_queue(self) -> deque[Transfer] | None:
         """The most urgent queue that is not empty."""
         return next((queue for queue in self._queues.values() if queue), None)
+
+    def _take(
+        self, waiting: deque[Transfer], limit: int | None = None
+    ) -> list[Transfer]:
+        """The next transfer of a queue and what travels with it: under way from now.
+
+        Args:
+          limit: of blocks; None: none.
+        """
+        run = [waiting.popleft()]
+        if self.link.merges:
+            while waiting and len(run) != limit and _follows(waiting[0], run[-1]):
+                run.append(waiting.popleft())
+        for transfer in run:
+            transfer.state = "running"
+        return run
 
     def promote(self, transfer: Transfer) -> None:
         """The block is needed now: a queued prefetch becomes the last demand."""
@@ -182,13 +232,17 @@ class BlockQueue:
             (transfer.layer, transfer.expert, transfer.slot) for transfer in cancelled
         ]
 
-    def _carried(self, transfer: Transfer, start_s: float, end_s: float) -> None:
-        """Accounts for a transfer that occupies the link from start to end."""
-        total = self._totals[transfer.cause]
-        total.count += 1
-        total.bytes += transfer.num_bytes
-        total.seconds += end_s - start_s
-        transfer.seconds, transfer.arrival_s = end_s - start_s, end_s
+    def _carried(self, run: Sequence[Transfer], start_s: float, end_s: float) -> None:
+        """Accounts for blocks that occupy the link from start to end, as one."""
+        total, seconds = self._totals[run[0].cause], end_s - start_s
+        num_bytes = sum(transfer.num_bytes for transfer in run)
+        total.count += len(run)
+        total.bytes += num_bytes
+        total.seconds += seconds
+        self._merged += len(run) - 1
+        for transfer in run:
+            transfer.seconds = seconds * (transfer.num_bytes / num_bytes)
+            transfer.arrival_s = end_s
 
     def recover(self) -> None:
         """Forgets all requests, after an error; none is on its way afterwards."""
@@ -201,7 +255,7 @@ class BlockQueue:
         """Counts from here on; what was prefetched before is nobody's waste."""
         with self._lock:
             self._totals = {cause: Total() for cause in CAUSES}
-        self._wasted_bytes = self._cancelled = 0
+        self._wasted_bytes = self._cancelled = self._merged = 0
         self._wait_s = 0.0
         self._unused.clear()
 
@@ -216,5 +270,35 @@ class BlockQueue:
             wasted_bytes=self._wasted_bytes,
             unused_bytes=sum(unused),
             cancelled=self._cancelled,
+            merged=self._merged,
             wait_s=self._wait_s,
         )
+
+
+def _follows(transfer: Transfer, other: Transfer) -> bool:
+    """Whether it was asked for together with the other, its neighbour in the store."""
+    return (
+        transfer.batch == other.batch
+        and transfer.layer == other.layer
+        and transfer.expert == other.expert + 1
+    )
+
+
+def _neighbours_together(
+    transfers: Sequence[Transfer], num_experts: int
+) -> Sequence[Transfer]:
+    """In order, but a group of neighbours goes where its most urgent one does."""
+    if len(transfers) == 1:
+        return transfers
+    left = {transfer.key: transfer for transfer in transfers}
+    ordered = []
+    for key in list(left):
+        if key not in left:
+            continue
+        while key % num_experts and key - 1 in left:
+            key -= 1
+        ordered.append(left.pop(key))
+        while (key + 1) % num_experts and key + 1 in left:
+            key += 1
+            ordered.append(left.pop(key))
+    return ordered

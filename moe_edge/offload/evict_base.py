@@ -20,6 +20,7 @@ from moe_edge.core.checks import ConfigError, check_count
 # layer. Only key_S is indexed by slot: a cache may hand `victim` a part of the slots.
 State = dict[str, Any]
 NEVER = np.iinfo(np.int32).max
+FEW = 32  # ids of a lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +145,15 @@ class EvictionPolicy:
         """
         clock = 2 * (step * state["key_LE"].shape[0] + layer)
         clock = module_of(state["key_S"]).asarray(clock, dtype=np.int32)
-        keys = state["key_LE"][layer, ids_TK]
-        last_B = set_at(state["last_B"], keys, clock)
+        last_B = state["last_B"]
+        if isinstance(last_B, np.ndarray) and ids_TK.size <= FEW:
+            # One by one: an indexed assignment takes ten times as long, and gives up
+            # Python's lock, for which the queue's thread waits.
+            E, padding = state["key_LE"].shape[1] - 1, len(last_B) - 1
+            for expert in ids_TK.reshape(-1).tolist():
+                last_B[layer * E + expert if expert < E else padding] = clock
+        else:
+            last_B = set_at(last_B, state["key_LE"][layer, ids_TK], clock)
         return {**state, "last_B": last_B, "clock": clock}
 
     def value(self, state: State):
@@ -154,10 +162,28 @@ class EvictionPolicy:
             return None
         return state[self.ranks][state["key_S"]].astype(np.float32)
 
+    def gave_up(self, state: State, slot) -> State:
+        """The block in a slot is about to leave it."""
+        return state
+
+    def order(self, state: State) -> np.ndarray:
+        """All slots as `victim` would give them up one by one; NumPy only.
+
+        It holds until the next `touch`, but for slots that got another block since: so
+        a host that brings several blocks after one lookup sorts once.
+        """
+        key_S, value_S = state["key_S"], self.value(state)
+        last_S = state["last_B"][key_S]
+        last_S[key_S < 0] = -2
+        if value_S is None:
+            return last_S.argsort(kind="stable")
+        return np.lexsort((last_S, np.where(key_S < 0, -np.inf, value_S)))
+
     def victim(self, state: State, protected_S) -> tuple[Any, State]:
         """(slot to give up, state); never a protected slot, an empty one first.
 
         Args:
           protected_S: bool, aligned with key_S; at least one must be False.
         """
-        return pick(state, self.value(state), protected_S), state
+        slot = pick(state, self.value(state), protected_S)
+        return slot, self.gave_up(state, slot)

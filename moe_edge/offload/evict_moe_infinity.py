@@ -57,7 +57,6 @@ class MoeInfinity(EvictionPolicy):
         decay_S = np.float32(1) - ahead_S / np.float32(L + 1)
         return decay_S * (row_S + np.float32(1e-8)) * visits_S
 
-    def victim(self, state: State, protected_S):
-        slot, state = super().victim(state, protected_S)
+    def gave_up(self, state: State, slot):
         visits_B = set_at(state["visits_B"], state["key_S"][slot], 0)
-        return slot, {**state, "visits_B": visits_B}
+        return {**state, "visits_B": visits_B}

@@ -18,9 +18,15 @@ _OVERSHOOT_S = 100e-6
 
 
 class Link:
-    """A real link: a transfer takes as long as its copy. One thread uses it."""
+    """A real link: a transfer takes as long as its copy. One thread uses it.
+
+    Attributes:
+      merges: whether blocks that lie next to one another in the store may travel as one
+        transfer, with one latency.
+    """
 
     emulated = False
+    merges = True
 
     def rest(self) -> None:
         """Returns when the link may take the next transfer."""
@@ -61,7 +67,7 @@ class EmulatedLink(Link):
 
     emulated = True
 
-    def __init__(self, bytes_per_s: float, latency_s: float = 0.0):
+    def __init__(self, bytes_per_s: float, latency_s: float = 0.0, merges: bool = True):
         """Raises ConfigError: rate <= 0, latency < 0, or one that is not finite."""
         if not 0 < bytes_per_s < math.inf:
             raise ConfigError(
@@ -74,6 +80,7 @@ class EmulatedLink(Link):
             )
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
+        self.merges = merges
         self._free_s = self._last_s = 0.0
 
     def seconds(self, num_bytes: int) -> float:
@@ -123,6 +130,7 @@ class SharedLink(Link):
 
     def __init__(self, link: Link, turns: Turns):
         self.emulated, self.describe = link.emulated, link.describe
+        self.merges = link.merges
         self._link, self._turns = link, turns
 
     def transfer(

@@ -19,27 +19,33 @@ class Prefetcher:
         ids_NM = self.run.predict(layer)
         if not ids_NM.size:
             return
-        residency = self._residency
-        pins, rows = residency.pins, residency.cache.rows
+        self._ask(ids_NM.tolist(), layer, step)
+
+    def _ask(self, ids_NM: list[list[int]], layer: int, step: int) -> None:
+        residency, blocks = self._residency, []
+        pins, cache = residency.pins, residency.cache
         E, L = residency.spec.num_experts, residency.spec.num_layers
-        left = self.limit
-        for ahead, ids in enumerate(ids_NM.tolist()):
+        left, kept, expected = self.limit, pins.kept(), pins.expected
+        for ahead, ids in enumerate(ids_NM):
             target = (layer + 1 + ahead) % L
             # Half of the room at most: the layer's own misses need the rest.
-            spare = residency.cache.room_L[target] // 2 - pins.count_expected(target)
-            row = rows[target]
+            spare = cache.room_L[target] // 2 - pins.count_expected(target)
+            row = cache.rows[target]
             for expert in ids:
-                if left <= 0:
-                    return
-                if spare <= 0:
+                if left <= 0 or spare <= 0:
                     break
                 if expert < 0:
                     continue
                 slot = row[expert]
                 if slot < 0:
-                    transfer = residency.admit(target, expert, step, "prefetch")
-                    if transfer is None:
+                    slot = cache.admit(target, expert, kept)
+                    if slot is None:
                         break
-                    slot, left, spare = transfer.slot, left - 1, spare - 1
+                    blocks.append((target, expert, slot))
+                    left, spare = left - 1, spare - 1
                 # One that is here already stays until its layer has run.
-                pins.expect(target * E + expert, slot)
+                key = target * E + expert
+                if expected.get(key) != slot:
+                    pins.expect(key, slot)
+                    kept.add(slot)
+        residency.ask(blocks, "prefetch", step)

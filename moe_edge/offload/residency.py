@@ -18,41 +18,43 @@ class Residency:
         self.cache, self.queue, self.spec = cache, queue, cache.spec
         self.pins = SlotPins(cache.spec)
 
-    def admit(self, layer, expert, step, cause, busy=()) -> Transfer | None:
-        """Asks for an absent block; None if every slot for it must be kept.
-
-        Args:
-          busy: slots that programs in flight read.
-        """
-        pins = self.pins
-        slot = self.cache.admit(layer, expert, pins.protected(busy))
-        if slot is None and cause == "demand" and pins.expected:
-            # Better to lose a prefetch than not to run.
-            protected_S = pins.protected(busy, expected=False)
-            slot = self.cache.admit(layer, expert, protected_S)
-        if slot is None:
-            return None
-        pins.give_up(slot)
-        try:
-            transfer = self.queue.request(layer, expert, slot, cause, step)
-        except BaseException:
-            self.cache.drop(layer, expert)  # it never came
-            raise
-        pins.begin(slot, transfer)
-        return transfer
-
     def demand(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
         """Asks for experts that are needed now, in order.
 
+        Args:
+          busy: slots that programs in flight read.
         Returns:
           transfers, one for each expert that got a slot: those of the head of the list.
         """
-        transfers = []
+        pins, blocks = self.pins, []
+        kept = pins.kept(busy)
         for expert in experts:
-            transfer = self.admit(layer, expert, step, "demand", busy)
-            if transfer is None:
+            slot = self.cache.admit(layer, expert, kept)
+            if slot is None and pins.expected:
+                # Better to lose a prefetch than not to run.
+                kept = pins.kept(busy, expected=False)
+                kept.update(slot for *_, slot in blocks)
+                slot = self.cache.admit(layer, expert, kept)
+            if slot is None:
                 break
-            transfers.append(transfer)
+            pins.give_up(slot)
+            kept.add(slot)
+            blocks.append((layer, expert, slot))
+        return self.ask(blocks, "demand", step)
+
+    def ask(self, blocks, cause: str, step: int) -> list[Transfer]:
+        """Asks for the bytes of blocks that have got slots: (layer, expert, slot)."""
+        if not blocks:
+            return []
+        try:
+            transfers = self.queue.request_all(blocks, cause, step)
+        except BaseException:
+            for layer, expert, slot in blocks:  # they never came
+                self.cache.drop(layer, expert)
+                self.pins.give_up(slot)
+            raise
+        for transfer in transfers:
+            self.pins.begin(transfer.slot, transfer)
         return transfers
 
     def underway(self, layer: int, experts) -> list[Transfer]:

@@ -2,7 +2,7 @@
 
 No bytes move here. The experts of the running lookup are never victims: `look_up`
 remembers them until the next `look_up` or `release`. What else must stay (slots that
-transfers or earlier programs still use) the caller says through `protected_S`.
+transfers or earlier programs still use) the caller says through `kept`.
 """
 
 from collections.abc import Collection, Iterator
@@ -46,16 +46,13 @@ class SlotCache:
         self.room_L = [
             int(self.slots_of(layer).sum()) for layer in range(spec.num_layers)
         ]
-        self._slots_L = [self._part(layer) for layer in range(spec.num_layers)]
-        self._running_S = np.zeros(spec.num_slots, bool)
+        # Layers that share all slots share one array.
+        parts: dict[bytes, np.ndarray] = {}
+        self._slots_L = []
+        for layer in range(spec.num_layers):
+            slots = np.flatnonzero(self.slots_of(layer))
+            self._slots_L.append(parts.setdefault(slots.tobytes(), slots))
         self.restart()
-
-    def _part(self, layer: int):
-        """The layer's slots as an index: a slice where they lie together."""
-        slots = np.flatnonzero(self.slots_of(layer))
-        if slots.size and slots[-1] - slots[0] + 1 == slots.size:
-            return slice(int(slots[0]), int(slots[-1]) + 1)
-        return slots
 
     def slots_of(self, layer: int) -> np.ndarray:
         """bool [S]: the slots that may hold blocks of this layer."""
@@ -88,13 +85,12 @@ class SlotCache:
         )
         if before_S is not None:
             self._let_go(before_S)
-        row = self.rows[layer]
-        hits = [expert for expert in chosen if row[expert] >= 0]
-        misses = [expert for expert in chosen if row[expert] < 0]
-        self.release()
-        for expert in hits:
-            self._running_S[row[expert]] = True
+        row, hits, misses = self.rows[layer], [], []
+        for expert in chosen:
+            (misses if row[expert] < 0 else hits).append(expert)
+        self._running_slots = {row[expert] for expert in hits}
         self._running_layer, self._running = layer, set(chosen)
+        self._order = None
         return Lookup(hits, misses)
 
     def release(self) -> None:
@@ -103,8 +99,9 @@ class SlotCache:
         `look_up` does this for the one before it; call it between the waves of a
         layer that has more chosen experts than slots.
         """
-        self._running_S[:] = False
+        self._running_slots: set[int] = set()
         self._running_layer, self._running = -1, set()
+        self._order = None
 
     def runs(
         self, layer: int, ids_TK
@@ -122,37 +119,51 @@ class SlotCache:
             absent = [expert for expert in experts if row[expert] < 0]
             yield first, end, absent, [row[e] for e in experts if row[e] >= 0]
 
-    def admit(self, layer: int, expert: int, protected_S=None) -> int | None:
+    def admit(
+        self, layer: int, expert: int, kept: Collection[int] | None = None
+    ) -> int | None:
         """Gives a block a slot, evicting if none is empty.
 
         Args:
-          protected_S: bool [S] slots that must keep what they hold (None: none),
-            in addition to those of the running lookup.
+          kept: slots that must keep what they hold, in addition to those of the running
+            lookup. Who says so also keeps what is admitted until the next lookup.
         Returns:
           The slot (the block's own if it is resident), or None if every slot that
-          may hold the layer is protected.
+          may hold the layer is kept.
         """
         expert = int(expert)
         slot = self.rows[layer][expert]
         if slot >= 0:
             return slot
-        part = self._slots_L[layer]
-        barred_S = self._running_S[part]
-        if protected_S is not None:
-            barred_S = barred_S | protected_S[part]
-        if barred_S.all():
+        slot = self._victim(layer, kept or ())
+        if slot is None:
             return None
-        key_S = self.state["key_S"]
-        seen = {**self.state, "key_S": key_S[part]}
-        local, state = self.policy.victim(seen, barred_S)
-        slot = part.start + int(local) if isinstance(part, slice) else int(part[local])
-        self._forget(int(key_S[slot]))
-        key = layer * self.spec.num_experts + expert
-        self.state = put({**state, "key_S": key_S}, slot, key)
+        state = self.policy.gave_up(self.state, slot)
+        self._forget(int(state["key_S"][slot]))
+        self.state = put(state, slot, layer * self.spec.num_experts + expert)
         self._note(layer, expert, slot)
         if layer == self._running_layer and expert in self._running:
-            self._running_S[slot] = True
+            self._running_slots.add(slot)
+        elif kept is None:
+            self._order = None  # it may be the next to go
         return slot
+
+    def _victim(self, layer: int, kept: Collection[int]) -> int | None:
+        """The slot to give up; it has left the order."""
+        part, running = self._slots_L[layer], self._running_slots
+        if self._order is None or self._order[0] is not part:
+            if len(part) == self.spec.num_slots:
+                order = self.policy.order(self.state)
+            else:
+                seen = {**self.state, "key_S": self.state["key_S"][part]}
+                order = part[self.policy.order(seen)]
+            self._order = part, order.tolist()
+        order = self._order[1]
+        for place, slot in enumerate(order):
+            if slot not in running and slot not in kept:
+                del order[place]
+                return slot
+        return None
 
     def drop(self, layer: int, expert: int) -> None:
         """The block is not in its slot after all (a cancelled transfer)."""
@@ -160,8 +171,9 @@ class SlotCache:
         if slot < 0:
             raise ConfigError(f"layer {layer} expert {expert} is in no slot: no drop")
         self._note(layer, expert, -1)
-        self._running_S[slot] = False
+        self._running_slots.discard(slot)
         self.state = put(self.state, slot, -1)
+        self._order = None
 
     def _turn_to(self, sequence: int) -> None:
         """Goes on with the record of another sequence, or begins one."""
@@ -172,6 +184,7 @@ class SlotCache:
             records[sequence] = fresh
         self._sequence, (self._first_step, state) = sequence, records.pop(sequence)
         self.state = self.policy.resume({**state, "key_S": key_S})
+        self._order = None
 
     def finish_sequences(self, running: Collection[int] = ()) -> None:
         """Ends the records of all but the running; the blocks stay where they are."""

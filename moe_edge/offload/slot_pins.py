@@ -1,11 +1,9 @@
 """Which slots must keep what they hold: blocks under way, and blocks soon needed.
 
-Every lookup and every transfer asks this, so nothing here walks over arrays.
+Every lookup and every transfer asks this: sets and dicts, no arrays.
 """
 
 from collections.abc import Collection
-
-import numpy as np
 
 from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.policy import CacheSpec
@@ -20,24 +18,21 @@ class SlotPins:
         # By block key, slots of blocks that a coming layer is expected to choose.
         self.expected: dict[int, int] = {}
         self._key_at: dict[int, int] = {}  # `expected` the other way round
-        self._moving_S = np.zeros(spec.num_slots, bool)
-        self._expected_S = np.zeros(spec.num_slots, bool)
         self._layer_at = list(spec.layer_S)
+        self._is_pool = all(layer == -1 for layer in spec.layer_S)
 
     def begin(self, slot: int, transfer: Transfer) -> None:
         """A block is on its way into the slot."""
         self.moving[slot] = transfer
-        self._moving_S[slot] = True
 
     def end(self, slot: int) -> None:
         """The block has arrived, or never will."""
-        if self.moving.pop(slot, None) is not None:
-            self._moving_S[slot] = False
+        self.moving.pop(slot, None)
 
     def settle(self) -> None:
         """Lets go of what has arrived."""
         for slot in [s for s, transfer in self.moving.items() if transfer.done]:
-            self.end(slot)
+            del self.moving[slot]
 
     def underway(self, slot: int) -> Transfer | None:
         """The transfer into the slot, if it has not arrived."""
@@ -51,26 +46,22 @@ class SlotPins:
             self.give_up(slot)
             self.expected[key] = slot
             self._key_at[slot] = key
-            self._expected_S[slot] = True
 
     def forget(self, key: int) -> None:
         """The block is chosen, or will not be."""
         slot = self.expected.pop(key, None)
         if slot is not None:
             del self._key_at[slot]
-            self._expected_S[slot] = False
 
     def forget_all(self) -> None:
         """Nothing is expected any more."""
         self.expected.clear()
         self._key_at.clear()
-        self._expected_S[:] = False
 
     def clear(self) -> None:
         """No block is on its way or expected."""
         self.forget_all()
         self.moving.clear()
-        self._moving_S[:] = False
 
     def give_up(self, slot: int) -> None:
         """Another block has the slot now."""
@@ -80,21 +71,19 @@ class SlotPins:
 
     def count_expected(self, layer: int) -> int:
         """How many of the slots that the layer may use hold expected blocks."""
+        if self._is_pool:
+            return len(self._key_at)
         at = self._layer_at
         return sum(at[slot] in (layer, -1) for slot in self._key_at)
 
-    def protected(
-        self, busy: Collection[int] = (), *, expected: bool = True
-    ) -> np.ndarray:
-        """bool [S]: slots that may not be given away.
+    def kept(self, busy: Collection[int] = (), *, expected: bool = True) -> set[int]:
+        """A new set of the slots that may not be given away.
 
         Args:
           busy: further ones, that programs in flight read.
           expected: False gives up what is only expected.
         """
-        protected_S = self._moving_S.copy()
+        kept = {*self.moving, *busy}
         if expected:
-            protected_S |= self._expected_S
-        if busy:
-            protected_S[list(busy)] = True
-        return protected_S
+            kept.update(self._key_at)
+        return kept

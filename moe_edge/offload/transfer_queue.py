@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from moe_edge.core.events import Recorder
@@ -54,7 +55,7 @@ class TransferQueue(BlockQueue):
         # What the slots copy from: a record, or what the device reads by itself.
         self._source = store.record if slots.safe_in_thread else store.source
         self._staged: list[tuple[Transfer, object]] = []
-        self._awaited: Transfer | None = None  # whose end wakes the engine
+        self._awaited: list[Transfer] = []  # the end of all of them wakes the engine
         self._error: BaseException | None = None
         self._closed = False
         lock = threading.Lock()
@@ -71,28 +72,42 @@ class TransferQueue(BlockQueue):
             )
             self._thread.start()
 
-    def request(
-        self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
-    ) -> Transfer:
-        """As `BlockQueue.request`.
+    def request_all(
+        self,
+        blocks: Sequence[tuple[int, int, int]],
+        cause: str,
+        step: int | None = None,
+    ) -> list[Transfer]:
+        """As `BlockQueue.request_all`.
 
         Raises:
           IndexError: no such slot.
           RuntimeError: a queued request aims at the same slot, or the queue is closed;
           whatever the thread died of.
         """
-        if not 0 <= slot < self.slots.num_slots:
-            raise IndexError(f"slot {slot}; there are {self.slots.num_slots}")
-        transfer = super().request(layer, expert, slot, cause, step)
+        for _, _, slot in blocks:
+            if not 0 <= slot < self.slots.num_slots:
+                raise IndexError(f"slot {slot}; there are {self.slots.num_slots}")
+        transfers = super().request_all(blocks, cause, step)
         if not self.asynchronous:
-            self._queues[cause].remove(transfer)
-            transfer.state = "running"
-            source_R = self._source(layer, expert)
-            self._carry(transfer, self.slots.write, slot, source_R)
-            transfer.state = "done"
-            wait_until(transfer.arrival_s)
-            self._wait_s += time.perf_counter() - transfer.requested_s
-        return transfer
+            self._carry_now(self._queues[cause])
+            wait_until(max(transfer.arrival_s for transfer in transfers))
+            self._wait_s += time.perf_counter() - transfers[0].requested_s
+        return transfers
+
+    def _carry_now(self, waiting: deque[Transfer]) -> None:
+        """The serial reference."""
+        try:
+            while waiting:
+                run = self._take(waiting)
+                sources = [self._source(t.layer, t.expert) for t in run]
+                self._carry(run, self._write, run, sources)
+                for transfer in run:
+                    transfer.state = "done"
+        finally:
+            for transfer in waiting:  # of an error: nobody will carry them
+                transfer.state = "cancelled"
+            waiting.clear()
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """Returns when all blocks are in their slots: the seconds it took.
@@ -116,7 +131,7 @@ class TransferQueue(BlockQueue):
                     open_transfers = [t for t in transfers if t.state != "done"]
                     if not open_transfers:
                         break
-                    self._awaited = open_transfers[-1]
+                    self._awaited = open_transfers
                     self._finished.wait()
                     self._check()
             self._commit()
@@ -147,7 +162,7 @@ class TransferQueue(BlockQueue):
         """As `BlockQueue.recover`; a thread that died of the error has a successor."""
         self.close()
         super().recover()
-        self._staged, self._awaited = [], None
+        self._staged, self._awaited = [], []
         self._error, self._closed = None, False
         self.slots.recover()
         self._start()
@@ -180,19 +195,34 @@ class TransferQueue(BlockQueue):
             self.slots.commit(transfer.slot, block)
             transfer.state = "done"
 
-    def _carry(self, transfer: Transfer, copy: Callable, *args):
+    def _write(self, run: Sequence[Transfer], sources: Sequence) -> None:
+        """One copy a row: neighbours in the store seldom get neighbouring slots."""
+        for transfer, source_R in zip(run, sources, strict=True):
+            self.slots.write(transfer.slot, source_R)
+
+    def _stage(self, sources: Sequence) -> list:
+        return [self.slots.stage(source_R) for source_R in sources]
+
+    def _carry(self, run: Sequence[Transfer], copy: Callable, *args):
         """One transfer over the link, accounted for."""
+        num_bytes = sum(transfer.num_bytes for transfer in run)
         start_s, end_s, result = self.link.transfer(
-            transfer.num_bytes, transfer.requested_s, copy, *args
+            num_bytes, run[0].requested_s, copy, *args
         )
-        self._carried(transfer, start_s, end_s)
+        self._carried(run, start_s, end_s)
+        if self.recorder.enabled:
+            self._record(run, start_s)
+        return result
+
+    def _record(self, run: Sequence[Transfer], start_s: float) -> None:
+        """An event a block: those of a common transfer share its time."""
         recorder = self.recorder
-        if recorder.enabled:
+        for transfer in run:
             expert, sub = divmod(transfer.expert, self.store.subs)
             recorder.add(
                 "transfer",
                 recorder.clock.at(start_s),
-                end_s - start_s,
+                transfer.seconds,
                 transfer.cause,
                 step=transfer.step,
                 layer=transfer.layer,
@@ -200,38 +230,40 @@ class TransferQueue(BlockQueue):
                 sub=sub,
                 bytes=transfer.num_bytes,
             )
-        return result
+            start_s += transfer.seconds
 
     def _run(self) -> None:
-        """The background thread."""
+        """The background thread. What it shares with the engine it locks for moving
+        entries of lists only, never for a copy."""
         try:
-            while (transfer := self._next()) is not None:
-                source_R = self._source(transfer.layer, transfer.expert)
+            while (run := self._next()) is not None:
+                sources = [self._source(t.layer, t.expert) for t in run]
                 if self.slots.safe_in_thread:
-                    self._carry(transfer, self.slots.write, transfer.slot, source_R)
+                    self._carry(run, self._write, run, sources)
                     with self._finished:
-                        transfer.state = "done"
-                        if transfer is self._awaited:
+                        for transfer in run:
+                            transfer.state = "done"
+                        if all(t.state == "done" for t in self._awaited):
                             self._finished.notify()
                 else:
-                    block = self._carry(transfer, self.slots.stage, source_R)
+                    staged = self._carry(run, self._stage, sources)
                     with self._finished:
-                        self._staged.append((transfer, block))
+                        self._staged.extend(zip(run, staged, strict=True))
                         self._finished.notify()
         except BaseException as error:  # handed to the engine, which raises it
             with self._finished:
                 self._error = error
                 self._finished.notify()
 
-    def _next(self) -> Transfer | None:
-        """The next transfer, now running; None when the queue closes."""
+    def _next(self) -> list[Transfer] | None:
+        """The next blocks to carry as one, now running; None when the queue closes."""
         self.link.rest()  # chosen late, so that a demand may still overtake
         with self._work:
             while not self._closed:
                 waiting = self._next_queue()
-                if waiting and len(self._staged) < self.slots.max_staged:
-                    transfer = waiting.popleft()
-                    transfer.state = "running"
-                    return transfer
+                room = self.slots.max_staged - len(self._staged)
+                if waiting and room > 0:
+                    limit = None if self.slots.safe_in_thread else room
+                    return self._take(waiting, limit)
                 self._work.wait()
         return None

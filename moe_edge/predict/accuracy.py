@@ -11,7 +11,8 @@ class PredictionLog:
     A prediction of nothing counts as well: what it missed lowers the recall. Layers
     are only counted once they were predicted, so the first token's may be missing.
 
-    Attributes (int64, layers x look-ahead; index 0 is one layer ahead):
+    Attributes (int64, layers x look-ahead; index 0 is one layer ahead), made when they
+    are read, for counting in arrays takes ten times as long as in lists:
       hits_LA: experts predicted and chosen.
       predicted_LA: experts predicted.
       chosen_LA: experts chosen.
@@ -20,10 +21,9 @@ class PredictionLog:
 
     def __init__(self, num_layers: int, num_experts: int, look_ahead: int = 1):
         check_count("look_ahead", look_ahead)
-        self.hits_LA, self.predicted_LA, self.chosen_LA, self.rounds_LA = np.zeros(
-            (4, num_layers, look_ahead), np.int64
-        )
-        self._num_experts = num_experts
+        self._num_experts, self._shape = num_experts, (num_layers, look_ahead)
+        # [hits, predicted, chosen, rounds] of every layer and look-ahead.
+        self._counts = [[4 * [0] for _ in range(look_ahead)] for _ in range(num_layers)]
         # Waiting for the layer to choose. Sets: for a few ids they are several times
         # faster than arrays, and this runs at every lookup.
         self._wanted_LA: list[list[set[int] | None]]
@@ -35,7 +35,7 @@ class PredictionLog:
         Rows beyond the log's look-ahead are ignored. A prediction that is still
         waiting for the same layer and look-ahead is replaced.
         """
-        num_layers, look_ahead = self.rounds_LA.shape
+        num_layers, look_ahead = self._shape
         for ahead, ids in enumerate(ids_NM[:look_ahead].tolist()):
             wanted = set(ids)
             wanted.discard(-1)
@@ -51,17 +51,25 @@ class PredictionLog:
             if found is None:
                 found = set(ids_TK.reshape(-1).tolist())
                 found.discard(self._num_experts)
-            at = layer, ahead
-            self.hits_LA[at] += len(wanted & found)
-            self.predicted_LA[at] += len(wanted)
-            self.chosen_LA[at] += len(found)
-            self.rounds_LA[at] += 1
+            counts = self._counts[layer][ahead]
+            counts[0] += len(wanted & found)
+            counts[1] += len(wanted)
+            counts[2] += len(found)
+            counts[3] += 1
             waiting[ahead] = None
 
     def forget_waiting(self) -> None:
         """Predictions not yet compared are dropped: their sequence has ended."""
-        L, A = self.rounds_LA.shape
+        L, A = self._shape
         self._wanted_LA = [[None] * A for _ in range(L)]
+
+    def _counted(self, kind: int) -> np.ndarray:
+        return np.array(self._counts, np.int64)[:, :, kind]
+
+    hits_LA = property(lambda self: self._counted(0))
+    predicted_LA = property(lambda self: self._counted(1))
+    chosen_LA = property(lambda self: self._counted(2))
+    rounds_LA = property(lambda self: self._counted(3))
 
     @property
     def recall_LA(self) -> np.ndarray:

@@ -49,8 +49,10 @@ class Oracle(Predictor):
         first = state["step"] * L + layer + 1
         ids_XK, scores_XK, width_X = self._rows
         width = max(width_X[first : first + horizon], default=0)
-        rows = np.minimum(np.arange(first, first + horizon), len(ids_XK) - 1)
-        return ids_XK[rows, :width], scores_XK[rows, :width]
+        rows = slice(first, first + horizon)
+        if first + horizon > len(ids_XK):
+            rows = np.minimum(np.arange(first, first + horizon), len(ids_XK) - 1)
+        return ids_XK[rows, :width].copy(), scores_XK[rows, :width].copy()
 
     def finish_sequence(self, state, fresh):
         return state  # the recorded run goes on

@@ -52,8 +52,10 @@ class DevicePredictor(Predictor):
         wanted_NE = state["wanted_NE"][:horizon]
         if state["layer"] != layer or not len(wanted_NE):
             return no_prediction(horizon)
-        missing = ((0, horizon - len(wanted_NE)), (0, 0))
-        return best_first(np.pad(wanted_NE, missing, constant_values=NOT_WANTED))
+        if horizon > len(wanted_NE):
+            missing = ((0, horizon - len(wanted_NE)), (0, 0))
+            wanted_NE = np.pad(wanted_NE, missing, constant_values=NOT_WANTED)
+        return best_first(wanted_NE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

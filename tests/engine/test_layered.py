@@ -132,7 +132,7 @@ def test_logits_equal_resident_under_every_predictor(predictor, horizon, options
 def test_logits_of_a_batch_equal_resident_under_every_predictor(predictor, horizon):
     engine = layered(*BATCH[:2], 6, predictor=predictor, horizon=horizon)
     assert_same_bits(engine, *BATCH)
-    assert_prefetched_and_used(engine)
+    assert_prefetched_and_used(engine, least=2)  # seven, less those taken back in time
 
 
 @pytest.mark.parametrize("predictor", ["none", "previous"])
@@ -346,6 +346,35 @@ def test_nothing_is_compiled_while_a_sequence_grows(options):
 class BrokenLink(Link):
     def transfer(self, *_):
         raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("predictor", ["previous", "stale_gate"])
+def test_planning_holds_no_device_array_and_makes_no_program(predictor, monkeypatch):
+    # So it can neither wait for the device nor run something on it.
+    engine = layered(slots=9, predictor=predictor, with_trace=False)
+    forced_logits(engine, random_prompts(GQA, NINE))
+    reader, manager, planned = engine._reader, engine.manager, []
+    look_up, ask = reader.look_up, manager.residency.ask
+
+    def on_host(tree):
+        return not any(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))
+
+    def checked_look_up(reading):
+        taken = reading.ids_TK, reading.scores_TE, reading.wanted_NE
+        assert on_host(taken) and on_host(manager.cache.state)
+        visit = look_up(reading)
+        assert on_host(manager.predictor_run.state)
+        return visit
+
+    def checked_ask(blocks, *args):
+        planned.append(len(blocks))
+        return ask(blocks, *args)
+
+    monkeypatch.setattr(reader, "look_up", checked_look_up)
+    monkeypatch.setattr(manager.residency, "ask", checked_ask)
+    before = engine.num_compiled()
+    forced_logits(engine, random_prompts(GQA, NINE))
+    assert engine.num_compiled() == before and sum(planned) > STEPS
 
 
 def test_dead_mover_raises_what_it_died_of():

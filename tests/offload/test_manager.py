@@ -30,15 +30,15 @@ class FakeQueue(BlockQueue):
     def cancelled(self):
         return self.stats().cancelled
 
-    def request(self, layer, expert, slot, cause, step=None):
-        self.asked.append((cause, layer, expert))
-        return super().request(layer, expert, slot, cause, step)
+    def request_all(self, blocks, cause, step=None):
+        self.asked += [(cause, layer, expert) for layer, expert, _ in blocks]
+        return super().request_all(blocks, cause, step)
 
     def carry(self, count=100):
         for _ in range(min(count, len(self.waiting))):
             transfer = self._next_queue().popleft()
             dated_s = transfer.arrival_s
-            self._carried(transfer, 0.0, 0.0)
+            self._carried([transfer], 0.0, 0.0)
             transfer.state, transfer.arrival_s = "done", dated_s
 
     def wait(self, transfers):

@@ -78,6 +78,23 @@ def test_victim_any_policy_takes_empty_unprotected_slot_first(name):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+def test_order_any_policy_is_that_of_its_victims(name):
+    policy = get_policy(name, **OPTIONS.get(name, {}))
+    state, rng = policy.init(SPEC), np.random.default_rng(2)
+    for step, layer, ids_TK, scores_TE in random_lookups(8):
+        state = policy.touch(state, layer, ids_TK, scores_TE, step)
+        for slot in rng.permutation(S)[:2].tolist():
+            held = (state["key_S"] == layer * E + ids_TK[0, 0]).any()
+            state = state if held else put(state, slot, layer * E + ids_TK[0, 0])
+        order, left = policy.order(state).tolist(), np.zeros(S, bool)
+        for slot in order:
+            copies = {k: np.array(v) for k, v in state.items()}
+            assert int(policy.victim(copies, left)[0]) == slot
+            left[slot] = True
+        assert sorted(order) == list(range(S))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_policy_names_itself_its_needs_and_its_source(name):
     policy = get_policy(name, **OPTIONS.get(name, {}))
     assert policy.name == name

@@ -20,14 +20,13 @@ def test_guard_protects_what_moves_and_what_is_expected():
     pins = make()
     pins.begin(1, transfer(1))
     pins.expect(7, 2)
-    assert pins.protected().tolist() == [False, True, True, False]
-    assert pins.protected(expected=False).tolist() == [False, True, False, False]
-    assert pins.protected([0, 3]).tolist() == [True, True, True, True]
+    assert pins.kept() == {1, 2} and pins.kept(expected=False) == {1}
+    assert pins.kept([0, 3]) == {0, 1, 2, 3}
     pins.end(1)
     pins.end(1)  # twice is fine
     pins.forget(7)
     pins.forget(7)
-    assert not pins.protected().any() and not pins.moving and not pins.expected
+    assert not pins.kept() and not pins.moving and not pins.expected
 
 
 def test_guard_settles_what_has_arrived():
@@ -38,7 +37,7 @@ def test_guard_settles_what_has_arrived():
     assert pins.underway(0) is None and pins.underway(1) is away
     pins.settle()
     assert pins.moving == {1: away}
-    assert pins.protected().tolist() == [False, True, False, False]
+    assert pins.kept() == {1}
 
 
 def test_guard_loses_an_expectation_with_its_slot():
@@ -53,9 +52,9 @@ def test_guard_loses_an_expectation_with_its_slot():
     assert pins.expected == {1: 0, 5: 3}
     pins.expect(1, 3)  # the block stands elsewhere by now
     assert pins.expected == {1: 3}
-    assert pins.protected().tolist() == [False, False, False, True]
+    assert pins.kept() == {3}
     pins.forget_all()
-    assert not pins.expected and not pins.protected().any()
+    assert not pins.expected and not pins.kept()
 
 
 @pytest.mark.parametrize(("layer", "count"), [(0, 2), (1, 2)])

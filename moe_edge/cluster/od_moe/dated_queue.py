@@ -25,7 +25,7 @@ class DatedQueue(VirtualQueue):
 
     def __init__(self, store: HostStore, slots: Slots, bytes_per_s: float | None):
         # A link so fast is none: a block takes less than a clock's tick.
-        link = EmulatedLink(bytes_per_s or 1e18)
+        link = EmulatedLink(bytes_per_s or 1e18, merges=False)
         super().__init__(link, store.block_bytes, store.num_experts)
         self._store, self._slots = store, slots
         self._uncopied: list[Transfer] = []

@@ -63,7 +63,9 @@ class CountedQueue(VirtualQueue):
     def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
         self._links, self._gpu = links, gpu
         link = links.host_links[gpu]
-        emulated = EmulatedLink(link.bytes_per_s, link.latency_s)
+        # Blocks of a GPU's share of a layer are no neighbours, and migration's come in
+        # between: each travels alone.
+        emulated = EmulatedLink(link.bytes_per_s, link.latency_s, merges=False)
         super().__init__(emulated, block_bytes, num_experts)
 
     @property
@@ -75,10 +77,10 @@ class CountedQueue(VirtualQueue):
     def free_s(self, free_s: float) -> None:
         self._links.host_free[self._gpu] = free_s
 
-    def _carried(self, transfer, start_s: float, end_s: float) -> None:
-        super()._carried(transfer, start_s, end_s)
+    def _carried(self, run, start_s: float, end_s: float) -> None:
+        super()._carried(run, start_s, end_s)
         self._links.loaded(
-            self._gpu, start_s, self.transfer_s, self.block_bytes, transfer.cause
+            self._gpu, start_s, self.transfer_s, self.block_bytes, run[0].cause
         )
 
 

@@ -93,9 +93,8 @@ def pass_cache(cache: SlotCache, routed: RoutedLayer) -> tuple[int, int]:
         return len(hits), len(misses)
     fetched = []
     for _, _, absent, here in cache.runs(layer, ids_TK):
-        kept_S = np.zeros(cache.spec.num_slots, bool)
-        kept_S[here] = True
+        kept = {*here}
         for expert in absent:
-            kept_S[cache.admit(layer, expert, kept_S)] = True
+            kept.add(cache.admit(layer, expert, kept))
         fetched += absent
     return len({*hits, *misses}.difference(fetched)), len(fetched)

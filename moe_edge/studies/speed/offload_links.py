@@ -2,10 +2,10 @@
 
 A standard link loads one expert in 0.5, 2 or 8 times a layer's resident compute, of
 which 50 us are latency. The bound of the oracle row is max(resident compute, needed
-bytes / rate + transfers x latency); that of a real predictor is what
-`simulate.replay_time` says of the lookups and predictions of that very run, with the
-same link and the resident engine's compute. Two more rows a link say how much of the
-distance is this machine's.
+bytes / rate + transfers x latency), where neighbours are one transfer; that of a real
+predictor is what `simulate.replay_time` says of the lookups and predictions of that
+very run, with the same link and the resident engine's compute. Two more rows a link say
+how much of the distance is this machine's.
 """
 
 import dataclasses
@@ -192,6 +192,7 @@ def _row(case: str, engine, runs: Sequence[Run], costs: Sequence[CostModel]) -> 
         blocks = min(run.used_blocks, played.misses) if is_oracle else run.used_blocks
         needed.append(blocks / len(run.step_s))
         link_s = needed[-1] * cost.link.seconds(cost.block_bytes)
+        link_s -= run.merged / len(run.step_s) * cost.link.latency_s
         bounds.append(max(played.resident_s, link_s) if is_oracle else played.tpot_s)
     late_s = [run.waited_s / len(run.step_s) for run in runs]
     return make_row(

@@ -101,6 +101,7 @@ class Run:
       log: of an offloaded run.
       used_blocks: transfers of decoding whose block was computed with.
       waited_s: sum over the steps.
+      merged: blocks that shared a neighbour's latency.
     """
 
     step_s: np.ndarray
@@ -108,6 +109,7 @@ class Run:
     log: RunLog | None = None
     used_blocks: int = 0
     waited_s: float = 0.0
+    merged: int = 0
 
     @property
     def mean_s(self) -> float:
@@ -137,7 +139,7 @@ def decode_run(
       on_routing: see `Engine.decode`; of a run that keeps no log.
     """
     B, S = np.shape(prompts)
-    manager, log, waited_s = getattr(engine, "manager", None), None, 0.0
+    manager, log, waited = getattr(engine, "manager", None), None, {}
     session = engine.new_session(B, S + steps + 1)
     if manager is not None:
         manager.predictor_run.restart()
@@ -162,16 +164,19 @@ def decode_run(
         tokens.append(np.asarray(next_B))
         step_s.append(time.perf_counter() - started)
     if manager is not None:
-        waited_s = manager.counters[True].wait_s
+        waited = {"waited_s": manager.counters[True].wait_s}
+        waited["merged"] = manager.queue.stats().merged
         manager.queue.link = Link()
         manager.drain()
     used_blocks = _used_blocks(engine) - before
-    return Run(np.array(step_s), np.stack(tokens), log, used_blocks, waited_s)
+    return Run(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
 
 
 def _fresh(link: EmulatedLink | None) -> Link:
     """One like this without its backlog; None: the machine's own."""
-    return EmulatedLink(link.bytes_per_s, link.latency_s) if link else Link()
+    if link is None:
+        return Link()
+    return EmulatedLink(link.bytes_per_s, link.latency_s, link.merges)
 
 
 def _used_blocks(engine) -> int:

@@ -14,9 +14,9 @@ from tests.support.traces import make_trace, one_layer
 TRACE = make_trace([(1, 0, 0, [0]), (1, 0, 1, [0]), (1, 1, 0, [1]), (1, 1, 1, [0])])
 
 
-def costs(transfer_s=3.0, **kwargs):
+def costs(transfer_s=3.0, merges=False, **kwargs):
     """Routing 1 s, experts 2 s, 0.5 s a step beside them; 3 bytes a block."""
-    link = EmulatedLink(bytes_per_s=3.0, latency_s=transfer_s - 1)
+    link = EmulatedLink(bytes_per_s=3.0, latency_s=transfer_s - 1, merges=merges)
     return CostModel(
         route_s=1.0,
         experts_s=[2.0, 2.0],
@@ -114,6 +114,17 @@ def test_time_queued_prefetch_is_cancelled_or_promoted(script, late, cancelled):
     assert result.moved.cancelled == cancelled
     assert (result.moved.demand.bytes, result.moved.prefetch.bytes) == (6, 3)
     assert (result.moved.wasted_bytes, result.moved.unused_bytes) == (0, 3)
+
+
+def test_time_neighbours_prefetched_together_travel_as_one_golden():
+    # Experts 2 and 3 go from 5.5 to 10.5 with one latency of 3 s: neither can be taken
+    # back at 8.5, and what layer 1 wants follows until 14.5.
+    predictor = Scripted(((3, 2), ()))
+    result = run(predictor, ONE_STEP, slots=4, costs=costs(4.0, merges=True))
+    assert result.step_s.tolist() == [16.5]
+    assert (result.moved.cancelled, result.moved.merged) == (0, 1)
+    assert (result.moved.demand.bytes, result.moved.prefetch.bytes) == (6, 6)
+    assert result.moved.prefetch.seconds == 5
 
 
 def test_time_prefetch_overwritten_before_use_is_wasted():
