@@ -79,17 +79,18 @@ def test_generate_rows_samples_do_not_repeat_from_batch_to_batch():
 def test_offloaded_run_counts_from_empty_slots_and_from_one_moment(predictor):
     engine = layered("gqa", slots=24, predictor=predictor, with_trace=False)
     queue, asked = engine.manager.queue, []
-    request, restart = queue.request, engine.restart
+    request_all, restart = queue.request_all, engine.restart
 
     def noting(*args, **kwargs):
-        asked.append(request(*args, **kwargs))
-        return asked[-1]
+        transfers = request_all(*args, **kwargs)
+        asked.extend(transfers)
+        return transfers
 
     def restarting():
         restart()
         asked.clear()
 
-    queue.request, engine.restart = noting, restarting
+    queue.request_all, engine.restart = noting, restarting
     rows = random_prompts(GQA, [9, 5, 12, 3])  # two batches of one shape
     for _ in range(2):  # an engine that has run before starts over as well
         generate_rows(engine, rows, 2, Sampling(), batch_size=2)
