@@ -6,6 +6,7 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.quantised import decode
 from tests.support.gguf_files import ARCHS, from_hf, write_gguf
 from tests.support.tiny_checkpoints import random_tensors, raw_config
 from tests.support.tiny_models import score_all
@@ -14,21 +15,35 @@ llama_cpp = pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.parity
 # What llama.cpp computes in one way only is set so.
 CASES = {
-    "olmoe": {"clip_qkv": None},
+    "olmoe": {"clip_qkv": None, "num_key_value_heads": 4},
     "mixtral": {"sliding_window": None},
-    "qwen2_moe": {"mlp_only_layers": [], "rope_theta": 1e4},
+    "qwen2_moe": {
+        "mlp_only_layers": [],
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+    },
     "qwen3_moe": {"decoder_sparse_step": 1, "rope_theta": 1e4},
-    "deepseek_v2": {"rope_scaling": None, "topk_method": "greedy", "n_group": 1},
+    # Without q_lora_rank it takes 27 layers only, those of V2-Lite.
+    "deepseek_v2": {
+        **{"rope_scaling": None, "topk_method": "greedy", "n_group": 1},
+        "q_lora_rank": 12,
+    },
     "deepseek_v3": {"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
 QUANTISED = {"olmoe": {"hidden_size": 64, "intermediate_size": 32}, "gpt_oss": {}}
-KINDS = [(family, "F32", 1e-3) for family in CASES]
-KINDS += [(f, kind, 1e-2) for f in QUANTISED for kind in ("Q8_0", "Q4_0")]
+KINDS = [(family, "F32") for family in CASES]
+KINDS += [(f, kind) for f in QUANTISED for kind in ("Q8_0", "Q4_0")]
+BAR = 1e-3  # of the logits' standard deviation
 
 
-@pytest.mark.parametrize("family, kind, bar", KINDS)
-def test_logits_are_those_of_llama_cpp(family, kind, bar, tmp_path):
+@pytest.mark.parametrize("family, kind", KINDS)
+def test_logits_are_those_of_llama_cpp(family, kind, tmp_path):
+    """Of quantised files: those of llama.cpp on what the blocks mean, as float32.
+
+    On the blocks themselves it rounds activations to 8 bits, which changes logits of
+    these small models by 2-6 % of their deviation.
+    """
     wide = {} if kind == "F32" else QUANTISED[family]
     changes = {"rms_norm_eps": 1e-6} | CASES[family] | wide
     if family == "deepseek_v3":
@@ -42,12 +57,22 @@ def test_logits_are_those_of_llama_cpp(family, kind, bar, tmp_path):
     said |= {f"{ARCHS[family]}.vocab_size": 101, "tokenizer.ggml.model": "none"}
     path = write_gguf(tmp_path / "x.gguf", said, written)
     prompt = np.random.default_rng(0).integers(0, 101, 40).tolist()
+    meant = {n: (_meant(*each)) for n, each in written.items()}
+    plain = write_gguf(tmp_path / "plain.gguf", said, meant)
+    exact = {"type_k": 0, "type_v": 0, "flash_attn": False}  # a cache of float32
     theirs = llama_cpp.Llama(
-        str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False
+        str(plain), n_ctx=64, n_threads=1, logits_all=True, verbose=False, **exact
     )
     theirs.eval(prompt)
     expected = np.array(theirs.scores[: len(prompt)])
     (got,) = score_all(ResidentEngine(load_weights(open_checkpoint(path))), [prompt])
-    # Quantised: theirs rounds activations, too, and a route may tip over.
     worst = np.abs(got - expected).max(1) / expected.std()
-    assert np.median(worst) <= bar and (kind != "F32" or worst.max() <= bar)
+    assert worst.max() <= BAR
+
+
+def _meant(kind: str, shape, raw: bytes):
+    """A tensor as float32."""
+    if kind not in ("Q8_0", "Q4_0"):
+        return kind, shape, raw
+    values = decode(kind.lower(), np.frombuffer(raw, np.uint8))
+    return "F32", shape, values.tobytes()
