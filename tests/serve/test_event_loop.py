@@ -12,10 +12,6 @@ from tests.support.live_server import (
     read_reply,
 )
 
-# The figure of docs/serving.md is 0.25 s, on an idle machine. Here other tests have the
-# cores; a loop that reads bodies itself answers nobody for as long as one takes, and
-# with eight of them one after another, for longer than this.
-WORST_S = 2.0
 MOST_BYTES = (1 << 20) - 200
 
 
@@ -54,7 +50,9 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
         listener.join(WAIT_S)
     assert codes == ["context_length_exceeded"] * 12
     print(f"worst of {len(waited)}: {max(waited):.3f} s; {made[-1] - made[0]} tokens")
-    assert max(waited) < WORST_S
+    # Not in seconds, which a loaded machine may take: a loop that reads bodies itself
+    # answers once a body at most. The figure of docs/serving.md is 0.25 s.
+    assert len(waited) > 2 * len(codes)
     assert made[-1] - made[0] > 20
 
 
