@@ -62,9 +62,7 @@ def load_engine(
     from moe_edge.engine.weights import load_weights
 
     # Conversion has checked our own format already.
-    # Quantised experts are checked where they are converted: here they are bytes.
     check_finite = not isinstance(reader, CheckpointReader)
-    check_finite = check_finite and reader.layout.kind is None
     if offload is None:
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)

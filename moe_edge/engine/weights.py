@@ -79,8 +79,8 @@ def load_weights(
     """
     config, layout = reader.config, RecordLayout.of(reader.config)
 
-    def place(where: str, name: str, array: np.ndarray) -> jax.Array:
-        if check_finite and not all_finite(array):
+    def place(where: str, name: str, array: np.ndarray, numbers=None) -> jax.Array:
+        if check_finite and not all(map(all_finite, numbers or [array])):
             raise CheckpointError(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "
                 "convert it with --allow_nonfinite"
@@ -96,7 +96,8 @@ def load_weights(
         layers.append({name: place(where, name, a) for name, a in dense.items()})
         records = None
         if with_experts and layer in config.moe_layers:
-            records = place(where, "experts", reader.experts(layer))
+            read = reader.experts(layer)
+            records = place(where, "experts", read, layout.numbers(read))
             shape = (config.moe.num_experts, layout.size)
             check_shape(f"expert records of layer {layer}", records, shape)
         experts.append(records)

@@ -46,16 +46,7 @@ def decode(kind: str, rows):
       kind: one of KINDS.
       rows: uint8 `[..., row_bytes(kind, I)]`, of NumPy or JAX.
     """
-    check_known("quantised format", kind, KINDS)
-    size = BLOCK_BYTES[kind]
-    if rows.shape[-1] % size:
-        raise ConfigError(
-            f"{rows.shape[-1]} bytes are no whole blocks of {kind}, which have {size}"
-        )
-    xp = rows.__array_namespace__()
-    blocks = rows.reshape(*rows.shape[:-1], -1, size)
-    low, high = blocks[..., :1].astype(xp.uint16), blocks[..., 1:2].astype(xp.uint16)
-    scales = (low | (high << 8)).view(xp.float16).astype(xp.float32)
+    blocks, xp = _blocks(kind, rows), rows.__array_namespace__()
     codes = blocks[..., SCALE_BYTES:]
     if kind == "q8_0":
         values = codes.view(xp.int8).astype(xp.float32)
@@ -63,7 +54,28 @@ def decode(kind: str, rows):
         halves = xp.concatenate([codes & 15, codes >> 4], axis=-1)
         values = halves.astype(xp.float32) - 8.0
     with np.errstate(invalid="ignore"):  # a scale of infinity times 0
-        return (values * scales).reshape(*rows.shape[:-1], -1)
+        return (values * _scales(blocks)).reshape(*rows.shape[:-1], -1)
+
+
+def scales(kind: str, rows):
+    """float32 `[..., blocks, 1]`: weights are finite where these are."""
+    return _scales(_blocks(kind, rows))
+
+
+def _blocks(kind: str, rows):
+    check_known("quantised format", kind, KINDS)
+    size = BLOCK_BYTES[kind]
+    if rows.shape[-1] % size:
+        raise ConfigError(
+            f"{rows.shape[-1]} bytes are no whole blocks of {kind}, which have {size}"
+        )
+    return rows.reshape(*rows.shape[:-1], -1, size)
+
+
+def _scales(blocks):
+    xp = blocks.__array_namespace__()
+    low, high = blocks[..., :1].astype(xp.uint16), blocks[..., 1:2].astype(xp.uint16)
+    return (low | (high << 8)).view(xp.float16).astype(xp.float32)
 
 
 def encode(kind: str, weights: np.ndarray) -> np.ndarray:

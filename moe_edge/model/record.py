@@ -19,7 +19,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import BLOCK, decode, encode, row_bytes
+from moe_edge.model.quantised import BLOCK, decode, encode, row_bytes, scales
 
 ALIGN_ELEMENTS = 32
 ALIGN_BYTES = 64
@@ -129,6 +129,19 @@ class RecordLayout:
         rows, width = shape
         stored = flat.reshape(*lead, rows, row_bytes(self.kind, width))
         return decode(self.kind, stored)
+
+    def numbers(self, records_ER: np.ndarray):
+        """Arrays that are finite where the weights of records are: the records, or of
+        quantised ones their scales and biases."""
+        if self.kind is None:
+            yield records_ER
+            return
+        for name, shape in self.shapes.items():
+            start = self.offsets[name]
+            flat = records_ER[..., start : start + self.count(shape)]
+            yield (
+                self.values(flat, shape) if len(shape) == 1 else scales(self.kind, flat)
+            )
 
     def encode(self, values_R: np.ndarray) -> np.ndarray:
         """A quantised record, uint8 `[R]`, of one in numbers (`unquantised`).

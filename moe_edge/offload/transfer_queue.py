@@ -89,7 +89,7 @@ class TransferQueue(BlockQueue):
             if not 0 <= slot < self.slots.num_slots:
                 raise IndexError(f"slot {slot}; there are {self.slots.num_slots}")
         transfers = super().request_all(blocks, cause, step)
-        if not self.asynchronous:
+        if transfers and not self.asynchronous:
             self._carry_now(self._queues[cause])
             wait_until(max(transfer.arrival_s for transfer in transfers))
             self._wait_s += time.perf_counter() - transfers[0].requested_s

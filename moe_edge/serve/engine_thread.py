@@ -62,7 +62,7 @@ class EngineThread:
         self._is_stopped = False
         self._asked = self._seen = 0  # rows, by the event loop and by the driver
         self._open: set[Call] = set()
-        self._coming = 0  # requests whose bodies are being read
+        self._coming = 0  # requests whose bodies are being parsed or tokenised
         self._rows = CallRows()  # of the engine thread
         self.state, self.refused = LOADING, 0
         self.driver: Driver | None = None

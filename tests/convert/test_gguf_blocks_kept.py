@@ -4,8 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
+from moe_edge.engine.weights import load_weights
 from tests.convert.test_gguf import WIDE, gguf, model
 from tests.support.conversion import convert, load_all
 from tests.support.tiny_models import random_prompts, score_all
@@ -52,3 +55,33 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
         load_engine(tmp_path / "wide", with_tokenizer=False).engine, prompts
     )
     assert np.abs(first - floats).max() <= 1e-4 * floats.std()
+
+
+@pytest.mark.parametrize("where", ["norm", "scale", "bias"])
+def test_what_is_not_finite_is_refused_where_a_file_is_run(
+    where, tmp_path, monkeypatch
+):
+    """Conversion decodes and checks; a file that is run directly is checked, too."""
+    raw, tensors = model("gpt_oss")
+    file = gguf(tmp_path / "x.gguf", raw, tensors, "Q8_0")
+    reader = open_checkpoint(file)
+    load_weights(reader, check_finite=True)
+    experts, top = GgufReader.experts, GgufReader.top
+
+    def spoiled(self, layer):
+        records = experts(self, layer).copy()
+        part = {"scale": "up", "bias": "up_bias"}[where]
+        start = self.layout.offsets[part]
+        bad = np.array([np.inf], np.float16 if where == "scale" else np.float32)
+        records[1, start : start + bad.nbytes] = bad.view(np.uint8)
+        return records
+
+    def spoiled_top(self):
+        return {name: array * np.nan for name, array in top(self).items()}
+
+    if where == "norm":
+        monkeypatch.setattr(GgufReader, "top", spoiled_top)
+    else:
+        monkeypatch.setattr(GgufReader, "experts", spoiled)
+    with pytest.raises(CheckpointError, match="has NaN or infinite values; to run it"):
+        load_engine(file, with_tokenizer=False)

@@ -254,6 +254,8 @@ def test_sums_and_products_of_other_shapes_are_refused():
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="product: shapes do not fit"):
         jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 5))))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="product: shapes do not fit"):
+        jax.block_until_ready(jax.jit(call)(jnp.ones((2, 0)), jnp.ones((3, 0))))
 
 
 def test_only_programs_of_steps_are_native():

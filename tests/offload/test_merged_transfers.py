@@ -37,6 +37,14 @@ def arrivals(transfers):
     return [transfer.arrival_s for transfer in transfers]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nothing_asked_for_is_nothing_moved(asynchronous):
+    slots = DonatedSlots(2, BLOCK, np.float32)
+    with TransferQueue(Store(), slots, asynchronous=asynchronous) as queue:
+        assert queue.request_all([], "demand") == []
+    assert virtual().request_all([], "demand") == []
+
+
 def test_neighbours_pay_one_latency_where_the_most_urgent_of_them_goes():
     queue = virtual()
     transfers = ask(queue, [6, 2, 4, 1])  # runs: 6; 1 and 2; 4

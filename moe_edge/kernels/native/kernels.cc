@@ -209,6 +209,10 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
     return sizes + " are no whole blocks of " + std::to_string(kBlock);
   }
   const int64_t R = records.dimensions()[1];
+  // Sizes whose product fits 64 bits, and none that a division is by.
+  if (D < 1 || D > R || F > R) {
+    return "records of " + std::to_string(R) + " values are none of " + sizes;
+  }
   const int64_t values = is_bytes ? LeastBytes(layout->kind, D, F, has_bias)
                                   : 3 * D * F + (has_bias ? 2 * F + D : 0);
   if (F < 1 || values > R) {
@@ -228,7 +232,7 @@ std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
   if (!KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
   if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
-      ys[0] != xs[0] || ys[1] != ws[0]) {
+      xs[1] < 1 || ys[0] != xs[0] || ys[1] != ws[0]) {
     return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
   }
   a->x = x.typed_data();
