@@ -5,7 +5,7 @@ answer.body()                      # once all choices have ended
 
 for chunk in answer.start(): ...   # or as a stream, `data_line` of each
 answer.more(choice)                # what is new of a choice; None: nothing
-answer.more_line(choice)           # or its `data_line`, which takes a tenth of the time
+answer.more_line(choice)           # or its `data_line`, in an eighth of the time
 for chunk in answer.end(choice): ...
 answer.usage_chunk()               # last, if it was asked for; then DONE
 """
