@@ -222,11 +222,7 @@ def experts_at(
         check_shape("record", record_R, (layout.size,))
         if record_R.dtype != records[0].dtype or not record_R.flags.c_contiguous:
             raise ConfigError("records must be contiguous and of one dtype")
-        if (layout.kind is None) == (record_R.dtype == np.uint8):
-            raise ConfigError(
-                f"records of {record_R.dtype} with a layout of kind {layout.kind}; "
-                "those in floats have none, quantised ones are uint8"
-            )
+        layout.check_dtype(record_R.dtype)
     y_TD = np.zeros((T, D), np.float32)
     if not records:
         return y_TD

@@ -64,11 +64,7 @@ def run_experts(
     check_shape("ids_TK", ids_TK, (x_TD.shape[0], None))
     check_shape("weights_TK", weights_TK, ids_TK.shape)
     check_shape("experts_ER", experts_ER, (None, layout.size))
-    if (layout.kind is None) == (experts_ER.dtype == jnp.uint8):
-        raise ConfigError(
-            f"records of {experts_ER.dtype} with a layout of kind {layout.kind}; those "
-            "in floats have none, quantised ones are uint8"
-        )
+    layout.check_dtype(experts_ER.dtype)
     if (activation == "clamped_swiglu") != (swiglu_limit is not None):
         raise ConfigError(
             f"activation {activation!r} got swiglu_limit={swiglu_limit}; the limit "

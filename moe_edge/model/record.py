@@ -107,6 +107,14 @@ class RecordLayout:
         """
         return self.size * np.dtype(dtype).itemsize
 
+    def check_dtype(self, dtype) -> None:
+        """Raises ConfigError where records of `dtype` cannot be of this layout."""
+        if (self.kind is None) == (dtype == np.uint8):
+            raise ConfigError(
+                f"records of {dtype} with a layout of kind {self.kind}; those in "
+                "floats have none, quantised ones are uint8"
+            )
+
     def value_dtype(self, dtype) -> np.dtype:
         """The dtype of what `part` gives of records of `dtype`."""
         return np.dtype(dtype if self.kind is None else np.float32)

@@ -7,15 +7,13 @@ from moe_edge.core.checks import check_count
 from moe_edge.schedule.policy import (
     NOTHING,
     Decision,
-    Job,
+    InOrderOfArrival,
     Lane,
-    SchedulePolicy,
-    by_arrival,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Continuous(SchedulePolicy):
+class Continuous(InOrderOfArrival):
     """First come, first served where it came in; every row at its own floor.
 
     A request for which there is no room yet is not passed by smaller ones.
@@ -30,9 +28,6 @@ class Continuous(SchedulePolicy):
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
-
-    def place(self, job: Job, lane: Lane, now_s: float) -> int:
-        return by_arrival(job, lane)
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
         if not lane.waiting:

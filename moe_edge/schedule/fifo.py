@@ -8,15 +8,14 @@ from moe_edge.core.checks import check_count
 from moe_edge.schedule.policy import (
     NOTHING,
     Decision,
+    InOrderOfArrival,
     Job,
     Lane,
-    SchedulePolicy,
-    by_arrival,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Fifo(SchedulePolicy):
+class Fifo(InOrderOfArrival):
     """All that wait, up to `max_batch`, at the highest floor among them.
 
     The next batch begins when the last of this one has ended.
@@ -31,9 +30,6 @@ class Fifo(SchedulePolicy):
 
     def __post_init__(self):
         check_count("max_batch", self.max_batch)
-
-    def place(self, job: Job, lane: Lane, now_s: float) -> int:
-        return by_arrival(job, lane)
 
     def pick(self, lane: Lane, now_s: float) -> Decision:
         return NOTHING if lane.running else as_one(lane.first(self.max_batch))

@@ -119,17 +119,6 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
-def by_arrival(job: Job, lane: Lane) -> int:
-    """Where a job stands in a queue by arrival: before those that came after it.
-
-    As a rule the end. A server reads long prompts for a while before it admits them.
-    """
-    place = len(lane.waiting)
-    while place and lane.waiting[place - 1].arrival_s > job.arrival_s:
-        place -= 1
-    return place
-
-
 class SchedulePolicy:
     """Base of scheduling policies: pure, host only, without a clock of their own."""
 
@@ -157,3 +146,15 @@ class SchedulePolicy:
     def done(self, job: Job, now_s: float) -> Sequence[Job]:
         """Follow-up jobs of a finished one; they arrive now."""
         return ()
+
+
+class InOrderOfArrival(SchedulePolicy):
+    """Base of policies whose queue stands in order of arrival."""
+
+    def place(self, job: Job, lane: Lane, now_s: float) -> int:
+        """Before those that came after it: as a rule the end. A server reads long
+        prompts for a while before it admits them."""
+        place = len(lane.waiting)
+        while place and lane.waiting[place - 1].arrival_s > job.arrival_s:
+            place -= 1
+        return place

@@ -101,3 +101,12 @@ struct Kernels {
 };
 
 }  // namespace moe_edge
+
+// `function` for a type of weights, of the rows of rows.inc.
+#define MOE_EDGE_EACH_KIND(kind, function, ...)                  \
+  switch (kind) {                                                \
+    case Kind::kFloat32: return function<Float32>(__VA_ARGS__);  \
+    case Kind::kBfloat16: return function<Bfloat16>(__VA_ARGS__); \
+    case Kind::kQ8_0: return function<Q8_0>(__VA_ARGS__);        \
+    case Kind::kQ4_0: return function<Q4_0>(__VA_ARGS__);        \
+  }
