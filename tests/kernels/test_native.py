@@ -100,7 +100,8 @@ def case(layout, tokens, chosen, dtype, seed=0):
 @needs_kernels
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize(
-    "layout", [(64, 16), (20, 12), (48, 80, True), (33, 9, True), (96, 200)]
+    "layout",
+    [(64, 16), (20, 16, True), (20, 12), (48, 80, True), (33, 9, True), (96, 200)],
 )
 def test_experts_are_their_sum_whatever_the_company(layout, dtype):
     layout, tokens = RecordLayout(*layout), 17

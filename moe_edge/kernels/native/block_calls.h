@@ -2,6 +2,8 @@
 
 namespace moe_edge {
 
+constexpr int kRuns = 4;  // a member, at least: then the last one ends soon enough
+
 struct Placed {
   std::vector<int32_t> place, token, next;  // of pairs, of places, of experts
 };
@@ -80,7 +82,7 @@ std::string RunBlocks(BlockArgs a, const int32_t* ids, int T, int K, int E,
   }
   const int D = a.layout.D, F = a.layout.F, count = int(groups.size());
   a.x = PaddedRows(a.x, T, D);
-  a.groups = groups.data(), a.token = p.token.data();
+  a.groups = groups.data(), a.count = count, a.token = p.token.data();
   Team& team = Team::Get();
   int sums = 0;
   if (sum != nullptr) {
@@ -88,6 +90,16 @@ std::string RunBlocks(BlockArgs a, const int32_t* ids, int T, int K, int E,
     sums = team.Chunks(double(sizeof(float)) * T * K * D);
   }
   const BlockKernels& kernels = *Best().blocks;
+  // Runs of whole experts where they are as many as blocks would be.
+  const int most = kRuns * team.size();
+  if (F <= kBlockRows && count >= most) {
+    const int chunks[] = {std::min(count, most * kRuns), sums};
+    team.Run(chunks, [&](int phase, int chunk, int many) {
+      if (phase == 0) return kernels.whole(a, RoomFor(std::max(D, F)), chunk, many);
+      kernels.sum(*sum, chunk, many);
+    });
+    return "";
+  }
   const int chunks[] = {count * Blocks(F, kBlockRows), count * Blocks(D, kBlockRows), sums};
   team.Run(chunks, [&](int phase, int chunk, int many) {
     switch (phase) {

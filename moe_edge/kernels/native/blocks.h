@@ -26,7 +26,8 @@ struct BlockGroup {
 struct BlockArgs {
   ExpertLayout layout;
   const float* x;            // [T, Padded(D)]
-  const BlockGroup* groups;  // those that are computed now
+  const BlockGroup* groups;  // [count], those that are computed now
+  int count;
   const int32_t* token;      // [pairs] in order of expert
   float* hidden;             // [pairs, Padded(F)]
   float* outputs;            // [pairs, D]
@@ -49,11 +50,13 @@ struct alignas(64) BlockRoom {
 };
 
 // An item is kBlockRows rows: of a matrix and kBlockVectors vectors (`product`), or of
-// an expert and all its tokens.
+// an expert and all its tokens. A chunk of `whole` is a run of experts, of `sum` a run of
+// tokens.
 struct BlockKernels {
   void (*product)(const LinearArgs&, BlockRoom* room, int item);
   void (*hidden)(const BlockArgs&, BlockRoom* room, int item);
   void (*outputs)(const BlockArgs&, BlockRoom* room, int item);
+  void (*whole)(const BlockArgs&, BlockRoom* room, int chunk, int chunks);
   void (*sum)(const BlockSumArgs&, int chunk, int chunks);
 };
 
