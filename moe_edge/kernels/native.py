@@ -21,7 +21,7 @@ from moe_edge.kernels.build_id import build_id
 INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
 MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
-TARGETS = ("linear", "top_k", "experts", "product", "blocks", "fill", "sum")
+TARGETS = ("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
@@ -155,6 +155,28 @@ def top_k(x_TE: jax.Array, k: int) -> jax.Array:
     """Ids int32 `[T, k]` of the largest; of equal ones the lower id comes first."""
     shape = jax.ShapeDtypeStruct((x_TE.shape[0], k), jnp.int32)
     return jax.ffi.ffi_call("moe_edge_top_k", shape)(x_TE)
+
+
+def attend(q_BSHP, k, v, start_B, window, scale: float, sinks_H=None):
+    """Causal attention over a cache that holds the tokens' own keys and values.
+
+    A row's bits depend on neither the other rows nor the capacity M.
+
+    Args:
+      q_BSHP: float32; query h belongs to head h // (H / G) of the cache.
+      k, v: float32 caches `[B * G, M, P]`, or `[M, P]` if that is one row.
+      start_B: int32, position of the first token of each row.
+      window: int32 scalar, how many latest positions a token sees.
+      sinks_H: float32 logits that join the denominator, or None.
+    Returns:
+      float32 `[B, S, H, P]`.
+    """
+    sinks_H = jnp.zeros(0, jnp.float32) if sinks_H is None else sinks_H
+    call = jax.ffi.ffi_call(
+        "moe_edge_attend", jax.ShapeDtypeStruct(q_BSHP.shape, jnp.float32)
+    )
+    scale = np.float32(scale)
+    return call(q_BSHP, k, v, start_B, window, sinks_H, scale=scale)
 
 
 def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=False):

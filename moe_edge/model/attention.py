@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from moe_edge.kernels import native
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_bias, add_params, rms_norm
@@ -110,6 +111,12 @@ class Attention(nnx.Module):
             cache = {"k": k_cache, "v": v_cache}
         else:
             first_query = jnp.zeros_like(start_B)
+        if cache is not None and native.suits(0, k):
+            # The caches themselves: XLA would copy those of one row to reshape them.
+            sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
+            given = q, k_cache, v_cache, start_B, window, attention.scale
+            y = native.attend(*given, sinks)
+            return self._output(y.reshape(B, S, -1)), cache
         M = k.shape[1]
         q = q.reshape(B, S, G, -1, P).transpose(0, 2, 3, 1, 4)
         # On XLA:CPU a prefill's products are a fifth faster when kept apart from
@@ -124,5 +131,8 @@ class Attention(nnx.Module):
         weights = masked_softmax(scores, mask, sinks).reshape(B * G, -1, M)
         y = apart(einsum("RQM,RMP->RQP", weights, v)).reshape(B, G, -1, S, P)
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
-        y = linear(y, self.o[...])
-        return add_bias(y, self.o_bias if attention.out_bias else None), cache
+        return self._output(y), cache
+
+    def _output(self, y_BSR) -> jax.Array:
+        y_BSD = linear(y_BSR, self.o[...])
+        return add_bias(y_BSD, self.o_bias if self.config.out_bias else None)

@@ -30,10 +30,11 @@ constexpr int kLanes = 4, kGroup = 8, kMany = 3;  // 24 of 32 registers
 constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
 #endif
 #include "rows.inc"
+#include "attention.inc"
 #include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"portable",  Linear, TopK,  Hidden,
-                           Outputs, Whole,  SumOf, &kBlockKernels};
+constexpr Kernels kKernels{"portable", Linear, TopK,  Attend, Hidden,
+                           Outputs, Whole, SumOf, &kBlockKernels};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -44,10 +45,11 @@ constexpr Kernels kKernels{"portable",  Linear, TopK,  Hidden,
 namespace avx2 {
 constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
 #include "rows.inc"
+#include "attention.inc"
 #include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx2",  Linear, TopK,  Hidden,
-                           Outputs, Whole,  SumOf, &kBlockKernels};
+constexpr Kernels kKernels{"avx2", Linear, TopK,  Attend, Hidden,
+                           Outputs, Whole, SumOf, &kBlockKernels};
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -58,10 +60,11 @@ constexpr Kernels kKernels{"avx2",  Linear, TopK,  Hidden,
 namespace avx512 {
 constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
 #include "rows.inc"
+#include "attention.inc"
 #include "blocks.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx512",  Linear, TopK,  Hidden,
-                           Outputs, Whole,  SumOf, &kBlockKernels};
+constexpr Kernels kKernels{"avx512", Linear, TopK,  Attend, Hidden,
+                           Outputs, Whole, SumOf, &kBlockKernels};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -107,6 +110,15 @@ void RunTopK(const TopKArgs& a) {
   Team& team = Team::Get();
   const int chunks[] = {team.Chunks(double(sizeof(float)) * a.T * a.E)};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.top_k(a, chunk, count); });
+}
+
+void RunAttend(const AttendArgs& a) {
+  const Kernels& kernels = Best();
+  Team& team = Team::Get();
+  double positions = 0;
+  for (int b = 0; b < a.B; ++b) positions += std::min(a.start[b] + a.S, a.window);
+  const int chunks[] = {team.Chunks(positions * a.S * a.G * a.P * 2 * sizeof(float))};
+  team.Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
 }
 
 // Memory that a thread's calls share, so that none allocates.
@@ -260,6 +272,35 @@ ffi::Error TopKCall(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> ids) {
   return ffi::Error::Success();
 }
 
+ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
+                      ffi::Buffer<ffi::F32> v, ffi::Buffer<ffi::S32> start,
+                      ffi::Buffer<ffi::S32> window, ffi::Buffer<ffi::F32> sinks,
+                      ffi::ResultBuffer<ffi::F32> y, float scale) {
+  const auto qs = q.dimensions(), ks = k.dimensions();
+  const size_t rank = ks.size();
+  if (qs.size() != 4 || (rank != 2 && rank != 3) || v.element_count() != k.element_count() ||
+      y->element_count() != q.element_count() || window.element_count() != 1 ||
+      q.element_count() == 0 || k.element_count() == 0) {
+    return Refuse("attend: expected q, y [B, S, H, P], k, v [B * G, M, P] or [M, P], "
+                  "one window");
+  }
+  const int64_t B = qs[0], H = qs[2], P = qs[3], R = rank == 3 ? ks[0] : 1, G = R / B;
+  const int64_t has_sinks = sinks.element_count();
+  if (R % B != 0 || G == 0 || H % G != 0 || ks[rank - 1] != P || start.element_count() != size_t(B) ||
+      (has_sinks != 0 && has_sinks != H)) {
+    return Refuse("attend: shapes of q, k, start or sinks do not fit");
+  }
+  AttendArgs a{q.typed_data(), k.typed_data(), v.typed_data(), start.typed_data(),
+               has_sinks ? sinks.typed_data() : nullptr, y->typed_data()};
+  a.B = int(B), a.S = int(qs[1]), a.G = int(G), a.Q = int(H / G), a.P = int(P);
+  a.M = int(ks[rank - 2]), a.window = window.typed_data()[0], a.scale = scale;
+  for (int b = 0; b < a.B; ++b) {
+    if (a.start[b] < 0) return Refuse("attend: a row starts below position 0");
+  }
+  RunAttend(a);
+  return ffi::Error::Success();
+}
+
 ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                        ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
                        ffi::Buffer<ffi::F32> start, ffi::ResultBuffer<ffi::F32> y,
@@ -303,6 +344,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_top_k, moe_edge::TopKCall,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_attend, moe_edge::AttendCall,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<float>("scale"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
                               xla::ffi::Ffi::Bind()

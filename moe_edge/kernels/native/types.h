@@ -72,6 +72,19 @@ struct TopKArgs {
   int T, E, K;
 };
 
+// y[b, s, h] = the values that query h of token s of row b attends to: Q queries share
+// each of G heads of the cache, h = g * Q + query.
+struct AttendArgs {
+  const float* q;        // [B, S, G * Q, P]
+  const float *k, *v;    // [B * G, M, P], the tokens' own among them
+  const int32_t* start;  // [B], position of each row's first token
+  const float* sinks;    // [G * Q] logits that join the denominator, or null
+  float* y;              // [B, S, G * Q, P]
+  int B, S, G, Q, P, M;
+  int window;            // the latest positions that a token sees
+  float scale;
+};
+
 // Pairs (token * K + rank) by expert, which all tokens of a step read once.
 struct Groups {
   const int32_t* expert;  // [count]
@@ -88,6 +101,7 @@ struct Kernels {
   const char* name;
   void (*linear)(const LinearArgs&, int chunk, int chunks);
   void (*top_k)(const TopKArgs&, int chunk, int chunks);
+  void (*attend)(const AttendArgs&, int chunk, int chunks);
   // Of the pairs as they stand in `order`: hidden [pairs, F], outputs [pairs, D]. Few
   // large experts: `hidden`, then `outputs`, which sums too; many: `whole`, then `sum`.
   void (*hidden)(const ExpertArgs&, const Groups&, float* hidden, int chunk, int chunks);

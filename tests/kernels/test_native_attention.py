@@ -1,0 +1,135 @@
+"""The attention kernel against float64, whatever the company, capacity and threads."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from moe_edge.kernels import native
+
+needs_kernels = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler when the package was installed"
+)
+NO_WINDOW = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    yield
+    if native.library() is not None:
+        native.resize(0)
+        native.use(None)
+
+
+def case(B, S, G, Q, P, M, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(B, S, G * Q, P))
+    k, v = rng.normal(size=(2, B * G, M, P))
+    start_B = rng.integers(0, M - S + 1, B).astype(np.int32)
+    start_B[0], start_B[-1] = 0, M - S
+    return *(each.astype(np.float32) for each in (q, k, v)), start_B
+
+
+def exact(q, k, v, start_B, window, scale, sinks_H=None):
+    """One token after another, in float64."""
+    B, S, H, P = q.shape
+    G = k.shape[0] // B
+    k, v = (each.reshape(B, G, -1, P).astype(np.float64) for each in (k, v))
+    y = np.zeros(q.shape)
+    for b, s, h in np.ndindex(B, S, H):
+        end = start_B[b] + s + 1
+        seen = slice(max(0, end - window), end)
+        scores = k[b, h * G // H, seen] @ (q[b, s, h] * scale).astype(np.float64)
+        extra = [] if sinks_H is None else [sinks_H[h]]
+        weights = np.exp(scores - max([*scores, *extra]))
+        total = weights.sum() + sum(np.exp(e - max([*scores, *extra])) for e in extra)
+        y[b, s, h] = weights / total @ v[b, h * G // H, seen]
+    return y
+
+
+@functools.cache
+def compiled(scale: float):
+    return jax.jit(functools.partial(native.attend, scale=scale))
+
+
+def run(q, k, v, start_B, window, scale, sinks_H=None):
+    args = (q, k, v, start_B, np.int32(window))
+    return np.asarray(compiled(scale)(*args, sinks_H=sinks_H))
+
+
+SHAPES = [
+    (1, 1, 1, 1, 16, 5),
+    (3, 1, 2, 3, 32, 70),
+    (2, 5, 1, 9, 64, 33),
+    (1, 20, 2, 2, 128, 40),
+    (2, 3, 2, 4, 80, 50),
+    (2, 4, 1, 5, 12, 30),
+    (1, 2, 3, 1, 20, 17),
+]
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [NO_WINDOW, 18, 1])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_what_the_formula_says(shape, has_sinks, window):
+    given = case(*shape)
+    heads = given[0].shape[2]
+    sinks_H = np.linspace(-2, 3, heads).astype(np.float32) if has_sinks else None
+    want = exact(*given, window, 0.3, sinks_H)
+    assert native.use("portable")
+    for name in native.INSTRUCTIONS:
+        if native.use(name):
+            got = run(*given, window, 0.3, sinks_H)
+            np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+
+
+@needs_kernels
+def test_bits_depend_on_neither_company_nor_capacity_nor_threads():
+    q, k, v, start_B = case(4, 3, 2, 3, 32, 64)
+    start_B[-1] = 40
+    want = run(q, k, v, start_B, NO_WINDOW, 0.2)
+    for threads in (1, 2, 5):
+        native.resize(threads)
+        assert (run(q, k, v, start_B, NO_WINDOW, 0.2) == want).all()
+    more_k, more_v = (np.pad(a, ((0, 0), (0, 40), (0, 0)), "edge") for a in (k, v))
+    assert (run(q, more_k, more_v, start_B, NO_WINDOW, 0.2) == want).all()
+    for b in range(4):
+        row, heads = slice(b, b + 1), slice(2 * b, 2 * b + 2)
+        alone = run(q[row], k[heads], v[heads], start_B[row], NO_WINDOW, 0.2)
+        assert (alone == want[row]).all()
+    alone = run(q[:1], k[0], v[0], start_B[:1], NO_WINDOW, 0.2)
+    assert (alone == run(q[:1], k[:1], v[:1], start_B[:1], NO_WINDOW, 0.2)).all()
+    # Token by token: what a chunk computes is what steps compute.
+    steps = [
+        run(q[:, s : s + 1], k, v, start_B + np.int32(s), NO_WINDOW, 0.2)
+        for s in range(3)
+    ]
+    assert (np.concatenate(steps, axis=1) == want).all()
+
+
+@needs_kernels
+def test_high_and_low_scores_stay_finite():
+    q, k, v, start_B = case(1, 1, 1, 2, 32, 20)
+    for factor in (0.0, 1e4):
+        got = run(q, k * np.float32(factor), v, start_B + 0, NO_WINDOW, 1.0)
+        want = exact(q, k * np.float32(factor), v, start_B, NO_WINDOW, 1.0)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        (lambda q, k, v, s: (q[:, :, :, :4], k, v, s), "do not fit"),
+        (lambda q, k, v, s: (q[:, :, :3], k, v, s), "do not fit"),
+        (lambda q, k, v, s: (q, k, v[:2], s), "expected q, y"),
+        (lambda q, k, v, s: (q, k, v, s[:1]), "do not fit"),
+        (lambda q, k, v, s: (q, k, v, s - 1), "below position 0"),
+        (lambda q, k, v, s: (q, k[0], v[0], s), "do not fit"),
+    ],
+)
+def test_refuses_shapes_that_do_not_fit(change, word):
+    with pytest.raises(Exception, match=word):
+        run(*change(*case(2, 1, 2, 2, 16, 8)), NO_WINDOW, 1.0)
