@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.engine.session import Session
 from moe_edge.engine.shadow import ShadowEngine
+from moe_edge.model.sampling import likeliest
 from moe_edge.predict.shadow import Shadow
 
 Choices = list[jax.Array | None]  # of every layer int32 [B, K]; None in dense layers
@@ -32,7 +33,7 @@ class Follower:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """The shadow runs the prompts itself."""
         logits_BV = self.shadow.prefill(self.session, prompts)
-        self._tokens_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        self._tokens_B = likeliest(logits_BV)
 
     def begin(self, lengths: Sequence[int]) -> None:
         """Prompts of these lengths, whose keys and values come by alignment."""

@@ -25,6 +25,7 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.sampling import likeliest
 from moe_edge.model.transformer import Block
 from moe_edge.predict.shadow import PRECISIONS
 
@@ -72,8 +73,7 @@ class ShadowPrograms(ResidentPrograms):
         )
 
     def _next_tokens(self, top, x_B1D):
-        logits_BV = self.top.head_step(top, x_B1D[:, 0])
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        return likeliest(self.top.head_step(top, x_B1D[:, 0]))
 
 
 class ShadowEngine(ResidentEngine):

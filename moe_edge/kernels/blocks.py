@@ -10,6 +10,7 @@ import numpy as np
 from moe_edge.core.checks import check_shape
 from moe_edge.kernels import native
 
+MAX_LINEAR_ROWS = 2  # vectors up to which `native.linear` is faster on dense weights
 LANES = 16  # floats in a vector: hidden rows are padded to whole ones
 
 
@@ -20,7 +21,7 @@ def suits(records: jax.Array) -> bool:
 
 def suits_product(rows: int, weights: jax.Array) -> bool:
     """Whether so many vectors are to meet these dense weights by `product`."""
-    return rows > native.MAX_ROWS and native.suits(0, weights)
+    return rows > MAX_LINEAR_ROWS and native.suits(0, weights)
 
 
 def product(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:

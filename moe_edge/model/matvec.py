@@ -97,10 +97,10 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     lanes = num_lanes(width)
     if not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
-    elif native.suits(x_TI.shape[0], weight_OI):
-        y_TO = native.linear(x_TI, weight_OI)
     elif blocks.suits_product(x_TI.shape[0], weight_OI):
         y_TO = blocks.product(x_TI, weight_OI)
+    elif native.suits(x_TI.shape[0], weight_OI):
+        y_TO = native.linear(x_TI, weight_OI)
     elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from moe_edge.model.sampling import Sampling
+from moe_edge.model.sampling import Sampling, likeliest
 
 _BLOCK = 64  # of the vocabulary: sums of blocks, then inside one
 
@@ -41,11 +41,6 @@ def make_rules(rows: Sequence[tuple[Sampling, int]]) -> Rules:
     )
 
 
-def greedy_rows(logits_BV: jax.Array) -> jax.Array:
-    """The likeliest token of each row, int32 `[B]`; the lowest id wins ties."""
-    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-
-
 def draw_rows(logits_BV: jax.Array, rules: Rules) -> tuple[jax.Array, Rules]:
     """The next token of each row, int32 `[B]`, and the rules of the step after.
 
@@ -59,7 +54,7 @@ def draw_rows(logits_BV: jax.Array, rules: Rules) -> tuple[jax.Array, Rules]:
         token = lax.cond(
             rule.temperature_B > 0,
             lambda: _draw(logits_V, rule),
-            lambda: jnp.argmax(logits_V).astype(jnp.int32),
+            lambda: likeliest(logits_V),
         )
         return tokens_B.at[row].set(token)
 

@@ -62,6 +62,20 @@ def keep_likely(logits_BV: "jax.Array", top_k: int, top_p: float) -> "jax.Array"
     return logits_BV
 
 
+def likeliest(logits: "jax.Array") -> "jax.Array":
+    """The likeliest token, int32 `[...]` of `[..., V]`; the lowest id wins ties.
+
+    As `jnp.argmax`, of which XLA:CPU makes one slow loop: the best value, then where.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_best = (logits == best) | jnp.isnan(logits)
+    return jnp.min(jnp.where(is_best, ids, logits.shape[-1] - 1), axis=-1)
+
+
 def sample(
     logits_BV: "jax.Array", keys_B: "jax.Array", sampling: Sampling
 ) -> "jax.Array":
@@ -77,7 +91,7 @@ def sample(
     import jax.numpy as jnp
 
     if sampling.temperature == 0.0:
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        return likeliest(logits_BV)
     logits_BV = logits_BV / sampling.temperature
     if sampling.top_k or sampling.top_p < 1.0:
         logits_BV = keep_likely(logits_BV, sampling.top_k, sampling.top_p)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.sampling import Sampling, keep_likely, sample
+from moe_edge.model.sampling import Sampling, keep_likely, likeliest, sample
 
 PROBS = np.array([[0.05, 0.4, 0.25, 0.1, 0.2]], np.float32)
 LOGITS = jnp.asarray(np.log(PROBS))
@@ -63,3 +63,13 @@ def test_sample_frequencies_match_tempered_distribution():
 def test_sampling_rejects_bad_options(options, message):
     with pytest.raises(ConfigError, match=message):
         Sampling(**options)
+
+
+def test_likeliest_is_argmax_of_any_values():
+    rng = np.random.default_rng(0)
+    logits_BV = np.round(rng.normal(size=(9, 40)) * 2).astype(np.float32)
+    logits_BV[1], logits_BV[2, ::3], logits_BV[3, 5:] = -np.inf, np.inf, np.nan
+    logits_BV[4, 39] = 100
+    want_B = jnp.argmax(logits_BV, axis=-1)
+    np.testing.assert_array_equal(likeliest(jnp.asarray(logits_BV)), want_B)
+    assert likeliest(jnp.asarray(logits_BV[3])) == want_B[3]
