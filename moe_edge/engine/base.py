@@ -186,8 +186,10 @@ class Engine:
                 "load the engine for more, or ask for fewer rows or tokens"
             )
         capacity = capacity_for(capacity)
-        layers = range(self.config.num_layers if with_caches else 0)
-        caches = [self.new_cache(batch, capacity) for _ in layers]
+        caches = []
+        if with_caches:
+            shape = batch, capacity, self.config.num_layers
+            caches = self.put(kv_cache.empty_caches(self.config, *shape))
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)

@@ -45,6 +45,7 @@ class TopPrograms:
         self.next_embed = jit_step(self.next_embed_step)
         self.next_head = jit_step(lambda top, x_B1D: self.head_step(top, x_B1D[:, 0]))
         self.last = jit_step(_pick_last)
+        self.last_head = jit_step(self.last_head_step)
 
     def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS, k_B=None):
         chunk = make_chunk(self._config, start_B, valid_BS, k_B)
@@ -62,6 +63,10 @@ class TopPrograms:
         config = self._config
         head = top["embed"] if config.tie_embeddings else top["head"]
         return logits_of(x, top["final_norm"], head, config.norm_eps)
+
+    def last_head_step(self, top, x_BSD, index_B):
+        """Logits `[B, V]` of position index_B[b] of row b."""
+        return self.head_step(top, _at(x_BSD, index_B))
 
 
 class Programs:
@@ -102,8 +107,11 @@ class Programs:
 
 def _pick_last(x_BSD, last_BD, index_B):
     """Row b of `last` becomes x[b, index_B[b]] where that lies in the chunk."""
-    S = x_BSD.shape[1]
-    inside_B = (index_B >= 0) & (index_B < S)
-    at_B11 = jnp.clip(index_B, 0, S - 1)[:, None, None]
-    picked_BD = jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]
-    return jnp.where(inside_B[:, None], picked_BD, last_BD)
+    inside_B = (index_B >= 0) & (index_B < x_BSD.shape[1])
+    return jnp.where(inside_B[:, None], _at(x_BSD, index_B), last_BD)
+
+
+def _at(x_BSD, index_B):
+    """`[B, D]`: position index_B[b] of row b, or the nearest there is."""
+    at_B11 = jnp.clip(index_B, 0, x_BSD.shape[1] - 1)[:, None, None]
+    return jnp.take_along_axis(x_BSD, at_B11, axis=1)[:, 0]

@@ -7,7 +7,6 @@ leaves at once, while longer ones go on.
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.base import Engine
@@ -103,10 +102,9 @@ class PromptRun:
                     through[place] = row
         if not any(through):
             return through, None
-        top, at_B = engine.programs.top, np.array(sizes, np.int32) - 1
-        last_BD = jnp.zeros((len(parts), engine.config.d_model), jnp.float32)
-        last_BD = top.last(x_BSD, last_BD, engine.put(at_B))
-        return through, top.head(engine.weights.top, last_BD)
+        at_B = engine.put(np.array(sizes, np.int32) - 1)
+        top = engine.programs.top
+        return through, top.last_head(engine.weights.top, x_BSD, at_B)
 
     def _score(self, row: LiveRow, x_BSD, place: int, size: int) -> None:
         """How likely the tokens are that follow those of a row's chunk."""

@@ -11,7 +11,7 @@ from moe_edge.core.checks import CapacityError, check_count
 MIN_BUCKET = 16
 MIN_CAPACITY = 64
 _SMALLEST_BATCH_CAPACITY = 128  # below, a smaller cache saves next to nothing
-_SMALLEST_PROMPT_CAPACITY = 256
+_SMALLEST_PROMPT_CAPACITY = 64
 
 
 def bucket(size: int, smallest: int = MIN_BUCKET) -> int:
@@ -87,7 +87,7 @@ class SlotSizes:
         self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
         while any(M > self.chunk and M % self.chunk for M in self.prompt_capacities):
             self.chunk //= 2
-        self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 4)
+        self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 2)
 
     def rows_for(self, rows: int) -> int:
         return next(size for size in self.rows if size >= rows)

@@ -18,7 +18,8 @@ from moe_edge.engine.sizes import SlotSizes, check_context
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.row_sampling import draw_rows, greedy_rows, log_probs
+from moe_edge.model.row_sampling import draw_rows, log_probs
+from moe_edge.model.sampling import likeliest
 
 
 class SlotPrograms:
@@ -39,7 +40,7 @@ class SlotPrograms:
         self.read_row = jax.jit(read, static_argnames="size")
         self.write_row = jax.jit(kv_cache.write_row, donate_argnums=0)
         self._numbers: dict[int, jax.Array] = {}  # int32 scalars on the device
-        self.greedy = jit_step(greedy_rows)
+        self.greedy = jit_step(likeliest)
         self.draw = jit_step(draw_rows)
         self._head = top.head_step
         self.log_probs = jit_step(functools.partial(log_probs, top=MOST_LOGPROBS))
@@ -103,7 +104,7 @@ class SlotShapes(SlotSizes):
         check_context(self.max_context, config.max_positions)
         self.config = config
         # Positions that are copied at a time, from cache to cache.
-        self.part = math.gcd(self.chunk, *self.capacities)
+        self.part = math.gcd(self.chunk, *self.capacities, *self.prompt_capacities)
 
     def new_session(
         self, engine: Engine, batch: int, capacity: int, with_caches: bool = True

@@ -4,7 +4,6 @@ import itertools
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.base import Engine
@@ -78,9 +77,7 @@ def _prefill(engine, programs, session, size: int) -> None:
         session.k_B = engine.put(k_B)
         valid = np.broadcast_to(active_B[:, None], (R, size)).copy()
         x_BSD = engine.run_chunk(session, tokens, valid, start_B)
-        last_BD = jnp.zeros((R, engine.config.d_model), jnp.float32)
-        last_BD = top.last(x_BSD, last_BD, engine.put(start_B))
-        logits_BV = top.head(engine.weights.top, last_BD)
+        logits_BV = top.last_head(engine.weights.top, x_BSD, engine.put(start_B))
         tokens_B = programs.greedy(logits_BV)
         programs.log_probs(logits_BV, tokens_B)
         row_next = engine.put((np.int32(0), tokens[0]))

@@ -7,10 +7,11 @@ linear, beyond them they go on as between the last two; below the fewest rows or
 they are level.
 
 Prompts that run together are padded to the longest one, and to one of few numbers of
-rows; all attend over the session's whole capacity. A padded position chooses no
-experts, but passes everything else. So a shape (rows, size of the chunk, capacity) has
-a cost of its own, with one token in it; that of one prompt's shape is in its table. It
-is the same with rows that decode: in their table they have the least capacity.
+rows; without host kernels, or in latent attention, all attend over the session's
+whole capacity. A padded position chooses no experts, but passes everything else. So a
+shape (rows, size of the chunk, capacity) has a cost of its own, with one token in it;
+that of one prompt's shape is in its table. It is the same with rows that decode: in
+their table they have the least capacity.
 """
 
 import dataclasses

@@ -11,6 +11,8 @@ cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tok
 0.8 ms instead of 0.16).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -35,8 +37,23 @@ def cache_shapes(config: ModelConfig, batch: int, capacity: int) -> dict[str, tu
 
 def empty_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
     """A zeroed float32 cache of one layer."""
+    return empty_caches(config, batch, capacity, 1)[0]
+
+
+def empty_caches(
+    config: ModelConfig, batch: int, capacity: int, layers: int
+) -> list[Cache]:
+    """Those of so many layers, by one program: a call an array takes longer."""
     shapes = cache_shapes(config, batch, capacity)
-    return {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
+    return _zeros(tuple(sorted(shapes.items())), layers)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _zeros(shapes: tuple[tuple[str, tuple], ...], layers: int) -> list[Cache]:
+    return [
+        {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes}
+        for _ in range(layers)
+    ]
 
 
 def write(

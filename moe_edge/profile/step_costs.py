@@ -258,10 +258,15 @@ def shape_seconds(slots: RowSlots, shape: Shape) -> float:
 
 
 def batch_seconds(slots: RowSlots, batch: Shape) -> float:
-    """Seconds of a step of one row in a batch, at K 1."""
+    """Seconds of a step of one row in a batch, at K 1.
+
+    It is as long as the longest row of a batch of that capacity is on the mean.
+    """
     engine, (B, _, M) = slots.engine, batch
     session, is_first = slots.shapes.new_session(engine, B, M), np.arange(B) == 0
     session.growth = is_first.astype(int).tolist()
+    positions = np.where(is_first, min(M * 3 // 4, M - STEPS), 0).astype(np.int32)
+    session.lengths, session.positions_B = positions.tolist(), engine.put(positions)
     session.k_B = engine.put(np.ones(B, np.int32))
     tokens_B, active_B = engine.put((np.zeros(B, np.int32), is_first))
     steps = [

@@ -84,10 +84,10 @@ def test_a_formula_is_found_again():
     costs = found.costs
     assert costs.decode_s(3, 2) == pytest.approx(0.002 + 0.003 + 6e-4)
     assert costs.decode_s(6, 1.5) == pytest.approx(0.002 + 0.006 + 9e-4)
-    one, four = 1e-5 * 128 * 4, 1e-5 * 128 * 4
+    one, four = 1e-5 * 64, 1e-5 * 4 * 32
     assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4 + one)
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
-    together = costs.prefill_s(50, 3, (4, 32, 256))
+    together = costs.prefill_s(50, 3, (4, 32, 64))
     assert together == pytest.approx(0.01 + 150e-4 + four)
     assert costs.batches == [
         [rows, 1, capacity, pytest.approx(1e-5 * capacity * rows)]
@@ -95,9 +95,10 @@ def test_a_formula_is_found_again():
         for capacity in (128, 256)
     ]
     assert [shape[:3] for shape in costs.shapes] == [
-        *([1, 32, 256], [1, 128, 256], [4, 32, 256]),
+        *([1, 32, 64], [1, 32, 256], [1, 64, 64], [1, 64, 256], [1, 128, 256]),
+        [4, 32, 64],
     ]
-    assert costs.prefill.sizes == [16, 32, 33, 80, 128]
+    assert costs.prefill.sizes == [16, 32, 33, 48, 64, 65, 96, 128]
     assert len(found.held_out) == 20 and max(found.errors().values()) < 1e-9
     stored = found.to_json()
     assert StepCosts.of_json(stored) == costs and len(stored["held_out"]) == 20
@@ -127,9 +128,9 @@ def test_steps_of_a_real_engine_are_timed():
     found = measure_steps(engine, max_batch=2, max_context=128, repeats=1)
     assert found.costs.decode_s(2, 3) > 0 and found.costs.prefill_s(100, 3) > 0
     assert all(point.measured_s > 0 for point in found.held_out)
-    assert found.costs.prefill.sizes == [16, 32, 33, 80, 127]
+    assert found.costs.prefill.sizes == [16, 32, 33, 48, 64, 65, 96, 127]
     assert [shape[:3] for shape in found.costs.shapes] == [
-        *([1, 32, 128], [1, 128, 128], [2, 32, 128]),
+        *([1, 32, 128], [1, 64, 128], [1, 128, 128], [2, 32, 128], [2, 64, 128]),
     ]
     assert [batch[:3] for batch in found.costs.batches] == [[1, 1, 128], [2, 1, 128]]
     assert all(seconds > 0 for *_, seconds in found.costs.shapes + found.costs.batches)
