@@ -13,7 +13,7 @@ def test_profile_machine_writes_a_preset(run_script, tmp_path):
 
 
 def test_profile_machine_times_the_steps_of_a_checkpoint(run_script, tmp_path, tiny):
-    flags = ["--d_model", 64, "--expert_dim", 64, "--most_tokens", 8, "--repeats", 1]
+    flags = ["--d_model", 256, "--expert_dim", 256, "--most_tokens", 8, "--repeats", 3]
     steps = ["--checkpoint", tiny, "--max_batch", 2]
     done = run_script("profile_machine", *flags, *steps, "--out_dir", "o")
     stored = json.loads((tmp_path / "o" / "machine.json").read_text())["step_costs"]
