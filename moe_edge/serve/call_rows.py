@@ -9,11 +9,18 @@ News = dict[tuple[Call, int], bool]  # (call, row of it) -> whether it is over
 
 
 class CallRows:
-    """From rows of a driver to those of calls; of one thread."""
+    """From rows of a driver to those of calls; of one thread.
+
+    Attributes:
+      is_urgent: whether there is news that should not wait for more: a first token, or
+        an end.
+    """
 
     def __init__(self):
         self._of: dict[Live, tuple[Call, int]] = {}
         self._news: News = {}
+        self._begun: set[Live] = set()  # rows that had news
+        self.is_urgent = False
 
     def begin(self, driver: Driver, call: Call) -> tuple[str, int] | None:
         """Submits all rows of a call; if one cannot begin, all leave.
@@ -42,7 +49,7 @@ class CallRows:
         for index, live in enumerate(call.rows):
             if live is not None and self._of.pop(live, None):
                 driver.cancel(live)  # nothing, if it was refused
-                self._news[call, index] = True
+                self._end(live, (call, index))
 
     def leave_all(self, driver: Driver) -> None:
         """All rows of all calls leave."""
@@ -55,10 +62,16 @@ class CallRows:
             found = self._of.get(live)
             if found is not None and found[0].with_tokens:
                 self._news[found] = False
+                self.is_urgent |= live not in self._begun
+                self._begun.add(live)
         for live in stepped.ended:
-            self._news[self._of.pop(live)] = True
+            self._end(live, self._of.pop(live))
+
+    def _end(self, live: Live, row: tuple[Call, int]) -> None:
+        self._news[row] = self.is_urgent = True
+        self._begun.discard(live)
 
     def take(self) -> News:
         """What is new since the last call."""
-        news, self._news = self._news, {}
+        news, self._news, self.is_urgent = self._news, {}, False
         return news

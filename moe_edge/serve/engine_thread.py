@@ -8,13 +8,15 @@
             ...                              # what its `Asked.ends` has kept of it
 
 Everything but `_run` and what it calls runs on the event loop. A step wakes the loop
-once at most, however many rows it has.
+once at most, however many rows it has; steps that follow each other fast do so once for
+several, unless a row begins or ends.
 """
 
 import asyncio
 import contextlib
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -28,6 +30,9 @@ from moe_edge.serve.observers import Observer, Observers
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
 MOST_FAILED_STEPS = 3  # in a row
+# Between two wake-ups of the event loop for tokens alone: what they cost is taken from
+# the cores that compute.
+TELL_S = 0.01
 T = TypeVar("T")
 
 
@@ -63,7 +68,8 @@ class EngineThread:
         self._asked = self._seen = 0  # rows, by the event loop and by the driver
         self._open: set[Call] = set()
         self._coming = 0  # requests whose bodies are being parsed or tokenised
-        self._rows = CallRows()  # of the engine thread
+        self._rows = CallRows()  # of the engine thread, as the next one
+        self._sent_s = -math.inf  # when it last handed over news
         self.state, self.refused = LOADING, 0
         self.driver: Driver | None = None
         self.generated = 0  # tokens
@@ -292,7 +298,7 @@ class EngineThread:
                 self._follow(driver, stepped)
                 if stepped.k:  # it computed, or tried to
                     failed = failed + 1 if stepped.error else 0
-            self._send()
+            self._send(may_wait=stepped is not None)
             if failed == MOST_FAILED_STEPS:
                 raise EngineLostError(
                     f"{failed} steps in a row failed, the last one by "
@@ -305,8 +311,13 @@ class EngineThread:
         while self._inbox:
             self._inbox.popleft()(driver)
 
-    def _send(self) -> None:
+    def _send(self, may_wait: bool = False) -> None:
+        """Hands over the news; `may_wait`: later, if more will come soon."""
+        now_s = time.monotonic()
+        if may_wait and not self._rows.is_urgent and now_s < self._sent_s + TELL_S:
+            return
         if news := self._rows.take():
+            self._sent_s = now_s
             self._post(self._deliver, news)
 
     def _rest(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from tests.support.live_server import (
     live_server,
     read_reply,
     slots,
+    text_of,
 )
 
 
@@ -22,12 +23,6 @@ from tests.support.live_server import (
 def server():
     with live_server() as running:
         yield running
-
-
-def text_of(events) -> str:
-    """The text of a stream of one choice."""
-    parts = [event["choices"][0] for event in events[:-1] if event["choices"]]
-    return "".join(part["text"] for part in parts)
 
 
 def alone(server, prompt: str, new: int, **options) -> str:

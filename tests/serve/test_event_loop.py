@@ -1,15 +1,20 @@
 """The event loop answers others while bodies are read, and wakes once a step."""
 
 import json
+import math
 import threading
 import time
 
+import pytest
+
+from moe_edge.serve import engine_thread
 from tests.support.live_server import (
     MAX_BATCH,
     WAIT_S,
     completion,
     live_server,
     read_reply,
+    text_of,
 )
 
 MOST_BYTES = (1 << 20) - 200
@@ -56,7 +61,9 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
     assert made[-1] - made[0] > 20
 
 
-def test_step_wakes_the_event_loop_once_however_many_rows_it_has():
+@pytest.mark.parametrize("tell_s", [0.0, math.inf])
+def test_step_wakes_the_event_loop_once_however_many_rows_it_has(monkeypatch, tell_s):
+    monkeypatch.setattr(engine_thread, "TELL_S", tell_s)
     with live_server() as server:
         posted, post = [], server.thread._post
 
@@ -72,8 +79,17 @@ def test_step_wakes_the_event_loop_once_however_many_rows_it_has():
         ]
         server.until(lambda: server.thread.num_waiting == MAX_BATCH)
         server.driver.let()
-        assert {read_reply(sock).status for sock in socks} == {200}
+        replies = [read_reply(sock) for sock in socks]
+        assert {reply.status for reply in replies} == {200}
         server.until(lambda: not server.driver.is_busy)
         steps = server.seen.steps
     assert sum(len(step.tokens) == MAX_BATCH for step in steps) > 20
-    assert posted == ["_deliver"] * len(steps)
+    if not tell_s:
+        assert posted == ["_deliver"] * len(steps)
+        return
+    # Tokens alone wait for a row that begins or ends; no text is lost.
+    assert 2 <= len(posted) <= 2 * MAX_BATCH and set(posted) == {"_deliver"}
+    with live_server() as server:
+        whole = read_reply(server.send_completion(max_tokens=30, ignore_eos=True))
+    text = whole.json["choices"][0]["text"]
+    assert {text_of(reply.events) for reply in replies} == {text}

@@ -134,6 +134,12 @@ def events_of(raw: bytes) -> list:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+def text_of(events) -> str:
+    """The text of a stream of one choice."""
+    parts = [event["choices"][0] for event in events[:-1] if event["choices"]]
+    return "".join(part["text"] for part in parts)
+
+
 class LiveServer:
     """A running server.
 

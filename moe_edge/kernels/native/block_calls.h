@@ -2,7 +2,9 @@
 
 namespace moe_edge {
 
-constexpr int kRuns = 4;  // a member, at least: then the last one ends soon enough
+// Runs of small experts that a member gets: the last one ends soon enough, and handing
+// one out costs little beside it.
+constexpr int kRuns = 16;
 
 struct Placed {
   std::vector<int32_t> place, token, next;  // of pairs, of places, of experts
@@ -90,10 +92,8 @@ std::string RunBlocks(BlockArgs a, const int32_t* ids, int T, int K, int E,
     sums = team.Chunks(double(sizeof(float)) * T * K * D);
   }
   const BlockKernels& kernels = *Best().blocks;
-  // Runs of whole experts where they are as many as blocks would be.
-  const int most = kRuns * team.size();
-  if (F <= kBlockRows && count >= most) {
-    const int chunks[] = {std::min(count, most * kRuns), sums};
+  if (F <= kBlockRows && count >= kRuns / 4 * team.size()) {
+    const int chunks[] = {std::min(count, kRuns * team.size()), sums};
     team.Run(chunks, [&](int phase, int chunk, int many) {
       if (phase == 0) return kernels.whole(a, RoomFor(std::max(D, F)), chunk, many);
       kernels.sum(*sum, chunk, many);

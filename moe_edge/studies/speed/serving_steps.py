@@ -24,6 +24,7 @@ from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 WAITING, LEVELS = 1000, 32
 PICKS = 500  # a round
 STEPS = 20  # of a setting, a round
+STEP_ROUNDS = 8  # a repeat: a round of steps lasts no longer than a disturbance
 PICK_MS, SAMPLING_MS, MIXED_BAR = 1.0, 1.0, 0.88
 RULES = (  # of rows that are sampled together
     Sampling(),
@@ -91,7 +92,7 @@ def step_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
         return MS * float(np.median(seconds[1:]))
 
     cases = {"mixed": lambda: step_s(mixed), "own": lambda: step_s([own] * rows)}
-    found = interleave(cases, settings.repeats)
+    found = interleave(cases, STEP_ROUNDS * settings.repeats)
     return [
         make_row(
             f"step of {rows} rows, K {', '.join(map(str, sorted(set(mixed))))}",
