@@ -16,29 +16,11 @@ from moe_edge.model.matvec import linear
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
+from tests.support.host_kernels import needs_kernels, stored
 
-pytestmark = pytest.mark.skipif(
-    native.library() is None, reason="no C++ compiler when the package was installed"
-)
+pytestmark = needs_kernels
 E = 7
 SILU = functools.partial(activate, kind="silu", limit=None)
-
-
-@pytest.fixture(autouse=True)
-def chosen(monkeypatch):
-    """Native also in a run of all tests with MOE_EDGE_KERNELS=xla."""
-    monkeypatch.setattr(native, "choice", lambda: "native")
-    yield
-    native.resize(0)
-    native.use(None)
-
-
-def stored(values: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Weights as they are stored, and the float64 values that they hold."""
-    if dtype == np.float32:
-        return values, values.astype(np.float64)
-    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def case(layout, tokens, chosen=4, dtype=np.float32, seed=0):

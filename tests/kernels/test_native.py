@@ -18,31 +18,11 @@ from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
+from tests.support.host_kernels import needs_kernels, stored
 from tests.support.tiny_models import GPT_OSS, GQA, MLA, random_prompts, random_weights
 
-needs_kernels = pytest.mark.skipif(
-    native.library() is None, reason="no C++ compiler when the package was installed"
-)
 E = 7
 WIDTHS = [(1, 1), (7, 5), (16, 33), (32, 16), (48, 20), (64, 100), (100, 17), (200, 40)]
-
-
-@pytest.fixture(autouse=True)
-def chosen(monkeypatch):
-    """Native also in a run of all tests with MOE_EDGE_KERNELS=xla."""
-    monkeypatch.setattr(native, "choice", lambda: "native")
-    yield
-    if native.library() is not None:
-        native.resize(0)
-        native.use(None)
-
-
-def stored(values: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Weights as they are stored, and the float64 values that they hold."""
-    if dtype == np.float32:
-        return values, values.astype(np.float64)
-    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 @functools.cache

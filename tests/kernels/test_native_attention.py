@@ -7,19 +7,9 @@ import numpy as np
 import pytest
 
 from moe_edge.kernels import native
+from tests.support.host_kernels import needs_kernels
 
-needs_kernels = pytest.mark.skipif(
-    native.library() is None, reason="no C++ compiler when the package was installed"
-)
 NO_WINDOW = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def as_it_was():
-    yield
-    if native.library() is not None:
-        native.resize(0)
-        native.use(None)
 
 
 def case(B, S, G, Q, P, M, seed=0):

@@ -14,23 +14,14 @@ from moe_edge.model.layers import activate
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
+from tests.support.host_kernels import needs_kernels
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
-pytestmark = pytest.mark.skipif(
-    native.library() is None, reason="no C++ compiler when the package was installed"
-)
+pytestmark = needs_kernels
 E = 7
 SILU = functools.partial(activate, kind="silu", limit=None)
 # Rows of one block, of odd numbers of them, and of many.
 SIZES = [(32, 32), (96, 32, True), (64, 160), (224, 96, True), (1024, 64)]
-
-
-@pytest.fixture(autouse=True)
-def chosen(monkeypatch):
-    monkeypatch.setattr(native, "choice", lambda: "native")
-    yield
-    native.resize(0)
-    native.use(None)
 
 
 @functools.cache

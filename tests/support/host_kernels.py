@@ -1,0 +1,18 @@
+"""What tests of the host kernels share."""
+
+import numpy as np
+import pytest
+
+from moe_edge.kernels import native
+
+needs_kernels = pytest.mark.skipif(
+    native.library() is None, reason="no C++ compiler when the package was installed"
+)
+
+
+def stored(values: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Weights as they are stored, and the float64 values that they hold."""
+    if dtype == np.float32:
+        return values, values.astype(np.float64)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
