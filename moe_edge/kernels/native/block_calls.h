@@ -203,6 +203,17 @@ ffi::Error SumCall(ffi::Buffer<ffi::F32> outputs, ffi::Buffer<ffi::S32> ids,
   return ffi::Error::Success();
 }
 
+// A call's binding that ends with the layout of its records.
+template <class Binding>
+auto WithLayout(Binding binding) {
+  return std::move(binding)
+      .template Attr<int64_t>("expert_dim")
+      .template Attr<bool>("has_bias")
+      .template Attr<int64_t>("activation")
+      .template Attr<float>("limit")
+      .template Attr<int64_t>("kind");
+}
+
 using F32 = ffi::Buffer<ffi::F32>;
 using S32 = ffi::Buffer<ffi::S32>;
 
@@ -218,34 +229,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_product, moe_edge::ProductCall,
                                   .Ret<moe_edge::F32>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_blocks, moe_edge::BlocksCall,
-                              xla::ffi::Ffi::Bind()
+                              moe_edge::WithLayout(xla::ffi::Ffi::Bind()
                                   .Arg<moe_edge::F32>()
                                   .Arg<moe_edge::S32>()
                                   .Arg<moe_edge::F32>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<moe_edge::F32>()
                                   .Ret<moe_edge::F32>()
-                                  .Ret<moe_edge::F32>()
-                                  .Attr<int64_t>("expert_dim")
-                                  .Attr<bool>("has_bias")
-                                  .Attr<int64_t>("activation")
-                                  .Attr<float>("limit")
-                                  .Attr<int64_t>("kind"));
+                                  .Ret<moe_edge::F32>()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_fill, moe_edge::FillCall,
-                              xla::ffi::Ffi::Bind()
+                              moe_edge::WithLayout(xla::ffi::Ffi::Bind()
                                   .Arg<moe_edge::F32>()
                                   .Arg<moe_edge::F32>()
                                   .Arg<moe_edge::S32>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<moe_edge::S32>()
                                   .Ret<moe_edge::F32>()
-                                  .Ret<moe_edge::F32>()
-                                  .Attr<int64_t>("expert_dim")
-                                  .Attr<bool>("has_bias")
-                                  .Attr<int64_t>("activation")
-                                  .Attr<float>("limit")
-                                  .Attr<int64_t>("kind"));
+                                  .Ret<moe_edge::F32>()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_sum, moe_edge::SumCall,
                               xla::ffi::Ffi::Bind()
