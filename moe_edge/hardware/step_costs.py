@@ -12,6 +12,11 @@ whole capacity. A padded position chooses no experts, but passes everything else
 shape (rows, size of the chunk, capacity) has a cost of its own, with one token in it;
 that of one prompt's shape is in its table. It is the same with rows that decode: in
 their table they have the least capacity.
+
+The table of decode steps is of rows that go on: each step begins before the tokens of
+the one before are told to anybody. Where rows are others than before, the device waits
+for Python, and may move them into a smaller session first: such steps take longer by a
+time of their own.
 """
 
 import dataclasses
@@ -23,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, built, check_positive
+from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
 from moe_edge.core.files import check_there
 
 Shape = tuple[int, int, int]  # rows, size of a chunk, capacity
@@ -83,6 +88,8 @@ class StepCosts:
       shapes: rows, size, capacity and seconds of each shape in which prompts run, with
         one token in it; none: they are not told apart.
       batches: the same of rows that decode; their size is 1.
+      changed_s: more seconds of a decode step that could not begin ahead, as its rows
+        are others than those before; moved_s: more of one that moves them, besides.
     """
 
     decode: CostTable
@@ -90,8 +97,12 @@ class StepCosts:
     source: str
     shapes: Sequence[Sequence[float]] = ()
     batches: Sequence[Sequence[float]] = ()
+    changed_s: float = 0.0
+    moved_s: float = 0.0
 
     def __post_init__(self):
+        check_from_zero("changed_s of step costs", self.changed_s)
+        check_from_zero("moved_s of step costs", self.moved_s)
         for shape in (*self.shapes, *self.batches):
             if len(shape) != 4 or not all(0 < number < math.inf for number in shape):
                 raise ConfigError(

@@ -1,7 +1,8 @@
 """Measures what the steps of a running batch cost: by rows or tokens, and by K.
 
 Rows have random tokens: which experts they choose matters little to the time of an
-engine whose experts are resident. The tables are judged at points that they were not
+engine whose experts are resident. As in a server the request loop decides before every
+step. The tables are judged at points that they were not
 made from: rows of different K, prompts of other lengths and several at a time.
 """
 
@@ -9,7 +10,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,11 +22,16 @@ from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import CostTable, Shape, StepCosts
+from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.loop import RequestLoop
+from moe_edge.schedule.token_job import TokenJob
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of the model's own K
 DECODE_HELD_OUT, PREFILL_HELD_OUT = 12, 8
 PROMPT_TOKENS = 96  # of rows that decode
 STEPS = 3  # in a row at one setting; the first is not timed
+STEPS_OF_ROWS = 5  # until one of them ends
+MIN_SECONDS = 1e-7  # of a shape: above 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,7 @@ def measure_steps(
     Args:
       max_batch: most rows.
       max_context: tokens of a row, at most; no longer prompts are timed.
-      repeats: rounds through all settings; the medians count.
+      repeats: rounds through all settings.
       seed: of tokens and held-out points.
     Raises:
       ConfigError: a context that is too short for it.
@@ -115,7 +121,9 @@ def measure_steps(
         if not number % 2:
             lengths = _some_together(slots.shapes, rng) or lengths
         others.append((lengths, int(rng.integers(1, own + 1))))
-    seconds = timer.prefill([*grid, *others])
+    whole = _whole_shapes(slots.shapes)
+    together = [(lengths, own) for lengths in whole.values()]
+    seconds = timer.prefill([*grid, *together, *others])
     prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
     costs = StepCosts(
         CostTable(list(settings), ks, decode),
@@ -123,9 +131,12 @@ def measure_steps(
         f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
         shapes=timer.shapes(),
         batches=timer.batches(),
+        **timer.changes(),
     )
+    del seconds[: len(grid)]
+    costs = _with_whole(costs, whole, own, seconds[: len(whole)])
     points = [HeldOut(*point, costs.decode_s(*point[1:3])) for point in held_out]
-    for (lengths, k), seen in zip(others, seconds[len(grid) :], strict=True):
+    for (lengths, k), seen in zip(others, seconds[len(whole) :], strict=True):
         size, shape = sum(lengths), slots.shapes.prompt_shape(lengths)
         fitted_s = costs.prefill_s(size, k, shape)
         points.append(HeldOut("prefill", size, float(k), seen, fitted_s))
@@ -143,6 +154,7 @@ class _Timer:
 
     def __init__(self, slots: RowSlots, vocab_size: int, repeats: int, seed: int):
         self._slots, self._vocab, self._repeats = slots, vocab_size, repeats
+        self._loop = RequestLoop(Continuous(slots.shapes.max_rows))
         self._rng = np.random.default_rng(seed)
         context, shape = slots.shapes.max_context, slots.shapes.prompt_shape
         most = min(slots.shapes.chunks[-1], context - 1)
@@ -171,19 +183,48 @@ class _Timer:
         for _ in range(self._repeats):  # what disturbs a moment, disturbs all a little
             for rows, each in settings.items():
                 self._decode(rows, each, times[rows], longest + 1)
-        return {r: [statistics.median(t) for t in each] for r, each in times.items()}
+        seconds = iter(_levelled([*itertools.chain(*times.values())]))
+        return {rows: [next(seconds) for _ in each] for rows, each in times.items()}
 
     def _decode(self, rows: int, settings, times: Sequence[list], new: int) -> None:
         slots = self._slots
-        slots.admit([self._row(i, self.prompt_tokens, new) for i in range(rows)])
+        self._admit([self._row(i, self.prompt_tokens, new) for i in range(rows)])
         while slots.has_prompts:
             slots.prefill()
         for setting, seen in zip(settings, times, strict=True):
             for id, k in enumerate(setting):
                 slots.set_k(id, k)
-            seen += [_seconds(slots.decode) for _ in range(STEPS)][1:]
-        for id in range(rows):
-            slots.release(id)
+            seen += [self._step(slots.decode) for _ in range(STEPS)][1:]
+        self._release(range(rows))
+
+    def changes(self) -> dict[str, float]:
+        """How much longer a step takes whose rows are others than before.
+
+        All rows join; then one after another ends, and sometimes those left move. The
+        step in which one ends is shorter by what has begun ahead: it counts too.
+        """
+        slots, sizes = self._slots, self._slots.shapes
+        most = min(sizes.max_rows, (self._new_tokens - 1) // STEPS_OF_ROWS)
+        ends = [1 + STEPS_OF_ROWS * (i + 1) for i in range(most)]  # 1: the prompt's
+        changed, moved = [], []
+        for once in range(self._repeats + 1):
+            self._admit(
+                [self._row(i, self.prompt_tokens, n) for i, n in enumerate(ends)]
+            )
+            while slots.has_prompts:
+                slots.prefill()
+            for id in range(most):
+                first, *others, last = [
+                    self._step(slots.decode) for _ in range(STEPS_OF_ROWS)
+                ]
+                self._release([id])
+                if once:  # the first round compiles
+                    is_move = id > 0 and most - id in sizes.rows
+                    seen = moved if is_move else changed
+                    seen.append(first + last - 2 * statistics.median(others))
+        changed_s = max(statistics.mean(changed), 0.0)
+        moved_s = statistics.mean(moved) - changed_s if moved else 0.0
+        return {"changed_s": changed_s, "moved_s": max(moved_s, 0.0)}
 
     def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
         """Seconds of the one chunk of prompts of these lengths, at a K.
@@ -196,15 +237,14 @@ class _Timer:
             for (lengths, k), seen in zip(settings, times, strict=True):
                 rows = [self._row(i, n, 1, k) for i, n in enumerate(lengths)]
                 others = runs if len(rows) < slots.shapes.max_rows else []
-                slots.admit(others)
+                self._admit(others)
                 slots.prefill()
-                slots.admit(rows)
-                seconds = _seconds(slots.prefill)
+                self._admit(rows)
+                seconds = self._step(slots.prefill)
                 if once:  # the first round compiles
                     seen.append(seconds)
-                for row in (*others, *rows):
-                    slots.release(row.id)
-        return [statistics.median(seen) for seen in times]
+                self._release([row.id for row in (*others, *rows)])
+        return _levelled(times)
 
     def shapes(self) -> list[list[float]]:
         """Rows, size, capacity and seconds of every shape of prompts."""
@@ -226,9 +266,78 @@ class _Timer:
                     seen.append(seconds)
         return [[*shape, statistics.median(seen)] for shape, seen in times.items()]
 
+    def _admit(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            job = TokenJob(
+                row.id,
+                arrival_s=0.0,
+                floor=1,
+                prompt_tokens=len(row.prompt),
+                new_tokens=row.max_new_tokens,
+            )
+            self._loop.admit(job, self._loop.arrive(job, 0.0), 0.0)
+        self._slots.admit(rows)
+
+    def _release(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self._loop.cancel(id)
+            self._slots.release(id)
+
+    def _step(self, compute: Callable[[], Any]) -> float:
+        """Seconds of a step: the loop decides, and slots compute."""
+
+        def step() -> None:
+            self._loop.begin_step(0, 0.0)
+            compute()
+            self._loop.end_step(0, 0.0, ())
+
+        return _seconds(step)
+
     def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
         tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
         return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+
+
+def _levelled(times: Sequence[Sequence[float]]) -> list[float]:
+    """Medians of each, all raised by what means are above medians.
+
+    Few steps say little of how often one is disturbed; those of all settings do.
+    """
+    medians = [statistics.median(seen) for seen in times]
+    alike = sum(m * len(seen) for m, seen in zip(medians, times, strict=True))
+    return [m * sum(map(sum, times)) / alike for m in medians]
+
+
+def _whole_shapes(sizes: SlotSizes) -> dict[Shape, list[int]]:
+    """Shape of several prompts -> lengths that fill three quarters of it."""
+    found = {}
+    for R, S, M in sizes.prompt_shapes():
+        lengths = [S * 3 // 4] * R
+        if R > 1 and sizes.prompt_shape(lengths) == (R, S, M):
+            found[R, S, M] = lengths
+    return found
+
+
+def _with_whole(
+    costs: StepCosts,
+    whole: Mapping[Shape, Sequence[int]],
+    k: int,
+    seconds: Sequence[float],
+) -> StepCosts:
+    """Costs by which several prompts take what they do take.
+
+    One token in a shape does not show what each row costs besides: its first token,
+    and the copy of its cache.
+    """
+    more = {
+        shape: seen - costs.prefill_s(sum(lengths), k, shape)
+        for (shape, lengths), seen in zip(whole.items(), seconds, strict=True)
+    }
+    shapes = [
+        [*shape, max(each + more.get(tuple(shape), 0.0), MIN_SECONDS)]
+        for *shape, each in costs.shapes
+    ]
+    return dataclasses.replace(costs, shapes=shapes)
 
 
 def _some_together(sizes: SlotSizes, rng: np.random.Generator) -> list[int]:

@@ -1,7 +1,8 @@
 """Token serving in computed time: the server's request loop over measured costs.
 
 A step takes what its chunks of prompts and its rows cost (`hardware.step_costs`); the
-loop and all other software take no time. Nothing is taken from a prompt cache.
+loop takes no time: Python's is in the costs as far as the engine waits for it. Nothing
+is taken from a prompt cache.
 """
 
 import math
@@ -41,12 +42,19 @@ class Step(NamedTuple):
         gives its first token.
       batch: rows, 1 and capacity of the session in which they decode; None: unknown.
       shape: rows, size and capacity in which the chunks run, padding included.
+      is_new: whether this step of the rows could not begin before the last one's
+        tokens were told. is_moved: whether they move into another session, besides.
+      in_vain_k: mean K of a step of the same rows that had begun at K of the past;
+        None: there is none.
     """
 
     decode: list[TokenJob]
     chunks: list[Chunk]
     batch: Shape | None = None
     shape: Shape | None = None
+    is_new: bool = False
+    is_moved: bool = False
+    in_vain_k: float | None = None
 
 
 class SlotSteps:
@@ -63,23 +71,32 @@ class SlotSteps:
         self._group: list[Chunk] = []  # the last chunk of each prompt on its way
         self._shape = 0, 0  # of their session: rows, capacity
         self._batch = 0, 0  # of the session of rows that decode
-        self._told: list[tuple[int, int]] = []  # id and K of the rows of its last step
+        self._told: dict[int, int] = {}  # id -> K of the rows of its last step
+        self._had_prompts = False  # in the last step, so none has begun ahead of this
 
     def next(self, running: Sequence[TokenJob]) -> Step:
         """The step of admitted requests."""
         decode = [job for job in running if job.made]
-        batch = self._decode(decode, has_prompts=len(decode) < len(running))
+        told, before = {job.id: job.k for job in decode}, self._told
+        stays = told.keys() == before.keys() and not self._had_prompts
+        had, self._had_prompts = self._batch, len(decode) < len(running)
+        batch = self._decode(decode, told, self._had_prompts)
+        is_moved = batch is not None and self._batch != had
+        is_new = is_moved or not stays
+        in_vain_k = None if is_new or told == before else _mean(before)
         shape = self._chunks(running)
         through = [chunk.job for chunk in self._group if chunk.is_last]
         if through:
             self._batch = self._size([*decode, *through])
-        return Step(decode, self._group, batch, shape)
+        return Step(decode, self._group, batch, shape, is_new, is_moved, in_vain_k)
 
     def _size(self, rows: Sequence[TokenJob]) -> tuple[int, int]:
         need = max(job.prompt_tokens + job.made for job in rows)
         return self._sizes.rows_for(len(rows)), self._sizes.capacity_for(need)
 
-    def _decode(self, rows: Sequence[TokenJob], has_prompts: bool) -> Shape | None:
+    def _decode(
+        self, rows: Sequence[TokenJob], told: dict[int, int], has_prompts: bool
+    ) -> Shape | None:
         """The session of rows that decode.
 
         As in `SlotBatch` it grows with them, and shrinks only if they have changed and
@@ -87,7 +104,7 @@ class SlotSteps:
         """
         if not rows:
             return None
-        told, size = [(job.id, job.k) for job in rows], self._size(rows)
+        size = self._size(rows)
         if size[1] > self._batch[1] or (told != self._told and not has_prompts):
             self._batch = size
         self._told = told
@@ -260,4 +277,13 @@ def decode_s(step: Step, costs: StepCosts) -> float:
         return 0.0
     rows = len(step.decode)
     mean_k = sum(job.k for job in step.decode) / rows
-    return costs.decode_s(rows, mean_k, step.batch)
+    seconds = costs.decode_s(rows, mean_k, step.batch)
+    if step.in_vain_k is not None:
+        seconds += costs.decode_s(rows, step.in_vain_k, step.batch)
+    if step.is_new or step.in_vain_k is not None:
+        seconds += costs.changed_s
+    return seconds + (costs.moved_s if step.is_moved else 0.0)
+
+
+def _mean(ks: Mapping[int, int]) -> float:
+    return sum(ks.values()) / len(ks)

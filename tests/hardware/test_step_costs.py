@@ -61,13 +61,20 @@ def test_shapes_that_are_none_are_refused(shape):
         StepCosts(TABLE, TABLE, "here", shapes=[shape])
 
 
+@pytest.mark.parametrize("name", ["changed_s", "moved_s"])
+def test_news_that_take_no_time_or_less_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} of step costs must be 0 or more"):
+        StepCosts(TABLE, TABLE, "here", **{name: -1.0})
+
+
 def test_costs_survive_their_file(tmp_path):
     costs = StepCosts(TABLE, CostTable((16, 32), (8, 9), [[1, 2], [3, 4]]), "here")
-    costs = dataclasses.replace(costs, shapes=SHAPES)
+    costs = dataclasses.replace(costs, shapes=SHAPES, changed_s=0.5, moved_s=0.25)
     path = tmp_path / "machine.json"
     path.write_text(json.dumps({"step_costs": costs.to_json() | {"held_out": []}}))
     read = read_step_costs(path)
     assert (read.decode_s(3, 20), read.prefill_s(24, 8)) == (6.5, 2)
+    assert (read.changed_s, read.moved_s) == (0.5, 0.25)
     assert read.source == "here" and read.prefill_s(24, 8, (4, 32, 64)) == 2 + 2
 
 

@@ -12,6 +12,9 @@ from moe_edge.profile.step_costs import measure_steps
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import GQA
 
+CHANGED_S, MOVED_S = 0.5, 0.25
+ROW_S = 0.125  # of a prompt, beside the first
+
 
 class Machine:
     """Row slots whose steps take what a formula says; also the clock."""
@@ -24,6 +27,7 @@ class Machine:
             prompt_rows=4,
         )
         self.rows, self.prompts, self.now_s = {}, [], 0.0
+        self.decoded, self.size = (), 0  # of its last step
 
     @property
     def has_prompts(self):
@@ -31,7 +35,7 @@ class Machine:
 
     def admit(self, rows):
         self.prompts += rows
-        self.rows |= {row.id: row.k for row in rows}
+        self.rows |= {row.id: row.k or 3 for row in rows}
 
     def set_k(self, id, k):
         self.rows[id] = k
@@ -44,6 +48,7 @@ class Machine:
             return
         lengths = [len(row.prompt) for row in self.prompts]
         tokens = max(sum(lengths), 16)
+        self.now_s += ROW_S * (len(self.prompts) - 1)
         self.now_s += 0.01 + 1e-4 * tokens * (self.prompts[0].k or 0)
         self.now_s += self.shape_seconds(self.shapes.prompt_shape(lengths))
         self.prompts = []
@@ -57,6 +62,10 @@ class Machine:
         return 1e-5 * rows * capacity
 
     def decode(self):
+        size = self.shapes.rows_for(len(self.rows))
+        self.now_s += CHANGED_S * (self.decoded != tuple(self.rows))
+        self.now_s += MOVED_S * (size < self.size)
+        self.decoded, self.size = tuple(self.rows), size
         self.now_s += 0.002 + 1e-3 * len(self.rows) + 1e-4 * sum(self.rows.values())
 
 
@@ -88,7 +97,9 @@ def test_a_formula_is_found_again():
     assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4 + one)
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
     together = costs.prefill_s(50, 3, (4, 32, 64))
-    assert together == pytest.approx(0.01 + 150e-4 + four)
+    assert together == pytest.approx(0.01 + 150e-4 + four + 3 * ROW_S)
+    assert costs.changed_s == pytest.approx(CHANGED_S)
+    assert costs.moved_s == pytest.approx(MOVED_S)
     assert costs.batches == [
         [rows, 1, capacity, pytest.approx(1e-5 * capacity * rows)]
         for rows in (1, 2, 4)
@@ -134,3 +145,7 @@ def test_steps_of_a_real_engine_are_timed():
     ]
     assert [batch[:3] for batch in found.costs.batches] == [[1, 1, 128], [2, 1, 128]]
     assert all(seconds > 0 for *_, seconds in found.costs.shapes + found.costs.batches)
+
+
+def test_medians_are_raised_to_the_level_of_the_means():
+    assert module._levelled([[1, 1, 4], [2, 2, 2]]) == pytest.approx([4 / 3, 8 / 3])

@@ -7,6 +7,7 @@ import pytest
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.loop import RequestLoop
@@ -164,6 +165,28 @@ def test_rows_cost_the_session_in_which_they_run():
     # From its 257th position on a row needs the larger one.
     served = server.run([job(2, 1000, 254, 5)])
     assert (served[2].first_s, served[2].last_s) == (1254, 1254 + 2 * 2 + 2 * 5)
+
+
+def test_steps_of_other_rows_take_longer():
+    # Both join at 0: 1 + 1 s of prompts, then a step of both that is new, one that has
+    # begun ahead, and one of 1 alone, in a smaller session.
+    costs = dataclasses.replace(COSTS, changed_s=10.0, moved_s=100.0)
+    steps = SlotSteps(sizes(512, max_context=4096))
+    server = ComputedServer(RequestLoop(Continuous(2)), costs, steps=steps)
+    served = server.run([job(0, 0, 1, 3), job(1, 0, 1, 4)])
+    assert served[0].first_s == 2 and served[0].last_s == 2 + (3 + 10) + 3
+    assert served[1].last_s == served[0].last_s + 2 + 10 + 100
+
+
+def test_a_step_begun_at_another_k_is_made_twice():
+    # 0 takes steps of 2 s. From 14 s on 1 waits, whose floor is 2: both run at it, so
+    # the step of 0 at K 1 that has begun is in vain, and its next one takes 3 s.
+    costs = dataclasses.replace(COSTS, changed_s=10.0)
+    steps = SlotSteps(sizes(512, max_context=4096))
+    server = ComputedServer(RequestLoop(ContinuousOneK(2)), costs, steps=steps)
+    served = server.run([job(0, 0, 1, 9), job(1, 14, 1, 1, floor=2)])
+    # 0: 1 s, a new step until 13, one until 15; then 2 + 3 + 10 s, and 1's prompt.
+    assert served[1].first_s == 15 + (2 + 3 + 10) + 1
 
 
 def test_higher_load_waits_longer():

@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.continuous import Continuous
+from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.simulate.serving import SlotSteps, Step
@@ -75,6 +76,60 @@ def test_steps_are_those_of_row_slots(prefill_chunk, context, is_deterministic):
     assert len(jobs) == len(requests) and not loop.open
     assert loop.outcomes["cancelled"] == 1
     assert loop.outcomes["finished"] == len(requests) - 1
+
+
+# Requests as above, with floors: the highest of those that run is all rows' K.
+FLOORS = (1, 3, 2, 3, 1, 3)
+
+
+@pytest.mark.parametrize("policy", [Continuous(4), ContinuousOneK(4)])
+def test_steps_that_could_not_begin_ahead_are_named(policy):
+    slots = RowSlots(resident("gqa"), max_rows=4, max_context=256, prompt_rows=2)
+    steps, loop, jobs = SlotSteps(slots.shapes), RequestLoop(policy), {}
+    seen = {"ahead": 0, "new": 0, "in vain": 0, "moved": 0}
+    requests = [*zip(REQUESTS, FLOORS, strict=True), (GROWING, 2), ((50, 9, 20), 1)]
+    requests += [((52, 9, 9), 3)]
+    for step in range(100):
+        for number, ((when, prompt, new), floor) in enumerate(requests):
+            if when == step:
+                jobs[number] = job = TokenJob(
+                    number, floor=floor, prompt_tokens=prompt, new_tokens=new
+                )
+                loop.admit(job, loop.arrive(job, step), step)
+        running = loop.begin_step(0, step)
+        if not running:
+            continue
+        expected = steps.next(running)
+        joining = [job for job in running if job.id not in slots.ids]
+        slots.admit([row(j.id, j.prompt_tokens, j.new_tokens, k=j.k) for j in joining])
+        for job in running:
+            slots.set_k(job.id, job.k)
+        batch = slots._batch
+        session, begun = batch.session, batch._begun
+        tokens = [new.id for new in slots.decode()]
+        if tokens:
+            is_ahead = begun is not None and begun.ks[0] == slots[tokens[0]].k
+            in_vain = begun is not None and not is_ahead
+            assert (not expected.is_new, expected.in_vain_k is not None) == (
+                begun is not None,
+                in_vain,
+            )
+            # A batch that just begins was made with its prompt.
+            assert expected.is_moved == (batch.session is not session)
+            seen["ahead"] += is_ahead
+            seen["in vain"] += in_vain
+            seen["new"] += expected.is_new
+            seen["moved"] += expected.is_moved
+        tokens += [new.id for new in slots.prefill()]
+        for number in tokens:
+            jobs[number].made += 1
+        ended = [jobs[number] for number in tokens if not jobs[number].left]
+        for job in ended:
+            slots.release(job.id)
+        loop.end_step(0, step, ended)
+    assert loop.outcomes["finished"] == len(requests)
+    assert (seen.pop("in vain") > 0) == (policy.name == "continuous_one_k")
+    assert min(seen.values()) > 2, seen
 
 
 def compare(expected: Step, slots, engine, running) -> list[int]:
