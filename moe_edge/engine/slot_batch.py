@@ -5,8 +5,9 @@ copying their caches into another session: a step's time follows rows and capaci
 
 Where nothing is known to change, the next step begins before this one's tokens are
 read: the device computes while Python tells them to whoever asked. Who joined or left
-meanwhile takes no harm: a row has the same bits in any company. A row that left is
-ignored, and a step begun at another K, or before a row joined, is run again.
+meanwhile takes no harm: a row has the same values in any company (the same bits where
+all steps have one shape). A row that left is ignored, and a step begun at another K, or
+before a row joined, is run again.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
-"""The host kernels for many tokens as JAX functions: prefill, see native/blocks.inc.
+"""The host kernels for many tokens as JAX functions, see native/blocks.inc.
 
-A row's bits depend on neither the other tokens nor the number of threads.
+A row's bits depend on neither the other tokens nor the number of threads. Those of a
+dense product are others than `native.linear`'s, which up to two rows take.
 """
 
 import jax

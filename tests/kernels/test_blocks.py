@@ -20,16 +20,17 @@ from tests.support.host_kernels import needs_kernels, stored
 
 pytestmark = needs_kernels
 E = 7
+MANY = 40  # of which threads take whole ones, if they are small
 SILU = functools.partial(activate, kind="silu", limit=None)
 
 
-def case(layout, tokens, chosen=4, dtype=np.float32, seed=0):
+def case(layout, tokens, chosen=4, dtype=np.float32, seed=0, experts=E):
     """Arguments of `run_experts`, some ids above E among them; float64 records."""
     rng = np.random.default_rng(seed)
     x_TD = rng.normal(size=(tokens, layout.d_model)).astype(np.float32)
-    ids_TK = np.stack([rng.permutation(E + 2)[:chosen] for _ in range(tokens)])
+    ids_TK = np.stack([rng.permutation(experts + 2)[:chosen] for _ in range(tokens)])
     weights_TK = rng.random((tokens, chosen)).astype(np.float32)
-    values = rng.normal(size=(E, layout.size)).astype(np.float32) * 0.2
+    values = rng.normal(size=(experts, layout.size)).astype(np.float32) * 0.2
     records_ER, exact_ER = stored(values, dtype)
     return (x_TD, ids_TK.astype(np.int32), weights_TK, records_ER), exact_ER
 
@@ -57,7 +58,7 @@ def test_product_is_the_product_whatever_the_company(width, outputs, dtype):
     whole = np.asarray(run(x_TI, w))
     want_TO = x_TI.astype(np.float64) @ exact_OI.T
     np.testing.assert_allclose(whole, want_TO, rtol=0, atol=2e-6 * width**0.5 * 10)
-    for tokens in (17, 18, 19, 20, 200):
+    for tokens in (1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 200):
         for threads in (1, 3):
             native.resize(threads)
             assert (np.asarray(run(x_TI[-tokens:], w)) == whole[-tokens:]).all()
@@ -87,6 +88,25 @@ def test_experts_are_their_sum_whatever_the_company(layout, tokens, dtype):
     some = np.random.default_rng(1).permutation(tokens)[: tokens // 2]
     few_TD = run(*(a[some] for a in given[:3]), given[3])
     assert (np.asarray(few_TD) == whole_TD[some]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("layout", [(64, 16), (40, 64, True), (33, 20)])
+def test_many_small_experts_have_the_bits_of_one_thread(layout, dtype):
+    """Threads take whole experts of them, and parts of one where there are few."""
+    layout = RecordLayout(*layout)
+    given, exact_ER = case(layout, 90, 6, dtype, experts=MANY)
+    run, fill = program(layout), jit_step(lambda *a: fill_pairs(*a, MANY, layout, SILU))
+    x_TD, ids_TK, _, records_ER = given
+    slot_E, out_PD = np.arange(MANY), np.zeros((ids_TK.size, layout.d_model))
+    room = out_PD.astype(np.float32), x_TD, ids_TK, records_ER, slot_E.astype(np.int32)
+    native.resize(1)
+    whole_TD, filled_PD = np.asarray(run(*given)), np.asarray(fill(*room))
+    assert_close(whole_TD, numpy_sum((*given[:3], exact_ER), layout))
+    for threads in (2, 3, 5, 20):
+        native.resize(threads)
+        assert (np.asarray(run(*given)) == whole_TD).all()
+        assert (np.asarray(fill(*room)) == filled_PD).all()
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

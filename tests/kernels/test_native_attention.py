@@ -109,6 +109,50 @@ def test_high_and_low_scores_stay_finite():
 
 
 @needs_kernels
+def test_what_a_row_does_not_see_is_not_read():
+    q, k, v, start_B = case(3, 2, 2, 3, 32, 40)
+    start_B = np.array([0, 11, 37], np.int32)
+    want = exact(q, k, v, start_B, NO_WINDOW, 0.2)
+    for b, start in enumerate(start_B):
+        for cache in (k, v):
+            cache[2 * b : 2 * b + 2, start + 2 :] = np.nan
+    got = run(q, k, v, start_B, NO_WINDOW, 0.2)
+    np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+    # One that it does see is seen by nobody else.
+    k[2, 3] = np.nan
+    assert np.isnan(run(q, k, v, start_B, NO_WINDOW, 0.2)[1, :, :3]).all()
+    got = run(q, k, v, start_B, NO_WINDOW, 0.2)
+    want[1, :, :3] = np.nan
+    np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+
+
+@needs_kernels
+def test_a_row_that_rests_in_a_full_session_stays_within_it():
+    """It attends from the position behind the last one; others have their bits."""
+    q, k, v, start_B = case(2, 1, 1, 2, 32, 24)
+    start_B = np.array([7, 24], np.int32)
+    alone = run(q[:1], k[:1], v[:1], start_B[:1], NO_WINDOW, 0.2)
+    for window in (NO_WINDOW, 0, -3):
+        got = run(q, k, v, start_B, window, 0.2)
+        assert np.isfinite(got).all()
+        if window == NO_WINDOW:
+            assert (got[:1] == alone).all()
+            last = exact(q[1:], k[1:], v[1:], np.array([23]), NO_WINDOW, 0.2)
+            np.testing.assert_allclose(got[1:], last, rtol=0, atol=3e-6)
+
+
+@needs_kernels
+def test_keys_that_count_for_nothing_count_for_exactly_nothing():
+    """A product of a tiny weight would be rounded differently from thread to thread."""
+    q, k, v, start_B = case(1, 1, 1, 1, 32, 20)
+    k[0, :, :] = -q[0, 0, 0] * 100
+    k[0, 5] = q[0, 0, 0] * 100
+    v[0, :, :], v[0, 5] = 1e30, 0.0
+    got = run(q, k, v, np.array([19], np.int32), NO_WINDOW, 1.0)
+    assert (got == 0.0).all()
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     "change, word",
     [
