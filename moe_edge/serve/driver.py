@@ -170,6 +170,11 @@ class Driver:
         return bool(self._live)
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt of an admitted request is on its way."""
+        return self.slots.has_prompts
+
+    @property
     def num_waiting(self) -> int:
         return self.loop.num_waiting
 

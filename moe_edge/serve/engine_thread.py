@@ -292,7 +292,8 @@ class EngineThread:
     def _serve(self, driver: Driver) -> None:
         failed = 0
         while not self._is_stopped:
-            self._do_what_was_asked(driver)
+            if self._do_what_was_asked(driver) or driver.has_prompts:
+                self._send()  # a step with a prompt may take long
             stepped = driver.step()
             if stepped is not None:
                 self._follow(driver, stepped)
@@ -307,9 +308,12 @@ class EngineThread:
             if stepped is None:
                 self._rest(driver.wake_s - driver.clock())
 
-    def _do_what_was_asked(self, driver: Driver) -> None:
+    def _do_what_was_asked(self, driver: Driver) -> bool:
+        """Whether there was anything."""
+        was_asked = bool(self._inbox)
         while self._inbox:
             self._inbox.popleft()(driver)
+        return was_asked
 
     def _send(self, may_wait: bool = False) -> None:
         """Hands over the news; `may_wait`: later, if more will come soon."""

@@ -93,3 +93,25 @@ def test_step_wakes_the_event_loop_once_however_many_rows_it_has(monkeypatch, te
         whole = read_reply(server.send_completion(max_tokens=30, ignore_eos=True))
     text = whole.json["choices"][0]["text"]
     assert {text_of(reply.events) for reply in replies} == {text}
+
+
+def test_no_token_waits_for_a_step_with_prompts(monkeypatch):
+    monkeypatch.setattr(engine_thread, "TELL_S", math.inf)
+    with live_server() as server:
+        driver, held = server.driver, {"alone": 0, "beside a prompt": 0}
+        prompts, real = [], driver.step
+
+        def step():
+            has_prompts = driver.has_prompts or driver.num_waiting > 0
+            prompts.append(has_prompts)
+            held["beside a prompt" if has_prompts else "alone"] += len(
+                server.thread._rows._news
+            )
+            return real()
+
+        driver.step = step
+        stream = server.send_completion(stream=True, max_tokens=60, ignore_eos=True)
+        server.until(lambda: server.thread.generated > 5)
+        server.complete(prompt="the mill and the river " * 3, max_tokens=1)
+        assert read_reply(stream).status == 200
+    assert sum(prompts) >= 2 and held["alone"] > 20 and not held["beside a prompt"]
