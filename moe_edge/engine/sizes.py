@@ -41,7 +41,8 @@ def check_context(max_context: int, max_positions: int) -> None:
 class SlotSizes:
     """Sizes of a running batch: steps of 2 in capacity and in rows.
 
-    Of prompts on their way, which stay for a few chunks only: of 4 in all three.
+    Of prompts on their way, which stay for a few chunks only: of 4 in both, and of 2 in
+    the size of a chunk.
 
     Args:
       max_rows: rows that run at once.
@@ -85,8 +86,11 @@ class SlotSizes:
             self.prompt_capacities = tuple(map(capacity_for, powers))
         # A padded chunk never reaches past the capacity: chunks divide it.
         self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
-        while any(M > self.chunk and M % self.chunk for M in self.prompt_capacities):
+        while largest > self.chunk and largest % self.chunk:
             self.chunk //= 2
+        self.prompt_capacities = tuple(
+            M for M in self.prompt_capacities if M <= self.chunk or not M % self.chunk
+        )
         self.chunks = _powers(self.chunk, 2 * MIN_BUCKET, 2)
 
     def rows_for(self, rows: int) -> int:
