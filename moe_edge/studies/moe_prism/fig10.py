@@ -109,7 +109,7 @@ def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
             rows.append(metric(who, f"operating points, batch {batch}", count, "1"))
         ratio = many / max(few, 1)
         ratios[f"operating points, ratio, batch {batch}"] = round(ratio, 2)
-        answers.append(f"{many} against {few} at {batch} ({ratio:.1f})")
+        answers.append(f"{many}/{few} at {batch}")
         ends = [f"{1e3 * new[k][0]:.2f} ms at K = {k}" for k in (min(new), max(new))]
         details.append(
             f"Batch {batch}: TPOT {' to '.join(ends)}; two points differ by {ERRORS:g} "
@@ -122,8 +122,8 @@ def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
         ]
     return models.findings(
         settings,
-        answer="Operating points of sub-experts against whole experts, by batch "
-        f"(times): {', '.join(answers)}; paper {PAPER_POINTS}.",
+        answer="Operating points of sub-experts/whole experts, by batch: "
+        f"{', '.join(answers)}; paper {PAPER_POINTS} times as many.",
         details=[
             *details,
             f"Slower than the original at equal compute: "
