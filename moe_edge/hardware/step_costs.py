@@ -7,15 +7,20 @@ linear, beyond them they go on as between the last two; below the fewest rows or
 they are level.
 
 Prompts that run together are padded to the longest one, and to one of few numbers of
-rows; without host kernels, or in latent attention, all attend over the session's
-whole capacity. A padded position chooses no experts, but passes everything else. So a
-shape (rows, size of the chunk, capacity) has a cost of its own, with one token in it;
-that of one prompt's shape is in its table. It is the same with rows that decode: in
-their table they have the least capacity.
+rows; a padded position chooses no experts, but passes everything else. So a shape
+(rows, size of the chunk, capacity) has a cost of its own, with one token in it; that of
+one prompt's shape is in its table. Each prompt more gets a first token, and its cache
+is copied. It is the same with rows that decode: in their table they have the least
+capacity.
+
+What attention costs follows the keys that there are with host kernels, and without
+them, or in latent attention, the capacity of a session. So there is a time for each key
+beyond those that rows of the table have, besides the times of capacities; on any
+machine one of the two is next to nothing.
 
 The table of decode steps is of rows that go on: each step begins before the tokens of
 the one before are told to anybody. Where rows are others than before, the device waits
-for Python, and may move them into a smaller session first: such steps take longer by a
+for Python, and may move them into another session first: such steps take longer by a
 time of their own.
 """
 
@@ -31,6 +36,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
 from moe_edge.core.files import check_there
 
+TIMES = ("prompt_s", "keys", "key_s", "prompt_key_s", "changed_s", "moved_s")
 Shape = tuple[int, int, int]  # rows, size of a chunk, capacity
 
 
@@ -88,8 +94,15 @@ class StepCosts:
       shapes: rows, size, capacity and seconds of each shape in which prompts run, with
         one token in it; none: they are not told apart.
       batches: the same of rows that decode; their size is 1.
+      prompt_s: seconds of each prompt of several, beside the first.
+      keys: that each row of the decode table attends to, on the mean.
+      key_s: seconds for each key more; prompt_key_s: for each pair of a prompt's token
+        and a key of an earlier chunk.
       changed_s: more seconds of a decode step that could not begin ahead, as its rows
-        are others than those before; moved_s: more of one that moves them, besides.
+        are others than those before; moved_s: more of one that moves them, besides
+        (rows of about as many keys as the table's).
+      runs_ahead: whether steps do begin ahead. One that began at a K of the past is
+        made again.
     """
 
     decode: CostTable
@@ -97,12 +110,17 @@ class StepCosts:
     source: str
     shapes: Sequence[Sequence[float]] = ()
     batches: Sequence[Sequence[float]] = ()
+    prompt_s: float = 0.0
+    keys: float = 0.0
+    key_s: float = 0.0
+    prompt_key_s: float = 0.0
     changed_s: float = 0.0
     moved_s: float = 0.0
+    runs_ahead: bool = False
 
     def __post_init__(self):
-        check_from_zero("changed_s of step costs", self.changed_s)
-        check_from_zero("moved_s of step costs", self.moved_s)
+        for name in TIMES:
+            check_from_zero(f"{name} of step costs", getattr(self, name))
         for shape in (*self.shapes, *self.batches):
             if len(shape) != 4 or not all(0 < number < math.inf for number in shape):
                 raise ConfigError(
@@ -125,13 +143,16 @@ class StepCosts:
         more = _shape_s(self.batches, batch) - _shape_s(self.batches, alone)
         return max(seconds + more, 0.0)
 
-    def prefill_s(self, tokens: float, k: float, shape: Shape | None = None) -> float:
+    def prefill_s(
+        self, tokens: float, k: float, shape: Shape | None = None, prompts: int = 1
+    ) -> float:
         """Prompts, or parts of them, of so many tokens together.
 
         Args:
           shape: in which they run; None: that of one prompt.
+          prompts: how many they are.
         """
-        seconds = self.prefill(tokens, k)
+        seconds = self.prefill(tokens, k) + self.prompt_s * (prompts - 1)
         if shape is None or not self.shapes:
             return seconds
         alone = _shape_s(self.shapes, self._alone(tokens))

@@ -31,6 +31,7 @@ DECODE_HELD_OUT, PREFILL_HELD_OUT = 12, 8
 PROMPT_TOKENS = 96  # of rows that decode
 STEPS = 3  # in a row at one setting; the first is not timed
 STEPS_OF_ROWS = 5  # until one of them ends
+MOST_DISTURBED = 3
 MIN_SECONDS = 1e-7  # of a shape: above 0
 
 
@@ -40,7 +41,7 @@ class HeldOut:
 
     Attributes:
       kind: decode or prefill; size: rows or tokens; k: the mean.
-      measured_s, fitted_s: seconds of it.
+      measured_s, fitted_s: seconds of it, on the mean.
     """
 
     kind: str
@@ -105,25 +106,25 @@ def measure_steps(
     settings = {r: [(k,) * r for k in ks] for r in range(1, max_batch + 1)}
     for rows in rng.integers(1, max_batch + 1, DECODE_HELD_OUT).tolist():
         settings[rows].append(tuple(rng.integers(1, own + 1, rows).tolist()))
-    decode, held_out = [], []
-    for rows, seconds in timer.decode(settings).items():
-        decode.append(seconds[: len(ks)])
-        held_out += [
-            ("decode", rows, statistics.mean(each), seen)
-            for each, seen in list(zip(settings[rows], seconds, strict=True))[len(ks) :]
-        ]
+    decoded = timer.decode(settings)
+    level = _level([seen for each in decoded.values() for seen in each])
+    decode = [
+        [level * statistics.median(seen) for seen in each[: len(ks)]]
+        for each in decoded.values()
+    ]
     # Prompts: at both ends of each shape, and in between.
     sizes, most = timer.sizes, timer.sizes[-1]
     grid = [([size], k) for size, k in itertools.product(sizes, ks)]
+    groups = _groups(slots.shapes)
     others = []
     for number in range(PREFILL_HELD_OUT):
         lengths = [int(rng.integers(1, max(most, 2)))]
         if not number % 2:
             lengths = _some_together(slots.shapes, rng) or lengths
         others.append((lengths, int(rng.integers(1, own + 1))))
-    whole = _whole_shapes(slots.shapes)
-    together = [(lengths, own) for lengths in whole.values()]
-    seconds = timer.prefill([*grid, *together, *others])
+    times = timer.prefill([*grid, *((each, own) for each in groups), *others])
+    level = _level(times)
+    seconds = [level * statistics.median(seen) for seen in times]
     prefill = np.reshape(seconds[: len(grid)], (len(sizes), len(ks))).tolist()
     costs = StepCosts(
         CostTable(list(settings), ks, decode),
@@ -131,15 +132,23 @@ def measure_steps(
         f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
         shapes=timer.shapes(),
         batches=timer.batches(),
+        runs_ahead=bool(engine.may_run_ahead),
+        **timer.keys(),
         **timer.changes(),
     )
-    del seconds[: len(grid)]
-    costs = _with_whole(costs, whole, own, seconds[: len(whole)])
-    points = [HeldOut(*point, costs.decode_s(*point[1:3])) for point in held_out]
-    for (lengths, k), seen in zip(others, seconds[len(whole) :], strict=True):
+    del seconds[: len(grid)], times[: len(grid)]
+    costs = _with_groups(costs, slots.shapes, groups, seconds[: len(groups)])
+    points = []
+    for rows, each in settings.items():
+        for ks_of_rows, seen in list(zip(each, decoded[rows], strict=True))[len(ks) :]:
+            k, measured_s = statistics.mean(ks_of_rows), statistics.mean(seen)
+            fitted_s = costs.decode_s(rows, k)
+            points.append(HeldOut("decode", rows, k, measured_s, fitted_s))
+    for (lengths, k), seen in zip(others, times[len(groups) :], strict=True):
         size, shape = sum(lengths), slots.shapes.prompt_shape(lengths)
-        fitted_s = costs.prefill_s(size, k, shape)
-        points.append(HeldOut("prefill", size, float(k), seen, fitted_s))
+        fitted_s = costs.prefill_s(size, k, shape, len(lengths))
+        measured_s = statistics.mean(seen)
+        points.append(HeldOut("prefill", size, float(k), measured_s, fitted_s))
     return MeasuredSteps(costs, tuple(points))
 
 
@@ -167,8 +176,8 @@ class _Timer:
 
     def decode(
         self, settings: Mapping[int, Sequence[Sequence[int]]]
-    ) -> dict[int, list[float]]:
-        """Seconds of a step at each setting.
+    ) -> dict[int, list[list[float]]]:
+        """Seconds of steps at each setting.
 
         Args:
           settings: number of rows -> settings: a K for each of them.
@@ -179,12 +188,13 @@ class _Timer:
                 f"a context of {self.prompt_tokens + self._new_tokens} tokens is too "
                 f"short to time {longest} steps; take a model with a longer one"
             )
+        self.keys_of_rows = self.prompt_tokens + longest / 2
+        times: dict[int, list[list[float]]]
         times = {rows: [[] for _ in each] for rows, each in settings.items()}
         for _ in range(self._repeats):  # what disturbs a moment, disturbs all a little
             for rows, each in settings.items():
                 self._decode(rows, each, times[rows], longest + 1)
-        seconds = iter(_levelled([*itertools.chain(*times.values())]))
-        return {rows: [next(seconds) for _ in each] for rows, each in times.items()}
+        return times
 
     def _decode(self, rows: int, settings, times: Sequence[list], new: int) -> None:
         slots = self._slots
@@ -226,7 +236,9 @@ class _Timer:
         moved_s = statistics.mean(moved) - changed_s if moved else 0.0
         return {"changed_s": changed_s, "moved_s": max(moved_s, 0.0)}
 
-    def prefill(self, settings: Sequence[tuple[Sequence[int], int]]) -> list[float]:
+    def prefill(
+        self, settings: Sequence[tuple[Sequence[int], int]]
+    ) -> list[list[float]]:
         """Seconds of the one chunk of prompts of these lengths, at a K.
 
         They join a row that runs, if there is room: its session is made larger.
@@ -244,7 +256,34 @@ class _Timer:
                 if once:  # the first round compiles
                     seen.append(seconds)
                 self._release([row.id for row in (*others, *rows)])
-        return _levelled(times)
+        return times
+
+    def keys(self) -> dict[str, float]:
+        """What attention to more keys takes, where it goes by keys."""
+        slots, sizes = self._slots, self._slots.shapes
+        B, M = sizes.rows[-1], sizes.capacities[-1]
+        near, far = min(self.prompt_tokens, M // 8), M * 3 // 4
+        S, largest = sizes.chunks[-1], sizes.prompt_capacities[-1]
+        start, times = largest - min(S, largest), ([], [], [], [])
+        for once in range(self._repeats + 1):
+            seen = (
+                rows_seconds(slots, (B, 1, M), B, near),
+                rows_seconds(slots, (B, 1, M), B, far),
+                chunk_seconds(slots, min(S, largest), 0),
+                chunk_seconds(slots, min(S, largest), start),
+            )
+            if once:  # the first round compiles
+                for each, seconds in zip(times, seen, strict=True):
+                    each.append(seconds)
+        few, many, first, last = map(statistics.median, times)
+        key_s, prompt_key_s = (many - few) / (B * (far - near)), 0.0
+        if start:
+            prompt_key_s = max(last - first, 0.0) / (S * start)
+        return {
+            "keys": self.keys_of_rows,
+            "key_s": max(key_s, 0.0),
+            "prompt_key_s": prompt_key_s,
+        }
 
     def shapes(self) -> list[list[float]]:
         """Rows, size, capacity and seconds of every shape of prompts."""
@@ -298,57 +337,74 @@ class _Timer:
         return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
 
 
-def _levelled(times: Sequence[Sequence[float]]) -> list[float]:
-    """Medians of each, all raised by what means are above medians.
+def _level(times: Sequence[Sequence[float]]) -> float:
+    """What means of settings are, over their medians.
 
-    Few steps say little of how often one is disturbed; those of all settings do.
+    Few steps say little of how often one is disturbed; those of all settings do. One
+    that is far off counts as MOST_DISTURBED medians.
     """
-    medians = [statistics.median(seen) for seen in times]
-    alike = sum(m * len(seen) for m, seen in zip(medians, times, strict=True))
-    return [m * sum(map(sum, times)) / alike for m in medians]
+    total = alike = 0.0
+    for seen in times:
+        median = statistics.median(seen)
+        total += sum(min(each, MOST_DISTURBED * median) for each in seen)
+        alike += median * len(seen)
+    return total / alike
 
 
-def _whole_shapes(sizes: SlotSizes) -> dict[Shape, list[int]]:
-    """Shape of several prompts -> lengths that fill three quarters of it."""
-    found = {}
+def _groups(sizes: SlotSizes) -> list[list[int]]:
+    """Lengths of prompts: as many as each shape holds, and as few as it is for.
+
+    They fill three quarters of their rows.
+    """
+    found = []
     for R, S, M in sizes.prompt_shapes():
         lengths = [S * 3 // 4] * R
         if R > 1 and sizes.prompt_shape(lengths) == (R, S, M):
-            found[R, S, M] = lengths
+            found.append(lengths)
+            fewer = max(rows for rows in sizes.prompt_rows if rows < R) + 1
+            if fewer < R:
+                found.append(lengths[:fewer])
     return found
 
 
-def _with_whole(
+def _with_groups(
     costs: StepCosts,
-    whole: Mapping[Shape, Sequence[int]],
-    k: int,
+    sizes: SlotSizes,
+    groups: Sequence[Sequence[int]],
     seconds: Sequence[float],
 ) -> StepCosts:
-    """Costs by which several prompts take what they do take.
+    """Costs by which these groups of prompts, at the model's K, take what they take.
 
-    One token in a shape does not show what each row costs besides: its first token,
-    and the copy of its cache.
+    One token in a shape does not show all that several prompts cost.
     """
-    more = {
-        shape: seen - costs.prefill_s(sum(lengths), k, shape)
-        for (shape, lengths), seen in zip(whole.items(), seconds, strict=True)
-    }
-    shapes = [
-        [*shape, max(each + more.get(tuple(shape), 0.0), MIN_SECONDS)]
-        for *shape, each in costs.shapes
+    own, shape_of = costs.prefill.ks[-1], sizes.prompt_shape
+    more = {}  # by shape and prompts: beyond the cost of tokens and shape
+    for lengths, seen in zip(groups, seconds, strict=True):
+        fitted_s = costs.prefill_s(sum(lengths), own, shape_of(lengths))
+        more[shape_of(lengths), len(lengths)] = seen - fitted_s
+    each = [
+        (more[shape, shape[0]] - extra) / (shape[0] - prompts)
+        for (shape, prompts), extra in more.items()
+        if prompts < shape[0]
     ]
-    return dataclasses.replace(costs, shapes=shapes)
+    prompt_s = max(statistics.median(each), 0.0) if each else 0.0
+    shapes = []
+    for *shape, alone_s in costs.shapes:
+        R = shape[0]
+        extra = more.get((tuple(shape), R), prompt_s * (R - 1))
+        shapes.append([*shape, max(alone_s + extra - prompt_s * (R - 1), MIN_SECONDS)])
+    return dataclasses.replace(costs, shapes=shapes, prompt_s=prompt_s)
 
 
 def _some_together(sizes: SlotSizes, rng: np.random.Generator) -> list[int]:
-    """Lengths of as many prompts as run together; none where they never do."""
-    rows = sizes.prompt_rows[-1]
-    known = sorted({size for R, size, _ in sizes.prompt_shapes() if R == rows > 1})
-    if not known:
+    """Lengths of prompts that run together; none where they never do."""
+    shapes = [(R, S) for R, S, _ in sizes.prompt_shapes() if R > 1]
+    if not shapes:
         return []
-    place = int(rng.integers(len(known)))
-    least = known[place - 1] + 1 if place else 1
-    return rng.integers(least, known[place] + 1, rows).tolist()
+    most, size = shapes[int(rng.integers(len(shapes)))]
+    smaller = [S for S in sizes.chunks if S < size]
+    least = smaller[-1] + 1 if smaller else 1
+    return rng.integers(least, size + 1, int(rng.integers(2, most + 1))).tolist()
 
 
 def shape_seconds(slots: RowSlots, shape: Shape) -> float:
@@ -367,17 +423,19 @@ def shape_seconds(slots: RowSlots, shape: Shape) -> float:
 
 
 def batch_seconds(slots: RowSlots, batch: Shape) -> float:
-    """Seconds of a step of one row in a batch, at K 1.
+    """Seconds of a step of one row in a batch, at K 1: what size and capacity cost."""
+    return rows_seconds(slots, batch, 1, 0)
 
-    It is as long as the longest row of a batch of that capacity is on the mean.
-    """
+
+def rows_seconds(slots: RowSlots, batch: Shape, rows: int, position: int) -> float:
+    """Seconds of a step of rows at a position in a batch, at K 1."""
     engine, (B, _, M) = slots.engine, batch
-    session, is_first = slots.shapes.new_session(engine, B, M), np.arange(B) == 0
-    session.growth = is_first.astype(int).tolist()
-    positions = np.where(is_first, min(M * 3 // 4, M - STEPS), 0).astype(np.int32)
+    session, is_there = slots.shapes.new_session(engine, B, M), np.arange(B) < rows
+    session.growth = is_there.astype(int).tolist()
+    positions = np.where(is_there, position, 0).astype(np.int32)
     session.lengths, session.positions_B = positions.tolist(), engine.put(positions)
     session.k_B = engine.put(np.ones(B, np.int32))
-    tokens_B, active_B = engine.put((np.zeros(B, np.int32), is_first))
+    tokens_B, active_B = engine.put((np.zeros(B, np.int32), is_there))
     steps = [
         _seconds(
             lambda: jax.block_until_ready(engine.decode(session, tokens_B, active_B))
@@ -385,6 +443,20 @@ def batch_seconds(slots: RowSlots, batch: Shape) -> float:
         for _ in range(STEPS)
     ]
     return min(steps[1:])
+
+
+def chunk_seconds(slots: RowSlots, size: int, start: int) -> float:
+    """Seconds of a whole chunk of one prompt in the largest session, at K 1."""
+    engine, M = slots.engine, slots.shapes.prompt_capacities[-1]
+    session = slots.shapes.new_session(engine, 1, M)
+    tokens, valid = np.zeros((1, size), np.int32), np.ones((1, size), bool)
+    engine.begin_prompts(session, [[0] * M])
+    session.k_B = engine.put(np.ones(1, np.int32))
+    begins = np.full(1, start, np.int32)
+    jax.block_until_ready(session.caches)
+    return _seconds(
+        lambda: jax.block_until_ready(engine.run_chunk(session, tokens, valid, begins))
+    )
 
 
 def _seconds(function) -> float:

@@ -60,6 +60,9 @@ class Step(NamedTuple):
 class SlotSteps:
     """What `engine.slots.RowSlots` computes in a step, without a model.
 
+    Row slots hear of a row that leaves before its last token a step later than this:
+    one that had begun with it is taken all the same.
+
     Args:
       sizes: of its batch; None: of 8 rows of up to 4,096 tokens.
     """
@@ -268,7 +271,9 @@ def chunks_s(step: Step, costs: StepCosts) -> float:
         return 0.0
     tokens = sum(sizes)
     pairs = sum(n * job.k for n, (job, *_) in zip(sizes, step.chunks, strict=True))
-    return costs.prefill_s(tokens, pairs / tokens, step.shape)
+    seconds = costs.prefill_s(tokens, pairs / tokens, step.shape, len(sizes))
+    keys = sum(n * start for n, (_, start, _) in zip(sizes, step.chunks, strict=True))
+    return seconds + costs.prompt_key_s * keys
 
 
 def decode_s(step: Step, costs: StepCosts) -> float:
@@ -278,9 +283,13 @@ def decode_s(step: Step, costs: StepCosts) -> float:
     rows = len(step.decode)
     mean_k = sum(job.k for job in step.decode) / rows
     seconds = costs.decode_s(rows, mean_k, step.batch)
-    if step.in_vain_k is not None:
-        seconds += costs.decode_s(rows, step.in_vain_k, step.batch)
-    if step.is_new or step.in_vain_k is not None:
+    keys = sum(job.prompt_tokens + job.made for job in step.decode)
+    seconds = max(seconds + costs.key_s * (keys - rows * costs.keys), 0.0)
+    if step.in_vain_k is not None and costs.runs_ahead:
+        # Python tells the device of the new K while the old step still runs.
+        in_vain_s = costs.decode_s(rows, step.in_vain_k, step.batch)
+        seconds += max(in_vain_s, costs.changed_s)
+    elif step.is_new or step.in_vain_k is not None:
         seconds += costs.changed_s
     return seconds + (costs.moved_s if step.is_moved else 0.0)
 

@@ -6,7 +6,12 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.hardware.step_costs import CostTable, StepCosts, read_step_costs
+from moe_edge.hardware.step_costs import (
+    TIMES,
+    CostTable,
+    StepCosts,
+    read_step_costs,
+)
 
 TABLE = CostTable((1, 2, 4), (8, 32), [[2, 5], [3, 6], [7, 10]])
 
@@ -61,8 +66,8 @@ def test_shapes_that_are_none_are_refused(shape):
         StepCosts(TABLE, TABLE, "here", shapes=[shape])
 
 
-@pytest.mark.parametrize("name", ["changed_s", "moved_s"])
-def test_news_that_take_no_time_or_less_are_refused(name):
+@pytest.mark.parametrize("name", TIMES)
+def test_negative_times_are_refused(name):
     with pytest.raises(ConfigError, match=f"{name} of step costs must be 0 or more"):
         StepCosts(TABLE, TABLE, "here", **{name: -1.0})
 

@@ -13,6 +13,7 @@ from tests.support.layered import StoreReader
 from tests.support.tiny_models import GQA
 
 CHANGED_S, MOVED_S = 0.5, 0.25
+KEY_S, PROMPT_KEY_S = 1e-6, 1e-7
 ROW_S = 0.125  # of a prompt, beside the first
 
 
@@ -61,6 +62,12 @@ class Machine:
         rows, _, capacity = batch
         return 1e-5 * rows * capacity
 
+    def rows_seconds(self, batch, rows, position):
+        return self.batch_seconds(batch) + KEY_S * rows * position
+
+    def chunk_seconds(self, size, start):
+        return 1.0 + PROMPT_KEY_S * size * start
+
     def decode(self):
         size = self.shapes.rows_for(len(self.rows))
         self.now_s += CHANGED_S * (self.decoded != tuple(self.rows))
@@ -79,12 +86,13 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(module, "RowSlots", make)
     monkeypatch.setattr(module, "shape_seconds", Machine.shape_seconds)
-    monkeypatch.setattr(module, "batch_seconds", Machine.batch_seconds)
+    for name in ("batch_seconds", "rows_seconds", "chunk_seconds"):
+        monkeypatch.setattr(module, name, getattr(Machine, name))
     monkeypatch.setattr(module.time, "perf_counter", lambda: made[0].now_s)
 
 
 class Engine:
-    config = GQA
+    config, may_run_ahead = GQA, True
 
 
 @pytest.mark.usefixtures("machine")
@@ -96,10 +104,14 @@ def test_a_formula_is_found_again():
     one, four = 1e-5 * 64, 1e-5 * 4 * 32
     assert costs.prefill_s(50, 3) == pytest.approx(0.01 + 150e-4 + one)
     assert (costs.decode.sizes, costs.decode.ks) == ([1, 2, 3, 4], [1, 2, 3])
-    together = costs.prefill_s(50, 3, (4, 32, 64))
-    assert together == pytest.approx(0.01 + 150e-4 + four + 3 * ROW_S)
+    for prompts in (2, 4):
+        together = costs.prefill_s(50, 3, (4, 32, 64), prompts)
+        expected = 0.01 + 150e-4 + four + (prompts - 1) * ROW_S
+        assert together == pytest.approx(expected)
     assert costs.changed_s == pytest.approx(CHANGED_S)
-    assert costs.moved_s == pytest.approx(MOVED_S)
+    assert costs.moved_s == pytest.approx(MOVED_S) and costs.runs_ahead
+    assert costs.key_s == pytest.approx(KEY_S)
+    assert costs.prompt_key_s == pytest.approx(PROMPT_KEY_S)
     assert costs.batches == [
         [rows, 1, capacity, pytest.approx(1e-5 * capacity * rows)]
         for rows in (1, 2, 4)
@@ -148,4 +160,5 @@ def test_steps_of_a_real_engine_are_timed():
 
 
 def test_medians_are_raised_to_the_level_of_the_means():
-    assert module._levelled([[1, 1, 4], [2, 2, 2]]) == pytest.approx([4 / 3, 8 / 3])
+    assert module._level([[1, 1, 2], [2, 2, 2]]) == pytest.approx(10 / 9)
+    assert module._level([[1, 1, 99], [2, 2, 2]]) == pytest.approx(11 / 9)

@@ -129,6 +129,13 @@ def test_prompts_together_are_no_larger_than_a_chunk():
     assert of([256, 256]) == of([900, 900]) == of([3]) == 1
 
 
+def test_small_sessions_of_prompts_leave_the_chunk_as_it_is():
+    for context, chunk in ((3000, 128), (6144, 64), (4096, 512), (512, 512)):
+        given = sizes(chunk, prompt_rows=8, max_context=context)
+        assert given.chunk == chunk and given.prompt_capacities[-1] >= context
+        assert all(M <= chunk or M % chunk == 0 for M in given.prompt_capacities)
+
+
 def test_prompts_of_requests_that_ended_are_dropped():
     a, b = jobs = [job(i, 0, 9, 9) for i in range(2)]
     for each in jobs:
@@ -181,12 +188,27 @@ def test_steps_of_other_rows_take_longer():
 def test_a_step_begun_at_another_k_is_made_twice():
     # 0 takes steps of 2 s. From 14 s on 1 waits, whose floor is 2: both run at it, so
     # the step of 0 at K 1 that has begun is in vain, and its next one takes 3 s.
-    costs = dataclasses.replace(COSTS, changed_s=10.0)
-    steps = SlotSteps(sizes(512, max_context=4096))
-    server = ComputedServer(RequestLoop(ContinuousOneK(2)), costs, steps=steps)
-    served = server.run([job(0, 0, 1, 9), job(1, 14, 1, 1, floor=2)])
-    # 0: 1 s, a new step until 13, one until 15; then 2 + 3 + 10 s, and 1's prompt.
-    assert served[1].first_s == 15 + (2 + 3 + 10) + 1
+    for changed_s, runs_ahead, more_s in ((1, True, 2), (9, True, 9), (1, False, 1)):
+        costs = dataclasses.replace(COSTS, changed_s=changed_s, runs_ahead=runs_ahead)
+        steps = SlotSteps(sizes(512, max_context=4096))
+        server = ComputedServer(RequestLoop(ContinuousOneK(2)), costs, steps=steps)
+        at_s = 3.5 + changed_s
+        served = server.run([job(0, 0, 1, 9), job(1, at_s, 1, 1, floor=2)])
+        # 0: 1 s, a new step of 2 s and one more, in which 1 comes; then 1's prompt.
+        begun_s = 1 + (2 + changed_s) + 2
+        assert served[1].first_s == begun_s + (3 + more_s) + 1
+
+
+def test_more_keys_take_longer():
+    # A row has its prompt's tokens, and the new ones that it attends to.
+    costs = dataclasses.replace(COSTS, keys=2.0, key_s=0.5, prompt_key_s=0.25)
+    steps = SlotSteps(sizes(4, max_context=64))
+    server = ComputedServer(RequestLoop(Continuous(2)), costs, steps=steps)
+    served = server.run([job(0, 0, 6, 3)])
+    first_s = 4 + 2 + 0.25 * 2 * 4  # two chunks: 2 tokens see 4 of the first
+    assert served[0].first_s == first_s
+    # Steps of 2 s, of 7 and of 8 keys instead of 2.
+    assert served[0].last_s == first_s + 2 * 2 + 0.5 * (5 + 6)
 
 
 def test_higher_load_waits_longer():
