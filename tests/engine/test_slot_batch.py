@@ -134,6 +134,7 @@ class Meter:
         self._others = {id(array) for array in self._before}
         for owner, name in (
             (engine, "new_cache"),
+            (engine, "new_session"),
             (slot_programs.SlotPrograms.of(engine), "read_row"),
             (slot_programs.SlotPrograms.of(engine), "write_row"),
         ):

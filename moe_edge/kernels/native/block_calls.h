@@ -83,6 +83,11 @@ std::string RunBlocks(BlockArgs a, const int32_t* ids, int T, int K, int E,
     groups.push_back({records + size_t(at) * a.layout.record_bytes, first, p.next[e]});
   }
   const int D = a.layout.D, F = a.layout.F, count = int(groups.size());
+  int pairs = 0, most = 0;
+  for (const BlockGroup& group : groups) {
+    pairs += group.end - group.first;
+    most = std::max(most, group.end - group.first);
+  }
   a.x = PaddedRows(a.x, T, D);
   a.groups = groups.data(), a.count = count, a.token = p.token.data();
   Team& team = Team::Get();
@@ -92,7 +97,9 @@ std::string RunBlocks(BlockArgs a, const int32_t* ids, int T, int K, int E,
     sums = team.Chunks(double(sizeof(float)) * T * K * D);
   }
   const BlockKernels& kernels = *Best().blocks;
-  if (F <= kBlockRows && count >= kRuns / 4 * team.size()) {
+  // Small experts as wholes, if there are some for each thread, and none is more than a
+  // thread's share of the work.
+  if (F <= kBlockRows && count >= kRuns / 4 * team.size() && most * team.size() <= pairs) {
     const int chunks[] = {std::min(count, kRuns * team.size()), sums};
     team.Run(chunks, [&](int phase, int chunk, int many) {
       if (phase == 0) return kernels.whole(a, RoomFor(std::max(D, F)), chunk, many);
