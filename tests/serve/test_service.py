@@ -17,7 +17,7 @@ from moe_edge.serve.service import Service, listen, run_until_signal, url_of
 class Quiet:
     """A driver that nobody asks for anything."""
 
-    wake_s = float("inf")
+    wake_s, has_prompts = float("inf"), False
 
     def step(self):
         return None
