@@ -64,15 +64,9 @@ def test_steps_are_those_of_row_slots(prefill_chunk, context, is_deterministic):
         if not running:
             break
         expected = steps.next(running)
-        joining = [job for job in running if job.id not in slots.ids]
-        slots.admit([row(j.id, j.prompt_tokens, j.new_tokens, k=j.k) for j in joining])
+        admit(running, slots)
         tokens = compare(expected, slots, engine, running)
-        for number in tokens:
-            jobs[number].made += 1
-        ended = [jobs[number] for number in tokens if not jobs[number].left]
-        for job in ended:
-            slots.release(job.id)
-        loop.end_step(0, step, ended)
+        end_step(tokens, jobs, slots, loop, step)
     assert len(jobs) == len(requests) and not loop.open
     assert loop.outcomes["cancelled"] == 1
     assert loop.outcomes["finished"] == len(requests) - 1
@@ -100,8 +94,7 @@ def test_steps_that_could_not_begin_ahead_are_named(policy):
         if not running:
             continue
         expected = steps.next(running)
-        joining = [job for job in running if job.id not in slots.ids]
-        slots.admit([row(j.id, j.prompt_tokens, j.new_tokens, k=j.k) for j in joining])
+        admit(running, slots)
         for job in running:
             slots.set_k(job.id, job.k)
         batch = slots._batch
@@ -120,15 +113,26 @@ def test_steps_that_could_not_begin_ahead_are_named(policy):
             seen["new"] += expected.is_new
             seen["moved"] += expected.is_moved
         tokens += [new.id for new in slots.prefill()]
-        for number in tokens:
-            jobs[number].made += 1
-        ended = [jobs[number] for number in tokens if not jobs[number].left]
-        for job in ended:
-            slots.release(job.id)
-        loop.end_step(0, step, ended)
+        end_step(tokens, jobs, slots, loop, step)
     assert loop.outcomes["finished"] == len(requests)
     assert (seen.pop("in vain") > 0) == (policy.name == "continuous_one_k")
     assert min(seen.values()) > 2, seen
+
+
+def admit(running, slots) -> None:
+    """Those that join become rows."""
+    joining = [job for job in running if job.id not in slots.ids]
+    slots.admit([row(j.id, j.prompt_tokens, j.new_tokens, k=j.k) for j in joining])
+
+
+def end_step(tokens, jobs, slots, loop, step: int) -> None:
+    """Counts a step's tokens; rows that have all of theirs leave."""
+    for number in tokens:
+        jobs[number].made += 1
+    ended = [jobs[number] for number in tokens if not jobs[number].left]
+    for job in ended:
+        slots.release(job.id)
+    loop.end_step(0, step, ended)
 
 
 def compare(expected: Step, slots, engine, running) -> list[int]:
