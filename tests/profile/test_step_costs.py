@@ -8,6 +8,7 @@ from moe_edge.engine.sizes import SlotSizes
 from moe_edge.engine.weights import load_weights
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.profile import step_costs as module
+from moe_edge.profile import step_timer
 from moe_edge.profile.step_costs import measure_steps
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import GQA
@@ -85,10 +86,9 @@ def machine(monkeypatch):
         return made[0]
 
     monkeypatch.setattr(module, "RowSlots", make)
-    monkeypatch.setattr(module, "shape_seconds", Machine.shape_seconds)
-    for name in ("batch_seconds", "rows_seconds", "chunk_seconds"):
-        monkeypatch.setattr(module, name, getattr(Machine, name))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: made[0].now_s)
+    for name in ("shape_seconds", "batch_seconds", "rows_seconds", "chunk_seconds"):
+        monkeypatch.setattr(step_timer, name, getattr(Machine, name))
+    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: made[0].now_s)
 
 
 class Engine:
