@@ -14,6 +14,7 @@ import numpy as np
 from moe_edge.core.progress import counter
 from moe_edge.engine.session import PREFILL_CHUNK
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.sampling import likeliest
 
 LOGITS_BYTES = 128 << 20  # bound on one chunk of logits
 
@@ -34,8 +35,7 @@ def score_logits(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.
       logits: `[..., V]`; targets: int32 `[...]`.
     """
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return picked - jax.nn.logsumexp(logits, axis=-1), best
+    return picked - jax.nn.logsumexp(logits, axis=-1), likeliest(logits)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:

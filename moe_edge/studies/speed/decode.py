@@ -14,7 +14,7 @@ from moe_edge.metrics.machine import cpu_cores
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.models import benchmark_models
-from moe_edge.studies.speed.runs import argmax, decode_run, random_prompts
+from moe_edge.studies.speed.runs import decode_run, greedy, random_prompts
 from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 PROMPT_TOKENS = 32
@@ -97,7 +97,7 @@ def prefill_rate(engine: ResidentEngine, prompts) -> float:
     """Prompt tokens per second up to the logits after the last token."""
     session = engine.new_session(*np.shape(prompts))
     run = functools.partial(engine.prefill, session, prompts)
-    return np.size(prompts) / seconds_of(lambda: np.asarray(argmax(run())))
+    return np.size(prompts) / seconds_of(lambda: np.asarray(greedy(run())))
 
 
 def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.sampling import likeliest
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.studies.rounds import seconds_of
@@ -25,6 +25,8 @@ from moe_edge.studies.speed.suite import SuiteSettings
 
 SHARE = "25%"  # of the experts on the device, in the rows over emulated links
 PROMPT_TOKENS = 16
+
+greedy = jax.jit(likeliest)  # int32 [B] of logits [B, V]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,12 +62,6 @@ def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
     """int array [batch, tokens] of the model's vocabulary."""
     rng = np.random.default_rng(0)
     return rng.integers(0, engine.config.vocab_size, (batch, tokens))
-
-
-@jax.jit
-def argmax(logits_BV):
-    """int32 [B], the greedy tokens."""
-    return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 
 
 def load_offloaded(folder, capacity: int = 1024, **options):
@@ -143,7 +139,7 @@ def decode_run(
     session = engine.new_session(B, S + steps + 1)
     if manager is not None:
         manager.predictor_run.restart()
-    next_B = argmax(engine.prefill(session, prompts))
+    next_B = greedy(engine.prefill(session, prompts))
     active_B = jax.device_put(np.ones(B, bool))
     tokens, step_s = [np.asarray(next_B)], []
     if manager is not None and cold:
@@ -160,7 +156,7 @@ def decode_run(
     for fed_B in fed_NB:
         started = time.perf_counter()
         fed_B = fed_B if forced else next_B
-        next_B = argmax(engine.decode(session, fed_B, active_B, on_routing))
+        next_B = greedy(engine.decode(session, fed_B, active_B, on_routing))
         tokens.append(np.asarray(next_B))
         step_s.append(time.perf_counter() - started)
     if manager is not None:
