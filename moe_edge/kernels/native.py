@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import functools
 import os
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ CHOICES = ("native", "xla")
 TARGETS = ("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
+HOST_DTYPES = (*_KINDS, "uint8")
 BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
@@ -34,17 +36,27 @@ def library() -> ctypes.CDLL | None:
     """The compiled kernels, known to JAX; None if there are none.
 
     Raises:
-      ConfigError: they were built from other sources, or for another JAX.
+      ConfigError: they were built from other sources, for another JAX, or for a
+        machine that this one is not.
     """
-    found = sorted(Path(__file__).parent.glob("_native*.so"))
-    if not found:
+    # Of this Python alone: an older one's may stand beside it.
+    path = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+    if not path.exists():
         return None
-    lib = ctypes.CDLL(str(found[0]))
+    what_to_do = (
+        "run pip install -e . again (against a pinned JAX: with --no-build-isolation), "
+        "or set MOE_EDGE_KERNELS=xla"
+    )
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"{path.name}: the host kernels do not load: {error}; {what_to_do}"
+        ) from error
     if _build_id_of(lib) != build_id():
         raise ConfigError(
-            f"{found[0].name}: the host kernels were built of {_build_id_of(lib)!r}, "
-            f"here are {build_id()!r}; run pip install -e . again (against a pinned "
-            "JAX: with --no-build-isolation), or set MOE_EDGE_KERNELS=xla"
+            f"{path.name}: the host kernels were built of {_build_id_of(lib)!r}, "
+            f"here are {build_id()!r}; {what_to_do}"
         )
     lib.moe_edge_instructions.restype = ctypes.c_char_p
     lib.moe_edge_experts_at.restype = ctypes.c_char_p
@@ -90,7 +102,8 @@ def resize(threads: int) -> None:
     """Members of the kernels' team from the next call on.
 
     Args:
-      threads: 0: as many as cores in the process's affinity mask.
+      threads: 0: as at the start, what MOE_EDGE_THREADS says or as many as cores in
+        the process's affinity mask.
     """
     library().moe_edge_resize(threads)
 
@@ -110,10 +123,8 @@ def use(instructions: str | None) -> bool:
 def describe() -> str:
     """What multiplies a few vectors on this machine's CPU, for people."""
     if choice() == "xla":
-        built = (
-            "" if library() else " (no C++ compiler was found when it was installed)"
-        )
-        return f"XLA{built}"
+        is_wanted = "MOE_EDGE_KERNELS" in os.environ  # then whatever was built
+        return "XLA" if is_wanted else "XLA (no C++ compiler built the host kernels)"
     lib = library()
     instructions, threads = lib.moe_edge_instructions(), lib.moe_edge_threads()
     return f"native, {instructions.decode()}, {threads} threads"
@@ -207,7 +218,7 @@ def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=Fa
 
 def suits_host(rows: int, dtype: np.dtype) -> bool:
     """Whether so many vectors are to meet records in host memory by `experts_at`."""
-    known = dtype.name in (*_KINDS, "uint8")
+    known = dtype.name in HOST_DTYPES
     return rows <= MAX_ROWS and known and choice() == "native"
 
 
@@ -236,7 +247,7 @@ def experts_at(
     """
     (T, K), D = ids_TK.shape, layout.d_model
     x_TD = np.ascontiguousarray(x_TD, np.float32)
-    ids_TK = np.ascontiguousarray(ids_TK, np.int32)
+    ids_TK = np.ascontiguousarray(ids_TK)
     weights_TK = np.ascontiguousarray(weights_TK, np.float32)
     check_shape("x_TD", x_TD, (T, D))
     check_shape("weights_TK", weights_TK, (T, K))
@@ -245,6 +256,11 @@ def experts_at(
         if record_R.dtype != records[0].dtype or not record_R.flags.c_contiguous:
             raise ConfigError("records must be contiguous and of one dtype")
         layout.check_dtype(record_R.dtype)
+        if record_R.dtype.name not in HOST_DTYPES:
+            known = ", ".join(HOST_DTYPES)
+            raise ConfigError(f"records are {record_R.dtype}, expected one of {known}")
+    if ids_TK.dtype != np.int32:
+        raise ConfigError(f"ids_TK is {ids_TK.dtype}, expected int32")
     y_TD = np.zeros((T, D), np.float32)
     if not records:
         return y_TD

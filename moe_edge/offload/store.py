@@ -116,7 +116,7 @@ class HostStore:
 def _check_mappable(reader) -> None:
     if not isinstance(reader, CheckpointReader):
         raise ConfigError(
-            f"{reader.path} is a Hugging Face folder, which holds no expert records to "
+            f"{reader.path} is not in our format and holds no expert records to "
             "map; convert it first (launch/convert.py) or keep experts in "
             "host memory"
         )

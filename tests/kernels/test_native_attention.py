@@ -167,3 +167,14 @@ def test_keys_that_count_for_nothing_count_for_exactly_nothing():
 def test_refuses_shapes_that_do_not_fit(change, word):
     with pytest.raises(Exception, match=word):
         run(*change(*case(2, 1, 2, 2, 16, 8)), NO_WINDOW, 1.0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [NO_WINDOW, 18])
+def test_a_start_beyond_the_cache_reads_no_further(window):
+    """Positions of rows that rest go on: their values count for nothing."""
+    q, k, v, _ = case(2, 1, 2, 3, 32, 40)
+    full = run(q, k, v, np.full(2, 40, np.int32), window, 0.2)
+    for start in (41, 1 << 20, 2**31 - 1):
+        got = run(q, k, v, np.full(2, start, np.int32), window, 0.2)
+        assert (got == full).all()

@@ -107,7 +107,7 @@ def test_sub_experts_are_blocks(plain, tmp_path):
 
 
 def test_mmap_rejects_hf_folder(plain):
-    with pytest.raises(ConfigError, match=f"{plain[0]} is a Hugging Face .* convert"):
+    with pytest.raises(ConfigError, match=f"{plain[0]} is not in our .* convert"):
         HostStore(open_checkpoint(plain[0]), "mmap")
 
 

@@ -197,7 +197,7 @@ ffi::Error SumCall(ffi::Buffer<ffi::F32> outputs, ffi::Buffer<ffi::S32> ids,
                    int64_t experts) {
   const auto is = ids.dimensions(), os = outputs.dimensions(), ys = y->dimensions();
   if (is.size() != 2 || os.size() != 2 || ys.size() != 2 || ys[0] != is[0] ||
-      ys[1] != os[1] || os[0] < is[0] * is[1] || experts < 0 ||
+      ys[1] != os[1] || os[0] < is[0] * is[1] || experts < 0 || experts > INT32_MAX ||
       int64_t(weights.element_count()) != is[0] * is[1]) {
     return Refuse("sum: expected outputs [T * K or more, D], ids, weights [T, K], y [T, D]");
   }

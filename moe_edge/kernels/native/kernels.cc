@@ -116,7 +116,9 @@ void RunAttend(const AttendArgs& a) {
   const Kernels& kernels = Best();
   Team& team = Team::Get();
   double positions = 0;
-  for (int b = 0; b < a.B; ++b) positions += std::min(a.start[b] + a.S, a.window);
+  for (int b = 0; b < a.B; ++b) {
+    positions += std::min(std::min(a.start[b], a.M) + a.S, a.window);
+  }
   const int chunks[] = {team.Chunks(positions * a.S * a.G * a.P * 2 * sizeof(float))};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
 }
@@ -278,8 +280,8 @@ ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                       ffi::ResultBuffer<ffi::F32> y, float scale) {
   const auto qs = q.dimensions(), ks = k.dimensions();
   const size_t rank = ks.size();
-  if (qs.size() != 4 || (rank != 2 && rank != 3) || v.element_count() != k.element_count() ||
-      y->element_count() != q.element_count() || window.element_count() != 1 ||
+  if (qs.size() != 4 || (rank != 2 && rank != 3) || v.dimensions() != ks ||
+      y->dimensions() != qs || window.element_count() != 1 ||
       q.element_count() == 0 || k.element_count() == 0) {
     return Refuse("attend: expected q, y [B, S, H, P], k, v [B * G, M, P] or [M, P], "
                   "one window");

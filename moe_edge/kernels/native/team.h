@@ -4,7 +4,7 @@
 // begins when all chunks of the one before are done. So nobody is waited for who has
 // taken nothing: a member that wakes late, or whose core another process has, costs a
 // chunk at most. Between two jobs members spin for a moment, giving way to whoever wants
-// their core, and then sleep. They are as many as cores in the process's affinity mask.
+// their core, and then sleep.
 // While the team works for one caller, another waits.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace moe_edge {
@@ -40,6 +41,30 @@ inline void SpinUntil(const Condition& condition) {
     }
   }
 }
+
+// While one stands, this thread takes numbers too small to be exact for 0, as XLA's
+// threads do: bits depend neither on who computes a chunk nor on who called.
+class FlushToZero {
+ public:
+#if defined(__x86_64__)
+  FlushToZero() : before_(__builtin_ia32_stmxcsr()) {
+    __builtin_ia32_ldmxcsr(before_ | 0x8040);  // of results and of operands
+  }
+  ~FlushToZero() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  const unsigned before_;
+#elif defined(__aarch64__)
+  FlushToZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | 1 << 24));
+  }
+  ~FlushToZero() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  uint64_t before_;
+#endif
+};
 
 // Chunk `chunk` of `chunks`: first .. last - 1 of `count` things, in whole grains.
 inline void Share(long count, long grain, int chunk, int chunks, long* first,
@@ -65,10 +90,10 @@ class Team {
 
   int size() const { return size_.load(std::memory_order_relaxed); }
 
-  // Members from the next job on; 0: as many as cores in the affinity mask.
+  // Members from the next job on; 0: as many as at the start.
   void Resize(int size) {
     std::lock_guard<std::mutex> lock(busy_);
-    size_.store(size > 0 ? std::min(size, kMost) : Cores());
+    size_.store(size > 0 ? std::min(size, kMost) : Default());
   }
 
   // Chunks that a phase over so many bytes is worth.
@@ -90,9 +115,7 @@ class Team {
       job.Work(false);
       return;
     }
-    for (; started_ < members - 1; ++started_) {
-      std::thread(&Team::Member, this, started_ + 1, turn_.load()).detach();
-    }
+    Start(members - 1);
     members_ = members;
     job_ = &job;
     state_.fetch_add(kJob, std::memory_order_release);  // odd: it is open
@@ -104,6 +127,17 @@ class Team {
   }
 
  private:
+  // Starts members until there are so many, or the system refuses more: then those
+  // that there are do the work.
+  void Start(int count) {
+    try {
+      for (; started_ < count; ++started_) {
+        std::thread(&Team::Member, this, started_ + 1, turn_.load()).detach();
+      }
+    } catch (const std::system_error&) {
+    }
+  }
+
   struct AnyJob {
     virtual void Work(bool may_leave) = 0;
   };
@@ -120,6 +154,7 @@ class Team {
 
     // Takes chunks until none is left; `may_leave`: without waiting for the last ones.
     void Work(bool may_leave) override {
+      const FlushToZero flush_to_zero;
       for (int n = 0; n < count; ++n) {
         Counter& at = counters[n];
         int chunk;
@@ -138,10 +173,14 @@ class Team {
     Counter counters[kPhases];
   };
 
-  Team() : size_(Cores()) {
+  Team() : size_(Default()) {}
+
+  // What MOE_EDGE_THREADS says, else as many as cores in the affinity mask.
+  static int Default() {
     if (const char* given = std::getenv("MOE_EDGE_THREADS")) {
-      if (const int count = std::atoi(given); count > 0) size_ = std::min(count, kMost);
+      if (const int count = std::atoi(given); count > 0) return std::min(count, kMost);
     }
+    return Cores();
   }
 
   static std::atomic<Team*>& Current() {
