@@ -99,22 +99,31 @@ def generate(
     logits = engine.prefill(session, prompts, on_routing)
     rows: list[list[int]] = [[] for _ in prompts]
     active = np.ones(len(prompts), bool)
+    active_B = jax.device_put(active.copy())  # a put may alias what we change
+    # As row slots do: the next step begins before the tokens of this one are read. For
+    # a row that then ends it was in vain; nobody may be told its routing.
+    runs_ahead = engine.may_run_ahead and on_routing is None
     first = step = 0
     while True:
         tokens_B = next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
+        step += 1
+        if runs_ahead and step < max_new_tokens:
+            logits = engine.decode(session, tokens_B, active_B)
+        before = active.copy()
         for row, token in enumerate(np.asarray(tokens_B).tolist()):
             if active[row]:
                 rows[row].append(token)
                 active[row] = token not in stop_ids
                 if on_token is not None and on_token(row, token):
                     active[row] = False
-        if step == 0:
+        if step == 1:
             first = time.perf_counter()
-        step += 1
         if step == max_new_tokens or not active.any():
             break
-        active_B = jax.device_put(active.copy())  # a put may alias what we change
-        logits = engine.decode(session, tokens_B, active_B, on_routing)
+        if (active != before).any():
+            active_B = jax.device_put(active.copy())
+        if not runs_ahead:
+            logits = engine.decode(session, tokens_B, active_B, on_routing)
     ended = time.perf_counter()
     return Generation(rows, first - started, ended - first, step - 1)
 

@@ -45,7 +45,8 @@ class ResidentEngine(Engine):
 
     Args:
       weights: the model.
-      layers_per_program: how many layers one jitted program holds.
+      layers_per_program: how many layers one jitted program holds: with more of them
+        less Python is between steps, see docs/measurements.md.
       programs: of another engine, instead of new ones.
     """
 
@@ -56,7 +57,7 @@ class ResidentEngine(Engine):
         self,
         weights: Weights,
         *,
-        layers_per_program: int = 1,
+        layers_per_program: int = 8,
         programs: ResidentPrograms | None = None,
     ):
         super().__init__(weights, programs or ResidentPrograms(weights.config))
