@@ -16,6 +16,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_out_dir
 from moe_edge.core.run_folder import documented, unpacked
+from moe_edge.kernels import native
 from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
@@ -101,7 +102,8 @@ def run_study(
     check_clean(out_dir, allow_dirty)
     study.check(settings)
     if dry_run:
-        return {"dry_run": True, "name": study.name, "out_dir": out_dir}
+        planned = {"name": study.name, "out_dir": out_dir}
+        return {"dry_run": True, **planned, "kernels": native.describe()}
     found = study.measure(settings)
     print(f"{study.question}\n{found.answer}")
     try:

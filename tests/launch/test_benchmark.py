@@ -3,7 +3,10 @@
 
 def test_suite_is_the_study_of_its_name(run_script):
     done = run_script("benchmark", "--suite", "convert", "--dry_run", "--out_dir", "o")
+    kernels = done.summary["kernels"]
+    assert kernels.startswith(("native, ", "XLA"))
     assert done.summary == {
+        "kernels": kernels,
         "dry_run": True,
         "name": "benchmark_convert",
         "out_dir": "o",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.coe.case import MAX_WAIT_S
 from moe_edge.coe.presets import get_preset, record_bytes
 from moe_edge.coe.serving import ExpertServing
 from moe_edge.coe.setup import make_setup
@@ -116,7 +117,10 @@ def decisions_us(policy: str, settings: CoserveSettings) -> Sequence[float]:
     sizes = record_bytes("reduced")
     graph = board_graph(352, settings.seed, settings.decay, sizes)
     machine = with_executors(get_preset("reduced"), EXECUTORS)
-    serving = ExpertServing(make_setup(policy, graph, machine, graph.probability_E()))
+    options = {"max_wait_s": MAX_WAIT_S}
+    serving = ExpertServing(
+        make_setup(policy, graph, machine, graph.probability_E(), options=options)
+    )
     count = settings.waiting + 8 * settings.decisions
     requests = board_requests(graph, count, seed=settings.seed)
     experts = iter([graph.rules[request.component] for request in requests])

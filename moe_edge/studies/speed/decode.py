@@ -55,9 +55,10 @@ def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
 
 def _loaded(work_dir):
     """Name, our engine and the peers that are installed, of each model."""
-    for name, folder in benchmark_models(work_dir):
-        engine = load_engine(folder, with_tokenizer=False).engine
-        yield name, engine, peers.load_peers(folder, work_dir)
+    for model in benchmark_models(work_dir):
+        engine = load_engine(model.folder, with_tokenizer=False).engine
+        found = peers.load_peers(model.hf_folder, work_dir, model.kind)
+        yield model.name, engine, found
 
 
 def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Rows:
@@ -149,10 +150,12 @@ def _all_at_once(jobs: list[Callable[[], object]], repeats: int) -> float:
         return min(seconds_of(run) for _ in range(repeats))
 
 
+def _models_of(settings: SuiteSettings, work_dir) -> list:
+    return [(model.name, model.folder) for model in benchmark_models(work_dir)]
+
+
 STUDIES = {
-    f"benchmark_{name}": speed_study(
-        name, question, rows, lambda _, folder: benchmark_models(folder)
-    )
+    f"benchmark_{name}": speed_study(name, question, rows, _models_of)
     for name, question, rows in (
         (
             "decode",

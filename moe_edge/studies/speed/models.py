@@ -7,15 +7,18 @@ weights route uniformly and carry no quality claim; only their speed is measured
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
+from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.convert.rules import Piece, hf_shapes
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.files import atomic_folder
+from moe_edge.model.quantised import KINDS
 
 DTYPES = ("float32", "bfloat16")
 
@@ -89,11 +92,31 @@ def write_random(folder: Path, hf_config: dict, seed: int = 0) -> Path:
     return folder
 
 
-def benchmark_models(work_dir: Path) -> list[tuple[str, Path]]:
-    """Name and HF folder of the models that decode and prefill are timed on."""
-    models = [("default", DEFAULT_MODEL)]
+class BenchmarkModel(NamedTuple):
+    """A model that decode and prefill are timed on.
+
+    Attributes:
+      name: of the model; folder: what we run.
+      hf_folder: its weights before they were quantised: what peers run.
+      kind: what its experts are quantised to; None: nothing is.
+    """
+
+    name: str
+    folder: Path
+    hf_folder: Path
+    kind: str | None = None
+
+
+def benchmark_models(work_dir: Path) -> list[BenchmarkModel]:
+    """The default model, and random ones: as float32, as bfloat16, and quantised."""
+    models = [BenchmarkModel("default", DEFAULT_MODEL, DEFAULT_MODEL)]
     for dtype in DTYPES:
         folder = work_dir / f"olmoe_8_layers_{dtype}"
         write_random(folder, olmoe_config(8, dtype))
-        models.append((f"olmoe_450m_{dtype}", folder))
+        models.append(BenchmarkModel(f"olmoe_450m_{dtype}", folder, folder))
+    for kind in KINDS:  # of the last of these: dense weights are bfloat16
+        quantised = work_dir / f"olmoe_8_layers_{kind}"
+        if not quantised.exists():
+            convert_checkpoint(folder, quantised, expert_dtype=kind, progress=False)
+        models.append(BenchmarkModel(f"olmoe_450m_{kind}", quantised, folder, kind))
     return models

@@ -19,17 +19,21 @@ MOST_ROWS, MOST_TOKENS = 8, 640  # of the suites
 TYPES = {"float32": "F32", "bfloat16": "BF16"}  # of a file -> llama.cpp's
 
 
-def load_peers(hf_folder: Path, work_dir: Path | None = None) -> list:
+def load_peers(
+    hf_folder: Path, work_dir: Path | None = None, kind: str | None = None
+) -> list:
     """The peers that are installed, with `name`, `ways` and `rate`.
 
     Args:
       work_dir: where the GGUF file is kept for a next run; None: nowhere.
+      kind: what the weights are quantised to, which llama.cpp alone does; its dense
+        ones, too. None: they are as stored.
     """
     found = []
-    if _installed("torch", "transformers"):
+    if kind is None and _installed("torch", "transformers"):
         found.append(Transformers(str(hf_folder)))
     if _installed("llama_cpp", "gguf"):
-        kind = TYPES[HfReader(hf_folder).config.hf_config["dtype"]]
+        kind = (kind or TYPES[HfReader(hf_folder).config.hf_config["dtype"]]).upper()
         with ExitStack() as stack:
             kept = work_dir or stack.enter_context(tempfile.TemporaryDirectory())
             folder = Path(kept) / f"{hf_folder.name}_{kind}_gguf"

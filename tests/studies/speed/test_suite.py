@@ -7,8 +7,10 @@ import os
 import numpy as np
 import pytest
 
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
+from moe_edge.model.quantised import KINDS
 from moe_edge.studies.speed import convert, decode, models
 from moe_edge.studies.speed.suite import (
     SuiteSettings,
@@ -85,8 +87,9 @@ def test_memory_bandwidth_is_positive():
 
 
 def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny, monkeypatch):
-    monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
-    monkeypatch.setattr(decode.peers, "load_peers", lambda *folders: [])
+    timed = [models.BenchmarkModel("tiny", tiny, tiny)]
+    monkeypatch.setattr(decode, "benchmark_models", lambda folder: timed)
+    monkeypatch.setattr(decode.peers, "load_peers", lambda *given: [])
     ((_, engine, _),) = decode._loaded(None)
     got = decode.bytes_per_step(engine, np.ones((1, 4), int), steps=3)
     D, V, L, K = 48, 61, 2, 8
@@ -94,6 +97,20 @@ def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny, monkeypatch):
     dense = L * (2 * matrices + 4 * 4 * D)
     record = engine.weights.experts[0].nbytes / 9
     assert got == dense + 2 * V * D + L * K * record
+
+
+def test_quantised_models_are_of_the_bfloat16_one(tmp_path, monkeypatch):
+    small = TINY | {"hidden_size": 96, "intermediate_size": 32}
+    monkeypatch.setattr(models, "olmoe_config", lambda _, dtype: small)
+    found = {model.name: model for model in models.benchmark_models(tmp_path)[1:]}
+    assert list(found) == [f"olmoe_450m_{n}" for n in (*models.DTYPES, *KINDS)]
+    for kind in KINDS:
+        model = found[f"olmoe_450m_{kind}"]
+        assert model.hf_folder == found["olmoe_450m_bfloat16"].folder
+        reader = open_checkpoint(model.folder)
+        assert reader.layout.kind == model.kind == kind
+    again = models.benchmark_models(tmp_path)  # they are kept
+    assert again[1:] == list(found.values())
 
 
 def test_describe_models_counts_one_and_lists_several(tiny):
@@ -109,8 +126,9 @@ def test_describe_models_counts_one_and_lists_several(tiny):
 
 @pytest.mark.slow
 def test_decode_and_prefill_rows(tiny, monkeypatch):
-    monkeypatch.setattr(decode, "benchmark_models", lambda folder: [("tiny", tiny)])
-    monkeypatch.setattr(decode.peers, "load_peers", lambda *folders: [])
+    timed = [models.BenchmarkModel("tiny", tiny, tiny)]
+    monkeypatch.setattr(decode, "benchmark_models", lambda folder: timed)
+    monkeypatch.setattr(decode.peers, "load_peers", lambda *given: [])
     rows = decode.decode_rows(ONCE, None) + decode.prefill_rows(ONCE, None)
     assert [row["case"] for row in rows] == [
         *("decode/tiny/batch1", "decode/tiny/batch8"),
