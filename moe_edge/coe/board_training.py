@@ -89,7 +89,7 @@ class TrainingState:
         seed: int,
     ) -> Facts:
         """Trains a network into its file, unless that was done."""
-        spec = _digest(dataclasses.asdict(architecture), parts, vars(recipe), seed)
+        spec = spec_of(architecture, parts, recipe, seed)
         if (known := self.find(name, spec)) is not None:
             return known
         network, started = get_network(architecture), time.monotonic()
@@ -104,6 +104,13 @@ class TrainingState:
         stored = {name: vars(facts) for name, facts in self._of.items()}
         write_text(self._path, json.dumps(stored, indent=1) + "\n")
         return facts
+
+
+def spec_of(
+    architecture: Architecture, parts: Sequence[Part], recipe: Recipe, seed: int
+) -> str:
+    """What a training is: of another one the network is another."""
+    return _digest(dataclasses.asdict(architecture), parts, vars(recipe), seed)
 
 
 def train_experts(

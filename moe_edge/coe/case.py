@@ -1,12 +1,12 @@
 """What a run of a collaboration of experts is about: board, requests, machine."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from moe_edge.coe.machine import Machine, parse_executors, parse_memory
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes
-from moe_edge.coe.profile import read_profile
+from moe_edge.coe.profile import Devices, read_profile
 from moe_edge.coe.trial import with_executors
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.workload.coe_graph import CoeGraph, read_graph
@@ -23,6 +23,7 @@ from moe_edge.workload.coe_tasks import (
 # Trained by launch/train_board.py; see its README.md. Both files are called `demo`.
 DEMO_BOARD = Path(__file__).resolve().parents[1] / "demo_board"
 REDUCED_PERIOD_S = PERIOD_S / 10
+MAX_WAIT_S = 30.0  # of affinity, unless another one is given
 SAMPLE_SHARE = 0.1  # of the requests, where nothing says how often experts are used
 
 
@@ -146,6 +147,7 @@ class MachineOptions:
         if executors and self.memory:
             memory = parse_memory(self.memory, executors)
             devices = read_profile(self.costs)
+            _check_profiled(self.costs, devices, executors, graph)
             return Machine(devices, executors, memory, **disk, source=self.costs)
         known = ", ".join(PRESETS)
         flag = "profile" if self.live else "simulate"
@@ -153,6 +155,20 @@ class MachineOptions:
             f"--{flag} {self.costs} is none of {known}; of a coe_profile.json "
             "say --executors and --memory too"
         )
+
+
+def _check_profiled(
+    path: str, devices: Devices, kinds: Iterable[str], graph: CoeGraph
+) -> None:
+    """Raises ConfigError for costs of networks of another size."""
+    for kind in kinds:
+        for name, costs in devices.get(kind, {}).items():
+            known = graph.architectures.get(name)
+            if known is not None and known.record_bytes != costs.record_bytes:
+                raise ConfigError(
+                    f"{path} is of {name!r} with {costs.record_bytes} bytes an expert, "
+                    f"the graph has {known.record_bytes}; profile the graph again"
+                )
 
 
 def probability_E(graph: CoeGraph, requests: Sequence[CoeRequest]) -> Sequence[float]:

@@ -1,7 +1,7 @@
 """From a request to its verdict: what engine and simulator do alike.
 
-A lane that rests begins its next batch in the moment in which a request comes to it,
-whoever brought it. So both make the same decisions in the same order, if the same
+A lane that rests begins its next batch in the moment in which requests come to it,
+whoever brought them. So both make the same decisions in the same order, if the same
 things take the same time.
 """
 
@@ -45,9 +45,7 @@ class ExpertDriver:
             self.result.failed[number] = f"component {component!r} has no rule"
             return
         self.result.chains[number], self.result.scores[number] = [], []
-        self._come(ExpertJob(number, arrival_s=now_s, expert=expert), now_s)
-
-    def _come(self, job: ExpertJob, now_s: float) -> None:
+        job = ExpertJob(number, arrival_s=now_s, expert=expert)
         lane = self.serving.come(job, now_s)
         if lane is not None:
             self._begin(lane, now_s)
@@ -83,7 +81,8 @@ class ExpertDriver:
     def _go_on(self, lane: int, following: Sequence[ExpertJob], now_s: float) -> None:
         self.result.time_s = now_s - self.requests[0].arrival_s
         self.result.management_s = self.serving.management_s
-        for job in following:
-            self._come(job, now_s)
-        if not self.serving.loop.lanes[lane].stepping:
-            self._begin(lane, now_s)
+        # All of them come before a lane begins: they may be one batch.
+        lanes = [self.serving.come(job, now_s) for job in following]
+        for resting in dict.fromkeys([*lanes, lane]):
+            if resting is not None:
+                self._begin(resting, now_s)

@@ -28,6 +28,9 @@ class RealTime:
 
     inbox = queue.SimpleQueue  # with `put` and `get`, which waits
 
+    def __init__(self):
+        self._woken = threading.Event()
+
     def start(self, first_s: float) -> None:
         """The time is `first_s`."""
         self._zero_s = time.perf_counter() - first_s
@@ -38,7 +41,11 @@ class RealTime:
     def sleep_until(self, at_s: float) -> None:
         left_s = at_s - self.now()
         if left_s > 0:
-            time.sleep(left_s)
+            self._woken.wait(left_s)
+
+    def wake(self) -> None:
+        """Nobody sleeps any longer."""
+        self._woken.set()
 
 
 class ExpertEngine(ExpertDriver):
@@ -81,9 +88,11 @@ class ExpertEngine(ExpertDriver):
         gc.collect()
         gc.freeze()  # what was there before is not looked through again and again
         self._clock.start(requests[0].arrival_s)
-        for thread in threads:
-            thread.start()
+        started = []
         try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
             for number, request in enumerate(requests):
                 self._clock.sleep_until(request.arrival_s)
                 with self._lock:
@@ -98,7 +107,7 @@ class ExpertEngine(ExpertDriver):
         finally:
             for inbox in self._inboxes:
                 inbox.put(None)
-            for thread in threads:
+            for thread in started:
                 thread.join()
             gc.unfreeze()
         if self._error is not None:
@@ -128,6 +137,7 @@ class ExpertEngine(ExpertDriver):
                     self._take(batch, outcome, begin_s, self._clock.now())
         except BaseException as error:  # handed to the caller, which raises it
             self._error = error
+            self._clock.wake()
             self._over.put(None)
 
     def _take(

@@ -22,9 +22,10 @@ import jax
 import numpy as np
 
 from moe_edge.coe.models import Network, get_network
+from moe_edge.coe.profile import bucket, buckets
 from moe_edge.coe.serving import Batch
 from moe_edge.coe.store import ExpertStore
-from moe_edge.core.checks import CapacityError, MoeEdgeError
+from moe_edge.core.checks import CapacityError, CheckpointError, MoeEdgeError
 from moe_edge.offload.link import Link
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
@@ -106,16 +107,6 @@ class Programs:
 def jitted(network: Network) -> Callable[..., jax.Array]:
     """The program of a network, the same for all that ask."""
     return jax.jit(network.apply)
-
-
-def bucket(n: int) -> int:
-    """The power of two from n on."""
-    return 1 << (n - 1).bit_length()
-
-
-def buckets(most: int) -> list[int]:
-    """The powers of two that batches up to `most` are padded to."""
-    return [1 << power for power in range((most - 1).bit_length() + 1)]
 
 
 @contextlib.contextmanager
@@ -207,12 +198,24 @@ class Executor:
             for name, link in links[tier].items()
         }
 
-    def fill(self, experts: Iterable[int]) -> None:
-        """Puts experts into the pool before a run, and in no time; Raises:
-        CapacityError: they do not fit."""
+    def fill(self, experts: Iterable[int]) -> list[int]:
+        """Puts experts into the pool before a run, and in no time.
+
+        Returns:
+          those that cannot be read any more.
+        Raises:
+          CapacityError: they do not fit.
+        """
+        lost = []
         for expert in experts:
             with memory_for(self._name(expert), self._programs.device):
-                self.slots.write(expert, self._disk.record(0, expert))
+                try:
+                    record = self._disk.record(0, expert)
+                except (OSError, CheckpointError):
+                    lost.append(expert)
+                    continue
+                self.slots.write(expert, record)
+        return lost
 
     def run(self, batch: Batch, images: Sequence[np.ndarray]) -> Outcome:
         """Loads a batch's expert if it is not resident, computes and judges.

@@ -20,6 +20,7 @@ from moe_edge.coe.profiler import ProfileSizes, device_of, profile_graph
 from moe_edge.coe.results import CoeRun
 from moe_edge.coe.setup import Setup
 from moe_edge.coe.store import ExpertStore
+from moe_edge.core.checks import CheckpointError
 from moe_edge.core.heap import keep_heap
 from moe_edge.offload.link import EmulatedLink, Link, SharedLink, Turns
 from moe_edge.workload.coe_graph import CoeGraph
@@ -71,16 +72,21 @@ class Live:
         return engine.run(self._requests)
 
     def executors(self, setup: Setup) -> list[Executor]:
-        """Of each lane, filled as its pool is at the start."""
+        """Of each lane, filled as its pool is at the start.
+
+        An expert that cannot be read any more is in no pool and no tier then: when it
+        is to be loaded, its requests fail.
+        """
         held: Held | None = None
         if setup.tier is not None:
-            programs = self.programs[setup.kinds[0]]
+            programs, held = self.programs[setup.kinds[0]], {}
             network = programs.network
             with memory_for("the tier in host memory", programs.device):
-                held = {
-                    e: np.array(network(e).words(self._store.record(e)))
-                    for e in setup.tier
-                }
+                for e in [*setup.tier]:
+                    try:
+                        held[e] = np.array(network(e).words(self._store.record(e)))
+                    except (OSError, CheckpointError):
+                        setup.tier.take(e)
         disk, made = Turns(), []
         for kind, pool in zip(setup.kinds, setup.pools, strict=True):
             turns = disk if self._machine.one_disk else Turns()
@@ -88,7 +94,8 @@ class Live:
             executor = Executor(
                 self.programs[kind], self._store, links, held, cold=not self._emulated
             )
-            executor.fill(pool.resident)
+            for lost in executor.fill([*pool.resident]):
+                pool.leave(lost)
             made.append(executor)
         return made
 

@@ -52,6 +52,11 @@ class Machine:
                 f"executors are {executors} in all, expected at most {MOST_EXECUTORS}"
             )
 
+    def like(self, other: "Machine") -> "Machine":
+        """This one's costs, with another's executors and memory."""
+        given = {"executors": other.executors, "memory_bytes": other.memory_bytes}
+        return dataclasses.replace(self, **given)
+
     @property
     def kinds(self) -> list[str]:
         """Of each executor."""
@@ -84,7 +89,7 @@ class Machine:
     def batch_bytes(self, kind: str, graph: CoeGraph) -> int:
         """Of the largest batch of an executor of that kind."""
         used = self._used(kind, graph)
-        return max(one.max_batch * one.item_bytes for one in used)
+        return max(one.batch_bytes for one in used)
 
     def fitted(self, graph: CoeGraph, alone: bool = False) -> "Machine":
         """The machine with batches that leave room: each pool holds the smallest
@@ -137,13 +142,12 @@ class Machine:
             return self
         if self._image_bytes(kind, graph) > most_bytes:
             return None
-        costs = {
-            name: dataclasses.replace(
-                one,
-                max_batch=min(one.max_batch, most_bytes // max(one.item_bytes, 1)) or 1,
-            )
-            for name, one in self.devices[kind].items()
-        }
+        costs = {}
+        for name, one in self.devices[kind].items():
+            images = max(most_bytes // max(one.item_bytes, 1), 1)
+            padded = 1 << (images.bit_length() - 1)  # no more than there is room for
+            most = min(one.max_batch, padded)
+            costs[name] = dataclasses.replace(one, max_batch=most)
         return dataclasses.replace(self, devices={**self.devices, kind: costs})
 
     def costs(self, kind: str, graph: CoeGraph) -> ExpertCosts:

@@ -17,6 +17,16 @@ from moe_edge.core.files import read_json
 TIERS = ("disk", "host")
 
 
+def bucket(n: int) -> int:
+    """The power of two from n on: batches are padded to it."""
+    return 1 << (n - 1).bit_length()
+
+
+def buckets(most: int) -> list[int]:
+    """The powers of two that batches up to `most` are padded to."""
+    return [1 << power for power in range((most - 1).bit_length() + 1)]
+
+
 @dataclasses.dataclass(frozen=True)
 class ArchitectureCosts:
     """An architecture on a kind of device.
@@ -51,6 +61,11 @@ class ArchitectureCosts:
             )
         for tier, seconds in self.load_s.items():
             check_from_zero(f"load_s of {tier}", seconds)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory of the largest batch, padded as it is computed."""
+        return bucket(self.max_batch) * self.item_bytes
 
 
 Devices = Mapping[str, Mapping[str, ArchitectureCosts]]  # kind -> architecture -> costs

@@ -18,6 +18,7 @@ from moe_edge.coe.board_training import (
     TrainingState,
     file_of,
     remove_old,
+    spec_of,
 )
 from moe_edge.coe.models import VERDICTS, get_network, make_architecture
 from moe_edge.coe.store import ExpertStore
@@ -38,7 +39,7 @@ def train_singles(
     """Trains those of WIDER that are named, unless that was done; writes accuracy.json.
 
     It holds shares of right verdicts on held-out images of the trained components, half
-    of them damaged.
+    of them damaged: of these, and of those that were trained before in the same way.
     """
     plan = board_plan(options, seed)
     parts = [part for own in plan.parts for part in own]
@@ -46,11 +47,15 @@ def train_singles(
     longer = dataclasses.replace(recipe, steps=steps)
     graph, state = read_graph(folder / GRAPH_FILE), TrainingState(folder)
     judges = {"collaboration": collaboration_judge(graph, folder)}
-    for name in names:
-        width = {"width": WIDER[name] * options.width}
+    for name, factor in WIDER.items():
+        width = {"width": factor * options.width}
         made = make_architecture(CLASSIFIER, width, SHAPE, VERDICTS, DTYPE)
-        known = state.train(name, made, parts, longer, seed)
-        judges[name] = single_judge(made, folder / file_of(name, known.sha256))
+        if name in names:
+            known = state.train(name, made, parts, longer, seed)
+        else:
+            known = state.find(name, spec_of(made, parts, longer, seed))
+        if known is not None:
+            judges[name] = single_judge(made, folder / file_of(name, known.sha256))
     components = parts[: options.num_trained]
     found = {name: accuracy(one, components, IMAGES) for name, one in judges.items()}
     shares = dict.fromkeys(("collaboration", *WIDER)) | found

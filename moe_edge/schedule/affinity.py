@@ -30,8 +30,10 @@ class Affinity(CoServe):
     what waits when it begins; it is finished before another load can evict its expert.
 
     Attributes:
-      max_wait_s: in a queue nobody waits longer than that and one group, wherever
-        serving the oldest first would keep it. The next part of a request waits anew.
+      max_wait_s: in a queue nobody waits longer than that and one group, if serving
+        the oldest first would keep it: on one executor whose steps take what the costs
+        say. Of several, others delay each other's loads. The next part of a request
+        waits anew.
       patience_loads: longer queue, in loads of the expert, for which a request still
         goes where its expert is.
       one_disk: loads wait for each other.
@@ -48,7 +50,8 @@ class Affinity(CoServe):
         if self.max_wait_s != math.inf:
             check_from_zero("max_wait_s", self.max_wait_s)
         check_positive("patience_loads", self.patience_loads)
-        self._latest_s = [LATE_LOADS * max(costs.load_s) for costs in self.costs]
+        self._load_s = [max(costs.load_s) for costs in self.costs]
+        self._alone_s = [max(c.k_s) + max(c.b_s) for c in self.costs]
         self._subsequent = frozenset(self.follow.values())
 
     def assign(self, job: ExpertJob, lanes: Sequence[Lane], now_s: float) -> int:
@@ -89,7 +92,11 @@ class Affinity(CoServe):
     def _in_time(self, lane: Lane, now_s: float) -> Run:
         """The liked run, unless somebody older would then begin too late who need not;
         who is late in any case makes no other late."""
-        liked, by_age = self._liked(lane), sorted(lane.waiting.in_order, key=_first_s)
+        liked, queue, n = self._liked(lane), lane.waiting, lane.number
+        most_s = len(queue) * self._alone_s[n] + len(queue.in_order) * self._load_s[n]
+        if now_s + most_s <= queue.first.since_s + self.max_wait_s:
+            return liked  # all may begin in time in any order
+        by_age = sorted(queue.in_order, key=_first_s)
         taken_s, begin_s, first = self._group_s(lane, liked), now_s, None
         for run in by_age:
             if run is liked:
@@ -100,7 +107,7 @@ class Affinity(CoServe):
                 if late_s + taken_s > 0:
                     return first
                 begin_s += self._group_s(lane, run)
-            elif late_s + taken_s > self._latest_s[lane.number]:
+            elif late_s + taken_s > LATE_LOADS * self._load_s[n]:
                 return by_age[0]
         return liked
 

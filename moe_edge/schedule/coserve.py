@@ -45,7 +45,8 @@ class InTurn(SchedulePolicy):
     Attributes:
       costs, pools: of each lane's executor.
       follow: preliminary expert -> subsequent one.
-      until_s: when each lane's batch should end; of CoServe and those after it.
+      until_s: when each lane's batch should end, while it runs; of CoServe and those
+        after it.
     """
 
     name: ClassVar[str] = "in_turn"
@@ -138,7 +139,7 @@ class CoServe(Arranged):
     def left_s(self, lanes: Sequence[Lane], now_s: float) -> list[float]:
         """Predicted seconds until each lane has served what it has."""
         return [
-            max(until_s - now_s, 0.0) + lane.waiting.added_s
+            lane.stepping * max(until_s - now_s, 0.0) + lane.waiting.added_s
             for lane, until_s in zip(lanes, self.until_s, strict=True)
         ]
 

@@ -8,7 +8,7 @@ one look-up.
 import dataclasses
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Collection, Iterator, Mapping, MutableSequence
 from typing import ClassVar
 
 import numpy as np
@@ -45,12 +45,13 @@ class Run:
 
     Attributes:
       expert: that they need; jobs: in their order.
+      since_s: when the first of them came, who may have left.
     """
 
-    __slots__ = ("expert", "jobs", "number")
+    __slots__ = ("expert", "jobs", "number", "since_s")
 
-    def __init__(self, expert: int, number: int):
-        self.expert, self.number = expert, number
+    def __init__(self, expert: int, number: int, since_s: float):
+        self.expert, self.number, self.since_s = expert, number, since_s
         self.jobs: deque[ExpertJob] = deque()
 
 
@@ -104,8 +105,8 @@ class RunQueue(MutableSequence):
         return list(self).index(job, *ends)
 
     @property
-    def in_order(self) -> Iterable[Run]:
-        """The runs from the head on."""
+    def in_order(self) -> Collection[Run]:
+        """The runs from the head on, in the order in which they began to wait."""
         return self._in_order.values()
 
     @property
@@ -148,7 +149,7 @@ class RunQueue(MutableSequence):
         if index == self._length:
             run = next(reversed(self._in_order.values())) if self._length else None
             if run is None or run.expert != job.expert or run is self._begun:
-                run = Run(job.expert, next(self._numbers))
+                run = Run(job.expert, next(self._numbers), job.arrival_s)
                 self._in_order[run.number] = run
             self.runs[job.expert] = run
         elif index == self.behind(job.expert):  # not the end: there is such a run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.coe.accuracy import Shares, read_accuracy, told
-from moe_edge.coe.case import CoeWork, MachineOptions, probability_E
+from moe_edge.coe.case import MAX_WAIT_S, CoeWork, MachineOptions, probability_E
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS
 from moe_edge.coe.results import CoeRun, outputs, progress, row, run_events
@@ -50,7 +50,7 @@ def run_coserve(
     options: MachineOptions,
     trying: TrialOptions,
     policies: str = "samba,coserve,affinity",
-    max_wait_s: float = 30.0,
+    max_wait_s: float = MAX_WAIT_S,
     start_empty: bool = False,
     events: bool = False,
     trial: bool = False,
@@ -65,25 +65,29 @@ def run_coserve(
       policies: samba, samba_no_tier, samba_fifo, samba_parallel, none, em, em_ra,
         coserve, affinity, separated by commas; or `all`.
       max_wait_s: under affinity nobody waits longer in a queue than that and one group,
-        wherever serving the oldest first would keep it; 0: no bound. Where requests
-        come faster than they are served all wait longer.
+        as far as a lane can foresee it (`Affinity`); 0: no bound. Where requests come
+        faster than they are served all wait longer.
       start_empty: nothing is resident at first.
       events: write what was loaded, computed and evicted.
       trial: find the numbers of executors and of resident experts by runs of a sample
         of the requests under the first policy on all executors; `executors` are the
-        most that are tried then. trying: how.
+        most that are tried then. Policies of one executor have the whole machine.
+        trying: how.
       seed: of a task's board and requests.
     Raises:
       MoeEdgeError: bad input.
     """
     check_from_zero("max_wait_s", max_wait_s)
     names = chosen_recipes(policies)
+    given_profile = None if options.costs in PRESETS else options.costs
+    run.check_apart(work.graph_path, work.requests_path, given_profile)
     with with_weights(work, options, seed, run.dry_run) as given:
         graph, requests = given.build(options.costs, seed)
-        machine, most = options.build(graph), None
+        whole, most = options.build(graph), None
+        machine = whole
         if trial:
-            most = machine.executors if options.executors else None
-            machine = with_executors(machine, dict.fromkeys(machine.executors, 1))
+            most = whole.executors if options.executors else None
+            machine = with_executors(whole, dict.fromkeys(whole.executors, 1))
         case = Case(graph, requests, machine, start_empty, max_wait_s)
         for name in names:
             case.setup(name)
@@ -91,23 +95,24 @@ def run_coserve(
         if run.dry_run:
             return {"task": work.name, "policies": names}
         kind = make_live(case, given, options) if options.live else "simulated"
-        tried = None
+        tried, alone = None, case
         if trial:
+            alone = case.on(case.machine.like(whole), requests)
             shared = [name for name in names if not RECIPES[name].one_lane]
             case, tried = case.by_trial((shared or ["coserve"])[0], most, trying)
-        runs = {}
+        runs, bounds = {}, {}
         for name in names:
-            runs[name] = case.run(name)
+            its = alone if RECIPES[name].one_lane else case
+            runs[name] = its.run(name)
+            bounds[name] = its.bounds(name, runs[name])
             print(progress(name, runs[name]), flush=True)
-    answers, used = [found.answers for found in runs.values()], used_by(runs)
+    answers = [found.answers for found in runs.values()]
     summary = {
         "task": work.name,
         "kind": kind,
-        "policies": {
-            name: row(found) | case.bounds(name, used) for name, found in runs.items()
-        },
-        "bounds": {"belady_fcfs": case.belady_fcfs(runs.get("samba"))},
-        "distinct_experts": len(used),
+        "policies": {name: row(found) | bounds[name] for name, found in runs.items()},
+        "bounds": {"belady_fcfs": alone.belady_fcfs(runs.get("samba"))},
+        "distinct_experts": len(used_by(runs[names[0]])),
         "verdicts_equal": all(one == answers[0] for one in answers),
         "accuracy": accuracy,
     }
@@ -180,10 +185,9 @@ def make_live(case: "Case", work: CoeWork, options: MachineOptions) -> str:
     return "measured" if real else "emulated"
 
 
-def used_by(runs: Mapping[str, CoeRun]) -> Mapping[int, int]:
-    """Expert -> parts of requests that it judged; all runs judge the same."""
-    chains = next(iter(runs.values())).chains
-    return Counter(expert for chain in chains.values() for expert in chain)
+def used_by(run: CoeRun) -> Mapping[int, int]:
+    """Expert -> parts of requests that it judged."""
+    return Counter(expert for chain in run.chains.values() for expert in chain)
 
 
 class Case:
@@ -266,16 +270,20 @@ class Case:
 
     def distinct(self, name: str = "coserve") -> int:
         """`least_switches` of `bounds`, with verdicts as they are drawn."""
-        return self.bounds(name, self._drawn)["least_switches"]
+        return self.bounds(name)["least_switches"]
 
-    def bounds(self, name: str, used: Mapping[int, int] | None = None) -> dict:
+    def bounds(self, name: str, run: CoeRun | None = None) -> dict:
         """What no order of requests can beat, with a policy's executors and start.
 
         Args:
-          used: expert -> parts of requests that it judges; None: as they are drawn.
+          run: its experts and requests, without those that failed; None: as drawn.
         """
-        setup, used = self.setup(name), self._drawn if used is None else used
-        arrivals_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        setup = self.setup(name)
+        used, judged = self._drawn, self.requests
+        if run is not None:
+            used, judged = used_by(run), [self.requests[n] for n in run.latency_s]
+        last_s = max((request.arrival_s for request in judged), default=0.0)
+        arrivals_s = max(last_s - self.requests[0].arrival_s, 0.0)
         one_disk = self.machine.one_disk
         return {
             "least_switches": coe_bounds.distinct(used, setup.start),
@@ -289,7 +297,7 @@ class Case:
           samba: its run; None: in computed time.
         """
         alone, samba = self.setup("samba"), samba or self.simulate("samba")
-        order = [step.expert for step in samba.steps]
+        order = [step.expert for step in samba.steps if not step.failed]
         slots = alone.pools[0].budget_bytes // int(self.graph.bytes_E.min())
         experts = len(self.graph.experts)
         return coe_bounds.belady_fcfs(order, slots, alone.start, experts)

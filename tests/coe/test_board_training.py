@@ -97,6 +97,9 @@ def test_both_networks_beside_a_board_are_trained_one_of_them_four_times_as_wide
     found = read_accuracy(tmp_path, read_graph(tmp_path / "coe.json"))
     assert found.keys() == {"collaboration", "single", "single_wide"}
     assert all(0 < share < 1 for share in found.values())
+    train(tmp_path, types=1, trained_types=1, width=1, steps=2, compare="single")
+    again = read_accuracy(tmp_path, read_graph(tmp_path / "coe.json"))
+    assert again == found  # the wide one is still there
     state = json.loads((tmp_path / "training.json").read_text())
     weights = {}  # read as what they should be; another size has other bytes
     for name, width in (("single", 1), ("single_wide", 4)):

@@ -1,6 +1,9 @@
 """The engine of experts: equal to the simulator where things take the same time."""
 
 import collections
+import dataclasses
+import gc
+import threading
 
 import numpy as np
 import pytest
@@ -128,6 +131,27 @@ def test_what_a_thread_dies_of_ends_the_run():
         def run(self, batch, images):
             raise MemoryError("no more")
 
-    engine = ExpertEngine(graph, setup, [Dying()] * 3, [IMAGE] * len(requests))
+    # The next one comes in an hour: nobody waits for it.
+    late = dataclasses.replace(requests[-1], arrival_s=3600.0)
+    images = [IMAGE] * len(requests)
+    engine = ExpertEngine(graph, setup, [Dying()] * 3, images)
     with pytest.raises(MemoryError, match="no more"):
+        engine.run([*requests[:-1], late])
+
+
+def test_executor_that_cannot_be_started_ends_those_before(monkeypatch):
+    graph = small_board(0)
+    requests = board_requests(graph, 5, 0.001)
+    setup = make_setup("coserve", graph, small_machine(), graph.probability_E())
+    start, before = threading.Thread.start, threading.active_count()
+
+    def start_two(thread):
+        if thread.name == "executor-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    engine = ExpertEngine(graph, setup, [None] * 3, [IMAGE] * 5)
+    with pytest.raises(RuntimeError, match="can't start"):
         engine.run(requests)
+    assert threading.active_count() == before and gc.get_freeze_count() == 0

@@ -50,6 +50,26 @@ def test_lost_file_fails_its_requests_and_no_others(tmp_path):
     assert set(run.verdicts) == set(range(40)) - hit
 
 
+@pytest.mark.parametrize("name", ["samba", "samba_parallel", "affinity"])
+def test_file_lost_before_pools_are_filled_fails_its_requests_and_no_others(
+    name, tmp_path
+):
+    """As between two policies of a run."""
+    graph = write_board(tmp_path)
+    requests = drawn_requests(graph, 60, 0.0005)
+    machine = machine_of(graph, {"gpu": 1, "cpu": 1}, 2)
+    live = live_of(tmp_path, graph, requests, machine)
+    setup = make_setup(name, graph, machine, graph.probability_E())
+    used = {graph.rules[request.component] for request in requests}
+    places = [setup.start] + ([] if setup.tier is None else [set(setup.tier)])
+    lost = {min(place & used) for place in places}
+    for expert in lost:
+        Path(live._store.path(expert)).unlink()
+    run = served(live, name)
+    hit = {n for n, r in enumerate(requests) if graph.rules[r.component] in lost}
+    assert set(run.failed) == hit and set(run.verdicts) == set(range(60)) - hit
+
+
 def test_images_that_cannot_be_judged_say_why(board, tmp_path):
     graph, _ = board
     good = np.zeros((32, 32, 3), np.float32)

@@ -232,9 +232,40 @@ def test_batches_are_as_large_as_memory_allows_and_the_profile_says(name, unifie
         run = CoeSimulator(graph, setup).run(requests)
         assert len(run.latency_s) == 40
         longest.append(max(step.requests for step in run.steps))
-    assert [of[0] for of in batches] == [{1}, {2}, {3}, {4}, {4}]
+    # Three images would be computed as four.
+    assert [of[0] for of in batches] == [{1}, {2}, {2}, {4}, {4}]
     assert all(of[-1] == {1} for of in batches) or name == "samba"
     assert [longest[0], longest[-1]] == [1, 4]
+
+
+def test_memory_of_a_batch_is_that_of_the_padded_one():
+    graph, costs = large_detectors()
+    of_7 = {n: dataclasses.replace(one, max_batch=7) for n, one in costs.items()}
+    machine = Machine({"gpu": of_7}, {"gpu": 1}, {"gpu": 5000})
+    assert machine.batch_bytes("gpu", graph) == 8 * 10
+    assert machine.with_batches("gpu", graph, 80) is machine
+    fewer = machine.with_batches("gpu", graph, 79)
+    assert {one.max_batch for one in fewer.devices["gpu"].values()} == {4}
+
+
+def test_profile_of_other_networks_is_refused(tmp_path):
+    graph, costs = large_detectors()
+    found = {name: dataclasses.asdict(one) for name, one in costs.items()}
+    for name, one in found.items():
+        one["record_bytes"] = graph.architectures[name].record_bytes
+    path = tmp_path / "coe_profile.json"
+    options = MachineOptions(
+        simulate=str(path), executors="gpu:1,cpu:1", memory="2MB,2MB"
+    )
+    path.write_text(json.dumps({"devices": {"gpu": found, "cpu": found}}))
+    assert options.build(graph).executors == {"gpu": 1, "cpu": 1}
+    name = next(iter(found))
+    wrong = found | {name: found[name] | {"record_bytes": 3}}
+    path.write_text(json.dumps({"devices": {"gpu": found, "cpu": wrong}}))
+    with pytest.raises(
+        ConfigError, match=f"is of '{name}' with 3 bytes an expert, the"
+    ):
+        options.build(graph)
 
 
 def test_too_many_executors_are_refused_before_any_is_made():

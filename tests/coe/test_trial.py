@@ -69,7 +69,7 @@ def test_more_experts_leave_less_for_batches():
         changed = with_experts(machine, graph, experts)
         costs = changed.devices["gpu"]["resnet101"]
         assert changed.pool_bytes("gpu", graph, 2) == int(experts * mean) // 2
-        assert costs.max_batch == (8 if experts < 60 else 5)
+        assert costs.max_batch == (8 if experts < 60 else 4)
         assert changed.memory_bytes["gpu"] <= machine.memory_bytes["gpu"]
         assert changed.memory_bytes["cpu"] == machine.memory_bytes["cpu"]
     assert with_experts(machine, graph, 1) is None  # two pools of half an expert

@@ -234,7 +234,7 @@ def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     files = write_case(tmp_path)
 
     def error(*flags):
-        return run_script("coserve", *flags, "--out_dir", "o").error
+        return run_script("coserve", "--out_dir", "o", *flags).error
 
     wrong = error(*files, "--simulate", "profile.json")
     assert "of a coe_profile.json say --executors and --memory too" in wrong
@@ -267,6 +267,14 @@ def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     assert "--simulate numa and --profile uma: costs come from one" in error(
         "--simulate", "numa", "--profile", "uma"
     )
+    # A folder that it reads from is not replaced.
+    board = tmp_path / "W"
+    board.mkdir()
+    for name in ("coe.json", "config.gin"):
+        (board / name).write_text((tmp_path / "coe.json").read_text())
+    out = ("--out_dir", "W", "--overwrite")
+    wrong = error("--graph", "W/coe.json", *MACHINE, *MEMORY, *out)
+    assert "overlaps the source" in wrong
     (tmp_path / "requests.jsonl").write_text("")
     assert "requests.jsonl holds no request" in error(*files, *MACHINE, *MEMORY)
 
@@ -298,6 +306,18 @@ def test_coserve_finds_executors_and_resident_experts_by_trial(run_script, tmp_p
     tried = [executors for executors, _ in found["executors_tried"]]
     assert tried[:2] == [{"gpu": 1}, {"gpu": 2}] and {"gpu": 3} not in tried
     assert found["executors"] in tried and found["window"]["chosen"] >= 1
+    # Whoever has one executor keeps the whole machine, its tier in host memory too.
+    alone = ("--policies", "samba", "--out_dir", "q")
+    whole = run_script("coserve", *files, *MACHINE, *MEMORY, *alone).summary
+    done = run_script(
+        *("coserve", *files, *MACHINE, *MEMORY, "--trial"),
+        *("--policies", "samba,coserve", "--out_dir", "r"),
+    )
+    for name in ("time_s", "switches_by_tier"):
+        assert (
+            done.summary["policies"]["samba"][name]
+            == (whole["policies"]["samba"][name])
+        )
     (tmp_path / "trial.gin").write_text(
         "coserve.trial_share = 0.2\ncoserve.window_start = 3\n"
     )

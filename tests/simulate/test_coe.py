@@ -179,6 +179,37 @@ def test_at_a_rate_that_can_be_served_nobody_waits_beyond_the_bound_and_one_grou
     assert max(longest_s[2.0]) < 5 < 7 < max(longest_s[math.inf])
 
 
+def test_next_parts_of_a_batch_are_one_batch():
+    graph, _ = board(0)
+    first, then = next(iter(graph.follow.items()))
+    component = next(name for name, e in graph.rules.items() if e == first)
+    image = {"seed": 0, "defect": None}
+    requests = [CoeRequest(n, 0.0, component, image) for n in range(4)]
+    roomy = small_machine(memory_bytes={"gpu": 5000, "cpu": 5000})
+    for name in RECIPES:
+        setup = make_setup(name, graph, roomy, graph.probability_E())
+        run = Watched(graph, setup).run(requests)
+        judged = [step.requests for step in run.steps if step.expert == first]
+        detected = [step.requests for step in run.steps if step.expert == then]
+        assert sum(judged) == sum(detected) == 4
+        if len(judged) == 2 and len(detected) == 2:  # one lane: one, and three
+            assert detected[-1] == 3
+
+
+@pytest.mark.parametrize("max_wait_s", [0.5, 3.0, 60.0])
+def test_what_needs_no_look_ahead_is_decided_as_with_it(max_wait_s):
+    graph, requests = board(1, 200, 0.02)
+    decided, machine = [], small_machine()
+    for is_near in (0.0, math.inf):  # in which all are taken to be late
+        setup = make_setup(
+            *("affinity", graph, machine, graph.probability_E()),
+            options={"max_wait_s": max_wait_s},
+        )
+        setup.policy._alone_s = [one + is_near for one in setup.policy._alone_s]
+        decided.append(Watched(graph, setup).run(requests).steps)
+    assert decided[0] == decided[1]
+
+
 def test_component_without_rule_fails_alone():
     graph, requests = board(0)
     strange = CoeRequest("x", 0.0, "unknown", {"seed": 0, "defect": None})

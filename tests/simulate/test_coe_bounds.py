@@ -11,7 +11,7 @@ from moe_edge.offload.evict_pool import PoolBelady
 from moe_edge.offload.pool import Pool, fill
 from moe_edge.simulate.coe_bounds import belady_fcfs, distinct, uses
 from moe_edge.simulate.coe_run import Case
-from moe_edge.workload.coe_tasks import board_requests
+from moe_edge.workload.coe_tasks import CoeRequest, board_requests
 from tests.support.experts import small_board, small_machine
 
 
@@ -116,6 +116,20 @@ def test_bounds_of_a_policy_are_of_its_own_executors_and_start():
         assert found[name]["least_time_s"] == found[name]["least_switches"]
     assert found["samba"]["least_time_s"] < found["samba"]["least_switches"]
     assert found["coserve"] != found["affinity"]
+
+
+def test_bounds_of_a_run_are_of_what_was_judged():
+    graph = small_board(4)
+    requests = board_requests(graph, 40, 0.001, seed=4)
+    strange = CoeRequest("x", 100.0, "unknown", {"seed": 0, "defect": None})
+    case = Case(graph, [*requests, strange], small_machine())
+    run = case.run("samba")
+    assert set(run.failed) == {40}
+    assert 0 < case.bounds("samba", run)["least_time_s"] <= run.time_s < 100
+    # Of steps whose expert could not be loaded nothing is a switch.
+    usual = case.belady_fcfs(run)
+    run.steps = [step._replace(failed=True) for step in run.steps]
+    assert case.belady_fcfs(run) == 0 < usual
 
 
 def test_wrong_bounds_are_refused():

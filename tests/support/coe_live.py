@@ -49,10 +49,16 @@ def machine_of(graph, executors, experts, max_batch=MAX_BATCH):
 
 
 class Watching:
-    """An executor that is looked at after every batch."""
+    """An executor that is looked at after every batch, and its pool at every write."""
 
-    def __init__(self, executor, pool, sizes):
+    def __init__(self, executor, pool, sizes, tier):
         self.executor, self.pool, self.sizes = executor, pool, sizes
+        self.tier, self._write = tier, executor.slots.write
+        executor.slots.write = self._written
+
+    def _written(self, *given):
+        self._write(*given)
+        assert self.executor.slots.num_bytes <= self.pool.budget_bytes
 
     def run(self, batch, images):
         outcome = self.executor.run(batch, images)
@@ -60,7 +66,11 @@ class Watching:
         if outcome.judged is not None:  # of this lane nobody else changes anything
             assert set(slots.arrays) == self.pool.resident
             assert slots.num_bytes == self.sizes[list(slots.arrays)].sum()
-            assert slots.num_bytes <= self.pool.budget_bytes
+        if self.tier is not None:  # of one lane alone
+            held = self.executor._held
+            assert set(held) == set(self.tier)
+            size = sum(array.nbytes for array in held.values())
+            assert size == self.tier.used_bytes <= self.tier.budget_bytes
         return outcome
 
 
@@ -68,7 +78,7 @@ class WatchedLive(Live):
     def executors(self, setup):
         made = zip(super().executors(setup), setup.pools, strict=True)
         sizes = self._graph.bytes_E
-        self.watching = [Watching(*one, sizes) for one in made]
+        self.watching = [Watching(*one, sizes, setup.tier) for one in made]
         self.loads = loads_by_group(setup)
         return self.watching
 

@@ -34,6 +34,9 @@ class ComputedTime:
             self._wait()
         assert woken.wait(timeout=30)
 
+    def wake(self) -> None:
+        """Who sleeps goes on in its turn."""
+
     def inbox(self) -> "Inbox":
         return Inbox(self)
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from moe_edge.coe.case import CoeWork, MachineOptions
+from moe_edge.coe.case import MAX_WAIT_S, CoeWork, MachineOptions
 from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_run import Case, make_live, used_by
@@ -95,7 +95,7 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
     options = MachineOptions(profile="reduced", memory=settings.memory)
     graph, requests = work.build(options.costs, settings.seed)
     requests = requests[: settings.most_requests]
-    case = Case(graph, requests, options.build(graph))
+    case = Case(graph, requests, options.build(graph), max_wait_s=MAX_WAIT_S)
     kind = make_live(case, work, options)
     runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
     return LiveTask(case, kind, runs)
@@ -105,9 +105,9 @@ def finish(live: LiveTask) -> None:
     """The same in computed time."""
     case, first = live.case, next(runs[0] for runs in live.runs.values() if runs)
     requests = as_judged(case.graph, case.requests, first)
-    computed = Case(case.graph, requests, case.machine)
+    computed = Case(case.graph, requests, case.machine, max_wait_s=MAX_WAIT_S)
     live.simulated = {name: computed.simulate(name) for name in live.runs}
-    used = set(used_by({"": first}))
+    used = set(used_by(first))
     for name in live.runs:
         start = OURS if name == OURS else "coserve"
         live.distinct[name] = len(used - case.setup(start).start)

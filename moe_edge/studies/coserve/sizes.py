@@ -121,9 +121,10 @@ def with_experts(experts: int) -> Machine | None:
     memory, executors = dict(machine.memory_bytes), machine.executors["gpu"]
     pool = experts * SIZE // executors
     usual = max(one.max_batch for one in machine.devices["gpu"].values())
-    batch = min((memory["gpu"] // executors - pool) // ITEM_BYTES, usual)
-    if batch < 1:
+    images = (memory["gpu"] // executors - pool) // ITEM_BYTES
+    if images < 1:
         return None
+    batch = min(1 << (images.bit_length() - 1), usual)  # they are padded to such ones
     memory["gpu"] = executors * (pool + batch * ITEM_BYTES)
     gpu = {
         name: dataclasses.replace(one, max_batch=batch, item_bytes=ITEM_BYTES)

@@ -43,7 +43,7 @@ def test_more_experts_leave_less_for_batches():
         pool = machine.pool_bytes("gpu", graph, 2)
         assert pool // SIZE == experts // 2
         batches.append(machine.devices["gpu"]["resnet101"].max_batch)
-    assert batches == [8, 8, 6, 2]
+    assert batches == [8, 8, 4, 2]
     assert with_experts(60) is None
 
 
