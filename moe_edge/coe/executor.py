@@ -26,6 +26,7 @@ from moe_edge.coe.profile import bucket, buckets
 from moe_edge.coe.serving import Batch
 from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import CapacityError, CheckpointError, MoeEdgeError
+from moe_edge.core.progress import say
 from moe_edge.offload.link import Link
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
@@ -211,7 +212,8 @@ class Executor:
             with memory_for(self._name(expert), self._programs.device):
                 try:
                     record = self._disk.record(0, expert)
-                except (OSError, CheckpointError):
+                except CheckpointError as error:
+                    say(f"not in a pool at the start: {error}")
                     lost.append(expert)
                     continue
                 self.slots.write(expert, record)

@@ -22,6 +22,7 @@ from moe_edge.coe.setup import Setup
 from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import say
 from moe_edge.offload.link import EmulatedLink, Link, SharedLink, Turns
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
@@ -85,7 +86,8 @@ class Live:
                 for e in [*setup.tier]:
                     try:
                         held[e] = np.array(network(e).words(self._store.record(e)))
-                    except (OSError, CheckpointError):
+                    except CheckpointError as error:
+                        say(f"not in the tier at the start: {error}")
                         setup.tier.take(e)
         disk, made = Turns(), []
         for kind, pool in zip(setup.kinds, setup.pools, strict=True):

@@ -52,11 +52,6 @@ class Machine:
                 f"executors are {executors} in all, expected at most {MOST_EXECUTORS}"
             )
 
-    def like(self, other: "Machine") -> "Machine":
-        """This one's costs, with another's executors and memory."""
-        given = {"executors": other.executors, "memory_bytes": other.memory_bytes}
-        return dataclasses.replace(self, **given)
-
     @property
     def kinds(self) -> list[str]:
         """Of each executor."""

@@ -100,14 +100,16 @@ def generate(
     rows: list[list[int]] = [[] for _ in prompts]
     active = np.ones(len(prompts), bool)
     active_B = jax.device_put(active.copy())  # a put may alias what we change
-    # As row slots do: the next step begins before the tokens of this one are read. For
-    # a row that then ends it was in vain; nobody may be told its routing.
-    runs_ahead = engine.may_run_ahead and on_routing is None
+    # As row slots do: after the first token the next step begins before the tokens of
+    # this one are read. For a row that then ends it was in vain; nobody may be told its
+    # routing.
+    may_run_ahead = engine.may_run_ahead and on_routing is None
     first = step = 0
     while True:
         tokens_B = next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
         step += 1
-        if runs_ahead and step < max_new_tokens:
+        runs_ahead = may_run_ahead and 1 < step < max_new_tokens
+        if runs_ahead:
             logits = engine.decode(session, tokens_B, active_B)
         before = active.copy()
         for row, token in enumerate(np.asarray(tokens_B).tolist()):
@@ -125,6 +127,7 @@ def generate(
         if not runs_ahead:
             logits = engine.decode(session, tokens_B, active_B, on_routing)
     ended = time.perf_counter()
+    jax.block_until_ready(logits)  # nothing of this call runs on beside the next
     return Generation(rows, first - started, ended - first, step - 1)
 
 

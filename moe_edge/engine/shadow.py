@@ -97,7 +97,8 @@ class ShadowEngine(ResidentEngine):
         check_known("shadow precision", precision, PRECISIONS)
         self.precision = precision
         programs = programs or ShadowPrograms(weights.config, precision)
-        super().__init__(weights, programs=programs)
+        # What a layer chooses is to be known before the next one runs.
+        super().__init__(weights, layers_per_program=1, programs=programs)
 
     def _sibling(self, weights):
         programs = ShadowPrograms(weights.config, self.precision, self.programs.top)

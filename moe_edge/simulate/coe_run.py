@@ -71,8 +71,7 @@ def run_coserve(
       events: write what was loaded, computed and evicted.
       trial: find the numbers of executors and of resident experts by runs of a sample
         of the requests under the first policy on all executors; `executors` are the
-        most that are tried then. Policies of one executor have the whole machine.
-        trying: how.
+        most that are tried then. Policies of one executor have all memory. trying: how.
       seed: of a task's board and requests.
     Raises:
       MoeEdgeError: bad input.
@@ -83,11 +82,10 @@ def run_coserve(
     run.check_apart(work.graph_path, work.requests_path, given_profile)
     with with_weights(work, options, seed, run.dry_run) as given:
         graph, requests = given.build(options.costs, seed)
-        whole, most = options.build(graph), None
-        machine = whole
+        machine, most = options.build(graph), None
         if trial:
-            most = whole.executors if options.executors else None
-            machine = with_executors(whole, dict.fromkeys(whole.executors, 1))
+            most = machine.executors if options.executors else None
+            machine = with_executors(machine, dict.fromkeys(machine.executors, 1))
         case = Case(graph, requests, machine, start_empty, max_wait_s)
         for name in names:
             case.setup(name)
@@ -95,9 +93,8 @@ def run_coserve(
         if run.dry_run:
             return {"task": work.name, "policies": names}
         kind = make_live(case, given, options) if options.live else "simulated"
-        tried, alone = None, case
+        tried, alone = None, case  # of whoever has one executor: all memory
         if trial:
-            alone = case.on(case.machine.like(whole), requests)
             shared = [name for name in names if not RECIPES[name].one_lane]
             case, tried = case.by_trial((shared or ["coserve"])[0], most, trying)
         runs, bounds = {}, {}

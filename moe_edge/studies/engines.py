@@ -120,11 +120,13 @@ class Bench:
     def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
         """Median time of one layer of a resident decode step, batch 1.
 
-        Embedding and head are counted in, as shares of the layers.
+        Embedding and head are counted in, as shares of the layers, which are programs
+        of their own as in the offloading engines.
         """
         steps_s = []
+        engine = ResidentEngine(self.resident.weights, layers_per_program=1)
         for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), rounds)]:
-            run = generate(self.resident, [prompt], new_tokens)
+            run = generate(engine, [prompt], new_tokens)
             steps_s.append(run.decode_s / run.steps)
         return float(np.median(steps_s[1:])) / self.config.num_layers  # 0: compilation
 

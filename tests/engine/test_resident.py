@@ -183,6 +183,32 @@ def test_generate_stop_token_ends_row_and_is_kept():
         assert row == reference[:end]
 
 
+def test_a_step_ahead_changes_no_token_and_nobody_is_told_its_routing():
+    engine, prompts = engine_of(), random_prompts(GQA, SHORT[:2])
+    wanted = generate(engine, prompts, 12).tokens
+    stops = sorted({wanted[0][4], wanted[1][7]})
+    told, steps = [], []
+    decode = engine.decode
+
+    def counted(*given):
+        steps.append(given)
+        return decode(*given)
+
+    engine.decode = counted
+    ahead = generate(engine, prompts, 12, stop_ids=stops)
+    longest = max(map(len, ahead.tokens))
+    assert longest < 12 and len(steps) == longest  # the last one was in vain
+    steps.clear()
+    alone = generate(
+        engine, prompts, 12, stop_ids=stops, on_routing=lambda *one: told.append(one)
+    )
+    assert alone.tokens == ahead.tokens
+    assert len(steps) == longest - 1
+    assert len(told) == (1 + len(steps)) * len(GQA.moe_layers)
+    steps.clear()
+    assert generate(engine, prompts, 12).tokens == wanted and len(steps) == 11
+
+
 def test_generate_streams_tokens_in_order():
     engine = engine_of()
     got = [[], [], []]

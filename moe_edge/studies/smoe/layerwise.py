@@ -24,8 +24,10 @@ class LayerwiseEngine(ResidentEngine):
       **shared: `programs` of another engine.
     """
 
+    may_run_ahead = False  # a step moves experts, and counts them
+
     def __init__(self, weights: Weights, store: HostStore, link: Link, **shared):
-        super().__init__(weights, **shared)
+        super().__init__(weights, layers_per_program=1, **shared)
         self._store, self._link = store, link
         shape = store.num_experts, store.record_size, store.dtype
         self._rooms: list[Slots] = [make_slots(*shape) for _ in range(2)]

@@ -102,9 +102,14 @@ def _beside(task: str, policy: str, live: LiveTask, more: dict) -> Rows:
 def decision_rows(settings: CoserveSettings) -> Rows:
     """Microseconds of an assignment or a pick with many waiting, by policy."""
     rows = []
-    for policy in (PAPER, OURS):
-        found_us = [decisions_us(policy, settings) for _ in range(settings.repeats)]
+    since_s = {"": 0.0, ", all late": MAX_WAIT_S + 1}
+    for policy, when in ((PAPER, ""), (OURS, ""), (OURS, ", all late")):
+        found_us = [
+            decisions_us(policy, settings, since_s[when])
+            for _ in range(settings.repeats)
+        ]
         case = f"{policy}, {sum(EXECUTORS.values())} executors, {settings.waiting} wait"
+        case += when
         for share in (50, 99):
             values = [float(np.percentile(one, share)) for one in found_us]
             name = f"decision p{share}, {case}"
@@ -112,8 +117,14 @@ def decision_rows(settings: CoserveSettings) -> Rows:
     return rows
 
 
-def decisions_us(policy: str, settings: CoserveSettings) -> Sequence[float]:
-    """Of each decision, while as many wait; each batch that ends lets others come."""
+def decisions_us(
+    policy: str, settings: CoserveSettings, now_s: float = 0.0
+) -> Sequence[float]:
+    """Of each decision, while as many wait; each batch that ends lets others come.
+
+    Args:
+      now_s: since all came: beyond the bound of waiting a lane looks at every group.
+    """
     sizes = record_bytes("reduced")
     graph = board_graph(352, settings.seed, settings.decay, sizes)
     machine = with_executors(get_preset("reduced"), EXECUTORS)
@@ -131,11 +142,11 @@ def decisions_us(policy: str, settings: CoserveSettings) -> Sequence[float]:
     lanes = sum(EXECUTORS.values())
     while len(serving.decisions_s) < settings.decisions:
         for lane in range(lanes):
-            if (batch := serving.begin(lane, 0.0)) is None:
+            if (batch := serving.begin(lane, now_s)) is None:
                 continue
-            serving.end(batch, 0.0)
+            serving.end(batch, now_s)
             for _ in batch.jobs:
-                serving.come(next(jobs), 0.0)
+                serving.come(next(jobs), now_s)
     return [1e6 * seconds for seconds in serving.decisions_s]
 
 

@@ -20,8 +20,12 @@ FEW = {
 def test_decisions_are_timed_with_as_many_waiting():
     rows = decision_rows(CoserveSettings(**DECISIONS))
     assert [row["case"] for row in rows] == [
-        f"decision p{share}, {policy}, 4 executors, 40 wait"
-        for policy in ("coserve", "affinity")
+        f"decision p{share}, {policy}, 4 executors, 40 wait{when}"
+        for policy, when in (
+            ("coserve", ""),
+            ("affinity", ""),
+            ("affinity", ", all late"),
+        )
         for share in (50, 99)
     ]
     for row in rows:
