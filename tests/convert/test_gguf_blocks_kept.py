@@ -15,7 +15,7 @@ from tests.support.tiny_models import random_prompts, score_all
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "MXFP4"])
 def test_blocks_are_taken_over(family, kind, tmp_path):
     raw, tensors = model(family, **(WIDE if family == "mixtral" else {}))
     file = gguf(tmp_path / "x.gguf", raw, tensors, kind)
