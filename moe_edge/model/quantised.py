@@ -124,9 +124,8 @@ def _encode_q4_0(blocks: np.ndarray):
     at = np.abs(blocks).argmax(axis=1)[:, None]
     scales = np.take_along_axis(blocks, at, axis=1) / np.float32(-8)
     shares = blocks * _inverse(scales) + np.float32(8.5)
-    return scales.astype("<f2"), _in_halves(
-        np.trunc(shares).astype(np.uint8).clip(0, 15)
-    )
+    codes = np.trunc(shares).astype(np.uint8).clip(0, 15)
+    return scales.astype("<f2"), _in_halves(codes)
 
 
 def _encode_mxfp4(blocks: np.ndarray):

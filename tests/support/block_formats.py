@@ -19,9 +19,8 @@ def decode_slowly(kind: str, stored: np.ndarray) -> np.ndarray:
     for first in range(0, stored.size, BYTES[kind]):
         block = stored[first : first + BYTES[kind]].tobytes()
         if kind == "mxfp4":
-            codes = [byte % 16 for byte in block[1:]] + [
-                byte // 16 for byte in block[1:]
-            ]
+            low, high = [b % 16 for b in block[1:]], [b // 16 for b in block[1:]]
+            codes = low + high
             parts = [(FP4[code % 8], 1 - code // 8 * 2) for code in codes]
             values += [math.ldexp(sign * size, block[0] - 127) for size, sign in parts]
             continue
