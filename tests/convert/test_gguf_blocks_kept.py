@@ -39,7 +39,8 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
     np.testing.assert_array_equal(ours.experts(1), got.experts(1))
     assert convert(tmp_path / "ours", None, verify=True)["verified"]
     wide = convert(file, tmp_path / "wide", dtype="float32")
-    assert wide["content_sha256"] == done["content_sha256"]
+    if kind != "MXFP4":  # whose dense weights are bfloat16
+        assert wide["content_sha256"] == done["content_sha256"]
     half = convert(file, tmp_path / "half", dtype="bfloat16")
     assert half["bytes"] < wide["bytes"]
     assert open_checkpoint(tmp_path / "half").dtype == ml_dtypes.bfloat16

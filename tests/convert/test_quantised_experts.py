@@ -133,7 +133,7 @@ def test_mxfp4_of_a_checkpoint_in_it_loses_nothing(tmp_path):
     assert narrow.layout.kind == "mxfp4" and wide.dtype == ml_dtypes.bfloat16
     for layer in wide.config.moe_layers:
         floats, blocks = wide.experts(layer), narrow.experts(layer)
-        assert blocks.nbytes < 0.3 * floats.nbytes
+        assert blocks.nbytes < 0.31 * floats.nbytes
         for part in wide.layout.shapes:
             want = wide.layout.part(floats, part).astype(np.float32)
             found = narrow.layout.part(blocks, part)
