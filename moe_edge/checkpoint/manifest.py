@@ -10,8 +10,9 @@ A refactored model has an object `refactor`: {"gate": one of `model.config.GATES
 seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
 parent's; only `U` and the records tell of the split.
 
-`dtype` is of the experts' records. `q8_0` and `q4_0` are quantised (model/record.py);
-`hf_config` still says in which dtype the model was, and the dense weights are.
+`dtype` is of the experts' records. q8_0, q4_0 and mxfp4 are quantised
+(model/record.py); `hf_config` still says in which dtype the model was, and the dense
+weights are.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ content_sha256 = SHA-256 of the lines, sorted by tensor name,
 
 over all tensors that the model uses, as an unquantised HF folder of the same dtype
 stores them (little-endian, row-major; dtype names as numpy's: bfloat16, float32, ..).
-Of experts in q8_0 or q4_0 that is the float32 they mean, as export writes them.
+Of quantised experts that is the float32 they mean, as export writes them.
 Hashing per tensor first makes the result independent of the order of reading, so
 both formats are hashed in one pass, layer by layer.
 """

@@ -54,7 +54,7 @@ def convert_checkpoint(
       dst: the new folder.
       to: "ours" or "hf".
       dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
-      expert_dtype: quantise the routed experts, q8_0 or q4_0 (None: as the others);
+      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others);
         lossy: launch/fidelity.py --checkpoint DST --reference SRC says how much.
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.

@@ -1,17 +1,13 @@
 """Tensor types of GGUF files: how many bytes, and what they decode to.
 
-Q8_0 and Q4_0 are the formats of `model/quantised.py`. A block of MXFP4 is a power of
-two biased by 127, then 16 bytes; the low nibbles are the first 16 weights, the high
-ones the last, each a 4-bit float.
-Source: ggml's dequantize_row_mxfp4 (github.com/ggml-org/llama.cpp).
+Q8_0, Q4_0 and MXFP4 are the formats of `model/quantised.py`.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.checkpoint.dtypes import BFLOAT16
-from moe_edge.convert.quantize import FP4
+from moe_edge.checkpoint.dtypes import BFLOAT16, cast
 from moe_edge.model import quantised
 
 
@@ -29,7 +25,7 @@ KINDS = {
     "BF16": Kind(1, 2, BFLOAT16),
     "Q8_0": Kind(32, quantised.BLOCK_BYTES["q8_0"], np.dtype(np.float32)),
     "Q4_0": Kind(32, quantised.BLOCK_BYTES["q4_0"], np.dtype(np.float32)),
-    "MXFP4": Kind(32, 17, BFLOAT16),
+    "MXFP4": Kind(32, quantised.BLOCK_BYTES["mxfp4"], BFLOAT16),
 }
 # By the number in the file; those not in KINDS are refused by name.
 NAMES = dict(enumerate("F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1".split()))
@@ -51,11 +47,4 @@ def decode(kind: str, raw: np.ndarray) -> np.ndarray:
     """
     if not is_quantised(kind):
         return raw.view(KINDS[kind].dtype)
-    if kind != "MXFP4":
-        with np.errstate(invalid="ignore"):  # a scale that is infinite, found later
-            return quantised.decode(kind.lower(), raw)
-    blocks = raw.reshape(-1, KINDS[kind].size)
-    codes = np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1)
-    exponents = blocks[:, :1].astype(np.int32) - 127
-    with np.errstate(over="ignore", under="ignore"):
-        return np.ldexp(FP4[codes], exponents).astype(BFLOAT16).reshape(-1)
+    return cast(quantised.decode(kind.lower(), raw), KINDS[kind].dtype)

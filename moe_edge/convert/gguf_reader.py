@@ -1,7 +1,7 @@
 """A GGUF file as a checkpoint: config, dense tensors, expert records, tokenizer.
 
-Float types stay as they are. Where the matrices of all experts are Q8_0, or all Q4_0,
-their blocks become quantised records, byte for byte. Other quantised weights are
+Float types stay as they are. Where the matrices of all experts are of one quantised
+type, their blocks become quantised records, byte for byte. Other quantised weights are
 decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16.
 """
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.model.quantised import FP4
 
 SCALE = "_scale_inv"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -24,9 +25,6 @@ _FP8_FIELDS = {
     *("modules_to_not_convert", "ignored_layers", "dequantize"),
 }
 _MXFP4_FIELDS = {"quant_method", "modules_to_not_convert", "dequantize"}
-# float4 e2m1 by code.
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-FP4 = np.concatenate([FP4, -FP4])
 
 
 def quantization(raw: dict[str, Any]) -> tuple[str | None, tuple[int, int] | None]:

@@ -1,4 +1,4 @@
-"""Readers that change how experts are held: floats -> q8_0 or q4_0, and back.
+"""Readers that change how experts are held: floats -> quantised blocks, and back.
 
 Each stands for another reader, so that hashing and writing need to know of neither.
 """

@@ -26,7 +26,7 @@ TARGETS = ("linear", "top_k", "attend", "experts", "product", "blocks", "fill", 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 HOST_DTYPES = (*_KINDS, "uint8")
-BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3}  # of records of bytes
+BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3, "mxfp4": 4}  # of records of bytes
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 

@@ -1,8 +1,10 @@
-"""Blocks of 32 weights in few bits: the formats q8_0 and q4_0, byte for byte GGUF's.
+"""Blocks of 32 weights in few bits: formats q8_0, q4_0, mxfp4, byte for byte GGUF's.
 
-  q8_0  a float16 scale d, 32 int8 codes q: d * q                          34 bytes
-  q4_0  a float16 scale d, 16 bytes: d * (q - 8) of codes q in 0..15       18 bytes
-        low halves are weights 0..15, high halves 16..31
+  q8_0   a float16 scale d, 32 int8 codes q: d * q                         34 bytes
+  q4_0   a float16 scale d, 16 bytes: d * (q - 8) of codes q in 0..15      18 bytes
+         low halves are weights 0..15, high halves 16..31
+  mxfp4  a byte e, 16 bytes as of q4_0: 2 ** (e - 127) * FP4[q]            17 bytes
+         what gpt-oss was trained in (OCP Microscaling Formats, version 1.0)
 
 A row of weights is a row of blocks. Bytes are little-endian. `decode` takes arrays of
 NumPy and of JAX alike; `encode` rounds as GGUF's reference does (its Python package
@@ -14,9 +16,12 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_known
 
 BLOCK = 32  # weights that share a scale
-SCALE_BYTES = 2
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17}
+SCALE_BYTES = {"q8_0": 2, "q4_0": 2, "mxfp4": 1}
 KINDS = tuple(BLOCK_BYTES)
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # float4 e2m1 by code
+_BETWEEN = (FP4[1:] + FP4[:-1]) / 2
+FP4 = np.concatenate([FP4, -FP4])
 
 
 def row_bytes(kind: str, width: int) -> int:
@@ -47,19 +52,22 @@ def decode(kind: str, rows):
       rows: uint8 `[..., row_bytes(kind, I)]`, of NumPy or JAX.
     """
     blocks, xp = _blocks(kind, rows), rows.__array_namespace__()
-    codes = blocks[..., SCALE_BYTES:]
+    codes = blocks[..., SCALE_BYTES[kind] :]
     if kind == "q8_0":
         values = codes.view(xp.int8).astype(xp.float32)
     else:
         halves = xp.concatenate([codes & 15, codes >> 4], axis=-1)
-        values = halves.astype(xp.float32) - 8.0
-    with np.errstate(invalid="ignore"):  # a scale of infinity times 0
-        return (values * _scales(blocks)).reshape(*rows.shape[:-1], -1)
+        if kind == "q4_0":
+            values = halves.astype(xp.float32) - 8.0
+        else:  # doubled, as the scales are half of what they say
+            values = xp.asarray(2 * FP4)[halves]
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale of infinity times 0
+        return (values * _scales(kind, blocks)).reshape(*rows.shape[:-1], -1)
 
 
 def scales(kind: str, rows):
     """float32 `[..., blocks, 1]`: weights are finite where these are."""
-    return _scales(_blocks(kind, rows))
+    return _scales(kind, _blocks(kind, rows))
 
 
 def _blocks(kind: str, rows):
@@ -72,8 +80,13 @@ def _blocks(kind: str, rows):
     return rows.reshape(*rows.shape[:-1], -1, size)
 
 
-def _scales(blocks):
+def _scales(kind: str, blocks):
     xp = blocks.__array_namespace__()
+    if kind == "mxfp4":  # half of them, so that they are finite also of the byte 255
+        exponents = blocks[..., :1].astype(xp.uint32)
+        small = xp.uint32(1 << 21) << xp.minimum(exponents, xp.uint32(1))
+        bits = xp.where(exponents < 2, small, (exponents - xp.uint32(1)) << 23)
+        return bits.view(xp.float32)
     low, high = blocks[..., :1].astype(xp.uint16), blocks[..., 1:2].astype(xp.uint16)
     return (low | (high << 8)).view(xp.float16).astype(xp.float32)
 
@@ -81,13 +94,13 @@ def _scales(blocks):
 def encode(kind: str, weights: np.ndarray) -> np.ndarray:
     """uint8 `[..., row_bytes(kind, I)]` of float32 `[..., I]`; of NumPy only.
 
-    A scale that float16 cannot hold becomes infinity.
+    A scale that float16 cannot hold becomes infinity. Of mxfp4 a weight of -0 stays
+    one, which the reference makes 0.
     """
     width = row_bytes(kind, weights.shape[-1])
     blocks = np.asarray(weights, np.float32).reshape(-1, BLOCK)
     with np.errstate(all="ignore"):  # a block of zeros, or of NaN
         scales, codes = _ENCODERS[kind](blocks)
-        scales = scales.astype("<f2")
     rows = np.concatenate([scales.view(np.uint8), codes], axis=1)
     return rows.reshape(*weights.shape[:-1], width)
 
@@ -103,7 +116,7 @@ def _encode_q8_0(blocks: np.ndarray):
     size = np.abs(shares)
     whole = np.floor(size)
     codes = np.sign(shares) * (whole + np.floor(2 * (size - whole)))
-    return scales, codes.astype(np.int8).view(np.uint8)
+    return scales.astype("<f2"), codes.astype(np.int8).view(np.uint8)
 
 
 def _encode_q4_0(blocks: np.ndarray):
@@ -111,8 +124,25 @@ def _encode_q4_0(blocks: np.ndarray):
     at = np.abs(blocks).argmax(axis=1)[:, None]
     scales = np.take_along_axis(blocks, at, axis=1) / np.float32(-8)
     shares = blocks * _inverse(scales) + np.float32(8.5)
-    whole = np.trunc(shares).astype(np.uint8).clip(0, 15)
-    return scales, whole[:, : BLOCK // 2] | (whole[:, BLOCK // 2 :] << 4)
+    codes = np.trunc(shares).astype(np.uint8).clip(0, 15)
+    return scales.astype("<f2"), _in_halves(codes)
 
 
-_ENCODERS = {"q8_0": _encode_q8_0, "q4_0": _encode_q4_0}
+def _encode_mxfp4(blocks: np.ndarray):
+    # The weight of largest magnitude becomes 4 to 6. Weights that are of the format
+    # stay what they are, also if their block had a larger scale than it needs.
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    exponents = np.where(largest > 0, np.frexp(largest)[1] - 3 + 127, 0)
+    exponents = exponents.clip(0, 254).astype(np.uint8)
+    shares = np.ldexp(np.abs(blocks), 127 - exponents.astype(np.int32))
+    codes = np.searchsorted(_BETWEEN, shares.reshape(-1)).reshape(blocks.shape)
+    is_negative = np.signbit(blocks) & ((codes > 0) | (blocks == 0))
+    return exponents, _in_halves((codes + 8 * is_negative).astype(np.uint8))
+
+
+def _in_halves(codes: np.ndarray) -> np.ndarray:
+    """Bytes [N, 16] of 4-bit codes [N, 32]."""
+    return codes[:, : BLOCK // 2] | (codes[:, BLOCK // 2 :] << 4)
+
+
+_ENCODERS = {"q8_0": _encode_q8_0, "q4_0": _encode_q4_0, "mxfp4": _encode_mxfp4}

@@ -7,9 +7,9 @@ cache slots and of the kernels' argument `experts_ER`; parts are static slices o
 
 A quantised record (`kind`, `quantised.py`) is a row of bytes: an element is a byte.
 Its matrices are rows of blocks along the input axis, so D and F are multiples of 32;
-then every matrix is a multiple of 64 bytes and there is no padding between or after
-them. Its biases are float32: they are a thousandth of the bytes, and are added, not
-multiplied.
+then every matrix is a multiple of 64 bytes (mxfp4: of 32) and there is no padding
+between them. Its biases are float32: they are a thousandth of the bytes, and are added,
+not multiplied.
 """
 
 import dataclasses

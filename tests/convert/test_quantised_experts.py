@@ -1,4 +1,4 @@
-"""Converting to q8_0 and q4_0 experts, and back."""
+"""Converting to quantised experts, and back."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.quantised import BLOCK_BYTES, KINDS, decode, encode
+from tests.convert.test_quantize import mxfp4_folder
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert, load_all
 from tests.support.refactored import write_random
@@ -54,7 +55,7 @@ def test_records_hold_the_encoded_weights(converted):
     np.testing.assert_array_equal(some, records[3:5])
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["dtype"] == kind
-    per_expert = 3 * 96 * 32 // 32 * BLOCK_BYTES[kind]
+    per_expert = -(-3 * 96 * 32 // 32 * BLOCK_BYTES[kind] // 64) * 64
     assert manifest["record"]["bytes"] == per_expert == reader.layout.size
     assert (path / "experts/layer_002.bin").stat().st_size == 6 * per_expert
     dense = sum(t.nbytes for name, t in tensors.items() if not is_expert(name))
@@ -122,6 +123,21 @@ def test_ours_is_quantised_as_its_source_is(converted, tmp_path):
     convert(hf, tmp_path / "ours")
     again = convert(tmp_path / "ours", tmp_path / "q", expert_dtype=kind)
     assert again["content_sha256"] == said["content_sha256"]
+
+
+def test_mxfp4_of_a_checkpoint_in_it_loses_nothing(tmp_path):
+    hf, _ = mxfp4_folder(tmp_path / "hf")
+    convert(hf, tmp_path / "wide")
+    convert(hf, tmp_path / "q", expert_dtype="mxfp4")
+    wide, narrow = (open_checkpoint(tmp_path / name) for name in ("wide", "q"))
+    assert narrow.layout.kind == "mxfp4" and wide.dtype == ml_dtypes.bfloat16
+    for layer in wide.config.moe_layers:
+        floats, blocks = wide.experts(layer), narrow.experts(layer)
+        assert blocks.nbytes < 0.31 * floats.nbytes
+        for part in wide.layout.shapes:
+            want = wide.layout.part(floats, part).astype(np.float32)
+            found = narrow.layout.part(blocks, part)
+            assert found.tobytes() == want.tobytes()
 
 
 def test_sizes_that_no_blocks_fill_are_refused(tmp_path):

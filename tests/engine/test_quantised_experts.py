@@ -26,7 +26,7 @@ from tests.support.layered import (
 )
 from tests.support.tiny_models import ALL, random_prompts
 
-KINDS = ("q8_0", "q4_0")
+KINDS = ("q8_0", "q4_0", "mxfp4")
 F32, STEPS = np.float32, 16
 
 

@@ -12,6 +12,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.float32 import to_float32
 from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.matvec import linear, num_lanes
+from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 
@@ -97,7 +98,7 @@ def test_experts_bfloat16_storage_equals_float32_of_same_values(
 
 
 @pytest.mark.parametrize("method", ["dense", *FORMS])
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_experts_in_blocks_match_numpy_of_what_they_mean(method, kind):
     layout = RecordLayout(64, 32, True, kind)
     x, ids, weights, experts = make_case(layout.unquantised, 7)

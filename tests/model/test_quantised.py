@@ -1,4 +1,4 @@
-"""Blocks of q8_0 and q4_0, and the records that are made of them."""
+"""Blocks of quantised weights, and the records that are made of them."""
 
 import jax
 import numpy as np
@@ -31,15 +31,32 @@ def test_decode_is_exact_of_any_bytes(kind):
     """Also of scales below the normal numbers of float16, on both sides."""
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (9, 5, BLOCK_BYTES[kind]), np.uint8)
-    blocks[..., 1] &= 0x3F  # finite scales, positive: up to 2
-    blocks[1, :, 1], blocks[2, :, 0:2] = 0, 0
-    blocks[3, :, 1] |= 0x80
+    if kind == "mxfp4":  # values that float32 holds, as normal numbers
+        blocks[..., 0] = rng.integers(2, 253, (9, 5))
+        blocks[0, 0] = [252] + 16 * [0x7F]
+        blocks[0, 1] = [2] + 16 * [0x19]
+    else:
+        blocks[..., 1] &= 0x3F  # finite scales, positive: up to 2
+        blocks[1, :, 1], blocks[2, :, 0:2] = 0, 0
+        blocks[3, :, 1] |= 0x80
     rows = blocks.reshape(9, -1)
     want = np.stack([decode_slowly(kind, row) for row in rows])
     np.testing.assert_array_equal(decode(kind, rows), want)
     found = jax.jit(lambda r: decode(kind, r))(rows)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(np.asarray(found), want)
+
+
+def test_mxfp4_keeps_what_is_of_the_format():
+    """Bit by bit, also where a block has a larger scale than its weights need."""
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (500, 17), np.uint8)
+    blocks[:, 0] = rng.integers(8, 250, 500)
+    blocks[:50, 1:] &= 0xBB  # none of the three largest magnitudes
+    blocks[50:60, 1:] = 0x80  # 0 and -0
+    values = decode("mxfp4", blocks)
+    again = decode("mxfp4", encode("mxfp4", values))
+    assert again.tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("kind, share", [("q8_0", 1 / 254), ("q4_0", 1 / 16)])
@@ -57,8 +74,8 @@ def test_weights_come_back_within_half_a_step(kind, share):
 
 
 def test_sizes_that_no_blocks_fill_are_refused():
-    assert [row_bytes(kind, 64) for kind in KINDS] == [68, 36]
-    assert [bytes_per_weight(kind) for kind in KINDS] == [1.0625, 0.5625]
+    assert [row_bytes(kind, 64) for kind in KINDS] == [68, 36, 34]
+    assert [bytes_per_weight(kind) for kind in KINDS] == [1.0625, 0.5625, 0.53125]
     with pytest.raises(ConfigError, match="blocks of 32, .* width of 48"):
         row_bytes("q8_0", 48)
     with pytest.raises(ConfigError, match="width of 33"):

@@ -1,5 +1,6 @@
-"""GGUF's q8_0 and q4_0, weight by weight: what the codec is compared with."""
+"""GGUF's quantised blocks, weight by weight: what the codec is compared with."""
 
+import math
 import struct
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import numpy as np
 from tests.support.tiny_checkpoint import tiny_tokenizer
 from tests.support.tiny_checkpoints import hf_folder
 
-BYTES = {"q8_0": 34, "q4_0": 18}
+BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17}
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def decode_slowly(kind: str, stored: np.ndarray) -> np.ndarray:
@@ -16,6 +18,12 @@ def decode_slowly(kind: str, stored: np.ndarray) -> np.ndarray:
     values = []
     for first in range(0, stored.size, BYTES[kind]):
         block = stored[first : first + BYTES[kind]].tobytes()
+        if kind == "mxfp4":
+            low, high = [b % 16 for b in block[1:]], [b // 16 for b in block[1:]]
+            codes = low + high
+            parts = [(FP4[code % 8], 1 - code // 8 * 2) for code in codes]
+            values += [math.ldexp(sign * size, block[0] - 127) for size, sign in parts]
+            continue
         (scale,) = struct.unpack("<e", block[:2])
         if kind == "q8_0":
             codes = struct.unpack("32b", block[2:])
@@ -31,6 +39,9 @@ def encode_slowly(kind: str, weights: np.ndarray) -> np.ndarray:
     stored, zero, one = b"", np.float32(0), np.float32(1)
     for first in range(0, weights.size, 32):
         block = list(weights[first : first + 32].astype(np.float32))
+        if kind == "mxfp4":
+            stored += _mxfp4_slowly([float(weight) for weight in block])
+            continue
         largest = max(block, key=abs)  # of equal ones the first
         end = np.float32(127 if kind == "q8_0" else -8)
         scale = (abs(largest) if kind == "q8_0" else largest) / end
@@ -46,6 +57,19 @@ def encode_slowly(kind: str, weights: np.ndarray) -> np.ndarray:
             pairs = zip(codes[:16], codes[16:], strict=True)
             stored += bytes(low + 16 * high for low, high in pairs)
     return np.frombuffer(stored, np.uint8)
+
+
+def _mxfp4_slowly(block: list[float]) -> bytes:
+    largest = max(map(abs, block))
+    power = max(math.frexp(largest)[1] - 3, -127) if largest else -127
+    codes = []
+    for weight in block:
+        share = abs(weight) / 2.0**power
+        nearest = min(range(8), key=lambda n: (abs(FP4[n] - share), n))
+        below = math.copysign(1, weight) < 0 and (nearest > 0 or weight == 0)
+        codes.append(nearest + 8 * below)
+    pairs = zip(codes[:16], codes[16:], strict=True)
+    return bytes([power + 127, *(low + 16 * high for low, high in pairs)])
 
 
 def many_weights(rows: int = 12, width: int = 96) -> np.ndarray:

@@ -115,16 +115,7 @@ def encode(kind: str, array: np.ndarray) -> bytes:
         return array.astype(np.float16).tobytes()
     if kind == "BF16":
         return array.astype(ml_dtypes.bfloat16).tobytes()
-    blocks = array.reshape(-1, 32)
-    if kind == "MXFP4":  # any scales and codes: tests compare what they stand for
-        codes = (np.abs(blocks).view(np.uint32) >> 7).astype(np.uint8) & 15
-        scales = np.full((len(blocks), 1), 120, np.uint8)
-        return np.hstack([scales, _nibbles(codes)]).tobytes()
-    return quantised.encode(kind.lower(), blocks).tobytes()
-
-
-def _nibbles(codes: np.ndarray) -> np.ndarray:
-    return codes[:, :16] | codes[:, 16:] << 4
+    return quantised.encode(kind.lower(), array.reshape(-1, 32)).tobytes()
 
 
 def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):

@@ -79,6 +79,7 @@ def _quantised(config: ModelConfig, kind: str) -> ModelConfig:
 
 # Whole blocks of 32; of one block a row and of two.
 ALL |= {"q8_0": _quantised(GQA, "q8_0"), "q4_0": _quantised(GPT_OSS, "q4_0")}
+ALL["mxfp4"] = _quantised(GPT_OSS, "mxfp4")
 
 
 class RandomReader:

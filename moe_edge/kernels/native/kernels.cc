@@ -210,11 +210,11 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
                      int64_t activation, float limit, int64_t kind, ExpertLayout* layout) {
   const bool is_bytes = records.element_type() == ffi::DataType::U8;
   if (is_bytes) {
-    if (kind != int64_t(Kind::kQ8_0) && kind != int64_t(Kind::kQ4_0)) {
-      return "records of bytes with kind " + std::to_string(kind) +
-             ", expected 2 (q8_0) or 3 (q4_0)";
-    }
     layout->kind = static_cast<Kind>(kind);
+    if (!InBlocks(layout->kind)) {
+      return "records of bytes with kind " + std::to_string(kind) +
+             ", expected 2 (q8_0), 3 (q4_0) or 4 (mxfp4)";
+    }
   } else if (!KindOf(records.element_type(), &layout->kind)) {
     return "unknown type of records";
   }

@@ -6,8 +6,8 @@
 
 namespace moe_edge {
 
-// How weights are stored. Blocks are GGUF's: a float16 scale and 32 weights.
-enum class Kind { kFloat32, kBfloat16, kQ8_0, kQ4_0 };
+// How weights are stored. Blocks are GGUF's: a scale and 32 weights.
+enum class Kind { kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4 };
 constexpr int kBlock = 32;
 
 constexpr size_t RowBytes(Kind kind, size_t width) {
@@ -16,6 +16,7 @@ constexpr size_t RowBytes(Kind kind, size_t width) {
     case Kind::kBfloat16: return 2 * width;
     case Kind::kQ8_0: return width / kBlock * 34;
     case Kind::kQ4_0: return width / kBlock * 18;
+    case Kind::kMxfp4: return width / kBlock * 17;
   }
   return 0;
 }
@@ -42,7 +43,9 @@ struct ExpertLayout {
   size_t record_bytes;
 };
 
-constexpr bool InBlocks(Kind kind) { return kind == Kind::kQ8_0 || kind == Kind::kQ4_0; }
+constexpr bool InBlocks(Kind kind) {
+  return kind == Kind::kQ8_0 || kind == Kind::kQ4_0 || kind == Kind::kMxfp4;
+}
 
 // Bytes that such a record must have at least.
 constexpr size_t LeastBytes(Kind kind, size_t D, size_t F, bool has_bias) {
@@ -123,4 +126,5 @@ struct Kernels {
     case Kind::kBfloat16: return function<Bfloat16>(__VA_ARGS__); \
     case Kind::kQ8_0: return function<Q8_0>(__VA_ARGS__);        \
     case Kind::kQ4_0: return function<Q4_0>(__VA_ARGS__);        \
+    case Kind::kMxfp4: return function<Mxfp4>(__VA_ARGS__);      \
   }
