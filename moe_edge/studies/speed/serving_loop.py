@@ -23,7 +23,7 @@ from moe_edge.schedule.registry import get_policy
 from moe_edge.serve.driver import Asked, Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
-from moe_edge.studies.rounds import interleave, seconds_of
+from moe_edge.studies.rounds import interleave, round_order, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
 from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 from moe_edge.workload.requests import Lengths
@@ -152,19 +152,16 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
     """Computed: the highest rate at which enough requests are in time.
 
     Floors are all K from an eighth of the refactored model's on; the original runs the
-    next whole number of experts.
+    next whole number of experts. Costs are measured in every round: one table and
+    another differ by a fifth from minute to minute.
     """
     del work_dir
-    costs: dict[str, tuple[StepCosts, int]] = {}
-    for name, path in models:
-        engine = load_engine(path, with_tokenizer=False).engine
-        sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
-        measured = measure_steps(engine, **sizes, repeats=settings.repeats)
-        costs[name] = measured.costs, engine.config.moe.top_k
+    engines = {n: load_engine(path, with_tokenizer=False).engine for n, path in models}
     (original, _), (refactored, _) = models
-    own = costs[refactored][-1]
+    own = engines[refactored].config.moe.top_k
     runs: Mapping[str, list[float]] = {"ours": [], "ours, original": [], "peer": []}
     for seed in range(settings.repeats):
+        costs = _costs(engines, round_order(list(engines), seed), settings)
         offered = _offered(settings, own, seed)
         for run, model, policy in (
             ("ours", refactored, "continuous"),
@@ -198,6 +195,18 @@ def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> R
         row("ours", bar=1 / GOODPUT_GAIN, requests_per_s=runs),
         row("ours, original", ", original"),
     ]
+
+
+def _costs(
+    engines: Mapping[str, Engine], order: Sequence[str], settings: ServingSettings
+) -> Mapping[str, tuple[StepCosts, int]]:
+    """Of each engine's steps, and its own K."""
+    sizes = {"max_batch": settings.max_batch, "max_context": settings.max_context}
+    found = {}
+    for name in order:
+        measured = measure_steps(engines[name], **sizes, repeats=settings.repeats)
+        found[name] = measured.costs, engines[name].config.moe.top_k
+    return found
 
 
 def _offered(settings: ServingSettings, own_k: int, seed: int) -> list[Offered]:
