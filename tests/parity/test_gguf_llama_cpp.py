@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from moe_edge.model.quantised import decode
 from tests.support.gguf_files import ARCHS, from_hf, write_gguf
 from tests.support.tiny_checkpoints import random_tensors, raw_config
 from tests.support.tiny_models import score_all
@@ -33,16 +33,17 @@ CASES = {
 }
 QUANTISED = {"olmoe": {"hidden_size": 64, "intermediate_size": 32}, "gpt_oss": {}}
 KINDS = [(family, "F32") for family in CASES]
-KINDS += [(f, kind) for f in QUANTISED for kind in ("Q8_0", "Q4_0")]
+OTHERS = ("F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
+KINDS += [(family, kind) for family in QUANTISED for kind in OTHERS]
 BAR = 1e-3  # of the logits' standard deviation
 
 
 @pytest.mark.parametrize("family, kind", KINDS)
 def test_logits_are_those_of_llama_cpp(family, kind, tmp_path):
-    """Of quantised files: those of llama.cpp on what the blocks mean, as float32.
+    """Of other types: those of llama.cpp on what the file means, as float32.
 
-    On the blocks themselves it rounds activations to 8 bits, which changes logits of
-    these small models by 2-6 % of their deviation.
+    On the file itself it rounds activations to its type, or to 8 bits, which changes
+    logits of these small models by 2-6 % of their deviation where it is quantised.
     """
     wide = {} if kind == "F32" else QUANTISED[family]
     changes = {"rms_norm_eps": 1e-6} | CASES[family] | wide
@@ -72,7 +73,5 @@ def test_logits_are_those_of_llama_cpp(family, kind, tmp_path):
 
 def _meant(kind: str, shape, raw: bytes):
     """A tensor as float32."""
-    if kind not in ("Q8_0", "Q4_0"):
-        return kind, shape, raw
-    values = decode(kind.lower(), np.frombuffer(raw, np.uint8))
+    values = decode(kind, np.frombuffer(raw, np.uint8)).astype(np.float32)
     return "F32", shape, values.tobytes()
