@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from moe_edge.coe.profile import ArchitectureCosts, Devices
+from moe_edge.coe.profile import ArchitectureCosts, Devices, largest_bucket
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
@@ -140,8 +140,7 @@ class Machine:
         costs = {}
         for name, one in self.devices[kind].items():
             images = max(most_bytes // max(one.item_bytes, 1), 1)
-            padded = 1 << (images.bit_length() - 1)  # no more than there is room for
-            most = min(one.max_batch, padded)
+            most = min(one.max_batch, largest_bucket(images))
             costs[name] = dataclasses.replace(one, max_batch=most)
         return dataclasses.replace(self, devices={**self.devices, kind: costs})
 

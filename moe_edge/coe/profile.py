@@ -22,6 +22,11 @@ def bucket(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def largest_bucket(n: int) -> int:
+    """The power of two up to n: the most images that are padded to no more."""
+    return 1 << (n.bit_length() - 1)
+
+
 def buckets(most: int) -> list[int]:
     """The powers of two that batches up to `most` are padded to."""
     return [1 << power for power in range((most - 1).bit_length() + 1)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_edge.coe.machine import Machine, parse_executors
 from moe_edge.coe.presets import get_preset
+from moe_edge.coe.profile import largest_bucket
 from moe_edge.coe.trial import with_executors
 from moe_edge.core.checks import check_count
 from moe_edge.metrics.plots_panels import Panel, draw_panels
@@ -124,7 +125,7 @@ def with_experts(experts: int) -> Machine | None:
     images = (memory["gpu"] // executors - pool) // ITEM_BYTES
     if images < 1:
         return None
-    batch = min(1 << (images.bit_length() - 1), usual)  # they are padded to such ones
+    batch = min(largest_bucket(images), usual)
     memory["gpu"] = executors * (pool + batch * ITEM_BYTES)
     gpu = {
         name: dataclasses.replace(one, max_batch=batch, item_bytes=ITEM_BYTES)
