@@ -136,6 +136,30 @@ def with_experts(machine: Machine, graph: CoeGraph, experts: int) -> Machine | N
     return dataclasses.replace(changed, memory_bytes=memory_bytes)
 
 
+def slide_window(
+    machine: Machine,
+    graph: CoeGraph,
+    throughput: Throughput,
+    trying: TrialOptions = USUAL,
+) -> Window | None:
+    """Where the throughput falls behind as pools of the first kind hold more experts.
+
+    Args:
+      throughput: is asked once for each number in the window's `tried`, in their order.
+      trying: how the window slides.
+    Returns:
+      The window; None: not even one expert fits beside a batch of one image.
+    """
+    numbers = range(1, len(graph.experts) + 1)
+    fitting = [n for n in numbers if with_experts(machine, graph, n) is not None]
+    if not fitting:
+        return None
+    return decaying_window(
+        lambda n: throughput(with_experts(machine, graph, max(n, fitting[0]))),
+        *(fitting[-1], trying.window_start, trying.window_margin),
+    )
+
+
 def chosen_machine(
     machine: Machine,
     graph: CoeGraph,
@@ -165,15 +189,8 @@ def chosen_machine(
         return value
 
     trial = try_executors(most, lambda e: measure(with_executors(machine, e)))
-    chosen, window = with_executors(machine, trial.executors), None
-    numbers = range(1, len(graph.experts) + 1)
-    fitting = [n for n in numbers if with_experts(chosen, graph, n) is not None]
-    if fitting:
-        least, limit = fitting[0], fitting[-1]
-        window = decaying_window(
-            lambda n: measure(with_experts(chosen, graph, max(n, least))),
-            *(limit, trying.window_start, trying.window_margin),
-        )
+    chosen = with_executors(machine, trial.executors)
+    window = slide_window(chosen, graph, measure, trying)
     _, best = max(measured, key=lambda one: one[0])
     return best, _told(best, trial, window)
 

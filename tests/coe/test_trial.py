@@ -11,7 +11,7 @@ from moe_edge.coe.trial import (
     with_experts,
 )
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.simulate.coe_run import Case
+from moe_edge.simulate.coe_case import Case
 from moe_edge.workload.coe_tasks import board_graph, board_requests
 
 

@@ -10,7 +10,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.offload.evict_pool import PoolBelady
 from moe_edge.offload.pool import Pool, fill
 from moe_edge.simulate.coe_bounds import belady_fcfs, distinct, uses
-from moe_edge.simulate.coe_run import Case
+from moe_edge.simulate.coe_case import Case
 from moe_edge.workload.coe_tasks import CoeRequest, board_requests
 from tests.support.experts import small_board, small_machine
 

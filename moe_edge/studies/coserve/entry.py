@@ -12,7 +12,7 @@ from moe_edge.coe.presets import PRESETS, SOURCE, get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.results import metric
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_run import Case
+from moe_edge.simulate.coe_case import Case
 from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Findings
 from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS

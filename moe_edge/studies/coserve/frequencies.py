@@ -10,7 +10,7 @@ from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.simulate.coe_run import Case
+from moe_edge.simulate.coe_case import Case
 from moe_edge.studies.coserve.entry import (
     OURS,
     PAPER,

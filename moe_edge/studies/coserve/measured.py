@@ -57,7 +57,8 @@ STUDIES = {
                 }
             },
             why="A load here is a read and a copy of one flat record, the paper's "
-            "makes a model of a file. A processor computes longer than a GPU.",
+            "makes a model of a file. A processor computes longer than a GPU. It is "
+            "measured: the share of an emulated load is what the emulation was told.",
             not_comparable=HARDWARE,
         ),
     ),

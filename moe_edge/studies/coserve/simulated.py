@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_run import Case
+from moe_edge.simulate.coe_case import Case
 from moe_edge.studies.coserve.entry import (
     OURS,
     PAPER,

@@ -1,33 +1,28 @@
 """CoServe, figures 17 and 18 in computed time: how many executors, how many experts."""
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moe_edge.coe.machine import Machine, parse_executors
-from moe_edge.coe.presets import get_preset
-from moe_edge.coe.profile import largest_bucket
-from moe_edge.coe.trial import with_executors
-from moe_edge.core.checks import check_count
+from moe_edge.coe.trial import TrialOptions, slide_window, with_executors
+from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.place.coserve_memory import Window, decaying_window
+from moe_edge.place.coserve_memory import Window
 from moe_edge.studies.coserve.entry import (
-    DISKS,
     PAPER,
     REASON,
     OnMachines,
-    OnTasks,
     median_row,
     simulated,
 )
 from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.coe_tasks import CLASSIFIER, RECORD_BYTES
 
-SIZE = RECORD_BYTES[CLASSIFIER]
-ITEM_BYTES = 3 * SIZE // 2  # an image of a batch needs 1.5 experts (section 3.3)
+# An image of a batch needs 1.5 experts (section 3.3).
+ITEM_BYTES = 3 * RECORD_BYTES[CLASSIFIER] // 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,16 +41,16 @@ class Executors(OnMachines):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(OnTasks):
+class Memory(OnMachines):
     """The size of figure 18.
 
     Attributes:
-      disks: as of OnMachines.
       start: experts of the first window; margin: by which its line may be missed.
     """
 
-    rules = OnTasks.rules | {"margin": lambda name, value: None}  # the window checks it
-    disks: Sequence[str] = tuple(DISKS)
+    rules = OnMachines.rules | {
+        "margin": lambda name, value: None
+    }  # the window checks it
     start: int = 15
     margin: float = 0.05
 
@@ -113,75 +108,81 @@ def measure_executors(settings: Executors) -> Findings:
     )
 
 
-def with_experts(experts: int) -> Machine | None:
-    """NUMA with so many experts in the pools of its GPU, the rest for batches.
-
-    None if not even batches of one image fit.
-    """
-    machine = get_preset("numa")
-    memory, executors = dict(machine.memory_bytes), machine.executors["gpu"]
-    pool = experts * SIZE // executors
-    usual = max(one.max_batch for one in machine.devices["gpu"].values())
-    images = (memory["gpu"] // executors - pool) // ITEM_BYTES
-    if images < 1:
-        return None
-    batch = min(largest_bucket(images), usual)
-    memory["gpu"] = executors * (pool + batch * ITEM_BYTES)
+def with_images(machine: Machine) -> Machine:
+    """The machine with images that need as much memory as the paper says."""
     gpu = {
-        name: dataclasses.replace(one, max_batch=batch, item_bytes=ITEM_BYTES)
+        name: dataclasses.replace(one, item_bytes=ITEM_BYTES)
         for name, one in machine.devices["gpu"].items()
     }
-    devices = {**machine.devices, "gpu": gpu}
-    return dataclasses.replace(machine, devices=devices, memory_bytes=memory)
+    return dataclasses.replace(machine, devices={**machine.devices, "gpu": gpu})
 
 
 def measure_memory(settings: Memory) -> Findings:
     """Throughput at the ends of the windows, task by task, as the first seed slides."""
-    most = max(n for n in range(1, 200) if with_experts(n) is not None)
-    check_count("experts for which there is memory", most)
     rows, windows = [], {}
-    for disk, task in itertools.product(settings.disks, settings.tasks):
-        by_number: dict[int, list[float]] = {}
-
-        def throughput(
-            experts: int, disk=disk, task=task, by_number=by_number
-        ) -> float:
-            machine = with_experts(experts)
-            machine = dataclasses.replace(machine, one_disk=disk == "one")
-            cases = settings.cases(task, "numa", machine)
-            found = [case.run(PAPER).throughput_per_s for case in cases]
-            by_number[experts] = found
-            return float(np.median(found))
-
-        window = decaying_window(throughput, most, settings.start, settings.margin)
-        where = task + DISKS[disk]
-        windows[where] = _told(window)
-        for experts, found in by_number.items():
-            name = f"throughput, numa, {experts} experts"
-            rows.append(median_row(where, name, found, "requests/s"))
-        print(f"{where}: {windows[where]}", flush=True)
-    ends = sorted({n for found in windows.values() for n in found["ends"]})
-    series = {
-        task: [dict(found["tried"]).get(n, np.nan) for n in ends]
-        for task, found in windows.items()
-    }
-    spans = {task: f"{found['low']}-{found['high']}" for task, found in windows.items()}
-    said = "; ".join(f"{task} {span}" for task, span in spans.items())
-    panel = Panel(
-        "numa, coserve", "requests/s", ends, series, x_label="experts in GPU memory"
-    )
+    for place, (preset, machine) in settings.places().items():
+        for task in settings.tasks:
+            by_number, window = slide(settings, task, preset, with_images(machine))
+            where = f"{place}, {task}"
+            windows[where] = _told(window)
+            for experts, found in by_number.items():
+                name = f"throughput, {experts} experts"
+                rows.append(median_row(where, name, found, "requests/s"))
+            print(f"{where}: {windows[where]}", flush=True)
+    spans = {where: f"{one['low']}-{one['high']}" for where, one in windows.items()}
+    said = "; ".join(f"{where} {span}" for where, span in spans.items())
     return simulated(
         settings,
-        answer=f"The window stops at {said} experts in GPU memory, of at most {most}.",
+        answer=f"The window stops at these numbers of experts in GPU memory: {said}.",
         metrics=rows,
         ours={"windows": spans},
         limits=[
             "An image of a batch takes the memory of 1.5 experts, as the paper says of "
             "its GPU; batches end at 8 images or where memory does."
         ],
-        plot=lambda path: draw_panels(path, [panel], title="Memory (simulated)"),
+        plot=lambda path: draw_panels(
+            path,
+            [_window_panel(settings, place, windows) for place in settings.places()],
+            title="Memory (simulated)",
+        ),
         summary={"windows": windows},
     )
+
+
+def slide(
+    settings: Memory, task: str, preset: str, machine: Machine
+) -> tuple[dict[int, list[float]], Window]:
+    """Throughput of every seed by experts in GPU memory, and where their window stops.
+
+    Raises:
+      CapacityError: the GPU has no room for one expert beside a batch.
+    """
+    found: list[list[float]] = []
+
+    def throughput(changed: Machine) -> float:
+        cases = settings.cases(task, preset, changed)
+        found.append([case.run(PAPER).throughput_per_s for case in cases])
+        return float(np.median(found[-1]))
+
+    graph = next(settings.cases(task, preset, machine)).graph
+    trying = TrialOptions(window_start=settings.start, window_margin=settings.margin)
+    window = slide_window(machine, graph, throughput, trying)
+    if window is None:
+        raise CapacityError(f"{preset} has no room for an expert beside a batch")
+    tried = [experts for experts, _ in window.tried]
+    return dict(zip(tried, found, strict=True)), window
+
+
+def _window_panel(
+    settings: Memory, place: str, windows: Mapping[str, dict[str, Any]]
+) -> Panel:
+    """Throughput over experts of every task on a machine."""
+    tried = {
+        task: dict(windows[f"{place}, {task}"]["tried"]) for task in settings.tasks
+    }
+    ends = sorted({n for one in tried.values() for n in one})
+    series = {task: [one.get(n, np.nan) for n in ends] for task, one in tried.items()}
+    return Panel(place, "requests/s", ends, series, x_label="experts in GPU memory")
 
 
 def _told(window: Window) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """Figures 17 and 18 of CoServe in computed time, on one task."""
 
+import dataclasses
+
 import pytest
 
 from moe_edge.coe.presets import get_preset
+from moe_edge.coe.trial import with_experts
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve.sizes import (
-    SIZE,
     Executors,
+    Memory,
     check_executors,
+    slide,
     with_,
-    with_experts,
+    with_images,
 )
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
@@ -35,16 +39,34 @@ def test_whole_study_writes_a_valid_entry(name, tmp_path):
     assert len(parallel) >= 2 and len(names - parallel) >= 2
 
 
-def test_more_experts_leave_less_for_batches():
-    graph = board_graph(20)
-    batches = []
+@pytest.mark.parametrize("preset", ["numa", "uma"])
+def test_more_experts_leave_less_for_batches_of_the_papers_images(preset):
+    graph, machine = board_graph(20), with_images(get_preset(preset))
+    mean, batches = graph.bytes_E.mean(), []
     for experts in (10, 34, 40, 50):
-        machine = with_experts(experts)
-        pool = machine.pool_bytes("gpu", graph, 2)
-        assert pool // SIZE == experts // 2
-        batches.append(machine.devices["gpu"]["resnet101"].max_batch)
-    assert batches == [8, 8, 4, 2]
-    assert with_experts(60) is None
+        changed = with_experts(machine, graph, experts)
+        pool = changed.pool_bytes("gpu", graph, 2)
+        assert pool == int(experts * mean) // 2
+        batches.append(changed.devices["gpu"]["resnet101"].max_batch)
+    assert batches == {"numa": [8, 8, 8, 4], "uma": [8, 8, 8, 8]}[preset]
+    assert with_experts(machine, graph, 100) is None
+
+
+def test_window_slides_as_far_as_a_batch_of_one_image_fits():
+    settings = Memory(tasks=("b1",), seeds=1, start=30)
+    machine = with_images(get_preset("numa"))
+    machine = dataclasses.replace(
+        machine, memory_bytes={"gpu": 4_000_000_000, "cpu": 9_000_000_000}
+    )
+    graph = next(settings.cases("b1", "numa", machine)).graph
+    found, window = slide(settings, "b1", "numa", machine)
+    assert with_experts(machine, graph, max(found)) is not None
+    assert window.high <= max(found) and all(len(each) == 1 for each in found.values())
+    tight = dataclasses.replace(
+        machine, memory_bytes={"gpu": 500_000_000, "cpu": 9_000_000_000}
+    )
+    with pytest.raises(CapacityError, match="numa has no room for an expert beside"):
+        slide(settings, "b1", "numa", tight)
 
 
 def test_executors_that_cannot_be_are_refused():
