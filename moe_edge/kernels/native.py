@@ -1,7 +1,7 @@
 """The host kernels as JAX functions: products of a few vectors with stored weights.
 
 Built with the package where there is a C++ compiler (`setup.py`); without them XLA
-multiplies, as it does on GPUs and while a function is differentiated.
+multiplies, as it does on GPUs. Those that can be differentiated: `gradients.py`.
 """
 
 import contextvars
@@ -22,7 +22,10 @@ from moe_edge.kernels.build_id import build_id
 INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
 MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
-TARGETS = ("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum")
+TARGETS = (
+    *("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum"),
+    *("product_back", "train", "train_back"),
+)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 HOST_DTYPES = (*_KINDS, "uint8")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.float32 import PRECISION, to_float32
-from moe_edge.kernels import blocks, native
+from moe_edge.kernels import blocks, gradients, native
 
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
 MIN_LANES = 16  # floats in a vector register
@@ -97,6 +97,8 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     lanes = num_lanes(width)
     if not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
+    elif gradients.suits(width, dtype=weight_OI.dtype):
+        y_TO = gradients.product(x_TI, weight_OI)
     elif blocks.suits_product(x_TI.shape[0], weight_OI):
         y_TO = blocks.product(x_TI, weight_OI)
     elif native.suits(x_TI.shape[0], weight_OI):

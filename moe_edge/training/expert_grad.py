@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from moe_edge.core.float32 import to_float32
+from moe_edge.kernels import gradients
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import einsum
@@ -256,6 +257,13 @@ def expert_fn(config: ModelConfig, *, frozen: bool = False):
     kernel = Kernel(RecordLayout.of(config), activation, frozen)
 
     def run(x_TD, ids_TK, weights_TK, experts_ER):
+        layout = kernel.layout
+        widths = layout.d_model, layout.expert_dim
+        plain = kernel.activation == ("silu", None) and not layout.has_bias
+        stored = {"dtype": experts_ER.dtype, "frozen": frozen}
+        if plain and gradients.suits(*widths, **stored):
+            given = x_TD, ids_TK, weights_TK, experts_ER
+            return gradients.experts(*given, layout.expert_dim, frozen)
         return train_experts(x_TD, ids_TK, weights_TK, experts_ER, kernel)
 
     return run

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from moe_edge.kernels import gradients
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
@@ -132,7 +133,7 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         }
         return TrainState(params, new_optimizer), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(gradients.within(step), donate_argnums=0)
 
 
 def make_eval_step(config: ModelConfig) -> Callable:
@@ -148,4 +149,4 @@ def make_eval_step(config: ModelConfig) -> Callable:
         ]
         return token_losses(logits, rows[:, 1:]).sum(axis=1), jnp.stack(counts, axis=1)
 
-    return jax.jit(evaluate)
+    return jax.jit(gradients.within(evaluate))

@@ -1,4 +1,4 @@
-// The kernels for many tokens behind JAX's foreign function interface; ends kernels.cc.
+// The kernels for many tokens behind JAX's foreign function interface.
 
 namespace moe_edge {
 
@@ -147,26 +147,37 @@ std::string BlockArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::Buffer<ffi::S
   return "";
 }
 
+// Of the calls `blocks` and `train`; `saved`: as of BlockArgs.
+ffi::Error WholeSum(const std::string& name, const ffi::Buffer<ffi::F32>& x,
+                    const ffi::Buffer<ffi::S32>& ids, const ffi::Buffer<ffi::F32>& weights,
+                    const ffi::AnyBuffer& records, ffi::Buffer<ffi::F32>& y,
+                    ffi::Buffer<ffi::F32>& hidden, ffi::Buffer<ffi::F32>& outputs,
+                    float* saved, int64_t expert_dim, bool has_bias, int64_t activation,
+                    float limit, int64_t kind) {
+  BlockArgs a{};
+  std::string wrong = BlockArgsOf(x, ids, records, hidden, expert_dim, has_bias,
+                                  activation, limit, kind, &a);
+  if (!wrong.empty()) return Refuse(name + ": " + wrong);
+  const int T = int(x.dimensions()[0]), K = int(ids.dimensions()[1]), D = a.layout.D;
+  if (weights.element_count() != size_t(T) * K || y.element_count() != size_t(T) * D ||
+      outputs.element_count() != size_t(T) * K * D) {
+    return Refuse(name + ": shapes of weights, outputs or y do not fit");
+  }
+  a.outputs = outputs.typed_data(), a.saved = saved;
+  BlockSumArgs sum{a.outputs, weights.typed_data(), nullptr, y.typed_data(), T, K, D};
+  const int E = int(records.dimensions()[0]);
+  const auto* each = static_cast<const uint8_t*>(records.untyped_data());
+  wrong = RunBlocks(a, ids.typed_data(), T, K, E, each, nullptr, E, &sum);
+  return wrong.empty() ? ffi::Error::Success() : Refuse(name + ": " + wrong);
+}
+
 ffi::Error BlocksCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                       ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
                       ffi::ResultBuffer<ffi::F32> y, ffi::ResultBuffer<ffi::F32> hidden,
                       ffi::ResultBuffer<ffi::F32> outputs, int64_t expert_dim,
                       bool has_bias, int64_t activation, float limit, int64_t kind) {
-  BlockArgs a;
-  std::string wrong = BlockArgsOf(x, ids, records, *hidden, expert_dim, has_bias,
-                                  activation, limit, kind, &a);
-  if (!wrong.empty()) return Refuse("blocks: " + wrong);
-  const int T = int(x.dimensions()[0]), K = int(ids.dimensions()[1]), D = a.layout.D;
-  if (weights.element_count() != size_t(T) * K || y->element_count() != size_t(T) * D ||
-      outputs->element_count() != size_t(T) * K * D) {
-    return Refuse("blocks: shapes of weights, outputs or y do not fit");
-  }
-  a.outputs = outputs->typed_data();
-  BlockSumArgs sum{a.outputs, weights.typed_data(), nullptr, y->typed_data(), T, K, D};
-  const int E = int(records.dimensions()[0]);
-  const auto* each = static_cast<const uint8_t*>(records.untyped_data());
-  wrong = RunBlocks(a, ids.typed_data(), T, K, E, each, nullptr, E, &sum);
-  return wrong.empty() ? ffi::Error::Success() : Refuse("blocks: " + wrong);
+  return WholeSum("blocks", x, ids, weights, records, *y, *hidden, *outputs, nullptr,
+                  expert_dim, has_bias, activation, limit, kind);
 }
 
 ffi::Error FillCall(ffi::Buffer<ffi::F32> outputs, ffi::Buffer<ffi::F32> x,
@@ -174,7 +185,7 @@ ffi::Error FillCall(ffi::Buffer<ffi::F32> outputs, ffi::Buffer<ffi::F32> x,
                     ffi::Buffer<ffi::S32> slot, ffi::ResultBuffer<ffi::F32> filled,
                     ffi::ResultBuffer<ffi::F32> hidden, int64_t expert_dim, bool has_bias,
                     int64_t activation, float limit, int64_t kind) {
-  BlockArgs a;
+  BlockArgs a{};
   std::string wrong = BlockArgsOf(x, ids, records, *hidden, expert_dim, has_bias,
                                   activation, limit, kind, &a);
   if (!wrong.empty()) return Refuse("fill: " + wrong);

@@ -30,10 +30,11 @@ struct BlockArgs {
   int count;
   const int32_t* token;      // [pairs] in order of expert
   float* hidden;             // [pairs, Padded(F)]
+  float* saved;              // [pairs, 2F] gate and up before the activation, or null
   float* outputs;            // [pairs, D]
 };
 
-// y[t] = sum over ranks k of weights[t, k] * outputs[place[t, k]]
+// y[t] = sum over ranks k of weights[t, k] * outputs[place[t, k]]; null: all are one
 struct BlockSumArgs {
   const float* outputs;   // [pairs, D]
   const float* weights;   // [T, K]

@@ -13,6 +13,7 @@
 #endif
 
 #include "blocks.h"
+#include "gradients.h"
 #include "team.h"
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
@@ -21,20 +22,24 @@ namespace moe_edge {
 
 // MOE_EDGE_SET: which intrinsics rows.inc may use.
 #define MOE_EDGE_SET 0
-// Floats in a register, and the tile of sums that registers hold (blocks.inc). Not by
-// macros such as __AVX512F__: the compiler has read all of them before the pragmas act.
+// Floats in a register, and the tiles of sums that registers hold (blocks.inc and
+// gradients.inc). Not by macros such as __AVX512F__: the compiler has read all of them
+// before the pragmas act.
 namespace portable {
 #if defined(__aarch64__)
 constexpr int kLanes = 4, kGroup = 8, kMany = 3;  // 24 of 32 registers
+constexpr int kSpread = 6, kSpreadVectors = 4;
 #else
 constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
+constexpr int kSpread = 4, kSpreadVectors = 2;
 #endif
 #include "rows.inc"
 #include "attention.inc"
 #include "blocks.inc"
+#include "gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"portable", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -44,12 +49,14 @@ constexpr Kernels kKernels{"portable", Linear, TopK,  Attend, Hidden,
 #define MOE_EDGE_SET 2
 namespace avx2 {
 constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
+constexpr int kSpread = 6, kSpreadVectors = 2;
 #include "rows.inc"
 #include "attention.inc"
 #include "blocks.inc"
+#include "gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"avx2", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -59,12 +66,14 @@ constexpr Kernels kKernels{"avx2", Linear, TopK,  Attend, Hidden,
 #define MOE_EDGE_SET 512
 namespace avx512 {
 constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
+constexpr int kSpread = 6, kSpreadVectors = 4;
 #include "rows.inc"
 #include "attention.inc"
 #include "blocks.inc"
+#include "gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"avx512", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -413,3 +422,4 @@ void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
 #pragma GCC visibility pop
 
 #include "block_calls.h"
+#include "gradient_calls.h"

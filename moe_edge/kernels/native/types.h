@@ -98,6 +98,7 @@ struct Groups {
 };
 
 struct BlockKernels;
+struct GradientKernels;
 
 // Compiled once for every instruction set.
 struct Kernels {
@@ -115,6 +116,7 @@ struct Kernels {
   void (*sum)(const ExpertArgs&, const Groups&, const float* outputs, int chunk,
               int chunks);
   const BlockKernels* blocks;  // for many tokens
+  const GradientKernels* gradients;
 };
 
 }  // namespace moe_edge

@@ -17,6 +17,7 @@ from flax import nnx
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.core.float32 import to_float32
 from moe_edge.engine.weights import Weights
+from moe_edge.kernels import gradients
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
@@ -88,7 +89,8 @@ def nats_fn(config: ModelConfig) -> Callable:
 
 def make_eval_step(config: ModelConfig) -> Callable:
     """The jitted `nats_fn`."""
-    return jax.jit(nats_fn(config), compiler_options=compiler_options())
+    nats = gradients.within(nats_fn(config))
+    return jax.jit(nats, compiler_options=compiler_options())
 
 
 def make_gradient_step(config: ModelConfig) -> Callable:
@@ -100,6 +102,7 @@ def make_gradient_step(config: ModelConfig) -> Callable:
         summed = jax.tree.map(jnp.add, total.gradient, gradient)
         return Total(summed, total.nats + value)
 
+    step = gradients.within(step)
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 

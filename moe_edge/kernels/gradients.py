@@ -1,0 +1,124 @@
+"""The host kernels that can be differentiated: products and experts for training.
+
+Used where a function is traced within `within`; elsewhere XLA computes gradients.
+Sums have a fixed order, so a step gives the same bits on any number of threads.
+"""
+
+import contextvars
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.kernels import blocks, native
+
+VECTOR = 16  # floats: rows are whole vectors
+_wanted = contextvars.ContextVar("moe_edge_gradients", default=False)
+
+
+def within(function: Callable) -> Callable:
+    """A function whose products have these gradients wherever it is traced."""
+
+    @functools.wraps(function)
+    def traced(*args, **options):
+        token = _wanted.set(True)
+        try:
+            return function(*args, **options)
+        finally:
+            _wanted.reset(token)
+
+    return traced
+
+
+def suits(*widths: int, dtype, frozen: bool = False) -> bool:
+    """Whether rows of such widths are to be multiplied here; `frozen`: by `experts`."""
+    known = (jnp.float32, jnp.bfloat16, jnp.uint16) if frozen else (jnp.float32,)
+    return (
+        _wanted.get()
+        and dtype in known
+        and all(width % VECTOR == 0 for width in widths)
+        and jax.default_backend() == "cpu"
+        and native.choice() == "native"
+    )
+
+
+@jax.custom_vjp
+def product(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    """`x @ weight.T`, float32 `[T, O]`; differentiable in both."""
+    return blocks.product(x_TI, weight_OI)
+
+
+def _product(x_TI, weight_OI):
+    return product(x_TI, weight_OI), (x_TI, weight_OI)
+
+
+def _product_back(saved, dy_TO):
+    x_TI, weight_OI = saved
+    return _back(dy_TO, weight_OI, x_TI, False), _back(dy_TO, x_TI, weight_OI, True)
+
+
+def _back(dy_TO, other, like, of_rows: bool) -> jax.Array:
+    """`dy @ other`, or of the rows `dy.T @ other`; of the shape of `like`."""
+    shape = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    call = jax.ffi.ffi_call("moe_edge_product_back", shape)
+    return call(dy_TO, other, of_rows=of_rows)
+
+
+product.defvjp(_product, _product_back)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def experts(
+    x_TD: jax.Array,
+    ids_TK: jax.Array,
+    weights_TK: jax.Array,
+    records_ER: jax.Array,
+    expert_dim: int,
+    frozen: bool = False,
+) -> jax.Array:
+    """The weighted sum of chosen experts with gated SiLU, without biases.
+
+    Args:
+      x_TD: float32; D in whole vectors.
+      ids_TK: int32; E or more: no expert.
+      weights_TK: float32.
+      records_ER: float32 records; frozen ones also bfloat16, or uint16 with its bits.
+      expert_dim: F, in whole vectors.
+      frozen: the records have no gradient.
+    Returns:
+      float32 `[T, D]`; differentiable in x_TD, weights_TK and, unless they are frozen,
+      records_ER.
+    """
+    return _experts(x_TD, ids_TK, weights_TK, records_ER, expert_dim, frozen)[0]
+
+
+def _experts(x_TD, ids_TK, weights_TK, records_ER, expert_dim, frozen):
+    pairs, (T, D), F = ids_TK.size, x_TD.shape, expert_dim
+    shapes = [(T, D), (pairs, F), (pairs, D), (pairs, 2 * F)]
+    call = jax.ffi.ffi_call("moe_edge_train", [_floats(*shape) for shape in shapes])
+    given = x_TD, ids_TK, weights_TK, records_ER
+    y_TD, *kept = call(*given, expert_dim=np.int64(F))
+    return y_TD, (*given, *kept)
+
+
+def _experts_back(expert_dim, frozen, saved, dy_TD):
+    x_TD, ids_TK, weights_TK, records_ER, *_ = saved
+    pairs, D, F = ids_TK.size, x_TD.shape[1], expert_dim
+    room = [(pairs, D), (pairs, 2 * F), (pairs, D)]  # which XLA lends
+    of_records = (0, 0) if frozen else records_ER.shape
+    shapes = [x_TD.shape, weights_TK.shape, of_records, *room]
+    call = jax.ffi.ffi_call(
+        "moe_edge_train_back", [_floats(*shape) for shape in shapes]
+    )
+    dx_TD, dweights_TK, drecords_ER, *_ = call(*saved, dy_TD)
+    no_gradient = np.zeros(ids_TK.shape, jax.dtypes.float0)
+    return dx_TD, no_gradient, dweights_TK, None if frozen else drecords_ER
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+experts.defvjp(_experts, _experts_back)
