@@ -57,14 +57,15 @@ def check_exportable(config: ModelConfig) -> None:
     """Refuses what a Hugging Face checkpoint of the same architecture cannot express.
 
     Raises:
-      ConfigError: a proxy gate, a width that stock kernels refuse, or a family without
-        an export. (Group routing by two experts has no linear gate to export.)
+      ConfigError: a gate that chooses among blocks, a width that stock kernels refuse,
+        or a family without an export. (Group routing by two experts has no linear gate
+        to export.)
     """
     moe = config.moe
-    if moe.has_proxy_gate:
+    if moe.keeps_router:
         raise ConfigError(
-            f"a {moe.gate} gate has gate neurons, which no architecture of "
-            "transformers has; refactor with --gate lg or lg_ft to export"
+            f"a {moe.gate} gate chooses blocks of chosen experts, as no architecture "
+            "of transformers does; refactor with --gate lg or lg_ft to export"
         )
     if config.model_type not in EXPORTED:
         raise ConfigError(

@@ -117,7 +117,7 @@ def check_offload(reader, options: OffloadOptions) -> Context:
             f"{reader.path} is a dense model: no experts to offload; run it resident"
         )
     route = get_route(options.route, **options.route_options)
-    if config.moe.has_proxy_gate and not route.lossless:
+    if config.moe.keeps_router and not route.lossless:
         raise ConfigError(
             f"route {options.route} compares router weights, which sub-experts of a "
             f"{config.moe.gate} gate share with their parent; use a linear gate or "

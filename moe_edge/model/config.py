@@ -18,9 +18,9 @@ SCORINGS = ("softmax", "sigmoid", "softmax_topk")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
 # How sub-experts are chosen: a router row each, or their parents' router and then
-# their gate neurons (model/proxy_gate.py).
+# their gate neurons (model/proxy_gate.py) or rows (model/calibrated_gate.py).
 PROXY_GATES = ("proxy_pattern", "proxy_global")
-GATES = ("linear", *PROXY_GATES)
+GATES = ("linear", *PROXY_GATES, "calibrated")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,9 +117,14 @@ class MoeConfig:
         return self.gate in PROXY_GATES
 
     @property
+    def keeps_router(self) -> bool:
+        """Whether the router is that of the parents, whose blocks are chosen then."""
+        return self.gate != "linear"
+
+    @property
     def max_top_k(self) -> int:
         """The largest K that the gate defines."""
-        if self.has_proxy_gate:
+        if self.keeps_router:
             return self.parent_top_k * self.sub_experts
         return self.num_experts
 
@@ -173,9 +178,7 @@ class ModelConfig:
         for name, value in sizes.items():
             check_count(name, value)
         if not 1 <= moe.top_k <= moe.max_top_k:
-            limit = (
-                "parent_top_k x sub_experts" if moe.has_proxy_gate else "num_experts"
-            )
+            limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
                 f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
             )

@@ -5,7 +5,8 @@ a few gate neurons, the most central of each sub-expert, stand for the sub-exper
 They are dense weights, so a block may be absent while it is judged.
 
 A pattern says how many blocks the 1st, 2nd, ... parent runs (the paper's); it follows
-from mean shares for any K. The global rule ranks all blocks of the chosen parents.
+from mean shares for any K. The global rule ranks all blocks of the chosen parents; the
+calibrated gate (`calibrated_gate.py`) does, too.
 """
 
 from typing import NamedTuple
@@ -39,9 +40,9 @@ def _best_shares(moe: MoeConfig) -> np.ndarray:
 
 def block_ranks(moe: MoeConfig) -> np.ndarray:
     """int32 `[K]`: a smaller K computes those of `choose_blocks` ranked below it."""
-    if moe.gate == "proxy_global":
-        return np.arange(moe.top_k, dtype=np.int32)
-    return np.argsort(_best_shares(moe)).astype(np.int32)  # rank by rank of parents
+    if moe.gate == "proxy_pattern":
+        return np.argsort(_best_shares(moe)).astype(np.int32)  # by rank of parents
+    return np.arange(moe.top_k, dtype=np.int32)
 
 
 class GateNeurons(NamedTuple):
@@ -57,7 +58,7 @@ class GateNeurons(NamedTuple):
 
 # Tokens up to which the rows of each token's own parents are gathered: beyond, one
 # product with all gate neurons is faster than copies of many rows.
-_GATHERED_TOKENS = 8
+GATHERED_TOKENS = 8
 
 
 def block_levels(
@@ -75,7 +76,7 @@ def block_levels(
       moe: of the refactored model.
     """
     E, U, r = moe.num_parents, moe.sub_experts, moe.gate_neurons
-    D, is_few = x_TD.shape[1], x_TD.shape[0] <= _GATHERED_TOKENS
+    D, is_few = x_TD.shape[1], x_TD.shape[0] <= GATHERED_TOKENS
 
     def project(rows_ND, bias_N):
         """Pre-activations `[T, P, U * r]`."""
@@ -112,7 +113,7 @@ def choose_blocks(
     """
     T, P = parents_TP.shape
     U = moe.sub_experts
-    if moe.gate == "proxy_global":
+    if moe.gate != "proxy_pattern":
         value_TB = (weights_TP[..., None] * levels_TPU).reshape(T, P * U)
         _, chosen_TK = jax.lax.top_k(value_TB, moe.top_k)
         rank_TK, sub_TK = chosen_TK // U, chosen_TK % U

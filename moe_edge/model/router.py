@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from moe_edge.kernels import native
+from moe_edge.model.calibrated_gate import predicted_levels
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, add_params
 from moe_edge.model.matvec import linear
@@ -118,20 +119,10 @@ class Router(nnx.Module):
         logits = linear(x_TD, self.weight[...])
         logits = add_bias(logits, self.bias if moe.router_bias else None)
         correction = self.correction_bias[...] if moe.correction_bias else None
-        if not moe.has_proxy_gate:
+        if not moe.keeps_router:
             return choose(logits, moe, correction, k_T)
         parents = choose(logits, parent_rule(moe), correction)
-        biases = (None, None)
-        if moe.expert_bias:
-            biases = self.proxy_gate_bias[...], self.proxy_up_bias[...]
-        neurons = GateNeurons(
-            self.proxy_gate[...],
-            self.proxy_up[...],
-            *biases,
-            self.proxy_scale[...],
-            self.proxy_prior[...],
-        )
-        levels_TPU = block_levels(x_TD, parents.ids_TK, neurons, moe)
+        levels_TPU = self._levels(x_TD, parents.ids_TK)
         ids_TK, weights_TK = choose_blocks(
             parents.ids_TK, parents.weights_TK, levels_TPU, moe
         )
@@ -141,9 +132,27 @@ class Router(nnx.Module):
             weights_TK = _cut(weights_TK, ranks, k_T, 0.0)
         return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
 
+    def _levels(self, x_TD: jax.Array, parents_TP: jax.Array) -> jax.Array:
+        """How active each block of the chosen parents should be: `[T, P, U]`."""
+        moe, biases = self.moe, (None, None)
+        if moe.gate == "calibrated":
+            rows = self.level_weight[...], self.level_bias[...]
+            return predicted_levels(x_TD, parents_TP, *rows, moe)
+        if moe.expert_bias:
+            biases = self.proxy_gate_bias[...], self.proxy_up_bias[...]
+        neurons = GateNeurons(
+            self.proxy_gate[...],
+            self.proxy_up[...],
+            *biases,
+            self.proxy_scale[...],
+            self.proxy_prior[...],
+        )
+        return block_levels(x_TD, parents_TP, neurons, moe)
+
 
 def parent_rule(moe: MoeConfig) -> MoeConfig:
-    """The rule by which a proxy gate's parents are chosen: that before the split."""
+    """The rule by which parents are chosen before their blocks: that of the model
+    before the split."""
     return dataclasses.replace(
         moe,
         num_experts=moe.num_parents,

@@ -33,9 +33,9 @@ def mlp_shapes(d_model: int, dim: int) -> Shapes:
 
 
 def router_shapes(config: ModelConfig) -> Shapes:
-    """The router; before a proxy gate it chooses parents, whose gate neurons follow."""
+    """The router; where it chooses parents, what chooses among their blocks follows."""
     moe, D = config.moe, config.d_model
-    E = moe.num_parents if moe.has_proxy_gate else moe.num_experts
+    E = moe.num_parents if moe.keeps_router else moe.num_experts
     shapes: Shapes = {"weight": (E, D)}
     if moe.router_bias:
         shapes["bias"] = (E,)
@@ -47,6 +47,9 @@ def router_shapes(config: ModelConfig) -> Shapes:
         shapes |= {"proxy_scale": (neurons,), "proxy_prior": (moe.num_experts,)}
         if moe.expert_bias:
             shapes |= {"proxy_gate_bias": (neurons,), "proxy_up_bias": (neurons,)}
+    if moe.gate == "calibrated":
+        blocks = moe.num_experts
+        shapes |= {"level_weight": (blocks, D), "level_bias": (blocks,)}
     return shapes
 
 

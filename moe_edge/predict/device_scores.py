@@ -2,7 +2,7 @@
 
 Pure functions: an engine calls them inside the program that attends and routes, so that
 a prediction comes with the read-back of the layer's own routing. Their predictors are
-in `stale_gate.py`, which loads without JAX.
+in `stale_gate.py` and `probe.py`, which load without JAX.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.model.config import ModelConfig, MoeConfig
-from moe_edge.model.router import Router
+from moe_edge.model.matvec import linear
+from moe_edge.model.router import Router, choose
 from moe_edge.model.transformer import Block, Chunk
 from moe_edge.predict.base import NOT_WANTED
 
@@ -46,10 +47,10 @@ def wanted_scores(
 def scores_ahead(
     config: ModelConfig, gates: Sequence[Flat], hidden_TD, valid_T, k_T=None
 ) -> jax.Array:
-    """What later routers would choose on this layer's state.
+    """What later routers would choose, judged by this layer's state.
 
     Args:
-      gates: of the later layers, `GatePredictor.gates_after`.
+      gates: of the later layers, `GatePredictor.gates_after` or `Probe.gates_after`.
       hidden_TD: float32, the normed state that this layer's router sees.
       valid_T: bool, False for padding.
       k_T: int32, how many experts each token takes; None: the model's own k.
@@ -58,7 +59,23 @@ def scores_ahead(
     """
     graph = nnx.split(nnx.eval_shape(lambda: Router(config, nnx.Rngs(0))))[0]
 
+    def probe(gate):
+        """The router's rule without weights: values are shares of tokens that choose
+        an expert, and only their order counts."""
+        values_TE = linear(hidden_TD, gate["probe"]) + gate["probe_bias"][None]
+        values_TE = jnp.clip(values_TE, 1e-6, 1.0)
+        plain = MoeConfig(
+            num_experts=config.moe.num_experts,
+            top_k=config.moe.top_k,
+            expert_dim=config.moe.expert_dim,
+        )
+        routing = choose(jnp.log(values_TE), plain, k_T=k_T)
+        ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
+        return wanted_scores(ids_TK, values_TE, plain)
+
     def run(gate):
+        if "probe" in gate:
+            return probe(gate)
         params = [
             (tuple(name.split(".")[1:]), nnx.Param(array))
             for name, array in gate.items()

@@ -59,7 +59,32 @@ class DevicePredictor(Predictor):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GatePredictor(DevicePredictor):
+class LooksAhead(DevicePredictor):
+    """Base of those that read a layer's state for the next `look_ahead` layers.
+
+    Subclasses have the fields config and look_ahead (named here, they would come before
+    all others).
+    """
+
+    @property
+    def max_horizon(self) -> int:
+        return self.look_ahead
+
+    def targets(self, layer: int) -> tuple[int, ...]:
+        """MoE layers that are predicted after `layer`: none of the next token."""
+        last = layer + self.look_ahead
+        return tuple(i for i in self.config.moe_layers if layer < i <= last)
+
+    def store(self, state, layer, wanted_NE):
+        """As the base's, with a row for each of `targets(layer)`."""
+        shape = self.look_ahead, self.config.moe.num_experts
+        rows_NE = np.full(shape, NOT_WANTED, np.float32)
+        rows_NE[np.array(self.targets(layer), int) - layer - 1] = np.asarray(wanted_NE)
+        return super().store(state, layer, rows_NE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GatePredictor(LooksAhead):
     """Routers of the next layers on the current state."""
 
     config: ModelConfig
@@ -80,15 +105,6 @@ class GatePredictor(DevicePredictor):
     def __post_init__(self):
         check_count("look_ahead", self.look_ahead)
         check_known("norm of a stale gate", self.norm, ("target", "own"))
-
-    @property
-    def max_horizon(self) -> int:
-        return self.look_ahead
-
-    def targets(self, layer: int) -> tuple[int, ...]:
-        """MoE layers that are predicted after `layer`: none of the next token."""
-        last = layer + self.look_ahead
-        return tuple(i for i in self.config.moe_layers if layer < i <= last)
 
     @functools.cached_property
     def _gates(self) -> dict[int, tuple[Flat, ...]]:
@@ -114,13 +130,6 @@ class GatePredictor(DevicePredictor):
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
         """Arguments of `scores_ahead` after `layer`: one gate for each target."""
         return self._gates.get(layer, ())
-
-    def store(self, state, layer, wanted_NE):
-        """As the base's, with a row for each of `targets(layer)`."""
-        shape = self.look_ahead, self.config.moe.num_experts
-        rows_NE = np.full(shape, NOT_WANTED, np.float32)
-        rows_NE[np.array(self.targets(layer), int) - layer - 1] = np.asarray(wanted_NE)
-        return super().store(state, layer, rows_NE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

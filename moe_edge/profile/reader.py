@@ -9,7 +9,7 @@ import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.npy import load_npy
-from moe_edge.profile.writer import COUNTS_NAME, PROFILE_NAME, expert_path
+from moe_edge.profile.writer import COUNTS_NAME, HIDDEN, PROFILE_NAME, expert_path
 
 FORMAT_VERSION = 1
 UNSEEN = -1  # a count that no line gave
@@ -72,6 +72,23 @@ class Profile:
     def ranks(self, layer: int, expert: int) -> np.ndarray:
         """int8 [T]: place of the expert in the token's top-k, for the same rows."""
         return self._array("ranks", np.int8, layer, expert)
+
+    def hidden(self, layer: int, expert: int) -> np.ndarray:
+        """float16 [T, D]: the expert's input, the normed hidden state, for these rows.
+
+        Raises:
+          ConfigError: the profile has none, see `check_hidden`.
+        """
+        self.check_hidden()
+        return self._array(HIDDEN, np.float16, layer, expert, self.info["D"])
+
+    def check_hidden(self) -> None:
+        """Raises ConfigError if the profile was made without hidden states."""
+        if not self.info.get("hidden"):
+            raise ConfigError(
+                f"profile {self.path} has no hidden states, on which a calibrated gate "
+                "is fitted; run launch/profile_model.py with --hidden"
+            )
 
     def _row(self, layer: int, expert: int) -> int:
         if layer not in self.layers or not 0 <= expert < self.num_experts:
@@ -176,7 +193,7 @@ def _is_list_of(kind: type) -> Callable[[Any], bool]:
 
 # What `profile.json` must hold.
 _FIELDS = {
-    **dict.fromkeys(("tokens", "L", "E", "F", "top_k"), _is_count),
+    **dict.fromkeys(("tokens", "L", "E", "F", "D", "top_k"), _is_count),
     "max_tokens_per_expert": _is_count,
     **dict.fromkeys(("content_sha256", "checkpoint"), _is_text),
     "layers": _is_list_of(int),

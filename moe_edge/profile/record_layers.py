@@ -3,9 +3,9 @@
 All calibration tokens pass a layer before any passes the next: one layer's weights
 are in memory at a time, so a model need not fit; hidden states of all tokens lie in
 files that the kernel pages (2 x tokens x width x 4 bytes, plus half of that
-for the experts' input). Every choice of a layer is thus known before tokens are
-sampled, so neurons are computed for sampled tokens only, and the end of a layer is
-where a killed run goes on (`writer.py`).
+for the experts' input and for each layer that probes look ahead). Every choice of a
+layer is thus known before tokens are sampled, so neurons are computed for sampled
+tokens only, and the end of a layer is where a killed run goes on (`writer.py`).
 """
 
 import sys
@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from moe_edge.core.progress import counter
-from moe_edge.profile.activations import LayerPrograms, Seen
+from moe_edge.profile.activations import MAX_FLOAT16, LayerPrograms, Seen
 from moe_edge.profile.calibration import Calibration
 from moe_edge.profile.counts import (
     coactivation,
@@ -21,7 +21,8 @@ from moe_edge.profile.counts import (
     domain_counts,
     sample_tokens,
 )
-from moe_edge.profile.writer import ProfileWriter
+from moe_edge.profile.probes import fit_probe
+from moe_edge.profile.writer import HIDDEN, ProfileWriter
 
 
 def record_layers(
@@ -63,7 +64,9 @@ def _record_layer(
     shape = (N, W, config.d_model)
     x_NWD = writer.states(layer, shape)
     next_NWD = writer.states(layer + 1, shape)
-    hidden_NWD = writer.scratch("hidden", shape)
+    # Of this layer and of those before it on which probes look ahead to it.
+    ahead = facts["probes"]
+    hidden_NWD = writer.scratch(hidden_name(layer, ahead), shape)
     is_moe = layer in config.moe_layers
     choice = (N, W, config.moe.top_k)
     ids_NWK, weights_NWK = np.zeros(choice, np.int32), np.zeros(choice, np.float32)
@@ -93,18 +96,32 @@ def _record_layer(
         hidden = hidden_PD[place_T[sample.tokens_S]]
         rows_SF, outside = programs.neurons(sample.expert, hidden)
         clipped += outside
+        more = {}
+        if facts["hidden"]:
+            clipped += int((np.abs(hidden) > MAX_FLOAT16).sum())
+            more[HIDDEN] = np.clip(hidden, -MAX_FLOAT16, MAX_FLOAT16).astype(np.float16)
         writer.write_expert(
             layer,
             sample.expert,
             activations=rows_SF,
             weights=weights_TK[sample.tokens_S, sample.ranks_S],
             ranks=sample.ranks_S,
+            **more,
         )
+    probes = []
+    for earlier in range(max(layer - ahead, 0), layer):
+        if earlier not in config.moe_layers:
+            continue
+        states_NWD = writer.scratch(hidden_name(earlier, ahead), shape)
+        probe = fit_probe(states_NWD.reshape(N * W, -1), place_T, ids_TK, E)
+        writer.write_probe(earlier, layer, probe.rows_EC)
+        probes.append({"layer": earlier, "target": layer, "recall": probe.recall})
     writer.write_coactivation(layer, coactivation(ids_TK, E))
     domain_T = calibration.domain_T
     counts_NE = domain_counts(ids_TK, domain_T, len(calibration.domains), E)
     return {
         "clipped": clipped,
+        "probes": probes,
         "counts": count_rows(
             facts["checkpoint"],
             calibration.domains,
@@ -114,6 +131,11 @@ def _record_layer(
             counts_NE,
         ),
     }
+
+
+def hidden_name(layer: int, ahead: int) -> str:
+    """Scratch file of the states that a layer's router saw; `ahead` + 1 take turns."""
+    return f"hidden_{layer % (ahead + 1)}"
 
 
 def _pad(array: np.ndarray, rows: int) -> np.ndarray:

@@ -7,7 +7,12 @@ import numpy as np
 
 from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import CapacityError, ConfigError, check_count
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_count,
+    check_from_zero,
+)
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.profile.calibration import parse_files, read_calibration
@@ -34,6 +39,8 @@ def run_profile(
     tokens: int | None = 131_072,
     max_tokens_per_expert: int = 2048,
     batch_size: int = 4,
+    hidden: bool = False,
+    probes: int = 0,
     seed: int = 0,
     resume: bool = True,
     data_dir: str | None = None,
@@ -49,6 +56,10 @@ def run_profile(
       max_tokens_per_expert: rows of activations kept of each expert.
       batch_size: windows run together; changes nothing but rounding. Beyond about 2048
         tokens it gains nothing, and freed buffers go back to the kernel.
+      hidden: keep the experts' inputs of these rows, too: `--gate calibrated` of
+        launch/refactor.py is fitted on them.
+      probes: fit rows that name the experts of so many layers ahead, for predictor
+        `probe`.
       seed: of the choice of rows.
       resume: go on with a killed run, which must have had the same settings (but for
         batch_size); False: discard it.
@@ -61,6 +72,7 @@ def run_profile(
     """
     check_count("max_tokens_per_expert", max_tokens_per_expert)
     check_count("batch_size", batch_size)
+    check_from_zero("probes", probes)
     if max_tokens_per_expert > MAX_ROWS:
         raise ConfigError(
             f"max_tokens_per_expert {max_tokens_per_expert} exceeds {MAX_ROWS}; keep "
@@ -77,7 +89,11 @@ def run_profile(
     window = _check_window(window, reader.config.max_positions)
     calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
     need = needed_bytes(
-        reader.config, *calibration.tokens_NW.shape, max_tokens_per_expert
+        reader.config,
+        *calibration.tokens_NW.shape,
+        max_tokens_per_expert,
+        hidden,
+        probes,
     )
     check_space(work_folder(run.path), *need)
     if run.dry_run:
@@ -91,6 +107,8 @@ def run_profile(
         "tokens": calibration.num_tokens,
         "window": window,
         "max_tokens_per_expert": max_tokens_per_expert,
+        "hidden": hidden,
+        "probes": probes,
         "seeds": [seed],
         "domains": list(calibration.domains),
         "files": list(calibration.files),
@@ -139,6 +157,7 @@ def _model_facts(config, reports: list[dict]) -> dict:
         "D": config.d_model,
         "top_k": moe.top_k,
         "activation": moe.activation,
+        "probe_recall": [one for report in reports for one in report["probes"]],
         # Of the kept activations, those beyond float16's largest number.
         "clipped_activations": sum(report["clipped"] for report in reports),
         "tokens_per_expert": {

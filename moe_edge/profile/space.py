@@ -16,22 +16,33 @@ GIB = 1 << 30
 HEADER = 128  # bytes of an .npy file before its data
 SCRATCH_ARRAYS = 3  # states before and after a layer, and the experts' input
 # A row of one expert: F float16 activations, a float32 weight and an int8 rank.
-VALUE_BYTES, BESIDE_BYTES = 2, 5
+ARRAYS, VALUE_BYTES, BESIDE_BYTES = 3, 2, 5
 
 
-def needed_bytes(config, windows: int, window: int, max_rows: int) -> tuple[int, int]:
+def needed_bytes(
+    config,
+    windows: int,
+    window: int,
+    max_rows: int,
+    hidden: bool = False,
+    probes: int = 0,
+) -> tuple[int, int]:
     """(scratch, profile): bytes that a run over N windows of W tokens writes at most.
 
     Args:
-      max_rows: kept of each expert.
+      max_rows: kept of each expert; hidden: their inputs, too.
+      probes: layers that they look ahead.
     """
     moe, tokens = config.moe, windows * window
-    scratch = SCRATCH_ARRAYS * tokens * config.d_model * np.dtype(np.float32).itemsize
+    float_bytes = np.dtype(np.float32).itemsize
+    scratch = (SCRATCH_ARRAYS + probes) * tokens * config.d_model * float_bytes
     rows = min(moe.num_experts * max_rows, tokens * moe.top_k)
-    experts = rows * (moe.expert_dim * VALUE_BYTES + BESIDE_BYTES)
+    values = moe.expert_dim + config.d_model * hidden
+    experts = rows * (values * VALUE_BYTES + BESIDE_BYTES)
     together = moe.num_experts**2 * np.dtype(np.int64).itemsize
-    files = SCRATCH_ARRAYS * moe.num_experts + 1
-    layer = experts + together + files * HEADER
+    files = (ARRAYS + hidden) * moe.num_experts + 1
+    rows_of_probe = moe.num_experts * (config.d_model + 1) * float_bytes
+    layer = experts + together + files * HEADER + probes * (rows_of_probe + HEADER)
     return scratch, len(config.moe_layers) * layer
 
 

@@ -21,17 +21,20 @@ from moe_edge.core.files import (
     locked_folder,
     write_text,
 )
+from moe_edge.predict.probe import FOLDER as PROBES
+from moe_edge.predict.probe import probe_path
 from moe_edge.profile.space import allocate
 
 PROGRESS_NAME = "progress.json"
 PROFILE_NAME, COUNTS_NAME = "profile.json", "counts.jsonl"
 EXPERT_FOLDERS = ("activations", "weights", "ranks")
+HIDDEN = "hidden"  # one more of them, where it is asked for
 COACTIVATION = "coactivation"
 SCRATCH = "scratch"
 
 
 def expert_path(folder: Path, kind: str, layer: int, expert: int) -> Path:
-    """File of one expert; `kind` is one of EXPERT_FOLDERS."""
+    """File of one expert; `kind` is one of EXPERT_FOLDERS, or HIDDEN."""
     return folder / kind / f"{layer:03d}_{expert:03d}.npy"
 
 
@@ -66,7 +69,10 @@ class ProfileWriter:
             stored = {"layers": {}}
         self.reports = {int(layer): r for layer, r in stored["layers"].items()}
         self.next_layer = len(self.reports)
-        for name in (*EXPERT_FOLDERS, COACTIVATION, SCRATCH):
+        folders = [HIDDEN] * facts.get("hidden", False)
+        folders += [PROBES] * (facts.get("probes", 0) > 0)
+        self._folders = (*EXPERT_FOLDERS, *folders, COACTIVATION)
+        for name in (*self._folders, SCRATCH):
             (self.folder / name).mkdir(exist_ok=True)
 
     def _progress(self) -> dict | None:
@@ -105,9 +111,12 @@ class ProfileWriter:
         return self.scratch(f"states_{layer % 2}", shape)
 
     def write_expert(self, layer: int, expert: int, **arrays: np.ndarray) -> None:
-        """Writes one expert's arrays; names are EXPERT_FOLDERS."""
+        """Writes one expert's arrays; names are those of `expert_path`."""
         for kind, array in arrays.items():
             np.save(expert_path(self.folder, kind, layer, expert), array)
+
+    def write_probe(self, layer: int, target: int, rows_EC: np.ndarray) -> None:
+        np.save(probe_path(self.folder, layer, target), rows_EC)
 
     def write_coactivation(self, layer: int, both_EE: np.ndarray) -> None:
         np.save(coactivation_path(self.folder, layer), both_EE)
@@ -128,7 +137,7 @@ class ProfileWriter:
         with atomic_folder(self._out_dir, overwrite) as final:
             # From here on a kill means a new run, not half of this one.
             (self.folder / PROGRESS_NAME).unlink()
-            for name in (*EXPERT_FOLDERS, COACTIVATION):
+            for name in self._folders:
                 (self.folder / name).rename(final / name)
             for name, text in files.items():
                 (final / name).write_text(text, encoding="utf-8")

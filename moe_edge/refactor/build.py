@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.core.progress import progress
 from moe_edge.profile.reader import Profile
+from moe_edge.refactor.gates.calibrated import LevelRows, fit_rows, flat_rows
 from moe_edge.refactor.gates.linear import order_subs, sub_norms
 from moe_edge.refactor.gates.proxy import (
     Judges,
@@ -49,7 +50,7 @@ def build_refactoring(
         fingerprint=f"{profile.content_sha256} {profile.info}",
     )
     shares = RankShares(reader.config.moe.top_k, settings.sub_experts)
-    labels, judges = {}, {}
+    labels, judges, rows = {}, {}, {}
     for row, layer in enumerate(progress(profile.layers, "gates")):
         found = [
             _finish(profile, layer, e, labels_F, down[layer][e], settings, shares)
@@ -58,6 +59,10 @@ def build_refactoring(
         labels[layer] = np.stack([each.labels_F for each in found])
         if settings.gate == "cg":
             judges[layer] = _stack(found, settings)
+        if settings.gate == "calibrated":
+            prior_U = _prior(found, settings.sub_experts)
+            flat = flat_rows(prior_U, reader.config.d_model)
+            rows[layer] = [each.rows or flat for each in found]
     if settings.model_gate == "proxy_pattern":
         moe = dataclasses.replace(child.moe, rank_shares=shares.table())
         child = dataclasses.replace(child, moe=moe)
@@ -65,6 +70,7 @@ def build_refactoring(
         config=child,
         labels=labels,
         judges=judges,
+        rows=rows,
         origin={
             "inactive": settings.num_inactive,
             "solver": settings.chosen_solver,
@@ -87,17 +93,18 @@ def down_norms(reader, layer: int) -> np.ndarray:
 
 
 class _Found(NamedTuple):
-    """What became of one expert; without judges where tokens were too few."""
+    """What became of one expert; only the labels where tokens were too few."""
 
     labels_F: np.ndarray
     judges: Judges | None = None
+    rows: LevelRows | None = None
     level_U: np.ndarray | None = None  # mean level of its sub-experts
 
 
 def _finish(
     profile: Profile, layer: int, expert: int, labels_F, down_F, settings, shares
 ) -> _Found:
-    """Orders an expert's sub-experts and, for cg, chooses its gate neurons."""
+    """Orders an expert's sub-experts, and finds what tells them apart at run time."""
     rows_TF = profile.activations(layer, expert)
     kept, U = len(rows_TF), settings.sub_experts
     fit, _ = split_rows(max(kept, 1), settings.heldout_ratio, settings.seed)
@@ -113,9 +120,12 @@ def _finish(
         token_weights_T=weights_T,
         rule=settings.importance,
     )
-    if settings.gate != "cg":
+    if settings.gate in ("lg", "lg_ft"):
         return _Found(labels_F)
     norms_TU = sub_norms(fit_TF, labels_F, U, down_F)
+    if settings.gate == "calibrated":
+        rows = fit_rows(profile.hidden(layer, expert)[fit], norms_TU)
+        return _Found(labels_F, rows=rows, level_U=norms_TU.mean(axis=0))
     judges = choose_judges(
         fit_TF, norms_TU, labels_F, settings.gate_neurons, settings.gate_choice
     )
@@ -127,7 +137,7 @@ def _finish(
         norms_TU,
         profile.tokens_of(layer, expert) / kept,
     )
-    return _Found(labels_F, judges, levels_TU.mean(axis=0))
+    return _Found(labels_F, judges, level_U=levels_TU.mean(axis=0))
 
 
 def _stack(found: list[_Found], settings: Settings) -> Judges:
@@ -136,8 +146,7 @@ def _stack(found: list[_Found], settings: Settings) -> Judges:
     Levels, since what gate neurons say of a norm has the norm's unit only if fitted.
     """
     U, r = settings.sub_experts, settings.gate_neurons
-    known = [each.level_U for each in found if each.judges is not None]
-    prior_U = np.mean(known, axis=0) if known else np.zeros(U)
+    prior_U = _prior(found, U)
     members = [np.argsort(e.labels_F, kind="stable").reshape(U, -1) for e in found]
     return stack_judges(
         [
@@ -145,3 +154,9 @@ def _stack(found: list[_Found], settings: Settings) -> Judges:
             for each, ids_UF in zip(found, members, strict=True)
         ]
     )
+
+
+def _prior(found: list[_Found], subs: int) -> np.ndarray:
+    """Mean level of each block, over the experts that have one; [U]."""
+    known = [each.level_U for each in found if each.level_U is not None]
+    return np.mean(known, axis=0) if known else np.zeros(subs)

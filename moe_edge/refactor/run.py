@@ -111,6 +111,8 @@ def run_refactor(
         windows = read_windows(reader, texts, training)
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
+    if settings.gate == "calibrated":
+        opened.check_hidden()
     U = settings.sub_experts
     factor = down_factor(reader.config.moe, U, settings.model_gate)
     exact = is_exact(factor, U, reader.layout.has_bias)

@@ -21,7 +21,12 @@ from moe_edge.refactor.partition.problem import (
 )
 from moe_edge.refactor.partition.solve import DEFAULT, check_solver
 
-GATES = {"lg": "linear", "lg_ft": "linear", "cg": "proxy"}
+GATES = {
+    "lg": "linear",
+    "lg_ft": "linear",
+    "cg": "proxy",
+    "calibrated": "calibrated",
+}
 PROXY_RULES = ("global", "pattern")
 IMPORTANCE = ("output", "activation", "usage")
 CHOICES = ("fitted", "central")
@@ -87,7 +92,8 @@ class Settings(PartitionOptions):
       solver: alternate, magnitude, anneal, ..; None: magnitude for lg, which always
         runs the same blocks of an expert first, and alternate where the gate tells
         blocks apart or `restarts` are given.
-      gate: lg, lg_ft (linear gate, fine-tuned) or cg (proxy gate).
+      gate: lg, lg_ft (linear gate, fine-tuned), cg (proxy gate) or calibrated (rows
+        that predict the blocks' norms).
       weigh_neurons: by the length of their down columns, before solving.
       importance: how sub-experts are ordered, output, activation or usage, see
         `gates.linear.order_subs`.
@@ -131,7 +137,7 @@ class Settings(PartitionOptions):
     def model_gate(self) -> str:
         """One of `model.config.GATES`."""
         kind = GATES[self.gate]
-        return kind if kind == "linear" else f"proxy_{self.proxy_rule}"
+        return f"proxy_{self.proxy_rule}" if kind == "proxy" else kind
 
     def split(self, parent: ModelConfig) -> ModelConfig:
         """The refactored config; refuses what cannot be done before any work.

@@ -3,12 +3,13 @@
 MoE-Prism, section 4.2: a neuron is row j of gate and up and column j of down; an
 expert is the sum of its neurons, so any partition of them sums to the parent.
 
-Scale. With a proxy gate a sub-expert runs with its parent's weight: records are cut,
-nothing else, but the down bias b is in every one of U blocks, hence b / U. With a
-linear gate each parent's router row stands U times. Where a weight is normalised over
-the rows (softmax over all rows or over the chosen, or a sum to one) every copy gets
-w / U, so down is multiplied by U, and its bias stays: U blocks x w / U x b. A sigmoid
-that is not normalised gives every copy w, so the factor is 1, and the bias b / U again.
+Scale. With a gate that keeps the router a sub-expert runs with its parent's weight:
+records are cut, nothing else, but the down bias b is in every one of U blocks, hence
+b / U. With a linear gate each parent's router row stands U times. Where a weight is
+normalised over the rows (softmax over all rows or over the chosen, or a sum to one)
+every copy gets w / U, so down is multiplied by U, and its bias stays: U blocks x w / U
+x b. A sigmoid that is not normalised gives every copy w, so the factor is 1, and the
+bias b / U again.
 In short: down x factor, down bias x factor / U.
 
 A factor that is a power of two changes exponents only and is exact in every dtype; any
@@ -19,7 +20,7 @@ that is seen: with U = 3 in bfloat16 all blocks together are the parent but for 
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError, check_shape
-from moe_edge.model.config import PROXY_GATES, MoeConfig
+from moe_edge.model.config import MoeConfig
 from moe_edge.model.record import RecordLayout
 
 
@@ -30,7 +31,7 @@ def down_factor(moe: MoeConfig, subs: int, gate: str) -> int:
       moe: of the parent.
       gate: of the child, one of `model.config.GATES`.
     """
-    if gate in PROXY_GATES:
+    if gate != "linear":
         return 1
     return 1 if moe.scoring == "sigmoid" and not moe.norm_topk else subs
 

@@ -28,6 +28,7 @@ from moe_edge.core.checks import OutputError
 from moe_edge.core.files import atomic_folder, check_room
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
+from moe_edge.refactor.gates.calibrated import LevelRows, level_tensors
 from moe_edge.refactor.gates.linear import repeat_router
 from moe_edge.refactor.gates.proxy import Judges, gate_tensors
 from moe_edge.refactor.split import down_factor, split_records
@@ -43,12 +44,14 @@ class Refactoring:
       config: of the refactored model.
       labels: MoE layer -> `[E, F]`, sub-expert of every neuron, 0 the most important.
       judges: of proxy gates: MoE layer -> gate neurons of its experts, stacked.
+      rows: of calibrated gates: MoE layer -> rows of each expert's blocks.
       origin: inactive, solver, seed, parent_sha256, profile, for the manifest.
     """
 
     config: ModelConfig
     labels: dict[int, np.ndarray]
     judges: dict[int, Judges] = dataclasses.field(default_factory=dict)
+    rows: dict[int, list[LevelRows]] = dataclasses.field(default_factory=dict)
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def manifest(self) -> dict[str, Any]:
@@ -94,6 +97,9 @@ def write_refactored(
                         gate = _write_experts(reader, refactoring, item, sink, content)
                         if child.moe.gate == "linear":
                             arrays = repeat_router(arrays, U)
+                        if child.moe.gate == "calibrated":
+                            rows = refactoring.rows[item]
+                            gate = level_tensors(rows, reader.dtype)
                         arrays = arrays | gate
                     for piece in dense_pieces(child, item, arrays):
                         check_finite(piece, BAD_WEIGHTS)

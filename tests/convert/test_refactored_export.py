@@ -96,8 +96,8 @@ def test_absent_fields_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("family", "gate", "wide", "message"),
     [
-        ("olmoe", "proxy_global", True, "a proxy_global gate has gate neurons"),
-        ("olmoe", "proxy_pattern", True, "refactor with --gate lg or lg_ft"),
+        ("olmoe", "proxy_global", True, "a proxy_global gate chooses blocks"),
+        ("olmoe", "calibrated", True, "refactor with --gate lg or lg_ft"),
         ("deepseek_v3", "proxy_global", True, "a proxy_global gate"),
         ("olmoe", "linear", False, "sub-experts of 5 neurons.* have no such split"),
         ("gpt_oss", "linear", True, "models of gpt_oss have no export; known: deep"),

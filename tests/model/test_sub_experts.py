@@ -1,4 +1,4 @@
-"""Refactored configs, operating points, and the proxy gate against NumPy."""
+"""Refactored configs, operating points, and gates of blocks against NumPy."""
 
 import dataclasses
 import functools
@@ -27,6 +27,7 @@ def test_split_config_counts_blocks():
     assert (moe.num_parents, moe.parent_top_k, moe.max_top_k) == (12, 3, 48)
     proxy = split_config(GQA, 4, gate="proxy_global", **PROXY).moe
     assert proxy.max_top_k == 12
+    assert split_config(GQA, 4, gate="calibrated").moe.max_top_k == 12
 
 
 @pytest.mark.parametrize(
@@ -34,8 +35,12 @@ def test_split_config_counts_blocks():
     [
         ({"subs": 3}, "16 neurons do not split into 3 .* divisors are 1, 2, 4, 8, 16"),
         ({"subs": 0}, "do not split into 0"),
-        ({"subs": 4, "gate": "guess"}, "unknown gate 'guess'; known: linear"),
+        (
+            {"subs": 4, "gate": "guess"},
+            "unknown gate 'guess'; known: calibrated, linear",
+        ),
         ({"subs": 4, "gate_neurons": 1}, "need a proxy gate"),
+        ({"subs": 4, "gate": "calibrated", "gate_neurons": 1}, "need a proxy gate"),
         ({"subs": 4, "gate": "proxy_global"}, r"gate_neurons must be in 1..4 .* got 0"),
         (
             {"subs": 4, "gate": "proxy_global", "gate_neurons": 2.5},
@@ -208,3 +213,26 @@ def test_proxy_router_at_full_k_takes_all_blocks_of_the_parents(parent):
         scores, whole = np.exp(scores), np.exp(whole)
     np.testing.assert_allclose(scores.sum(axis=-1), whole, rtol=1e-5)
     assert (np.ptp(scores, axis=-1) > 1e-6).sum() == 7 * 3  # the chosen parents'
+
+
+@pytest.mark.parametrize("parent", [GQA, GPT_OSS], ids=["qwen", "gpt_oss"])
+@pytest.mark.parametrize("tokens", [3, 11], ids=["gathered", "dense"])
+def test_calibrated_router_ranks_blocks_by_their_rows(parent, tokens):
+    config = at_k(split_config(parent, 4, gate="calibrated"), 5)
+    router, plain = Router(config, nnx.Rngs(0)), Router(parent, nnx.Rngs(0))
+    plain.weight = router.weight
+    blocks = config.moe.num_experts
+    bias_B = np.random.default_rng(2).random(blocks, np.float32)
+    bias_B[0] = 1e4  # whose exponential is infinite
+    router.level_bias = nnx.Param(jnp.asarray(bias_B))
+    x_TD = states(tokens, parent)
+    routing, expected = jax.jit(lambda x: (router(x), plain(x)))(x_TD)
+    routing, expected = jax.device_get((routing, expected))
+    assert np.isfinite(routing.weights_TK).all()
+    logs_TB = x_TD @ np.asarray(router.level_weight[...]).T + bias_B
+    levels_TEU = np.exp(np.clip(logs_TB, -60, 60)).reshape(tokens, -1, 4)
+    for t in range(tokens):
+        parents, weights = expected.ids_TK[t], expected.weights_TK[t]
+        chosen = reference_blocks(parents, weights, levels_TEU[t, parents], config.moe)
+        assert routing.ids_TK[t].tolist() == [block for block, _ in chosen]
+        np.testing.assert_array_equal(routing.weights_TK[t], [w for _, w in chosen])

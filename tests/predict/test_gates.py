@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
@@ -18,6 +18,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
 from moe_edge.predict.device_scores import partial_gate, scores_ahead, wanted_scores
+from moe_edge.predict.probe import probe_path
 from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from tests.predict.support import Shape, rows_of
@@ -132,7 +133,7 @@ def expected_row(routing, config, row=0):
 def test_registry_lists_every_predictor():
     assert set(PREDICTORS) == {
         *("none", "previous", "frequency", "stale_gate", "n_layer_gate"),
-        *("smoe_partial", "moe_infinity", "shadow", "oracle"),
+        *("probe", "smoe_partial", "moe_infinity", "shadow", "oracle"),
     }
     nothing = get_predictor("none")
     assert nothing.predict(nothing.init(Shape(2, 4, 1)), 0, 3)[0].shape == (3, 0)
@@ -235,6 +236,55 @@ def test_gate_scores_compile_once_for_all_layers():
         )
         assert out.shape == (1, config.moe.num_experts)
     assert program._cache_size() == 1
+
+
+def write_probes(folder, config, look_ahead, seed=0):
+    """Random rows between all MoE layers, by (layer, target)."""
+    shape = config.moe.num_experts, config.d_model + 1
+    rng, rows = np.random.default_rng(seed), {}
+    (folder / "probes").mkdir()
+    for layer in config.moe_layers:
+        for target in config.moe_layers:
+            if layer < target <= layer + look_ahead:
+                rows_EC = rng.standard_normal(shape, np.float32)
+                # As fitted ones: shares, which are mostly between 0 and 1.
+                rows_EC *= 0.1 / np.sqrt(config.d_model)
+                rows_EC[:, -1] += 0.5
+                np.save(probe_path(folder, layer, target), rows_EC)
+                rows[layer, target] = rows_EC
+    return rows
+
+
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_probe_names_what_its_rows_say(name, tmp_path):
+    config, now = model(name).config, decode_step(name)[0][1]
+    rows = write_probes(tmp_path, config, 2)
+    given = {"config": config, "profile": str(tmp_path), "look_ahead": 2}
+    predictor = get_predictor("probe", **given)
+    state = predictor.init(shape_of(config))
+    ids_TK = np.asarray(now.routing.ids_TK)
+    state = computed(predictor, state, 1, now.hidden_TD, ids_TK)
+    ids_NM, scores_NM = predictor.predict(state, 1, 3)
+    hidden_D = np.asarray(now.hidden_TD)[0]  # the other row is padding
+    for row, target in enumerate((2, 3)):
+        values_E = rows[1, target][:, :-1] @ hidden_D + rows[1, target][:, -1]
+        ids_K = np.argsort(-values_E)[: config.moe.top_k]
+        assert ids_NM[row].tolist() == ids_K.tolist()
+        np.testing.assert_allclose(scores_NM[row], values_E[ids_K], rtol=1e-4)
+    assert (ids_NM[2] == -1).all(), "the next token's layers are not known yet"
+
+
+def test_probe_refuses_profiles_that_do_not_fit(tmp_path):
+    config = model().config
+    given = {"config": config, "profile": str(tmp_path)}
+    with pytest.raises(ConfigError, match="has no probes; run .* with --probes 1"):
+        get_predictor("probe", **given)
+    write_probes(tmp_path, config, 1)
+    with pytest.raises(CheckpointError, match=r"001_003.npy cannot be .* --probes 2"):
+        get_predictor("probe", **given, look_ahead=2)
+    np.save(probe_path(tmp_path, 1, 2), np.zeros((3, 3), np.float32))
+    with pytest.raises(CheckpointError, match=r"holds float32 \(3, 3\), expected"):
+        get_predictor("probe", **given)
 
 
 def test_gate_predictor_rejects_norm_and_look_ahead():

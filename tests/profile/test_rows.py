@@ -37,7 +37,12 @@ def test_rows_are_the_activations_of_every_family(family, tmp_path, text):
     calibration = calibration_of(folder, text)
     reader, seen = capture(folder, calibration)
     config, layout = reader.config, reader.layout
-    found = profile(tmp_path / "p", folder, text, max_tokens_per_expert=40, seed=5)
+    found = profile(
+        *(tmp_path / "p", folder, text),
+        max_tokens_per_expert=40,
+        hidden=True,
+        seed=5,
+    )
     assert found.layers == config.moe_layers
     used = 0
     for layer, (hidden, ids, weights) in seen.items():
@@ -64,6 +69,10 @@ def test_rows_are_the_activations_of_every_family(family, tmp_path, text):
                 atol=1e-6,
             )
             np.testing.assert_array_equal(found.ranks(*at), sample.ranks_S)
+            inputs = hidden[sample.tokens_S]
+            np.testing.assert_allclose(
+                found.hidden(*at), inputs, rtol=2e-3, atol=2e-3 * np.abs(hidden).max()
+            )
             used += len(got)
         E = config.moe.num_experts
         chose_TE = (ids[:, :, None] == np.arange(E)).any(axis=1).astype(np.int64)

@@ -28,7 +28,8 @@ def test_full_disk_is_refused_before_the_run(tiny, two, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_need_bounds_what_is_written(tiny, two, tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", [{}, {"hidden": True, "probes": 1}])
+def test_need_bounds_what_is_written(more, tiny, two, tmp_path, monkeypatch):
     written = {}
 
     def look(self, files, overwrite):
@@ -39,12 +40,13 @@ def test_need_bounds_what_is_written(tiny, two, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ProfileWriter, "finish", look)
     with pytest.raises(KeyboardInterrupt):
-        profile(tmp_path / "p", tiny, two, max_tokens_per_expert=20)
+        profile(tmp_path / "p", tiny, two, max_tokens_per_expert=20, **more)
     states = np.load(next(work_folder(tmp_path / "p").rglob("states_0.npy")))
     N, W, _ = states.shape
     config = open_checkpoint(tiny).config
-    scratch, kept = space.needed_bytes(config, N, W, 20)
-    assert written["scratch"] == scratch + 3 * space.HEADER
+    scratch, kept = space.needed_bytes(config, N, W, 20, **more)
+    files = 3 + more.get("probes", 0)
+    assert written["scratch"] == scratch + files * space.HEADER
     arrays = written["."] - written["scratch"]
     assert 0.7 * kept < arrays <= kept
     # The folder counts as there already: a run that goes on needs no second place.

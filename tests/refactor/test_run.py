@@ -15,6 +15,7 @@ from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.profile.reader import open_profile
+from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor import measure
 from moe_edge.refactor.build import build_refactoring
 from moe_edge.refactor.finetune import train
@@ -74,8 +75,53 @@ def test_folder_and_report(cg, tiny):
     assert manifest["refactor"]["inactive"] == 3
 
 
-def test_offloaded_is_resident_bit_for_bit(cg):
-    out, _ = cg
+@pytest.fixture(scope="module")
+def calibrated(tiny, text, tmp_path_factory):
+    """A model refactored with a calibrated gate, its profile, and the summary."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    profiled = {"text": text, "checkpoint": str(tiny), "window": 64, "hidden": True}
+    run_profile(out_dir=str(folder / "p"), **profiled)
+    options = {"gate": "calibrated", "text": text, "ppl_k": "1,4,8"}
+    summary = refactor(tiny, str(folder / "p"), folder / "r", **options)
+    return folder / "r", folder / "p", summary
+
+
+def test_calibrated_gate_is_the_parent_at_full_k_and_predicts_norms(calibrated, tiny):
+    out, profiled, summary = calibrated
+    assert summary["identity_error"] <= 1e-5
+    assert sorted(summary["ppl_by_k"]) == [1, 4, 8]
+    assert read_manifest(out)["refactor"]["gate"] == "calibrated"
+    reader, opened = open_checkpoint(out), open_profile(profiled)
+    dense = reader.dense(1)
+    weight_EUD = dense["router.level_weight"].astype(np.float32).reshape(8, U, -1)
+    bias_EU = dense["router.level_bias"].reshape(8, U)
+    gains = []
+    fitted = np.flatnonzero(weight_EUD.any(axis=(1, 2)))  # others had too few tokens
+    assert len(fitted) > 2
+    for expert in fitted:
+        blocks = reader.experts(1)[expert * U : (expert + 1) * U]
+        gate, up, down = (
+            reader.layout.part(blocks, name).astype(np.float32)
+            for name in ("gate", "up", "down")
+        )
+        x_TD = opened.hidden(1, expert).astype(np.float32)
+        gate_TUf = np.einsum("td,ufd->tuf", x_TD, gate)
+        act_TUf = gate_TUf / (1 + np.exp(-gate_TUf))
+        act_TUf *= np.einsum("td,ufd->tuf", x_TD, up)
+        norms_TU = np.einsum(
+            "tuf,uf->tu", np.abs(act_TUf), np.linalg.norm(down, axis=1)
+        )
+        levels_TU = np.exp(x_TD @ weight_EUD[expert].T + bias_EU[expert])
+        rows = np.arange(len(x_TD))
+        by_level = norms_TU[rows, levels_TU.argmax(axis=1)].sum()
+        gains.append(by_level / norms_TU.sum(axis=0).max())
+    # One block a token, chosen by the rows, has more than the best fixed one.
+    assert np.mean(gains) > 1.05, gains
+
+
+@pytest.mark.parametrize("made", ["cg", "calibrated"])
+def test_offloaded_is_resident_bit_for_bit(made, request):
+    out = request.getfixturevalue(made)[0]
     prompts = [np.random.default_rng(1).integers(0, 320, n).tolist() for n in (9, 5)]
 
     def decoded(k, offload):

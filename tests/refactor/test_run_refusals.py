@@ -32,7 +32,8 @@ def refactor(tiny, profile, out, **options):
         ({"sub_experts": 5}, ConfigError, "not split into 5.*divisors are 1, 2, 4, 8"),
         ({"sub_experts": 1}, ConfigError, "sub_experts must be a whole number from 2"),
         ({"inactive": 4}, ConfigError, r"inactive is 4, expected 1..3"),
-        ({"gate": "mlp"}, ConfigError, "unknown gate 'mlp'; known: cg, lg, lg_ft"),
+        ({"gate": "mlp"}, ConfigError, "unknown gate 'mlp'; known: calibrated, cg,"),
+        ({"gate": "calibrated"}, ConfigError, "no hidden states.*with --hidden"),
         ({"gate": "lg_ft"}, ConfigError, "no --train_text; a model with --gate lg_ft"),
         (
             {"gate": "cg", "gate_neurons": 5},

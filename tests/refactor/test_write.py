@@ -65,11 +65,11 @@ def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
 @pytest.mark.parametrize(
     ("family", "gate"),
     [
-        (family, ("proxy_pattern", "proxy_global")[row % 2])
+        (family, ("proxy_pattern", "proxy_global", "calibrated")[row % 3])
         for row, family in enumerate(FAMILIES)
     ],
 )
-def test_proxy_gate_with_all_blocks_is_the_parent(family, gate, tmp_path):
+def test_gate_of_blocks_with_all_of_them_is_the_parent(family, gate, tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", family, gate))
     child = open_checkpoint(write_random(parent.path, tmp_path / "r", gate))
     layer = parent.config.moe_layers[-1]

@@ -10,6 +10,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
+from moe_edge.refactor.gates.calibrated import LevelRows
 from moe_edge.refactor.gates.proxy import Judges
 from moe_edge.refactor.write import Refactoring, write_refactored
 from tests.support.tiny_checkpoints import hf_folder, raw_config
@@ -36,7 +37,7 @@ def wide_parent(folder: Path, family: str, **changes) -> Path:
 def random_refactoring(
     reader, gate: str = "linear", subs: int = SUBS, gate_neurons: int = 2, seed: int = 0
 ) -> Refactoring:
-    """Random labels and gate neurons for a parent."""
+    """Random labels, and gate neurons or rows, for a parent."""
     moe = reader.config.moe
     E, F = moe.num_experts, moe.expert_dim
     rng = np.random.default_rng(seed)
@@ -44,6 +45,20 @@ def random_refactoring(
     labels = {i: rng.permuted(balanced_EF, axis=1) for i in reader.config.moe_layers}
     if gate == "linear":
         return Refactoring(config=split_config(reader.config, subs), labels=labels)
+    if gate == "calibrated":
+        D = reader.config.d_model
+        rows = {
+            layer: [
+                LevelRows(
+                    rng.standard_normal((subs, D)).astype(np.float32),
+                    rng.standard_normal(subs).astype(np.float32),
+                )
+                for _ in range(E)
+            ]
+            for layer in labels
+        }
+        child = split_config(reader.config, subs, gate=gate)
+        return Refactoring(config=child, labels=labels, rows=rows)
     judges = {}
     for layer, labels_EF in labels.items():
         members = np.argsort(labels_EF, axis=1, kind="stable").reshape(E, subs, -1)

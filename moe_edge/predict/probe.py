@@ -1,0 +1,91 @@
+"""Prediction by linear probes: fitted rows that name a later layer's experts.
+
+Ours. The router of a later layer, run on an earlier state (`stale_gate.py`), was never
+trained for that state. A probe was: ridge regression, on a calibration text, of which
+experts layer l + j chose on the state that the router of layer l saw
+(`profile/probes.py` fits them, `launch/profile_model.py --probes` writes them).
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from moe_edge.core.checks import CheckpointError, ConfigError, check_count
+from moe_edge.core.npy import load_npy
+from moe_edge.model.config import ModelConfig
+from moe_edge.predict.stale_gate import Flat, LooksAhead
+
+FOLDER = "probes"
+
+
+def probe_path(profile: str | Path, layer: int, target: int) -> Path:
+    """File of the rows that name a layer's experts on the state of an earlier one."""
+    return Path(profile) / FOLDER / f"{layer:03d}_{target:03d}.npy"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probe(LooksAhead):
+    """Rows of a profile on the current state, for the next layers.
+
+    Attributes:
+      profile: folder of launch/profile_model.py of this model, with probes that reach
+        `look_ahead` layers.
+    """
+
+    config: ModelConfig
+    profile: str
+    look_ahead: int = 1
+    name: ClassVar[str] = "probe"
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
+    from_context: ClassVar[dict[str, str]] = {"config": "model"}
+
+    def __post_init__(self):
+        check_count("look_ahead", self.look_ahead)
+        if not (Path(self.profile) / FOLDER).is_dir():
+            raise ConfigError(
+                f"profile {self.profile} has no probes; run launch/profile_model.py "
+                f"with --probes {self.look_ahead} or more"
+            )
+        _ = self._rows  # all of them are read before anything runs
+
+    @functools.cached_property
+    def _rows(self) -> dict[int, tuple[Flat, ...]]:
+        return {
+            layer: tuple(self._read(layer, target) for target in self.targets(layer))
+            for layer in self.config.moe_layers
+        }
+
+    def _read(self, layer: int, target: int) -> Flat:
+        """Rows `[E, D]` and constants `[E]`.
+
+        Raises:
+          CheckpointError: no such probe, or of another model.
+        """
+        path = probe_path(self.profile, layer, target)
+        expected = self.config.moe.num_experts, self.config.d_model + 1
+        try:
+            array = load_npy(path)
+        except (OSError, ValueError, EOFError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error}; run launch/profile_model.py with "
+                f"--probes {self.look_ahead}"
+            ) from error
+        if array.shape != expected or array.dtype != np.float32:
+            raise CheckpointError(
+                f"{path} holds {array.dtype} {array.shape}, expected float32 "
+                f"{expected}: is the profile of this model?"
+            )
+        return {"probe": array[:, :-1].copy(), "probe_bias": array[:, -1].copy()}
+
+    @functools.cached_property
+    def _on_device(self) -> dict[int, tuple[Flat, ...]]:
+        import jax
+
+        return jax.tree.map(jax.numpy.array, self._rows)
+
+    def gates_after(self, layer: int) -> tuple[Flat, ...]:
+        """Arguments of `scores_ahead` after `layer`: rows for each target."""
+        return self._on_device.get(layer, ())
