@@ -88,7 +88,7 @@ class RoutingReader:
         if manager.recorder.enabled:
             self._note_compute(layer, step)
         if self._route.needs_resident and shape_BS[1] == 1:
-            resident_E = manager.cache.resident(layer)
+            resident_E = manager.residency.arrived(layer)
             own_TK = ids_TK
             ids_TK, weights_TK = self._route.route(
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK

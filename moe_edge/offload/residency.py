@@ -66,6 +66,16 @@ class Residency:
         transfers = [pins.underway(row[expert]) for expert in experts]
         return [transfer for transfer in transfers if transfer is not None]
 
+    def arrived(self, layer: int) -> np.ndarray:
+        """bool [E]: whose bytes are in their slots. Not those that are on their way:
+        to choose one of these means to wait for it."""
+        slot_E, pins = self.cache.slot_LE[layer], self.pins
+        if pins.moving:
+            pins.settle()
+        if not pins.moving:
+            return slot_E >= 0
+        return (slot_E >= 0) & ~np.isin(slot_E, list(pins.moving))
+
     def take_back(self, layer: int, chosen: set[int]) -> None:
         """Cancels queued prefetches of this layer that it did not choose (by key)."""
         E, pins = self.spec.num_experts, self.pins

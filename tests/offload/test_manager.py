@@ -159,6 +159,19 @@ def test_late_prefetch_becomes_urgent_and_is_no_hit():
     assert counts(manager) == (0, 4, 1, 4.0)
 
 
+def test_blocks_on_their_way_have_not_arrived():
+    manager = make(script={0: [[2, 3]]})
+    bring(manager, 0, 0, 1)
+    assert np.flatnonzero(manager.residency.arrived(0)).tolist() == [0, 1]
+    prefetch(manager, 0, 0)
+    assert held(manager, 1) == [2, 3]  # they have their slots
+    assert not manager.residency.arrived(1).any()
+    manager.queue.carry(1)
+    assert manager.residency.arrived(1).sum() == 1
+    manager.queue.carry()
+    assert np.flatnonzero(manager.residency.arrived(1)).tolist() == [2, 3]
+
+
 def test_copied_block_that_the_link_has_not_delivered_is_late():
     manager = make(script={0: [[2, 3]]})
     bring(manager, 0, 0, 1)
