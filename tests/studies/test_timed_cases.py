@@ -110,21 +110,39 @@ def test_timing_checks_name_a_case_with_other_tokens():
     assert list(late.checks().values()) == [False, False]
 
 
-def test_fig12_findings_hold_smoe_against_the_best_baseline(tmp_path):
+def test_fig12_findings_hold_the_better_smoe_against_the_best_baseline(tmp_path):
+    config = types.SimpleNamespace(
+        moe=types.SimpleNamespace(top_k=2), moe_layers=(0, 1)
+    )
+    named = fig12.policies(0.2, PROFILE, config, horizons=(1, 3))
+    assert {options.slot_plan for name, options in named.items() if "LFU" in name} == {
+        "one_pool",
+        "equal",
+    }
+    assert named["MoE-Infinity, 3 ahead, equal slots"].horizon == 3
+    best = {"LFU, equal slots": 0.5, "SMoE, one pool": 0.9, "SMoE, equal slots": 0.6}
+    ratio = dict.fromkeys(named, 0.4) | best
+    timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
+    found = fig12.findings({}, timing, SETTINGS)
+    name = "cache ratio over the best baseline's, 25%, batch 1"
+    assert value_of(found.metrics, "SMoE, one pool", name) == pytest.approx(1.8)
+    line = "25%, batch 1: 0.90 (SMoE, one pool) against 0.50 (LFU, equal slots)."
+    assert line in found.details and found.summary["no_difference"] == []
+    assert "+80 to +80 %" in found.answer
+    found.plot(tmp_path / "p.png")
+
+
+def test_fig12_calls_a_difference_within_the_rounds_none():
     config = types.SimpleNamespace(
         moe=types.SimpleNamespace(top_k=2), moe_layers=(0, 1)
     )
     named = fig12.policies(0.2, PROFILE, config)
-    ratio = dict.fromkeys(named, 0.4) | {"lfu": 0.5, fig12.FULL: 0.9}
-    timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
+    timing = make_timing(named, dict.fromkeys(named, 1e-2), dict.fromkeys(named, 0.5))
+    for budget in SETTINGS.budgets:
+        timing["SMoE, one pool", budget, 1].hit_ratio = [0.45, 0.6]
     found = fig12.findings({}, timing, SETTINGS)
-    others = [name for name in named if name != fig12.FULL]
-    assert fig12.best_baseline(timing, others, "25%", 1) == ("lfu", 0.5)
-    name = "cache ratio over the best baseline's, 25%, batch 1"
-    assert value_of(found.metrics, "smoe", name) == pytest.approx(1.8)
-    assert "25%, batch 1: 0.90 against 0.50 (lfu)." in found.details
-    assert "+80 to +80 %" in found.answer
-    found.plot(tmp_path / "p.png")
+    assert found.summary["no_difference"] == ["25%, batch 1", "50%, batch 1"]
+    assert "beyond the rounds' spread: 25%, batch 1; 50%, batch 1" in found.details[-1]
 
 
 def test_count_history_counts_tokens_and_drops_padding():
