@@ -12,6 +12,8 @@ import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from moe_edge.core.checks import CapacityError, ConfigError, RequestError
 from moe_edge.core.progress import progress
 from moe_edge.evaluate.likelihood import rows_per_batch, token_log_probs
@@ -37,12 +39,16 @@ class Perplexity:
       tokens: scored tokens.
       window: tokens a window.
       stride: tokens between windows.
+      nats: of every scored token, float64, window by window.
     """
 
     nll: float
     tokens: int
     window: int
     stride: int
+    nats: tuple[np.ndarray, ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )
 
     @property
     def value(self) -> float:
@@ -121,7 +127,7 @@ def measure_perplexity(
     windows = plan_windows(len(ids), window, stride)[::-1]
     size = rows_per_batch(engine.config, min(window, len(ids)), batch_size)
     size = min(size, len(windows))
-    nll, tokens = 0.0, 0
+    nll, tokens, nats = 0.0, 0, []
     steps = range(0, len(windows), size)
     for first in progress(steps, "batches of windows"):
         batch = windows[first : first + size]
@@ -136,7 +142,8 @@ def measure_perplexity(
             kept = scores[row, part.scored - part.start : part.end - part.start]
             nll -= float(kept.sum())
             tokens += kept.size
-    return Perplexity(nll, tokens, window, stride)
+            nats.append(-kept)
+    return Perplexity(nll, tokens, window, stride, tuple(nats[::-1]))
 
 
 def _real_rows(on_routing, real: int, rows: int, layer: int, routing) -> None:

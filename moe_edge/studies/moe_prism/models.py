@@ -1,8 +1,9 @@
 """The models that MoE-Prism's studies compare: which they are, and how they are made.
 
 ORIGINAL is the parent at k' of its experts; LG and LG-FT its sub-experts with a linear
-gate before and after fine-tuning of the router; CG with a proxy gate, untrained. K
-counts sub-experts, so the parent at k' computes as many neurons as the others at k' U.
+gate before and after fine-tuning of the router; CG with a proxy gate and ours,
+CALIBRATED, with rows that predict norms, both untrained. K counts sub-experts, so the
+parent at k' computes as many neurons as the others at k' U.
 """
 
 import dataclasses
@@ -25,13 +26,14 @@ from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.run import run_refactor
-from moe_edge.refactor.settings import FineTuning
+from moe_edge.refactor.settings import GATES, FineTuning
 from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
-ORIGINAL, LG, LG_FT, CG = "original", "LG", "LG-FT", "CG"
-FIELDS = {LG: "lg", CG: "cg", LG_FT: "lg_ft"}  # of the settings, in order of making
+ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
+# Of the settings, in order of making.
+FIELDS = {LG: "lg", CG: "cg", CALIBRATED: "calibrated", LG_FT: "lg_ft"}
 PROSE = ("wikitext", "wikipedia", "web", "books")
 PIECE = 8000  # characters
 END_OF_TEXT = "<|endoftext|>"
@@ -43,7 +45,7 @@ class ModelSettings(StudySettings):
 
     Attributes:
       checkpoint: the parent, path or `default`.
-      lg, lg_ft, cg: refactored checkpoints; None leaves one out.
+      lg, lg_ft, cg, calibrated: refactored checkpoints; None leaves one out.
       make: those of them to make, in `work_dir`, unless they are there: by a profile of
         `calibration_tokens` of `calibration`, and for lg_ft fine-tuning with options
         `fine_tuning` on the prose that the default model was trained on.
@@ -54,6 +56,7 @@ class ModelSettings(StudySettings):
     lg: str | None = None
     lg_ft: str | None = None
     cg: str | None = None
+    calibrated: str | None = None
     make: tuple[str, ...] = ()
     work_dir: str = "results/local/moe_prism"
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
@@ -83,11 +86,13 @@ class ModelSettings(StudySettings):
           ConfigError: no refactored one.
         """
         paths = {name: getattr(self, field) for name, field in FIELDS.items()}
-        found = {name: paths[name] for name in (LG, LG_FT, CG) if paths[name]}
+        found = {
+            name: paths[name] for name in (LG, LG_FT, CG, CALIBRATED) if paths[name]
+        }
         if not found:
             raise ConfigError(
                 "no refactored checkpoint given; name those of launch/refactor.py in "
-                "lg, lg_ft or cg, or list in `make` what to make"
+                "lg, lg_ft, cg or calibrated, or list in `make` what to make"
             )
         return {ORIGINAL: self.checkpoint} | found
 
@@ -136,6 +141,7 @@ def _make_profile(folder: Path, settings: ModelSettings) -> None:
     Raises:
       OutputError: a profile of other settings, left by an earlier run.
     """
+    hidden = FIELDS[CALIBRATED] in settings.make
     if not (folder / "profile.json").is_file():
         run_profile(
             out_dir=str(folder),
@@ -143,9 +149,12 @@ def _make_profile(folder: Path, settings: ModelSettings) -> None:
             text=",".join(settings.calibration),
             data_dir=settings.data_dir,
             tokens=settings.calibration_tokens,
+            hidden=hidden,
         )
     profile = open_profile(folder)
     profile.check(open_checkpoint(settings.checkpoint).content_sha256())
+    if hidden:
+        profile.check_hidden()
     tokens, wanted = profile.info["tokens"], settings.calibration_tokens
     # A text may be shorter, and equal shares are rounded down.
     if not wanted // 2 < tokens <= wanted:
@@ -233,7 +242,8 @@ def check_models(settings: ModelSettings) -> None:
                 "checkpoint it was made from"
             )
         is_tuned = bool(refactor.get("fine_tuned"))
-        if moe.has_proxy_gate != (name == CG) or is_tuned != (name == LG_FT):
+        kind = GATES[FIELDS[name]]
+        if not moe.gate.startswith(kind) or is_tuned != (name == LG_FT):
             tuned = "fine-tuned " if is_tuned else ""
             raise CheckpointError(
                 f"{name} {path} has a {tuned}{moe.gate} gate; name it as what it is"

@@ -1,8 +1,9 @@
 """Operating points of an elastic model: the K that buy something (MoE-Prism, 6.3.2).
 
 A set of K of which any two differ in measured time, and the slower one is better in
-perplexity. What counts as a difference comes from the rounds: all cases of a round run
-the same prompts in turn, so two cases are compared round by round.
+perplexity. What counts as a difference was fixed before the measurement, so that more
+rounds do not find more points; whether rounds were enough to see it is a check. All
+cases of a round run the same prompts in turn, so two are compared round by round.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-LEAST = 0.005  # relative: times closer than that are one point, however exact
-ERRORS = 2.0  # standard errors by which two times must differ
+LEAST = 0.01  # relative: times closer than that are one point
+ERRORS = 2.0  # standard errors that should be less
 GAIN = 5e-4  # relative: perplexities closer than that are the same
 
 Curve = Mapping[int, tuple[float, float]]  # K -> (seconds, perplexity)
@@ -65,10 +66,6 @@ class StepTimes:
                 ratio_R = np.diff(np.log(times), axis=0)[0]
                 found.append(np.std(ratio_R, ddof=1) / np.sqrt(len(ratio_R)))
         return float(np.median(found))
-
-    def distinct(self, batch: int) -> float:
-        """By how much, relative, two times of this batch must differ to count."""
-        return max(LEAST, ERRORS * self.error(batch))
 
     def to_json(self) -> str:
         rows = [

@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import Loaded, load_engine
+from moe_edge.evaluate.agreement import bootstrap_ratio
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_file, sha256_of
@@ -65,17 +66,30 @@ class Compared:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Point:
-    """One model at one K: perplexity of every text together, and what it computes."""
+    """One model at one K: every text together, and what it computes.
+
+    Attributes:
+      neurons: `active_neurons`.
+      nats: of every scored token, window by window.
+    """
 
     neurons: float
-    nll: float
-    tokens: int
+    nats: Sequence[np.ndarray]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.nats))
 
     @property
     def perplexity(self) -> float:
-        return float(np.exp(self.nll / self.tokens))
+        return float(np.exp(sum(row_T.sum() for row_T in self.nats) / self.tokens))
+
+    def interval(self, other: "Point") -> tuple[float, float]:
+        """95 % interval of the perplexity over another's on the same tokens."""
+        pairs = zip(self.nats, other.nats, strict=True)
+        return bootstrap_ratio([mine_T - its_T for mine_T, its_T in pairs])
 
 
 def read_tokens(settings: QualitySettings, tokenizer) -> tuple[list, list[dict]]:
@@ -95,24 +109,28 @@ def measure(engine, texts) -> Point:
     """Perplexity of an engine at its K."""
     found = [measure_perplexity(engine, ids) for ids in texts]
     return Point(
-        active_neurons(engine.config),
-        sum(one.nll for one in found),
-        sum(one.tokens for one in found),
+        active_neurons(engine.config), [row_T for one in found for row_T in one.nats]
     )
 
 
-def active_neurons(config: ModelConfig) -> int:
-    """Neurons of routed experts that a token computes.
+def active_neurons(config: ModelConfig) -> float:
+    """What routing and routed experts of a layer compute for a token, in neurons.
 
-    All gate neurons of the chosen parents count in full, though they need no down
-    column: they are computed in addition to the blocks, also where their block is
-    chosen. (In prefill one product with all experts' gate neurons is faster than
-    gathering.)
+    A neuron is three products with a vector of the model's width: gate, up and down.
+    All rows that choose count as what they are a part of one: a router's row, also
+    those that a linear gate repeats, a third; gate neurons, of all blocks of the chosen
+    parents, two thirds, also where their block runs and computes them again; a
+    calibrated gate's rows of these blocks a third. So it is while decoding; in prefill
+    one product with all experts' gate neurons or rows is faster than gathering.
     """
     moe = config.moe
-    return moe.top_k * moe.expert_dim + moe.gate_neurons * moe.sub_experts * (
-        moe.parent_top_k if moe.has_proxy_gate else 0
-    )
+    judged = moe.sub_experts * moe.parent_top_k  # blocks of the chosen parents
+    rows = moe.num_parents if moe.keeps_router else moe.num_experts
+    if moe.has_proxy_gate:
+        rows += 2 * moe.gate_neurons * judged
+    if moe.gate == "calibrated":
+        rows += judged
+    return moe.top_k * moe.expert_dim + rows / 3
 
 
 def log_interpolate(neurons: float, known: Mapping[float, float]) -> float | None:

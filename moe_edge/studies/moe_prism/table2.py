@@ -1,11 +1,12 @@
 """MoE-Prism, table 2 and figure 9: perplexity over the number of sub-experts."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.studies.moe_prism import models, quality
-from moe_edge.studies.moe_prism.models import CG, LG, ORIGINAL
+from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, k_panel, log_interpolate
 from moe_edge.studies.moe_prism.studies import Table2Settings
 from moe_edge.studies.study import Findings
@@ -34,12 +35,29 @@ def run(settings: Table2Settings) -> Findings:
     return findings(settings, table, curve, compared.model, workload)
 
 
-Ratio = tuple[float, float | None]
+class Ratio(NamedTuple):
+    """Perplexity over the original's.
+
+    Attributes:
+      at_k: at the same K; interval: of it, 95 % (paired bootstrap over the tokens).
+      level: at as many neurons; None where the original has no neighbours to
+        interpolate between.
+    """
+
+    at_k: float
+    interval: tuple[float, float]
+    level: float | None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is at as many neurons, beyond the interval's width."""
+        value = self.at_k if self.level is None else self.level
+        low, high = self.interval
+        return value > 1 + max(WORSE, (high - low) / 2)
 
 
 def ratios(points: Points) -> dict[str, dict[int, Ratio]]:
-    """Model -> K -> perplexity over the original's at the same K, and at as many
-    neurons (None where the original has no neighbours to interpolate between)."""
+    """Model -> K -> how it compares with the original."""
     original = {k: point for (name, k), point in points.items() if name == ORIGINAL}
     known = {point.neurons: point.perplexity for point in original.values()}
     found: dict[str, dict[int, Ratio]] = {}
@@ -48,7 +66,8 @@ def ratios(points: Points) -> dict[str, dict[int, Ratio]]:
             level = log_interpolate(point.neurons, known)
             at_k = point.perplexity / original[k].perplexity
             same = None if level is None else point.perplexity / level
-            found.setdefault(name, {})[k] = at_k, same
+            interval = point.interval(original[k])
+            found.setdefault(name, {})[k] = Ratio(at_k, interval, same)
     return found
 
 
@@ -60,31 +79,30 @@ def rows_of(points: Points, what: str = "") -> list[dict]:
         rows.append(metric(name, f"{what}perplexity, K={k}", value, "1", n))
         rows.append(metric(name, f"{what}active neurons, K={k}", point.neurons, "1"))
     for name, by_k in ratios(points).items():
-        for k, pair in by_k.items():
-            n = points[name, k].tokens
-            told = ("ratio to the original", "ratio at as many active neurons")
-            rows += [
-                metric(name, f"{what}{which}, K={k}", value, "1", n)
-                for which, value in zip(told, pair, strict=True)
-                if value is not None
-            ]
+        for k, one in by_k.items():
+            n, at = points[name, k].tokens, f"K={k}"
+            told = f"{what}ratio to the original, {at}"
+            rows.append(interval_metric(name, told, one.at_k, one.interval, n))
+            if one.level is not None:
+                told = f"{what}ratio at as many active neurons, {at}"
+                rows.append(metric(name, told, one.level, "1", n))
     return rows
 
 
-def in_words(name: str, ratio: Ratio) -> str:
-    """A model's ratio; neuron for neuron too where its gate computes more."""
-    at_k, level = ratio
-    with_gate = name == CG and level is not None
-    return f"{at_k:.3f}" + (f" ({level:.3f} neuron for neuron)" if with_gate else "")
+def in_words(ratio: Ratio) -> str:
+    """A model's ratio, and neuron for neuron with what its gate computes."""
+    level = ratio.level
+    told = "" if level is None else f" ({level:.3f} neuron for neuron)"
+    return f"{ratio.at_k:.3f}{told}"
 
 
 def worse_points(found: Mapping[str, Mapping[int, Ratio]]) -> list[str]:
     """Models and K that lose to the original at as many active neurons."""
     return [
-        f"{name} K={k} ({level or at_k:.3f})"
+        f"{name} K={k} ({one.at_k if one.level is None else one.level:.3f})"
         for name, by_k in found.items()
-        for k, (at_k, level) in by_k.items()
-        if (level or at_k) > 1 + WORSE
+        for k, one in by_k.items()
+        if one.is_worse
     ]
 
 
@@ -97,13 +115,13 @@ def findings(
     first = next(k for k in (*SHOWN, *sorted(ks)) if k in ks)
     worse = worse_points(found)
     exact = [
-        abs(at_k - 1) < EXACT
+        abs(ratio.at_k - 1) < EXACT
         for one in (found, of_curve)
-        for at_k, _ in one.get(LG, {}).values()
+        for ratio in one.get(LG, {}).values()
     ]
     law = {"LG equals the original at every K that U divides": all(exact)}
     ours = {
-        name: {k: round(at_k, 4) for k, (at_k, _) in by_k.items()}
+        name: {k: round(one.at_k, 4) for k, one in by_k.items()}
         for name, by_k in found.items()
     }
     perplexity: dict[str, dict[int, float]] = {}
@@ -111,7 +129,7 @@ def findings(
         perplexity.setdefault(name, {})[k] = round(point.perplexity, 4)
     details = [
         f"{name}: "
-        + ", ".join(f"K={k} {in_words(name, by_k[k])}" for k in SHOWN if k in by_k)
+        + ", ".join(f"K={k} {in_words(by_k[k])}" for k in SHOWN if k in by_k)
         + "."
         for name, by_k in found.items()
     ]
@@ -123,7 +141,7 @@ def findings(
     return models.findings(
         settings,
         answer=f"Perplexity over the original's at K = {first}: "
-        + ", ".join(f"{name} {in_words(name, ks[first])}" for name, ks in found.items())
+        + ", ".join(f"{name} {in_words(ks[first])}" for name, ks in found.items())
         + f"; worse than the original at as many active neurons in {len(worse)} of "
         f"{sum(map(len, found.values()))} points.",
         details=details,
@@ -142,7 +160,7 @@ def plot(path, found: Mapping[str, Mapping[int, Ratio]], curve: Points) -> None:
     perplexity = {key: point.perplexity for key, point in curve.items()}
     relative = {(ORIGINAL, k): 1.0 for by_k in found.values() for k in by_k}
     relative |= {
-        (name, k): at_k for name, ks in found.items() for k, (at_k, _) in ks.items()
+        (name, k): one.at_k for name, ks in found.items() for k, one in ks.items()
     }
     panels = [
         k_panel("all K", "perplexity", perplexity),

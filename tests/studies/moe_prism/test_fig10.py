@@ -12,15 +12,30 @@ from moe_edge.studies.moe_prism.studies import Fig10Settings
 ALL_K = tuple(range(1, 33))
 
 
-@pytest.fixture
-def found():
-    """Every K of a refactored model, whole experts of the original, a late round."""
-    step_s = {(LG, k, 1): [0.001 * k, 0.001 * k, 0.004 * k] for k in ALL_K}
+def entry(rounds_of):
+    """Every K of a refactored model, whole experts of the original."""
+    step_s = {(LG, k, 1): rounds_of(k) for k in ALL_K}
     step_s |= {(ORIGINAL, k, 1): [0.001 * k] * 3 for k in ALL_K if k % 4 == 0}
     perplexity = {(name, k): 100.0 / k for name, k, _ in step_s}
     settings = Fig10Settings(lg="unused", batches=(1,))
     times = StepTimes(step_s, perplexity)
     return findings(settings, times, model={}, workload={}, checks={})
+
+
+@pytest.fixture
+def found():
+    """A late round, which is late for every K."""
+    return entry(lambda k: [0.001 * k, 0.001 * k, 0.004 * k])
+
+
+def test_what_counts_is_fixed_and_rounds_that_are_too_rough_are_said(found):
+    name = "batch 1: 2 standard errors within 1%"
+    points = {"original, batch 1": 8, "LG, batch 1": 32}
+    assert found.checks == {name: True}
+    assert found.summary["operating_points"] == points
+    rng = np.random.default_rng(0)
+    rough = entry(lambda k: (0.001 * k * rng.uniform(0.95, 1.05, 3)).tolist())
+    assert rough.checks == {name: False}
 
 
 def test_picture_has_a_line_of_every_model_and_the_tables_numbers(

@@ -11,7 +11,7 @@ def test_operating_points_are_those_that_buy_something():
         ({1: (1.0, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [1, 2, 3]),
         ({1: (1.0, 9.0), 2: (2.0, 9.5), 3: (3.0, 7.0)}, [1, 3]),  # 2 is worse than 1
         ({1: (2.5, 9.0), 2: (2.0, 8.0), 3: (3.0, 7.0)}, [2, 3]),  # 1 is slower than 2
-        ({1: (1.0, 9.0), 2: (1.004, 8.0), 3: (3.0, 7.0)}, [1, 3]),  # 2 is as fast as 1
+        ({1: (1.0, 9.0), 2: (1.009, 8.0), 3: (3.0, 7.0)}, [1, 3]),  # 2 is as fast as 1
         ({1: (1.0, 9.0), 2: (2.0, 8.999), 3: (3.0, 7.0)}, [1, 3]),  # 2 is as good
         ({1: (1.0, 7.0), 2: (2.0, 7.0)}, [1]),
         ({}, []),
@@ -48,10 +48,7 @@ def test_error_is_that_of_paired_differences_by_batch():
     for batch in (1, 3):
         expected = 0.01 * batch * np.sqrt(2 / 400)
         assert found.error(batch) == pytest.approx(expected, rel=0.1)
-        assert found.distinct(batch) == max(0.005, 2 * found.error(batch))
-    assert found.distinct(1) == 0.005
-    few = times(rounds=4)
-    assert few.distinct(3) == 2 * few.error(3) > 0.005
+    assert times(rounds=4).error(3) > 0.005
 
 
 def test_seconds_are_the_rounds_geometric_mean():

@@ -1,11 +1,11 @@
 """Studies of refactored models: sums by hand, refusals, and whole runs (slow)."""
 
-import dataclasses
 import json
 import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
@@ -36,17 +36,34 @@ from moe_edge.studies.study import run_study
 from tests.support.tiny_models import GQA
 
 
-def test_active_neurons_count_all_gate_neurons_of_the_chosen_parents():
-    assert active_neurons(at_k(split_config(GQA, 4), 5)) == 5 * 4
+def test_active_neurons_count_everything_that_chooses():
+    """In thirds of a neuron: GQA has 12 experts of 16 neurons, 3 of them chosen."""
+    assert active_neurons(GQA) == pytest.approx(3 * 16 + 12 / 3)
+    linear = at_k(split_config(GQA, 4), 5)
+    assert active_neurons(linear) == pytest.approx(5 * 4 + 48 / 3)
     proxy = split_config(GQA, 4, gate="proxy_global", gate_neurons=2)
-    assert active_neurons(at_k(proxy, 5)) == 5 * 4 + 3 * 4 * 2
-    assert active_neurons(GQA) == 3 * 16
+    gate_neurons = 3 * 4 * 2
+    assert active_neurons(at_k(proxy, 5)) == pytest.approx(
+        5 * 4 + (12 + 2 * gate_neurons) / 3
+    )
+    calibrated = split_config(GQA, 4, gate="calibrated")
+    assert active_neurons(at_k(calibrated, 5)) == pytest.approx(
+        5 * 4 + (12 + 3 * 4) / 3
+    )
 
 
 def test_log_interpolate_is_geometric_and_refuses_to_extrapolate():
     known = {10.0: 4.0, 20.0: 16.0}
     assert log_interpolate(15.0, known) == pytest.approx(8.0)
     assert log_interpolate(9.0, known) is None and log_interpolate(21.0, known) is None
+
+
+def nats(perplexity):
+    """Of the tokens of two windows, which are no two equal."""
+    rng = np.random.default_rng(int(1000 * perplexity))
+    values_T = rng.normal(0, 0.01, 400)
+    values_T += math.log(perplexity) - values_T.mean()
+    return np.split(values_T, [300])
 
 
 def test_table2_compares_at_equal_k_and_neuron_for_neuron():
@@ -56,19 +73,24 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         CG: {4: (15, 6.0), 8: (20, 5.0)},
     }
     points = {
-        (name, k): Point(neurons, 100 * math.log(perplexity), 100)
+        (name, k): Point(neurons, nats(perplexity))
         for name, by_k in sizes.items()
         for k, (neurons, perplexity) in by_k.items()
     }
     found = ratios(points)[CG]
-    assert found[4] == (pytest.approx(6 / 16), pytest.approx(6 / 8))
-    assert found[8] == (pytest.approx(5 / 4), pytest.approx(5 / 4))
+    for k, equal, level in ((4, 6 / 16, 6 / 8), (8, 5 / 4, 5 / 4)):
+        assert found[k].at_k == pytest.approx(equal)
+        assert found[k].level == pytest.approx(level)
+        assert found[k].interval[0] < equal < found[k].interval[1]
     settings = Table2Settings(lg="unused")
     entry = findings(settings, points, points, {}, {})
     assert entry.checks == {"LG equals the original at every K that U divides": True}
-    assert "at K = 4: LG 1.000, CG 0.375 (0.750 neuron for neuron)" in entry.answer
+    assert (
+        "at K = 4: LG 1.000 (1.000 neuron for neuron), "
+        "CG 0.375 (0.750 neuron for neuron)"
+    ) in entry.answer
     assert "in 1 of 4 points" in entry.answer and "CG K=8 (1.250)" in entry.details[-1]
-    other = points | {(LG, 8): dataclasses.replace(points[LG, 8], nll=140.0)}
+    other = points | {(LG, 8): Point(20, nats(4.1))}
     for pair in ((points, other), (other, points)):
         assert not any(findings(settings, *pair, {}, {}).checks.values())
 
