@@ -1,0 +1,96 @@
+"""Which shape the default model has: short trials of some, by what papers assume."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
+from moe_edge.studies.registry import later
+from moe_edge.studies.settings import RULES, StudySettings, check_margin
+from moe_edge.studies.study import Claim, Study
+
+FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
+WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Experts of a layer, chosen ones, neurons of each; weights that add up to 1."""
+
+    num_experts: int
+    top_k: int
+    expert_dim: int
+    norm_topk: bool
+
+
+def parse_shape(text: str) -> Shape:
+    """`64/8/64`: experts / chosen / neurons of each; ` raw`: weights as they are.
+
+    Raises:
+      ConfigError: another form.
+    """
+    found = FORM.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"shape is {text!r}, expected experts/chosen/neurons such as '64/8/64' or "
+            "'64/8/64 raw'"
+        )
+    return Shape(*map(int, found.groups()[:3]), norm_topk=found[4] is None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShapeSettings(StudySettings):
+    """The size of the trials.
+
+    Attributes:
+      shapes: see `parse_shape`.
+      train_tokens: of a trial, the last quarter with a falling rate; batch_tokens: of
+        a step.
+      balance: weight of the load-balancing loss.
+      margins: a of SMoE.
+      rows: held-out sequences of a domain.
+      sub_experts: of an expert; calibration, calibration_tokens: of its profile.
+      traces: of real models, for comparison; trace_experts: of a layer of theirs.
+      data_dir: where relative paths are looked up.
+      work_dir: where trials are kept; what is there is not trained again.
+    """
+
+    rules = RULES | {
+        "shapes": lambda name, value: parse_shape(value),
+        "margins": check_margin,
+        "balance": check_from_zero,
+        "train_tokens": check_positive,
+    }
+    shapes: Sequence[str] = (
+        *("64/8/64", "64/8/64 raw", "32/4/128", "32/4/128 raw"),
+        *("16/4/256", "16/4/256 raw"),
+    )
+    train_tokens: int = 2_000_000
+    batch_tokens: int = 1024
+    balance: float = 0.01
+    margins: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    rows: int = 16
+    sub_experts: int = 4
+    calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
+    calibration_tokens: int = 65_536
+    traces: Sequence[str] = (
+        "routing/trace_qwen3_30b_a3b.csv.gz",
+        "routing/trace_gemma4_26b_a4b.csv.gz",
+    )
+    trace_experts: int = 128
+    data_dir: str = "../shared/data"
+    work_dir: str = "results/local/default_shapes"
+    seed: int = 0
+
+
+STUDY = Study(
+    name="default_shapes",
+    question="Which shape of a default model has what the papers' methods assume?",
+    settings=ShapeSettings,
+    measure=later("default_model.trials.run"),
+    claim=Claim(
+        source="SMoE section IV, MoE-Prism sections 2 and 4, Prism section 3",
+        paper={"perplexity with half of the experts": "OLMoE: 25-30 % more"},
+        why="Millions of parameters and tokens, not billions and trillions.",
+    ),
+)
