@@ -109,12 +109,20 @@ def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
     for batch, error in errors.items():
         old, new = times.curve(ORIGINAL, batch), times.curve(name, batch)
         few, many = (len(operating_points(curve)) for curve in (old, new))
+        # As far as the rounds tell times apart: fewer, where they are too rough.
+        apart = max(error, LEAST)
+        few_apart, many_apart = (
+            len(operating_points(curve, apart)) for curve in (old, new)
+        )
+        for who, number in ((ORIGINAL, few_apart), (name, many_apart)):
+            row = f"operating points that rounds tell apart, batch {batch}"
+            rows.append(metric(who, row, number, "1"))
         for who, count in ((ORIGINAL, few), (name, many)):
             counts[f"{who}, batch {batch}"] = count
             rows.append(metric(who, f"operating points, batch {batch}", count, "1"))
         ratio = many / max(few, 1)
         ratios[f"operating points, ratio, batch {batch}"] = round(ratio, 2)
-        answers.append(f"{many}/{few} at {batch}")
+        answers.append(f"{many}/{few} ({many_apart}/{few_apart}) at {batch}")
         ends = [f"{1e3 * new[k][0]:.2f} ms at K = {k}" for k in (min(new), max(new))]
         details.append(
             f"Batch {batch}: TPOT {' to '.join(ends)}; two points differ by "
@@ -128,8 +136,9 @@ def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
         ]
     return models.findings(
         settings,
-        answer="Operating points of sub-experts/whole experts, by batch: "
-        f"{', '.join(answers)}; paper {PAPER_POINTS} times as many.",
+        answer=f"Operating points of sub-experts/whole experts {LEAST:.0%} apart, in "
+        f"brackets those that rounds tell apart, by batch: {', '.join(answers)}; paper "
+        f"{PAPER_POINTS} times as many.",
         details=[
             *details,
             f"Slower than the original at equal compute: "

@@ -36,6 +36,14 @@ def test_what_counts_is_fixed_and_rounds_that_are_too_rough_are_said(found):
     rng = np.random.default_rng(0)
     rough = entry(lambda k: (0.001 * k * rng.uniform(0.95, 1.05, 3)).tolist())
     assert rough.checks == {name: False}
+    assert "32/8 (32/8) at 1" in found.answer
+    assert "32/8 (25/8) at 1" in rough.answer
+    counts = {
+        row["policy"]: row["value"]
+        for row in rough.metrics
+        if row["name"] == "operating points that rounds tell apart, batch 1"
+    }
+    assert counts["LG"] < rough.summary["operating_points"]["LG, batch 1"]
 
 
 def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
