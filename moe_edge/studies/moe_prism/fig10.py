@@ -136,9 +136,9 @@ def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
         ]
     return models.findings(
         settings,
-        answer=f"Operating points of sub-experts/whole experts {LEAST:.0%} apart, in "
-        f"brackets those that rounds tell apart, by batch: {', '.join(answers)}; paper "
-        f"{PAPER_POINTS} times as many.",
+        answer=f"Operating points of sub-experts/whole experts {LEAST:.0%} apart (that "
+        f"rounds tell apart), by batch: {', '.join(answers)}; paper {PAPER_POINTS} "
+        "times as many.",
         details=[
             *details,
             f"Slower than the original at equal compute: "
