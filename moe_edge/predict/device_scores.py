@@ -5,6 +5,7 @@ a prediction comes with the read-back of the layer's own routing. Their predicto
 in `stale_gate.py` and `probe.py`, which load without JAX.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -63,15 +64,16 @@ def scores_ahead(
         """The router's rule without weights: values are shares of tokens that choose
         an expert, and only their order counts."""
         values_TE = linear(hidden_TD, gate["probe"]) + gate["probe_bias"][None]
-        values_TE = jnp.clip(values_TE, 1e-6, 1.0)
         plain = MoeConfig(
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
             expert_dim=config.moe.expert_dim,
         )
-        routing = choose(jnp.log(values_TE), plain, k_T=k_T)
+        # By the values as they are: some are below 0, which no score may be.
+        ranked = dataclasses.replace(plain, scoring="softmax_topk")
+        routing = choose(values_TE, ranked, k_T=k_T)
         ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, values_TE, plain)
+        return wanted_scores(ids_TK, jnp.maximum(values_TE, 1e-6), plain)
 
     def run(gate):
         if "probe" in gate:

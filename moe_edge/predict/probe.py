@@ -8,6 +8,7 @@ experts layer l + j chose on the state that the router of layer l saw
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,8 @@ class Probe(LooksAhead):
 
     Attributes:
       profile: folder of launch/profile_model.py of this model, with probes that reach
-        `look_ahead` layers.
+        `look_ahead` layers. Its shape is checked, not its weights: rows of another
+        model of the same shape predict badly.
     """
 
     config: ModelConfig
@@ -44,12 +46,33 @@ class Probe(LooksAhead):
 
     def __post_init__(self):
         check_count("look_ahead", self.look_ahead)
+        self._check_model()
         if not (Path(self.profile) / FOLDER).is_dir():
             raise ConfigError(
                 f"profile {self.profile} has no probes; run launch/profile_model.py "
                 f"with --probes {self.look_ahead} or more"
             )
         _ = self._rows  # all of them are read before anything runs
+
+    def _check_model(self) -> None:
+        """Raises CheckpointError: the profile is of a model of another shape."""
+        path = Path(self.profile) / "profile.json"
+        try:
+            info = json.loads(path.read_text("utf-8"))
+            found = {name: info[name] for name in ("layers", "E", "D")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is no profile of launch/profile_model.py: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        config = self.config
+        wanted = {"layers": list(config.moe_layers), "E": config.moe.num_experts}
+        wanted["D"] = config.d_model
+        if found != wanted:
+            raise CheckpointError(
+                f"{path} is of a model with {found}, this one has {wanted}; run "
+                "launch/profile_model.py on it"
+            )
 
     @functools.cached_property
     def _rows(self) -> dict[int, tuple[Flat, ...]]:

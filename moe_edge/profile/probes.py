@@ -14,6 +14,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean variance of a coordinate
 STRETCH, EVERY = 512, 10  # tokens: of ten stretches the last is held out
+LEAST_TOKENS = 64  # of a text
 ROWS = 8192  # of a product: states lie in files
 
 

@@ -16,6 +16,7 @@ from moe_edge.core.checks import (
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.profile.calibration import parse_files, read_calibration
+from moe_edge.profile.probes import LEAST_TOKENS
 from moe_edge.profile.reader import FORMAT_VERSION
 from moe_edge.profile.space import check_space, needed_bytes
 from moe_edge.profile.writer import (
@@ -88,6 +89,11 @@ def run_profile(
     check_floats(reader, "profiling")
     window = _check_window(window, reader.config.max_positions)
     calibration = read_calibration(files, load_tokenizer(reader), window, tokens)
+    if probes and calibration.num_tokens < LEAST_TOKENS:
+        raise ConfigError(
+            f"probes are fitted on {LEAST_TOKENS} tokens or more, the text has "
+            f"{calibration.num_tokens}; give more text, or --probes 0"
+        )
     need = needed_bytes(
         reader.config,
         *calibration.tokens_NW.shape,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from typing import NamedTuple
 
 import jax
@@ -243,13 +244,12 @@ def write_probes(folder, config, look_ahead, seed=0):
     shape = config.moe.num_experts, config.d_model + 1
     rng, rows = np.random.default_rng(seed), {}
     (folder / "probes").mkdir()
+    info = {"layers": list(config.moe_layers), "E": shape[0], "D": config.d_model}
+    (folder / "profile.json").write_text(json.dumps(info))
     for layer in config.moe_layers:
         for target in config.moe_layers:
             if layer < target <= layer + look_ahead:
                 rows_EC = rng.standard_normal(shape, np.float32)
-                # As fitted ones: shares, which are mostly between 0 and 1.
-                rows_EC *= 0.1 / np.sqrt(config.d_model)
-                rows_EC[:, -1] += 0.5
                 np.save(probe_path(folder, layer, target), rows_EC)
                 rows[layer, target] = rows_EC
     return rows
@@ -270,16 +270,24 @@ def test_probe_names_what_its_rows_say(name, tmp_path):
         values_E = rows[1, target][:, :-1] @ hidden_D + rows[1, target][:, -1]
         ids_K = np.argsort(-values_E)[: config.moe.top_k]
         assert ids_NM[row].tolist() == ids_K.tolist()
-        np.testing.assert_allclose(scores_NM[row], values_E[ids_K], rtol=1e-4)
+        scores_K = np.maximum(values_E[ids_K], 1e-6)
+        np.testing.assert_allclose(scores_NM[row], scores_K, rtol=1e-4)
     assert (ids_NM[2] == -1).all(), "the next token's layers are not known yet"
 
 
 def test_probe_refuses_profiles_that_do_not_fit(tmp_path):
     config = model().config
     given = {"config": config, "profile": str(tmp_path)}
-    with pytest.raises(ConfigError, match="has no probes; run .* with --probes 1"):
+    with pytest.raises(CheckpointError, match="is no profile of launch/profile_model"):
         get_predictor("probe", **given)
     write_probes(tmp_path, config, 1)
+    (tmp_path / "probes").rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="has no probes; run .* with --probes 1"):
+        get_predictor("probe", **given)
+    (tmp_path / "away").rename(tmp_path / "probes")
+    other = dataclasses.replace(config, d_model=2 * config.d_model)
+    with pytest.raises(CheckpointError, match="is of a model with .* this one has"):
+        get_predictor("probe", **given | {"config": other})
     with pytest.raises(CheckpointError, match=r"001_003.npy cannot be .* --probes 2"):
         get_predictor("probe", **given, look_ahead=2)
     np.save(probe_path(tmp_path, 1, 2), np.zeros((3, 3), np.float32))

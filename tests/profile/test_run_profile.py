@@ -30,6 +30,7 @@ def test_bad_input_is_refused_and_leaves_nothing(tiny, two, tmp_path):
         ({"tokens": -4}, ConfigError, "tokens"),
         ({"max_tokens_per_expert": 1 << 30}, ConfigError, "exceeds"),
         ({"checkpoint": tmp_path}, CheckpointError, "holds neither"),
+        ({"tokens": 40, "probes": 1}, ConfigError, "64 tokens or more, the text has"),
     ):
         with pytest.raises(error, match=words):
             profile(out, **({"checkpoint": tiny, "text": two} | given))

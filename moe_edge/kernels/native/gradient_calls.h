@@ -79,6 +79,7 @@ ffi::Error TrainBackCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
     return Refuse("train_back: D " + std::to_string(D) + ", F " + std::to_string(F) +
                   " are no whole vectors of 16");
   }
+  if (3 * D * F > INT32_MAX) return Refuse("train_back: experts are too large");
   const bool is_frozen = drecords->element_count() == 0;
   if (!is_frozen && layout.kind != Kind::kFloat32) {
     return Refuse("train_back: records that learn are float32");

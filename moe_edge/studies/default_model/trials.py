@@ -63,7 +63,9 @@ def run(settings: ShapeSettings) -> Findings:
     for name in settings.traces:
         path = Path(find_file(name, settings.data_dir))
         weights_TK = read_trace(path, settings.trace_experts).weights_TK
-        traces[path.name.split(".")[0]] = weights_TK[(weights_TK > 0).all(axis=1)]
+        weights_TK = weights_TK[(weights_TK > 0).all(axis=1)]
+        shares_TK = weights_TK / weights_TK.sum(axis=1, keepdims=True)
+        traces[path.name.split(".")[0]] = shares_TK
     return findings(settings, found, traces)
 
 
