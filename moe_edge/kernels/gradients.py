@@ -20,16 +20,7 @@ _wanted = contextvars.ContextVar("moe_edge_gradients", default=False)
 
 def within(function: Callable) -> Callable:
     """A function whose products have these gradients wherever it is traced."""
-
-    @functools.wraps(function)
-    def traced(*args, **options):
-        token = _wanted.set(True)
-        try:
-            return function(*args, **options)
-        finally:
-            _wanted.reset(token)
-
-    return traced
+    return native.while_wanted(_wanted, function)
 
 
 def suits(*widths: int, dtype, frozen: bool = False) -> bool:

@@ -133,18 +133,23 @@ def describe() -> str:
     return f"native, {instructions.decode()}, {threads} threads"
 
 
-def within(function: Callable) -> Callable:
-    """A function whose products are native wherever it is traced, if they can be."""
+def while_wanted(wanted: contextvars.ContextVar, function: Callable) -> Callable:
+    """The function, during whose calls (when it is traced) `wanted` is True."""
 
     @functools.wraps(function)
     def traced(*args, **options):
-        token = _wanted.set(True)
+        token = wanted.set(True)
         try:
             return function(*args, **options)
         finally:
-            _wanted.reset(token)
+            wanted.reset(token)
 
     return traced
+
+
+def within(function: Callable) -> Callable:
+    """A function whose products are native wherever it is traced, if they can be."""
+    return while_wanted(_wanted, function)
 
 
 def suits(rows: int, weights: jax.Array) -> bool:

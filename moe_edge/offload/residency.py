@@ -69,12 +69,12 @@ class Residency:
     def arrived(self, layer: int) -> np.ndarray:
         """bool [E]: whose bytes are in their slots. Not those that are on their way:
         to choose one of these means to wait for it."""
-        slot_E, pins = self.cache.slot_LE[layer], self.pins
+        here_E, pins = self.cache.resident(layer), self.pins
         if pins.moving:
             pins.settle()
-        if not pins.moving:
-            return slot_E >= 0
-        return (slot_E >= 0) & ~np.isin(slot_E, list(pins.moving))
+        if pins.moving:
+            here_E &= ~np.isin(self.cache.slot_LE[layer], list(pins.moving))
+        return here_E
 
     def take_back(self, layer: int, chosen: set[int]) -> None:
         """Cancels queued prefetches of this layer that it did not choose (by key)."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+
+from moe_edge.core.ridge import solve_ridge
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean variance of a coordinate
 STRETCH, EVERY = 512, 10  # tokens: of ten stretches the last is held out
@@ -75,17 +76,12 @@ class Sums:
 
     def solve(self, penalties) -> list[tuple[np.ndarray, np.ndarray]]:
         """(coefficients [D, E], constants [E]) of shifted states, for each penalty."""
-        T, D = self.tokens, len(self.gram_DD)
+        T = self.tokens
         mean_D, share_E = self.state_D / T, self.count_E / T
         gram_DD = self.gram_DD - T * np.outer(mean_D, mean_D)
         cross_DE = self.cross_DE - T * np.outer(mean_D, share_E)
-        scale = max(np.trace(gram_DD) / D, np.finfo(np.float64).tiny)
-        found = []
-        for penalty in penalties:
-            factor = cho_factor(gram_DD + penalty * scale * np.eye(D))
-            weight_DE = cho_solve(factor, cross_DE)
-            found.append((weight_DE, share_E - mean_D @ weight_DE))
-        return found
+        weights = [solve_ridge(gram_DD, cross_DE, penalty) for penalty in penalties]
+        return [(weight_DE, share_E - mean_D @ weight_DE) for weight_DE in weights]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ it to its mean norm, so that blocks of different experts compare.
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+
+from moe_edge.core.ridge import solve_ridge
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the mean variance of a coordinate
 TRIED = 0.25  # of the tokens, on which the penalty is chosen
@@ -63,13 +64,8 @@ def _ridge(x_TD, y_TU, penalties) -> tuple[list[np.ndarray], list[np.ndarray]]:
     centred_TD = x_TD - mean_D
     gram_DD = centred_TD.T @ centred_TD
     cross_DU = centred_TD.T @ (y_TU - mean_U)
-    scale = max(np.trace(gram_DD) / len(gram_DD), np.finfo(np.float64).tiny)
-    weights, biases = [], []
-    for penalty in penalties:
-        held_DD = gram_DD + penalty * scale * np.eye(len(gram_DD))
-        weights.append(cho_solve(cho_factor(held_DD), cross_DU))
-        biases.append(mean_U - mean_D @ weights[-1])
-    return weights, biases
+    weights = [solve_ridge(gram_DD, cross_DU, penalty) for penalty in penalties]
+    return weights, [mean_U - mean_D @ weight_DU for weight_DU in weights]
 
 
 def flat_rows(mean_U: np.ndarray, width: int) -> LevelRows:
