@@ -1,7 +1,6 @@
 """Ridge regression from sums, the penalty relative to the mean variance."""
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 
 def solve_ridge(
@@ -14,6 +13,9 @@ def solve_ridge(
       cross_DN: of centred inputs with targets.
       penalty: of the mean of the diagonal of `gram_DD`.
     """
+    # Half a second, which checking a study's settings need not wait for.
+    from scipy.linalg import cho_factor, cho_solve
+
     D = len(gram_DD)
     scale = max(np.trace(gram_DD) / D, np.finfo(np.float64).tiny)
     held_DD = gram_DD + penalty * scale * np.eye(D)
