@@ -78,6 +78,8 @@ class DenseLayer:
 class CallSizes(NamedTuple):
     """Bytes of a call and of its answer.
 
+    A call is all that a step asks of one GPU in one layer.
+
     Attributes:
       call: of every call.
       state: there, for each token, whatever the number of its blocks.
@@ -96,12 +98,12 @@ class CallSizes(NamedTuple):
         """Whether it matters that blocks of a call share tokens."""
         return bool(self.state or self.token_row)
 
-    def there(self, tokens, pairs):
-        """Bytes of a call (numbers or arrays)."""
-        return self.call + self.state * tokens + self.pair * pairs
+    def there(self, tokens, pairs, calls=1):
+        """Bytes of calls (numbers or arrays)."""
+        return self.call * calls + self.state * tokens + self.pair * pairs
 
     def back(self, tokens, pairs):
-        """Bytes of its answer."""
+        """Bytes of their answers."""
         return self.token_row * tokens + self.pair_row * pairs
 
 
@@ -132,8 +134,10 @@ class CostModel:
 
     @property
     def call_sizes(self) -> CallSizes:
-        """Bytes of calls: a hidden state for each pair, there and back."""
-        return CallSizes(pair=self.block.token_bytes, pair_row=self.block.token_bytes)
+        """Bytes of calls: a token's hidden state once there, and once back the weighted
+        sum over its blocks there."""
+        size = self.block.token_bytes
+        return CallSizes(state=size, token_row=size)
 
     @property
     def has_software(self) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.core.checks import one_or_each
-from moe_edge.hardware.cost_model import CostModel
+from moe_edge.hardware.cost_model import CallSizes, CostModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +16,8 @@ class CallCosts:
 
     Attributes:
       fixed_NM: of a call of one token from N to M and back, nothing in its way.
-      send_NM: that each token occupies the link from N to M.
-      back_NM: that each token's result occupies the link back, its share of a message
-        where M answers from several GPUs.
+      byte_NM: that a byte occupies the link from N to M.
+      sizes: bytes of calls and answers.
       local_N: of a call of one token on one of the server's GPUs.
       further_N: of a further token of the same call, as a share of `local_N`.
       gpus_N: how many GPUs compute side by side.
@@ -26,8 +25,8 @@ class CallCosts:
     """
 
     fixed_NM: np.ndarray
-    send_NM: np.ndarray
-    back_NM: np.ndarray
+    byte_NM: np.ndarray
+    sizes: CallSizes
     local_N: np.ndarray
     further_N: np.ndarray
     gpus_N: np.ndarray
@@ -49,20 +48,25 @@ class CallCosts:
         alone_NM = cost_model.sends_s()
         fixed_NM = alone_NM + alone_NM.T + local_NB[:, 0] + cost_model.software_s()
         np.fill_diagonal(fixed_NM, 0.0)
-        size, all_N = cost_model.block.token_bytes, range(N)
-        send_NM = np.array(
-            [[cluster.link(n, m).busy_s(size) for m in all_N] for n in all_N]
+        byte_NM = np.array(
+            [[cluster.link(n, m).busy_s(1) for m in range(N)] for n in range(N)]
         )
-        np.fill_diagonal(send_NM, 0.0)
+        np.fill_diagonal(byte_NM, 0.0)
         return cls(
             fixed_NM=fixed_NM,
-            send_NM=send_NM,
-            back_NM=send_NM.T / gpus_N,
+            byte_NM=byte_NM,
+            sizes=cost_model.call_sizes,
             local_N=local_NB[:, 0],
             further_N=further_N,
             gpus_N=gpus_N,
             one_link=cluster.sharing == "egress",
         )
+
+    @property
+    def back_byte_NM(self) -> np.ndarray:
+        """That a byte of M's answer to N occupies the link back: the share of one of
+        the messages, where M answers from several GPUs."""
+        return self.byte_NM.T / self.gpus_N
 
     def nearest(self) -> np.ndarray:
         """int64 [N, N - 1]: whom a server asks first, ties to the next in the ring."""
@@ -106,7 +110,9 @@ def views_of(costs: CallCosts) -> list[View]:
     """Groups callers; a server's own place in its row is what its group sees there."""
     rows: list[np.ndarray] = []
     callers: list[list[int]] = []
-    table_NM3 = np.stack([costs.fixed_NM, costs.send_NM, costs.back_NM], axis=2)
+    there_NM = costs.sizes.there(1, 1) * costs.byte_NM
+    back_NM = costs.sizes.back(1, 1) * costs.back_byte_NM
+    table_NM3 = np.stack([costs.fixed_NM, there_NM, back_NM], axis=2)
     for n, row_M3 in enumerate(table_NM3.round(12)):
         row_M3[n] = np.nan
         for group, known_M3 in zip(callers, rows, strict=True):

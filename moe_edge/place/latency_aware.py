@@ -19,6 +19,7 @@ from moe_edge.place.migrate import settle
 from moe_edge.place.optimal import best_cover
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import Placement
+from moe_edge.place.prism import Prism
 
 SMOOTH = 0.7  # blend of the model that is descended on first (`latency_model`)
 FEWEST_STEPS = 7  # however many servers
@@ -34,14 +35,15 @@ FREE = 0.2  # share from which nothing to move means that there is nothing
 class LatencyAware(Placer):
     """Minimises the predicted seconds of a mean request.
 
-    From the optimum of eq. 2 (and from the current placement, if any), steps of: the
-    marginal seconds of every block on every server; each server takes its most
-    valuable blocks, coverage is repaired where it is cheapest; the proposal is kept if
-    it lowers the prediction. First on a smooth form of the prediction, then on itself.
+    Steps of: the marginal seconds of every block on every server; each server takes
+    its most valuable blocks, coverage is repaired where it is cheapest; the proposal is
+    kept if it lowers the prediction. First on a smooth form of the prediction, from the
+    optimum of eq. 2, from Prism's placement and from the current one, if any; then on
+    the prediction itself, from the best of all these.
 
     Attributes:
-      steps: proposals of the smooth and of the exact descent, over the number of
-        servers, so that the time stays alike.
+      steps: proposals of each descent, over the number of servers, so that the time
+        stays alike.
       horizon_requests: over how many requests the copy of a block that moves is spread,
         where there is a current placement; 0 lets blocks move for nothing.
       locality: what a request whose calls all stay at home is worth beyond the
@@ -91,7 +93,7 @@ class LatencyAware(Placer):
         shape = problem.frequency_NLE.shape
         value_NM = problem.frequency_NLE.reshape(len(problem.slots), -1)
         fewest = best_cover(value_NM, problem.capacity_N).reshape(shape)
-        starts = [fewest]
+        starts = [fewest, Prism().choose(problem)]
         here_NLE = problem.frequency_NLE / problem.frequency_NLE.sum()
         stay_NLE = self.locality * model.seconds(fewest) * here_NLE
         if problem.current is not None and self.horizon_requests:
@@ -101,14 +103,11 @@ class LatencyAware(Placer):
         rng = np.random.default_rng(problem.seed)
         search = Search(model, problem.capacity_N, stay_NLE)
         steps = max(FEWEST_STEPS, self.steps // len(problem.slots))
-        found = []
-        for start_NLE in starts:
-            model.blend = SMOOTH
-            smooth_NLE = search.run(start_NLE, steps, rng)
-            model.blend = 0.0
-            on_NLE = min(start_NLE, smooth_NLE, key=search.seconds)
-            found.append(search.run(on_NLE, steps, rng))
-        return min(found, key=search.seconds)
+        model.blend = SMOOTH
+        smooth = [search.run(start_NLE, steps, rng) for start_NLE in starts]
+        model.blend = 0.0
+        best_NLE = min([*starts, *smooth], key=search.seconds)
+        return search.run(best_NLE, steps, rng)
 
 
 def propose(value_NLE: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:

@@ -92,19 +92,22 @@ class LatencyModel:
         for state in states:
             state.finish(self.costs, none_NM, self.blend)
         if self.rate_N is not None:
-            sent_NM = sum(
-                s.batch.per_request[:, 0] * s.sent_NLM.sum(axis=1) for s in states
-            )
+            there_NM = self.costs.byte_NM * self._per_request(states, "there_NLM")
+            back_NM = self.costs.byte_NM.T * self._per_request(states, "back_NLM")
+            served_N = self._seconds(states)
             late_NM = link_delays(
-                sent_NM,
-                self.rate_N,
-                self._seconds(states),
-                self.costs.send_NM,
-                self.costs.one_link,
+                there_NM, back_NM, self.rate_N, served_N, self.costs.one_link
             )
             for state in states:
                 state.finish(self.costs, late_NM, self.blend)
         return states
+
+    @staticmethod
+    def _per_request(states: list[State], name: str) -> np.ndarray:
+        return sum(
+            state.batch.per_request[:, 0] * getattr(state, name).sum(axis=1)
+            for state in states
+        )
 
     def server_seconds(self, on_NLE: np.ndarray) -> np.ndarray:
         """float64 [N]: of a request of each server, once it is served."""
@@ -189,10 +192,10 @@ class LatencyModel:
 
 
 def link_delays(
-    sent_NM: np.ndarray,
+    there_NM: np.ndarray,
+    back_NM: np.ndarray,
     rate_N: np.ndarray,
     served_N: np.ndarray,
-    send_NM: np.ndarray,
     one_link: bool,
 ) -> np.ndarray:
     """float64 [N, M]: by how much calls from N to M last longer, as a share.
@@ -202,9 +205,10 @@ def link_delays(
     long. Delays by several servers add up.
 
     Args:
-      sent_NM: tokens that a request of N sends to M.
+      there_NM: seconds that a request of N occupies the link from N to M; back_NM: that
+        the answers of M occupy the link back.
       rate_N, served_N: requests a second, and seconds of one by itself.
-      send_NM, one_link: as in `CallCosts`.
+      one_link: as in `CallCosts`.
     """
 
     def delay(link_s):
@@ -216,15 +220,14 @@ def link_delays(
         busy = np.minimum(rate * link_s, 1.0)
         return busy / (1 - np.minimum(share, FULL))
 
-    there_NM = sent_NM * send_NM
-    back_NM = delay(sent_NM * send_NM.T)  # of answers, on the link of M
+    answer_NM = delay(back_NM)
     if one_link:
-        answers_N = back_NM.sum(axis=0)
+        answers_N = answer_NM.sum(axis=0)
         others_NM = (
-            answers_N[:, None] + delay(there_NM.sum(axis=1)) + answers_N - back_NM
+            answers_N[:, None] + delay(there_NM.sum(axis=1)) + answers_N - answer_NM
         )
     else:
-        others_NM = back_NM.T + delay(there_NM).T
+        others_NM = answer_NM.T + delay(there_NM).T
     np.fill_diagonal(others_NM, 0.0)
     return others_NM
 

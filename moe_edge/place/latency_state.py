@@ -14,8 +14,9 @@ class State:
       parts: float64 [N, L, E] each: miss, called, fixed, tokens, one, last of a block
         if it is remote; seconds of its call if it is held.
       sums: float64 [N, L, 1] each: over remote blocks, the last over held ones.
-      sent_NLM, chance_NLM: tokens sent to each server, probability of any.
-      slope_NLM: seconds that a further token to each server adds.
+      sent_NLM, chance_NLM: pairs sent to each server, probability of any.
+      there_NLM, back_NLM: bytes sent to each server, and of its answers.
+      slope_NLM: seconds that a further pair to each server adds.
       detour_NLM: seconds of waiting for links that a unit of miss adds.
     """
 
@@ -36,14 +37,31 @@ class State:
         self.sent_NLM, self.busy_NLM = by_owner(tokens_NLE), by_owner(busy_NLE)
         self.miss_NLM = by_owner(miss_NLE)
         self.chance_NLM = -np.expm1(-self.miss_NLM)
-        ways_NLE = (costs.send_NM + costs.back_NM)[row_N11, owner_NLE]
-        one_NLE = tokens_NLE * ways_NLE + busy_NLE
+        # A call of one pair: the whole token.
+        ways_NM = costs.sizes.there(1, 1) * costs.byte_NM
+        ways_NM = ways_NM + costs.sizes.back(1, 1) * costs.back_byte_NM
+        one_NLE = tokens_NLE * ways_NM[row_N11, owner_NLE] + busy_NLE
+        self._count_bytes(costs)
         self.parts = [miss_NLE, called_NLE, fixed_NLE, tokens_NLE, one_NLE]
         sums = [np.where(away, p, 0.0).sum(axis=-1)[..., None] for p in self.parts]
         held_NL1 = np.where(on_NLE, held_NLE, 0.0).sum(axis=-1)[..., None]
         self.sums = [*sums, np.zeros_like(held_NL1), held_NL1]
         self.parts += [np.zeros_like(held_NLE), held_NLE]
         self._busy_NLE = busy_NLE
+
+    def _count_bytes(self, costs: CallCosts) -> None:
+        """What the pairs of a token that go to the same GPU share travels once.
+
+        A token sends something to a GPU with probability 1 - exp(-miss / tokens).
+        """
+        N = len(costs.gpus_N)
+        tokens_N1M = np.broadcast_to(self.batch.tokens * costs.gpus_N, (N, 1, N))
+        self._tokens_N1M = tokens_N1M  # on all GPUs
+        tokens_NLM = -np.expm1(-self.miss_NLM / tokens_N1M) * tokens_N1M
+        # At most one a pair: a single block is on one GPU, not on a part of each.
+        tokens_NLM = np.minimum(tokens_NLM, self.sent_NLM)
+        self.there_NLM = costs.sizes.there(tokens_NLM, self.sent_NLM, self.chance_NLM)
+        self.back_NLM = costs.sizes.back(tokens_NLM, self.sent_NLM)
 
     def finish(self, costs: CallCosts, late_NM: np.ndarray, blend: float) -> None:
         """Adds when the last server has answered, where links are late by these shares.
@@ -53,8 +71,8 @@ class State:
         self._late_N1M = 1 + late_NM[:, None]
         self._wait_N1M = costs.fixed_NM[:, None] * late_NM[:, None]
         self._blend = blend
-        send_NLM = self.sent_NLM * (costs.send_NM[:, None] * self._late_N1M)
-        rest_NLM = self.sent_NLM * (costs.back_NM[:, None] * self._late_N1M)
+        send_NLM = self.there_NLM * (costs.byte_NM[:, None] * self._late_N1M)
+        rest_NLM = self.back_NLM * (costs.back_byte_NM[:, None] * self._late_N1M)
         rest_NLM += self.busy_NLM * self._late_N1M
         rest_NLM += self.chance_NLM * self._wait_N1M
         self.sums[5] = blend * (send_NLM + rest_NLM).sum(axis=-1)[..., None]
@@ -65,7 +83,7 @@ class State:
 
     def slopes(self, costs: CallCosts) -> None:
         """Adds what each block means for the last answer."""
-        blend, late_N1M = self._blend, self._late_N1M
+        blend, late_N1M, sizes = self._blend, self._late_N1M, costs.sizes
         last_NL1 = self._end_NLM.max(axis=-1, keepdims=True)
         # The mean of order 4 stands for the maximum; squares are faster than a power.
         decides_NLM = np.square(np.square(self._end_NLM / np.maximum(last_NL1, TINY)))
@@ -75,8 +93,13 @@ class State:
             delays_NLM = decides_NLM[..., ::-1].cumsum(axis=-1)[..., ::-1]
         decides_NLM = blend + (1 - blend) * decides_NLM
         delays_NLM = blend + (1 - blend) * delays_NLM
-        self.slope_NLM = delays_NLM * (costs.send_NM[:, None] * late_N1M)
-        self.slope_NLM += decides_NLM * (costs.back_NM[:, None] * late_N1M)
+        there_NLM = delays_NLM * costs.byte_NM[:, None] * late_N1M
+        back_NLM = decides_NLM * costs.back_byte_NM[:, None] * late_N1M
+        pair_NLM = sizes.pair * there_NLM + sizes.pair_row * back_NLM
+        # A further pair is the first of its token with this probability.
+        state_NLM = np.exp(-self.miss_NLM / self._tokens_N1M)
+        state_NLM *= sizes.state * there_NLM + sizes.token_row * back_NLM
+        self.slope_NLM = state_NLM + pair_NLM
         # Not the slope but the mean: one call less saves little, all of them much.
         some_NLM = self.miss_NLM > TINY
         mean_NLM = np.where(some_NLM, self.chance_NLM, 1.0)
@@ -86,8 +109,14 @@ class State:
         def at_owner(value_NLM):
             return np.take_along_axis(value_NLM, self.owner_NLE, axis=-1)
 
+        # Tokens that a block alone brings, over the probability of no other one there.
+        rows_N11 = np.arange(len(late_N1M))[:, None, None]
+        tokens_NLE = self._tokens_N1M[rows_N11, 0, self.owner_NLE]
+        miss_NLE = np.where(self.on_NLE, -1, 1) * self.parts[0] / tokens_NLE
+        first_NLE = np.abs(np.expm1(miss_NLE)) * tokens_NLE
         self.parts[5] = (
-            self.parts[3] * at_owner(self.slope_NLM)
+            self.parts[3] * at_owner(pair_NLM)
+            + first_NLE * at_owner(state_NLM)
             + self._busy_NLE * at_owner(decides_NLM * late_N1M)
             + self.parts[0] * at_owner(self.detour_NLM)
         )

@@ -15,10 +15,11 @@ def test_call_costs_of_two_servers_by_hand():
     model = cost_model(gpus=((1.0,), (1.0, 1.0)), links={(0, 1): SLOW})
     costs = CallCosts.of(model)
     # A hidden state is 8 values of 2 bytes; a block 192 bytes at 1e11 bytes/s.
-    assert costs.send_NM[0, 1] == pytest.approx(16e-5)
-    assert costs.send_NM[1, 0] == pytest.approx(16e-6)
-    assert costs.back_NM[0, 1] == pytest.approx(16e-6 / 2)  # two GPUs answer apart
-    assert costs.back_NM[1, 0] == pytest.approx(16e-5)
+    assert (costs.sizes.there(1, 2), costs.sizes.back(1, 2)) == (16, 16)
+    assert costs.byte_NM[0, 1] == pytest.approx(1e-5)
+    assert costs.byte_NM[1, 0] == pytest.approx(1e-6)
+    assert costs.back_byte_NM[0, 1] == pytest.approx(1e-6 / 2)  # two GPUs answer apart
+    assert costs.back_byte_NM[1, 0] == pytest.approx(1e-5)
     ways_s = 2e-3 + 16e-5 + 1e-3 + 16e-6
     assert costs.local_N[0] == pytest.approx(192e-11)
     assert costs.fixed_NM[0, 1] == pytest.approx(ways_s + 192e-11)

@@ -48,7 +48,7 @@ def test_more_calls_stay_at_home_where_the_prediction_hardly_tells():
             home[locality].append(1 - away)
             predicted_s[locality].append(LatencyAware.model(case).seconds(on_NLE))
     assert np.mean(home[0.4]) > np.mean(home[0.0])
-    assert np.mean(predicted_s[0.4]) < 1.02 * np.mean(predicted_s[0.0])
+    assert np.mean(predicted_s[0.4]) < 1.1 * np.mean(predicted_s[0.0])
 
 
 def test_latency_wins_clearly_behind_a_slow_line():

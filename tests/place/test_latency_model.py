@@ -1,8 +1,11 @@
 """Predicted seconds: by hand, and marginals against what toggling a block does."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from moe_edge.hardware.cost_model import CallSizes
 from moe_edge.hardware.specs import Link
 from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.latency_model import LatencyModel
@@ -15,8 +18,8 @@ def costs(**changes):
     """Two servers: a call 1 s away takes 10 s, each token 2 s there and 3 s back."""
     fields = {
         "fixed_NM": np.array([[0, 10.0], [10.0, 0]]),
-        "send_NM": np.array([[0, 2.0], [2.0, 0]]),
-        "back_NM": np.array([[0, 3.0], [3.0, 0]]),
+        "byte_NM": 1.0 - np.eye(2),
+        "sizes": CallSizes(pair=2, pair_row=3),
         "local_N": np.array([1.0, 1.0]),
         "further_N": np.array([0.5, 0.5]),
         "gpus_N": np.array([1, 1]),
@@ -52,6 +55,28 @@ def test_seconds_one_remote_block_by_hand():
     np.testing.assert_allclose(batch_N, [10 + 4 * 5 + 3 * 0.8, 3.0], rtol=1e-6)
 
 
+def test_seconds_tokens_of_several_blocks_travel_once():
+    """Both blocks that a token calls are on the other server."""
+    frequency_NLE = np.full((2, 1, 2), 0.5)
+    on_NLE = np.array([[[False, False]], [[True, True]]])
+    seconds = {}
+    for sizes in (CallSizes(state=2, token_row=3), CallSizes(pair=2, pair_row=3)):
+        known = LatencyModel(frequency_NLE, costs(sizes=sizes), 2, [Batch(5, 1)])
+        seconds[bool(sizes.state)] = known.server_seconds(on_NLE)[0]
+    # Computing: two blocks of 3 s, 3/5 s of that in the first call.
+    assert seconds[True] == pytest.approx(10 + 4 * 5 + 6 - 0.6, rel=1e-6)
+    assert seconds[False] == pytest.approx(10 + 9 * 5 + 6 - 0.6, rel=1e-6)
+    # A block alone on one of four GPUs: each of its tokens once, not more often.
+    known = LatencyModel(
+        always_first(),
+        costs(sizes=CallSizes(state=2), gpus_N=np.array([4, 4])),
+        1,
+        [Batch(5, 1)],
+    )
+    state = known.states(np.array([[[False, True]], [[True, True]]]))[0]
+    assert state.there_NLM[0, 0, 1] == pytest.approx(10, rel=1e-6)
+
+
 def test_seconds_chance_of_any_remote_call_counts():
     """One of two blocks, each called by half of the tokens, is away."""
     frequency_NLE = np.full((2, 1, 2), 0.5)
@@ -71,9 +96,10 @@ def test_seconds_weigh_servers_by_requests_not_tokens():
 
 def test_seconds_last_server_to_answer_decides():
     """Answers of two servers overlap; from one alone they would not."""
-    three = cost_model(rate=1e4)
+    three = CallCosts.of(cost_model(rate=1e4))
+    three = dataclasses.replace(three, sizes=CallSizes(pair=16, pair_row=16))
     frequency_NLE = np.full((3, 1, 4), 0.25)
-    known = LatencyModel(frequency_NLE, CallCosts.of(three), 2, [Batch(100, 1)])
+    known = LatencyModel(frequency_NLE, three, 2, [Batch(100, 1)])
     apart, together = np.ones((3, 1, 4), bool), np.ones((3, 1, 4), bool)
     apart[0], together[0] = False, False
     apart[1, 0, :2], apart[2, 0, 2:] = False, False

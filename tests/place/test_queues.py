@@ -5,14 +5,13 @@ import pytest
 
 from moe_edge.place.latency_model import link_delays, sojourn
 
-SENT = np.array([[0.0, 10.0, 0.0], [20.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+BUSY = 1e-3 * np.array([[0.0, 10.0, 0.0], [20.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 RATE = np.array([0.1, 0.2, 0.3])
 SERVED = np.array([1.0, 2.0, 1.0])
-SEND = np.full((3, 3), 1e-3)
 
 
 def test_link_delays_one_link_by_hand():
-    late_NM = link_delays(SENT, RATE, SERVED, SEND, one_link=True)
+    late_NM = link_delays(BUSY, BUSY, RATE, SERVED, one_link=True)
     # A request of server 0 takes 10 ms of link 0, and of link 1 for answers: 1 % of its
     # second. One of server 1: 20 ms each, 1 % of its two seconds.
     zero, one = 0.1 * 10e-3 / 0.99, 0.2 * 20e-3 / 0.99
@@ -25,14 +24,14 @@ def test_link_delays_one_link_by_hand():
 
 
 def test_link_delays_link_a_pair_leaves_others_out():
-    late_NM = link_delays(SENT, RATE, SERVED, SEND, one_link=False)
+    late_NM = link_delays(BUSY, BUSY, RATE, SERVED, one_link=False)
     zero, one = 0.1 * 10e-3 / 0.99, 0.2 * 20e-3 / 0.99
     np.testing.assert_allclose(late_NM, [[0, 2 * one, 0], [2 * zero, 0, 0], [0, 0, 0]])
 
 
 def test_link_delays_a_hog_slows_more_than_its_share_of_time():
-    hog = link_delays(SENT * 90, RATE, np.array([1.0, 2.0, 1.0]), SEND, True)
-    assert hog[2, 1] > 90 * link_delays(SENT, RATE, SERVED, SEND, True)[2, 1]
+    hog = link_delays(90 * BUSY, 90 * BUSY, RATE, SERVED, True)
+    assert hog[2, 1] > 90 * link_delays(BUSY, BUSY, RATE, SERVED, True)[2, 1]
 
 
 def test_sojourn_is_the_mean_of_an_mg1_queue():

@@ -46,7 +46,10 @@ def test_every_request_and_every_byte_is_accounted_for(crowded, method):
     assert result.pairs == pairs == result.counts_NX.sum()
     calls = result.bytes_NN["call"]
     away = result.pairs - result.local_pairs
-    assert calls.sum() == 2 * away * shape.block.token_bytes
+    states = calls.sum() / (2 * shape.block.token_bytes)
+    # A token's pairs that go to one GPU share a state; here that happens.
+    assert away / shape.top_k < states < away if away else states == 0
+    assert states == int(states)
     np.testing.assert_array_equal(calls, calls.T)  # results are as large as messages
     assert (result.link_use <= 1).all() and (result.gpu_use_G <= 1).all()
     if method == "moe_infinity_lb":

@@ -98,6 +98,19 @@ def test_calls_of_a_step_are_grouped_by_layer_and_gpu():
     assert (one.local_pairs, one.remote_pairs) == (2, 2)
 
 
+def test_a_token_goes_once_to_a_gpu_that_has_several_of_its_blocks():
+    costs = tiny_costs((1, 1))
+    index = GpuIndex(costs)
+    # Experts 1 and 2 on the same GPU: two tokens of layer 0 want both.
+    gpu_NLE = np.array([[[0, -1, -1]] * 2, [[-1, 0, 0]] * 2])
+    target_X = CallTable(gpu_NLE, costs, index).target_NX[0]
+    pools = RoutingPools({"a": IDS}, 3)
+    calls = StepPlanner(index, pools, costs).plan(0, target_X, pools.cells("a", 0, 3))
+    assert (calls.gpu, calls.pairs) == ([0, 1, 0, 1], [1, 5, 3, 3])
+    size = costs.block.token_bytes
+    assert calls.there == calls.back == [size, 3 * size, 3 * size, 3 * size]
+
+
 def test_times_of_large_and_small_batches_are_the_cost_model_s():
     costs = tiny_costs((1, 1))
     tokens = np.array([0, 1, 511, 512, 10**9])
@@ -119,6 +132,7 @@ def test_tokens_planned_together_are_as_planned_one_by_one():
         part = slice(many.offset[0], many.offset[-1])
         assert [o - many.offset[0] for o in many.offset] == one.offset
         assert (many.gpu[part], many.pairs[part]) == (one.gpu, one.pairs)
+        assert (many.there[part], many.back[part]) == (one.there, one.back)
         assert many.seconds[part] == one.seconds
         for name in ("local_pairs", "remote_pairs", "remote_blocks"):
             assert getattr(many, name) == getattr(one, name)
