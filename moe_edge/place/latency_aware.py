@@ -80,6 +80,7 @@ class LatencyAware(Placer):
             traffic.top_k,
             [Batch(traffic.prompt_tokens, 1.0), Batch(1.0, traffic.output_tokens)],
             rate_N,
+            dense_seconds(problem),
         )
 
     def assign(self, problem: Problem) -> Placement:
@@ -108,6 +109,18 @@ class LatencyAware(Placer):
         model.blend = 0.0
         best_NLE = min([*starts, *smooth], key=search.seconds)
         return search.run(best_NLE, steps, rng)
+
+
+def dense_seconds(problem: Problem) -> np.ndarray:
+    """float64 [N]: of a request's layers without their experts, by its server."""
+    N, L, _ = problem.frequency_NLE.shape
+    prompt_N, output_N = (
+        one_or_each(name, getattr(problem.traffic, name), N)
+        for name in ("prompt_tokens", "output_tokens")
+    )
+    dense_s = problem.cost_model.dense_s
+    each = [dense_s(n, prompt_N[n]) + output_N[n] * dense_s(n, 1.0) for n in range(N)]
+    return L * np.array(each)
 
 
 def propose(value_NLE: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ FULL = 0.9  # utilisation above which waits are continued as a straight line
 
 
 class LatencyModel:
-    """Seconds of the expert layers of a mean request.
+    """Seconds of a mean request.
 
     Args:
       frequency_NLE: calls of blocks; a server's total is its share of all calls.
@@ -40,6 +40,7 @@ class LatencyModel:
       top_k: blocks a token calls.
       batches: prefill and decode.
       rate_N: requests per second of each server; None: one request at a time.
+      rest_N: seconds of a request of each server besides its experts; None: 0.
 
     Attributes:
       weight_N: share of requests of each server.
@@ -54,6 +55,7 @@ class LatencyModel:
         top_k: int,
         batches: Sequence[Batch],
         rate_N: np.ndarray | None = None,
+        rest_N: np.ndarray | None = None,
     ):
         N = len(frequency_NLE)
         total_NL1 = frequency_NLE.sum(axis=-1, keepdims=True)
@@ -65,6 +67,7 @@ class LatencyModel:
         self.costs = costs
         self.known = [known_of(batch, pi_NLE, costs) for batch in self.batches]
         self.rate_N = rate_N
+        self.rest_N = np.zeros(N) if rest_N is None else rest_N
         self.blend = 0.0
         self.nearest_NM = costs.nearest()
         self.views = views_of(costs)
@@ -114,7 +117,7 @@ class LatencyModel:
         return self._seconds(self.states(on_NLE))
 
     def _seconds(self, states: list[State]) -> np.ndarray:
-        total_N = np.zeros(len(self.weight_N))
+        total_N = self.rest_N.copy()
         for state in states:
             layer_NL = layer_seconds(*state.sums)[..., 0]
             total_N += state.batch.per_request.ravel() * layer_NL.sum(axis=-1)

@@ -55,7 +55,7 @@ class Figure8(Runs):
       mbps: rates of the lines, at the longest interval.
     """
 
-    requests_per_server: int = 6
+    requests_per_server: int = 16
     model: str = "deepseek_v2_lite"
     workload: str = "multidata"
     methods: Sequence[str] = (PRISM, OPTIMUM, OURS)
@@ -154,8 +154,7 @@ def findings(settings: Figure8, points: Points, case) -> Findings:
             )
         },
         limits=[
-            f"{settings.requests_per_server} requests a server: too few for long "
-            "queues to build up.",
+            f"{settings.requests_per_server} requests a server.",
             f"Our placer was run up to {OURS_UP_TO} GPUs here.",
         ],
         ours=ours,

@@ -182,6 +182,7 @@ def test_bad_settings_are_refused_before_anything_runs():
         ("fig8", {"gpus": ()}, r"gpus is \(\), expected a list"),
         ("fig8", {"model": "gpt2"}, "gpt2"),
         ("fig8", {"workload": "mmlu"}, "unknown workload 'mmlu'"),
+        ("prediction", {"apart": -0.1}, "apart must be 0 or more"),
         ("table2", {"keep": 1.5}, r"keep must lie in \[0, 1\], got 1.5"),
         ("table2", {"hysteresis": -0.1}, "hysteresis must be 0 or more"),
         ("table2", {"period_s": math.nan}, "period_s must be 0 or more"),
@@ -210,6 +211,7 @@ TINY = {
     "prism_fig6": {"seeds": 1, "period_s": 20.0, "window_s": 10.0},
     "prism_fig7": {"seeds": 1, "period_s": 20.0, "window_s": 10.0, "keeps": (1.0,)},
     "prism_fig8": FEW | {"gpus": (4, 8), "mbps": (100.0, 1000.0)},
+    "prism_prediction": FEW,
     "prism_sensitivity": FEW | {"skews": (1.0,), "memory_shares": (0.5, 0.8)},
 }
 
