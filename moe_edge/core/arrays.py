@@ -22,3 +22,11 @@ def count_at(array, index):
         np.add.at(array, index, 1)
         return array
     return array.at[index].add(1)
+
+
+def add_at(array, index, value):
+    """array plus `value` at an index that names no place twice; NumPy: in place."""
+    if isinstance(array, np.ndarray):
+        array[index] += value
+        return array
+    return array.at[index].add(value)

@@ -7,6 +7,7 @@ from moe_edge.offload.evict_lfu import Lfu, StaticOracle, StaticPrompt
 from moe_edge.offload.evict_lru import Lru, OnDemand
 from moe_edge.offload.evict_moe_infinity import MoeInfinity
 from moe_edge.offload.evict_scores import HybriMoe, SmoeScore
+from moe_edge.offload.evict_successor import Successor
 
 __all__ = [
     "POLICIES",
@@ -19,7 +20,7 @@ __all__ = [
 ]
 
 _KINDS = (Lru, Lfu, StaticPrompt, StaticOracle, SmoeScore, HybriMoe, MoeInfinity)
-POLICIES = {kind.name: kind for kind in (*_KINDS, Belady, OnDemand)}
+POLICIES = {kind.name: kind for kind in (*_KINDS, Successor, Belady, OnDemand)}
 
 
 def get_policy(name: str, **options) -> EvictionPolicy:

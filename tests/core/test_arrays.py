@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.arrays import count_at, module_of, set_at
+from moe_edge.core.arrays import add_at, count_at, module_of, set_at
 
 
 def test_module_of_host_device_and_tracer():
@@ -19,3 +19,9 @@ def test_set_and_count_at_agree_and_count_duplicates():
         counted = count_at(xp.zeros(4, dtype=np.int32), index)
         assert counted.tolist() == [0, 2, 1, 1]
         assert set_at(counted, index, 7).tolist() == [0, 7, 7, 7]
+
+
+def test_add_at_adds_to_a_row():
+    for xp in (np, jnp):
+        added = add_at(xp.ones((2, 2), dtype=np.float32), 1, xp.full(2, np.float32(3)))
+        assert added.tolist() == [[1, 1], [4, 4]]

@@ -11,6 +11,7 @@ from moe_edge.offload.policy import POLICIES, CacheSpec, check_needs, get_policy
 
 L, E, K, S = 3, 10, 2, 12
 JITTED = ("lru", "lfu", "smoe_score", "hybrimoe", "moe_infinity", "static_prompt")
+JITTED += ("successor",)
 OPTIONS = {
     "static_oracle": {"profile": np.arange(L * E).reshape(L, E) % 7},
     "static_prompt": {"prompt_steps": 4},
