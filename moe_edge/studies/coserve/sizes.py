@@ -131,9 +131,15 @@ def measure_memory(settings: Memory) -> Findings:
             print(f"{where}: {windows[where]}", flush=True)
     spans = {where: f"{one['low']}-{one['high']}" for where, one in windows.items()}
     said = "; ".join(f"{where} {span}" for where, span in spans.items())
+    by_place = "; ".join(
+        f"{place} {_span([windows[f'{place}, {task}'] for task in settings.tasks])}"
+        for place in settings.places()
+    )
     return simulated(
         settings,
-        answer=f"The window stops at these numbers of experts in GPU memory: {said}.",
+        answer="The window stops at these numbers of experts in GPU memory, over the "
+        f"tasks: {by_place}.",
+        details=[f"By task: {said}."],
         metrics=rows,
         ours={"windows": spans},
         limits=[
@@ -147,6 +153,11 @@ def measure_memory(settings: Memory) -> Findings:
         ),
         summary={"windows": windows},
     )
+
+
+def _span(windows: Sequence[Mapping[str, int]]) -> str:
+    """The least and the largest number of experts that windows stop at."""
+    return f"{min(w['low'] for w in windows)}-{max(w['high'] for w in windows)}"
 
 
 def slide(
