@@ -37,7 +37,7 @@ MATRIX_FLAGS = (
 # Gate -> flags that mean nothing with another one.
 GATE_FLAGS = {
     "cg": ("gate_neurons", "proxy_rule", "gate_choice"),
-    "lg_ft": ("train_text", "fine_tuning", "max_minutes"),
+    "lg_ft": ("train_text", "teacher_kl", "fine_tuning", "max_minutes"),
 }
 
 
@@ -54,6 +54,7 @@ def run_refactor(
     ppl_k: str = "all",
     max_text_tokens: int = 4096,
     train_text: str | None = None,
+    teacher_kl: bool = False,
     fine_tuning: dict[str, Any] | None = None,
     max_minutes: float | None = None,
     data_dir: str | None = None,
@@ -74,6 +75,8 @@ def run_refactor(
       ppl_k: values of K, `all`, or an empty string for none.
       max_text_tokens: read of the text.
       train_text: lg_ft: files to fine-tune on, separated by commas.
+      teacher_kl: lg_ft: follow the model as it was, each step at a K drawn at random
+        (ours), instead of the text alone at rising K.
       fine_tuning: lg_ft: options of `settings.FineTuning`.
       max_minutes: lg_ft: stop training after so many minutes; the same call goes on.
       data_dir: where relative paths are looked up too.
@@ -103,7 +106,8 @@ def run_refactor(
     )
     training = windows = None
     if settings.gate == "lg_ft":
-        training = _training(fine_tuning, settings.seed)
+        ours = {"teacher_kl": 1.0, "k_order": "drawn"} if teacher_kl else {}
+        training = _training(fine_tuning, {"seed": settings.seed} | ours)
         training.check(child)
         named = filter(None, map(str.strip, train_text.split(",")))
         texts = [find_path(path, data_dir) for path in named]
@@ -180,14 +184,14 @@ def run_refactor(
     return summary
 
 
-def _training(options, seed: int) -> FineTuning:
+def _training(options, defaults: dict[str, Any]) -> FineTuning:
     """Settings of the fine-tuning; refuses options that are none."""
     if not isinstance(options, Mapping | None):
         raise ConfigError(
             f"fine_tuning is {options!r}, expected options by name, such as "
             "{'tokens': 100000}"
         )
-    given = {"seed": seed} | dict(options or {})
+    given = defaults | dict(options or {})
     return build_known("settings", {"fine_tuning": FineTuning}, "fine_tuning", given)
 
 

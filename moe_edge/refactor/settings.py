@@ -9,6 +9,7 @@ from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
     check_count,
+    check_from_zero,
     check_known,
     check_positive,
 )
@@ -30,6 +31,7 @@ GATES = {
 PROXY_RULES = ("global", "pattern")
 IMPORTANCE = ("output", "activation", "usage")
 CHOICES = ("fitted", "central")
+K_ORDERS = ("rising", "drawn")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,9 @@ class FineTuning:
         its own K (the paper's 8 and 32 of OLMoE).
       k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
         many as there are steps, and a single one is `k_end`.
+      k_order: rising (the paper's) or drawn, every step at random.
+      teacher_kl: weight of KL to the model as it was, at its own K, beside the text's
+        cross-entropy (ours); 0: the paper's loss.
       window: tokens of a sequence.
       decay: share of the steps at the end over which the learning rate falls to 0.
       held_out_rows: windows on which the loss is reported.
@@ -210,6 +215,8 @@ class FineTuning:
     k_start: int | None = None
     k_end: int | None = None
     k_stages: int = 7
+    k_order: str = "rising"
+    teacher_kl: float = 0.0
     window: int = 512
     weight_decay: float = 0.0
     clip_norm: float = 1.0
@@ -225,6 +232,8 @@ class FineTuning:
             check_count(name, getattr(self, name))
         check_positive("learning_rate", self.learning_rate)
         check_positive("clip_norm", self.clip_norm)
+        check_known("k_order", self.k_order, K_ORDERS)
+        check_from_zero("teacher_kl", self.teacher_kl)
         if not 0 <= self.decay <= 1 or self.weight_decay < 0:
             raise ConfigError(
                 f"decay must lie in 0..1 and weight_decay not be negative, got "
@@ -286,5 +295,8 @@ class FineTuning:
             )
 
     def k_of(self, step: int, stages: list[int]) -> int:
-        """K of a step: as many steps for each stage."""
+        """K of a step: as many steps for each stage, in order or drawn."""
+        if self.k_order == "drawn":
+            rng = np.random.default_rng([self.seed, step, 19])
+            return stages[int(rng.integers(len(stages)))]
         return stages[step * len(stages) // self.steps]

@@ -67,24 +67,55 @@ def split_weights(weights: Weights) -> tuple[Router, Frozen]:
     return router, Frozen(dense, weights.experts)
 
 
-def nats_fn(config: ModelConfig) -> Callable:
-    """`nats(router, frozen, rows)` at a config's top_k.
-
-    It is the summed cross-entropy of int32 rows [B, S + 1].
-    """
+def logits_fn(config: ModelConfig) -> Callable:
+    """`logits(router, frozen, ids)` at a config's top_k: [B, S, V] of int32 [B, S]."""
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
     run_experts = expert_fn(config, frozen=True)
 
-    def nats(router: Router, frozen: Frozen, rows):
+    def logits(router: Router, frozen: Frozen, ids):
         arrays = frozen.dense | router
         leaves = [(p, nnx.Param(arrays[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        logits, _ = bound(rows[:, :-1], frozen.experts, run_experts)
-        return token_losses(logits, rows[:, 1:]).sum()
+        return bound(ids, frozen.experts, run_experts)[0]
+
+    return logits
+
+
+def nats_fn(config: ModelConfig) -> Callable:
+    """`nats(router, frozen, rows)` at a config's top_k.
+
+    It is the summed cross-entropy of int32 rows [B, S + 1].
+    """
+    logits = logits_fn(config)
+
+    def nats(router: Router, frozen: Frozen, rows):
+        found = logits(router, frozen, rows[:, :-1])
+        return token_losses(found, rows[:, 1:]).sum()
 
     return nats
+
+
+def loss_fn(config: ModelConfig, teacher: ModelConfig, weight: float) -> Callable:
+    """`loss(router, frozen, rows, teacher_router) -> (loss, nats)`, summed over tokens.
+
+    The loss is the cross-entropy, and `weight` times how far the model is from a
+    teacher, KL(teacher || model): the same weights with rows and K of the teacher.
+    """
+    logits, teach = logits_fn(config), logits_fn(teacher)
+
+    def loss(router: Router, frozen: Frozen, rows, teacher_router: Router | None):
+        found = logits(router, frozen, rows[:, :-1])
+        nats = token_losses(found, rows[:, 1:]).sum()
+        if not weight:
+            return nats, nats
+        taught = jax.nn.log_softmax(teach(teacher_router, frozen, rows[:, :-1]))
+        taught = jax.lax.stop_gradient(taught)
+        apart = jnp.exp(taught) * (taught - jax.nn.log_softmax(found))
+        return nats + weight * apart.sum(), nats
+
+    return loss
 
 
 def make_eval_step(config: ModelConfig) -> Callable:
@@ -93,14 +124,23 @@ def make_eval_step(config: ModelConfig) -> Callable:
     return jax.jit(nats, compiler_options=compiler_options())
 
 
-def make_gradient_step(config: ModelConfig) -> Callable:
-    """`step(total, router, frozen, rows) -> total`; the total is donated."""
-    nats = nats_fn(config)
+def make_gradient_step(
+    config: ModelConfig, teacher: ModelConfig | None = None, weight: float = 0.0
+) -> Callable:
+    """`step(total, router, frozen, rows, teacher_router) -> total`, of `loss_fn`.
 
-    def step(total: Total, router: Router, frozen: Frozen, rows) -> Total:
-        value, gradient = jax.value_and_grad(nats)(router, frozen, rows)
+    The total is donated; `teacher_router` is None where `weight` is 0.
+    """
+    loss = loss_fn(config, teacher or config, weight)
+
+    def step(
+        total: Total, router: Router, frozen: Frozen, rows, teacher_router=None
+    ) -> Total:
+        (_, nats), gradient = jax.value_and_grad(loss, has_aux=True)(
+            router, frozen, rows, teacher_router
+        )
         summed = jax.tree.map(jnp.add, total.gradient, gradient)
-        return Total(summed, total.nats + value)
+        return Total(summed, total.nats + nats)
 
     step = gradients.within(step)
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())

@@ -2,7 +2,8 @@
 
 Cross-entropy of the whole model, everything but the router frozen, and K, the number
 of (sub-)experts a token computes, growing linearly from `k_start` to `k_end`. K moves
-in a few stages, since every K is a program of its own.
+in a few stages, since every K is a program of its own. Ours, where asked for: each step
+draws its K, and the model follows itself as it was at its own K.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles, item_path
@@ -93,6 +95,8 @@ def finetune_router(
         "tokens": run.progress.tokens,
         "steps": run.progress.step,
         "learning_rate": settings.learning_rate,
+        "teacher_kl": settings.teacher_kl,
+        "k_order": settings.k_order,
         "k_start": stages[0],
         "k_end": stages[-1],
         "text_sha256": text.sha256,
@@ -157,9 +161,13 @@ class Run:
         configs = {k: at_k(config, k) for k in self.stages}
         # Compiled when they first run, and never again.
         self._eval_steps = {k: programs.make_eval_step(c) for k, c in configs.items()}
+        weight = settings.teacher_kl
         self._gradients = {
-            k: programs.make_gradient_step(c) for k, c in configs.items()
+            k: programs.make_gradient_step(c, config, weight)
+            for k, c in configs.items()
         }
+        # A copy: the rows that are trained are given away to each update.
+        self._teacher = jax.tree.map(jnp.copy, router) if weight else None
         self.state = TrainState(router, optimizer.init(router))
         self.progress = checkpoints.Progress()
         self.before: dict[int, float] = {}
@@ -248,7 +256,9 @@ class Run:
             rows = self._text.batch(
                 progress.step * settings.accumulate + nth, settings.rows, settings.seed
             )
-            total = self._gradients[k](total, self.state.params, self._frozen, rows)
+            total = self._gradients[k](
+                total, self.state.params, self._frozen, rows, self._teacher
+            )
         rate = settings.rate(progress.step)
         self.state, loss, norm = self._update(
             self.state, total, np.float32(settings.step_tokens), rate

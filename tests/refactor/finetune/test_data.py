@@ -55,6 +55,15 @@ def test_stages_grow_linearly_over_the_steps():
     assert ks == [3, 3, 6, 6, 9, 9, 12, 12]
 
 
+def test_drawn_stages_are_all_trained_and_the_same_again():
+    settings = FineTuning(
+        tokens=40, batch_tokens=1, window=1, accumulate=1, k_order="drawn"
+    )
+    ks = [settings.k_of(step, [3, 6, 9]) for step in range(40)]
+    assert set(ks) == {3, 6, 9} and ks != sorted(ks)
+    assert ks == [settings.k_of(step, [3, 6, 9]) for step in range(40)]
+
+
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_every_stage_has_a_step_and_the_last_trains_k_end(steps):
     settings = FineTuning(

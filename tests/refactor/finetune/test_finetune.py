@@ -76,6 +76,8 @@ def test_finetune_router_changes_router_rows_only(source, result):
             "tokens": 384,
             "steps": 6,
             "learning_rate": 0.03,
+            "teacher_kl": 0.0,
+            "k_order": "rising",
             "k_start": 2,
             "k_end": 4,
             "text_sha256": result[0]["text_sha256"],
@@ -103,6 +105,18 @@ def test_finetune_router_few_steps_train_k_end(source, tmp_path):
     assert (fine_tuned["k_start"], fine_tuned["k_end"]) == (4, 4)
 
 
+def test_finetune_router_follows_the_model_as_it_was(source, result, tmp_path):
+    given = {"teacher_kl": 100.0, "k_order": "drawn"}
+    taught = finetune_tiny(source, tmp_path / "out", **given)
+    moved = [
+        abs(run["held_out_after"][4] / run["held_out_before"][4] - 1)
+        for run in (taught, result[0])
+    ]
+    assert moved[0] < 0.5 * moved[1], "at its own K it is its own teacher"
+    fine_tuned = open_checkpoint(tmp_path / "out").manifest["refactor"]["fine_tuned"]
+    assert (fine_tuned["teacher_kl"], fine_tuned["k_order"]) == (100.0, "drawn")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -113,6 +127,8 @@ def test_finetune_router_few_steps_train_k_end(source, tmp_path):
         ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
         ({"batch_tokens": 40}, "batch_tokens 40 must be a multiple of .* 16"),
         ({"decay": 2.0}, "decay must lie in 0..1"),
+        ({"k_order": "falling"}, "unknown k_order 'falling'; known: drawn, rising"),
+        ({"teacher_kl": -1.0}, "teacher_kl must be 0 or more"),
     ],
 )
 def test_finetune_router_bad_settings_are_refused(source, change, message):

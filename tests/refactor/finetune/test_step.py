@@ -80,6 +80,32 @@ def test_gradient_matches_jax_grad_of_plain_transformer(name, k):
         )
 
 
+def test_loss_of_a_teacher_is_nats_and_divergence():
+    config, router, frozen, _ = _case("gqa", 2)
+    teacher = at_k(config, 12)
+    rows = ROWS[:, :7]
+    value, nats = programs.loss_fn(config, teacher, 0.5)(router, frozen, rows, router)
+    mine, its = (
+        jax.nn.log_softmax(programs.logits_fn(c)(router, frozen, rows[:, :-1]))
+        for c in (config, teacher)
+    )
+    np.testing.assert_allclose(nats, programs.nats_fn(config)(router, frozen, rows))
+    apart = (np.exp(its) * (its - mine)).sum()
+    assert apart > 0.01
+    np.testing.assert_allclose(value, nats + 0.5 * apart, rtol=1e-5)
+
+
+def test_a_model_that_is_its_own_teacher_learns_from_the_text_alone():
+    config, router, frozen, got = _case("gqa", 12)
+    step = programs.make_gradient_step(config, config, 3.0)
+    taught = step(programs.empty_total(router), router, frozen, ROWS, router)
+    np.testing.assert_allclose(taught.nats, got.nats, rtol=1e-6)
+    for path, gradient in got.gradient.items():
+        np.testing.assert_allclose(
+            taught.gradient[path], gradient, rtol=2e-3, atol=2e-5, err_msg=path
+        )
+
+
 def test_gradient_matches_finite_differences():
     config, router, frozen, got = _case("gqa", 12)
     router = {path: np.asarray(array) for path, array in router.items()}
