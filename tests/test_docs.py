@@ -52,3 +52,44 @@ def test_missing_names_are_found():
 def test_readme_and_architecture_stay_short():
     lines = {page.name: len(page.read_text().splitlines()) for page in PAGES}
     assert lines["README.md"] <= 150 and lines["architecture.md"] <= 200
+
+
+def quotes(text: str) -> list[tuple[list[str], list[str]]]:
+    """(entries linked, numbers) of each cell or paragraph that links entries.
+
+    Numbers: those with decimals, and those before a per cent sign or in its range.
+    """
+    found = []
+    for part in re.split(r"\n\n|\|\n|\n\|", text):
+        for cell in part.split(" | "):
+            names = re.findall(r"\]\(results/(\w+)/README\.md\)", cell)
+            plain = re.sub(r"\[[^\]]*\]\([^)]*\)", "", cell)
+            number = r"(?<![\w.])(\d*\.\d+|\d+(?= %|-\d+ %))(?![\w.]*\w)"
+            found += [(names, re.findall(number, plain))] if names else []
+    return found
+
+
+def not_in(numbers: list[str], page: str) -> list[str]:
+    """Numbers that no number of a page rounds to."""
+    known = [float(each) for each in re.findall(r"\d*\.\d+|\d+", page)]
+    missing = []
+    for number in numbers:
+        half = 0.5000001 * 10.0 ** -len(number.partition(".")[2])
+        if not any(abs(float(number) - each) <= half for each in known):
+            missing.append(number)
+    return missing
+
+
+def test_readme_quotes_what_its_entries_say():
+    found = quotes((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert sum(len(numbers) for _, numbers in found) > 15
+    for names, numbers in found:
+        pages = [ROOT / "results" / name / "README.md" for name in names]
+        page = " ".join(each.read_text(encoding="utf-8") for each in pages)
+        assert not_in(numbers, page) == [], names
+
+
+def test_wrong_quotes_are_found():
+    row = "| x | -54.5 % (paper 3-7 %), .97: [a](results/a/README.md) | 99.9 |\n"
+    assert quotes(row) == [(["a"], ["54.5", "3", "7", ".97"])]
+    assert not_in(["54.5", "3", ".97", "8"], "54.53, 0.968 and 2.6") == ["8"]
