@@ -51,6 +51,7 @@ def policies(
     each = {
         "LRU": OffloadOptions(eviction="lru"),
         "LFU": OffloadOptions(eviction="lfu"),
+        "successor (ours)": OffloadOptions(eviction="successor"),
         "static, by the prompt": OffloadOptions(eviction="static_prompt"),
         "HybriMoE, eviction only": OffloadOptions(eviction="hybrimoe"),
         **{
