@@ -47,42 +47,70 @@ class Successor(EvictionPolicy):
             return xp.zeros(shape, dtype=np.float32)
 
         return super().init(spec, xp) | {
-            "steps_L": zeros(L),
-            "used_LE": zeros(L, E),  # mean uses of a token, summed over steps
+            "step_L": xp.full((L,), -1, dtype=np.int32),  # that runs
+            "count_LX": zeros(L, E + 1),  # its uses; the last one is of padding
+            "steps_L": zeros(L),  # before it
+            "used_LE": zeros(L, E),  # uses of a mean token, summed over these
             "recent_LE": zeros(L, E),
-            "before_LE": zeros(L, E),  # the step before
-            "past_LE": zeros(L, E),  # steps before, discounted
+            "past_LE": zeros(L, E),  # discounted
             "after_LEE": zeros(L, E, E),
         }
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
         state = super().touch(state, layer, ids_TK, scores_TE, step)
-        xp = module_of(state["key_S"])
-        E = state["key_LE"].shape[1] - 1
-        counts_X = count_at(xp.zeros(E + 1, dtype=np.float32), ids_TK)
-        K = ids_TK.shape[1]
-        total = xp.maximum(xp.sum(counts_X[:E]), np.float32(1))
-        use_E = counts_X[:E] * (np.float32(K) / total)
-        before_E = state["before_LE"][layer]
-        past_E = state["past_LE"][layer] * np.float32(self.discount) + before_E
-        steps_L = add_at(state["steps_L"], layer, np.float32(1))
-        used_LE = add_at(state["used_LE"], layer, use_E)
-        after_LEE = add_at(state["after_LEE"], layer, past_E[:, None] * use_E[None])
-        decay = np.float32(0.5 ** (1 / self.half_life))
-        recent_E = state["recent_LE"][layer] * decay + use_E * (1 - decay)
-        # The steps in which an expert was used and has a successor.
-        seen_E = used_LE[layer] - use_E
-        share_E = use_E / ((seen_E + np.float32(self.prior)) * np.float32(K))
-        mean_E = used_LE[layer] / (steps_L[layer] * np.float32(1 - self.discount))
-        prior_E = mean_E * (np.float32(self.prior) * xp.sum(share_E))
-        worth_E = recent_E + share_E @ after_LEE[layer] + prior_E
-        keys = state["key_LE"][layer, :E]
+        xp, K = module_of(state["key_S"]), ids_TK.shape[1]
+        # A step may come in several parts: what it uses is learnt when the next begins.
+        begins = xp.asarray(state["step_L"][layer] != step, dtype=np.float32)
+        state = self._learn(state, layer, K, begins)
+        count_X = state["count_LX"][layer] * (1 - begins)
+        count_X = count_at(count_X, ids_TK)
+        use_E = _mean_uses(count_X, K)
+        past_E, used_E = state["past_LE"][layer], state["used_LE"][layer]
+        share_E = use_E / ((used_E + np.float32(self.prior)) * np.float32(K))
+        steps = state["steps_L"][layer] + 1
+        mean_E = (used_E + use_E) / (steps * np.float32(1 - self.discount))
+        worth_E = (
+            self._recent(state, layer, use_E)
+            + share_E @ state["after_LEE"][layer]
+            + xp.sum(share_E * past_E) * use_E
+            + xp.sum(share_E) * np.float32(self.prior) * mean_E
+        )
+        keys = state["key_LE"][layer, : len(worth_E)]
         return state | {
-            "steps_L": steps_L,
-            "used_LE": used_LE,
-            "recent_LE": set_at(state["recent_LE"], layer, recent_E),
-            "before_LE": set_at(state["before_LE"], layer, use_E),
-            "past_LE": set_at(state["past_LE"], layer, past_E),
-            "after_LEE": after_LEE,
+            "step_L": set_at(state["step_L"], layer, step),
+            "count_LX": set_at(state["count_LX"], layer, count_X),
             "worth_B": set_at(state["worth_B"], keys, worth_E),
         }
+
+    def _learn(self, state: State, layer, K: int, begins) -> State:
+        """Takes the step that ran into account, if another one `begins` (1, else 0)."""
+        use_E = _mean_uses(state["count_LX"][layer], K) * begins
+        past_E = state["past_LE"][layer]
+        recent_E = self._recent(state, layer, use_E)
+        xp = module_of(use_E)
+        # Before the first step there is nothing.
+        ran = xp.where(state["step_L"][layer] >= 0, begins, 0 * begins)
+        recent_E = xp.where(ran > 0, recent_E, state["recent_LE"][layer])
+        discounted_E = past_E * np.float32(self.discount) + use_E
+        return state | {
+            "steps_L": add_at(state["steps_L"], layer, ran),
+            "used_LE": add_at(state["used_LE"], layer, use_E),
+            "after_LEE": add_at(
+                state["after_LEE"], layer, past_E[:, None] * use_E[None]
+            ),
+            "recent_LE": set_at(state["recent_LE"], layer, recent_E),
+            "past_LE": set_at(
+                state["past_LE"], layer, xp.where(ran > 0, discounted_E, past_E)
+            ),
+        }
+
+    def _recent(self, state: State, layer, use_E):
+        decay = np.float32(0.5 ** (1 / self.half_life))
+        return state["recent_LE"][layer] * decay + use_E * (1 - decay)
+
+
+def _mean_uses(count_X, K: int):
+    """float32 [E]: uses of a mean token, from counts of a step and its padding."""
+    xp = module_of(count_X)
+    total = xp.maximum(xp.sum(count_X[:-1]), np.float32(1))
+    return count_X[:-1] * (np.float32(K) / total)

@@ -47,8 +47,9 @@ class LatencyAware(Placer):
       horizon_requests: over how many requests the copy of a block that moves is spread,
         where there is a current placement; 0 lets blocks move for nothing.
       locality: what a request whose calls all stay at home is worth beyond the
-        prediction, over its seconds. Placements that are predicted alike differ much in
-        how many calls leave, and what no prediction knows makes those dearer.
+        prediction, over the seconds of its experts. Placements that are predicted
+        alike differ much in how many calls leave, and what no prediction knows makes
+        those dearer.
     """
 
     name: ClassVar[str] = "latency"
@@ -96,7 +97,8 @@ class LatencyAware(Placer):
         fewest = best_cover(value_NM, problem.capacity_N).reshape(shape)
         starts = [fewest, Prism().choose(problem)]
         here_NLE = problem.frequency_NLE / problem.frequency_NLE.sum()
-        stay_NLE = self.locality * model.seconds(fewest) * here_NLE
+        calls_N = model.server_seconds(fewest) - model.rest_N
+        stay_NLE = self.locality * float(model.weight_N @ calls_N) * here_NLE
         if problem.current is not None and self.horizon_requests:
             starts.append(problem.current.on_NLE)
             load_N11 = problem.cost_model.mean_load_s()[:, None, None]

@@ -7,7 +7,8 @@ Per server n and layer l, for a batch of T tokens, each calling K blocks:
   P(any remote call) = 1 - prod over remote i of (1 - p_i)
   remote = P(any) x (mean seconds of one call of one token, nothing in its way)
            + what more tokens and waiting for links add: messages leave one after
-             another, and the last server to answer decides
+             another, a token once to a GPU that has several of its blocks, and the
+             last server to answer decides
   local  = calls of held blocks, one after another on each GPU
   layer  = the slower of local and remote, since the layer waits for its last expert
 
@@ -15,8 +16,9 @@ A block adds to a few sums, so that toggling one is O(1): the marginal costs of 
 blocks on all servers are array expressions. The last server to answer is smoothed (a
 power mean) where marginals need a slope.
 
-Where request rates are known, calls last longer by what others take of their links,
-and a request waits for those before it (`link_delays`, `sojourn`).
+A request's other work (dense layers) is added. Where request rates are known, calls
+last longer by what others take of their links, and a request waits for those before it
+(`link_delays`, `sojourn`).
 Source: ours; the maximum over experts is that of Prism's eq. 1.
 """
 

@@ -54,11 +54,10 @@ class State:
 
         A token sends something to a GPU with probability 1 - exp(-miss / tokens).
         """
-        N = len(costs.gpus_N)
-        tokens_N1M = np.broadcast_to(self.batch.tokens * costs.gpus_N, (N, 1, N))
-        self._tokens_N1M = tokens_N1M  # on all GPUs
+        self._tokens_N1M = tokens_N1M = self.batch.tokens * costs.gpus_N  # on all GPUs
         tokens_NLM = -np.expm1(-self.miss_NLM / tokens_N1M) * tokens_N1M
         # At most one a pair: a single block is on one GPU, not on a part of each.
+        self._apart_NLM = self.sent_NLM < (1 - 1e-9) * tokens_NLM
         tokens_NLM = np.minimum(tokens_NLM, self.sent_NLM)
         self.there_NLM = costs.sizes.there(tokens_NLM, self.sent_NLM, self.chance_NLM)
         self.back_NLM = costs.sizes.back(tokens_NLM, self.sent_NLM)
@@ -96,10 +95,11 @@ class State:
         there_NLM = delays_NLM * costs.byte_NM[:, None] * late_N1M
         back_NLM = decides_NLM * costs.back_byte_NM[:, None] * late_N1M
         pair_NLM = sizes.pair * there_NLM + sizes.pair_row * back_NLM
+        state_NLM = sizes.state * there_NLM + sizes.token_row * back_NLM
         # A further pair is the first of its token with this probability.
-        state_NLM = np.exp(-self.miss_NLM / self._tokens_N1M)
-        state_NLM *= sizes.state * there_NLM + sizes.token_row * back_NLM
-        self.slope_NLM = state_NLM + pair_NLM
+        first_NLM = np.exp(-self.miss_NLM / self._tokens_N1M)
+        first_NLM[self._apart_NLM] = 1.0
+        self.slope_NLM = first_NLM * state_NLM + pair_NLM
         # Not the slope but the mean: one call less saves little, all of them much.
         some_NLM = self.miss_NLM > TINY
         mean_NLM = np.where(some_NLM, self.chance_NLM, 1.0)
@@ -109,14 +109,16 @@ class State:
         def at_owner(value_NLM):
             return np.take_along_axis(value_NLM, self.owner_NLE, axis=-1)
 
-        # Tokens that a block alone brings, over the probability of no other one there.
+        # Tokens that no other block brings there.
         rows_N11 = np.arange(len(late_N1M))[:, None, None]
         tokens_NLE = self._tokens_N1M[rows_N11, 0, self.owner_NLE]
         miss_NLE = np.where(self.on_NLE, -1, 1) * self.parts[0] / tokens_NLE
-        first_NLE = np.abs(np.expm1(miss_NLE)) * tokens_NLE
+        alone_NLE = np.abs(np.expm1(miss_NLE)) * tokens_NLE * at_owner(first_NLM)
+        alone_NLE = np.minimum(alone_NLE, self.parts[3])
+        alone_NLE = np.where(at_owner(self._apart_NLM), self.parts[3], alone_NLE)
         self.parts[5] = (
             self.parts[3] * at_owner(pair_NLM)
-            + first_NLE * at_owner(state_NLM)
+            + alone_NLE * at_owner(state_NLM)
             + self._busy_NLE * at_owner(decides_NLM * late_N1M)
             + self.parts[0] * at_owner(self.detour_NLM)
         )

@@ -73,6 +73,8 @@ def remote_seconds(
 ) -> float:
     """Eq. 2 in seconds: calls that leave their server, each to its nearest copy.
 
+    Each is a message of its own, as the paper counts; blocks that share one take less.
+
     `remote_s_NM`: seconds of a call from server N to M. Every block must be somewhere.
     """
     held_MX = placement.on_NLE.reshape(len(remote_s_NM), -1)

@@ -191,7 +191,13 @@ def _training(options, defaults: dict[str, Any]) -> FineTuning:
             f"fine_tuning is {options!r}, expected options by name, such as "
             "{'tokens': 100000}"
         )
-    given = defaults | dict(options or {})
+    options = dict(options or {})
+    if twice := sorted(options.keys() & (defaults.keys() - {"seed"})):
+        raise ConfigError(
+            f"fine_tuning names {', '.join(twice)}, which --teacher_kl sets, too; "
+            "leave one of them out"
+        )
+    given = defaults | options
     return build_known("settings", {"fine_tuning": FineTuning}, "fine_tuning", given)
 
 

@@ -200,7 +200,8 @@ class FineTuning:
         its own K (the paper's 8 and 32 of OLMoE).
       k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
         many as there are steps, and a single one is `k_end`.
-      k_order: rising (the paper's) or drawn, every step at random.
+      k_order: rising (the paper's) or drawn: every K once, in random order, again and
+        again.
       teacher_kl: weight of KL to the model as it was, at its own K, beside the text's
         cross-entropy (ours); 0: the paper's loss.
       window: tokens of a sequence.
@@ -297,6 +298,7 @@ class FineTuning:
     def k_of(self, step: int, stages: list[int]) -> int:
         """K of a step: as many steps for each stage, in order or drawn."""
         if self.k_order == "drawn":
-            rng = np.random.default_rng([self.seed, step, 19])
-            return stages[int(rng.integers(len(stages)))]
+            number, place = divmod(step, len(stages))
+            rng = np.random.default_rng([self.seed, number, 19])
+            return stages[int(rng.permutation(len(stages))[place])]
         return stages[step * len(stages) // self.steps]

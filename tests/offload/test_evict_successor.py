@@ -19,16 +19,34 @@ def test_worth_by_hand():
     """Experts 0, 1, 0 of layer 0; discount and half-life of one half."""
     policy = get_policy("successor", discount=0.5, half_life=1.0, prior=1.0)
     state = touched(policy, [[0]], [[1]], [[0]])
-    # After 0 came 1, then (half) 0; after 1 came 0.
-    np.testing.assert_allclose(
-        state["after_LEE"][0, :2, :2], [[0.5, 1.0], [1.0, 0.0]], rtol=1e-6
-    )
+    # After 0 came 1, then (half) 0; after 1 came 0. The last step is learnt later.
+    after_EE = np.array([[0.5, 1.0, 0, 0], [1.0, 0, 0, 0], [0] * 4, [0] * 4])
+    np.testing.assert_allclose(state["after_LEE"][0, 0, :2], [0, 1.0], rtol=1e-6)
     # Chosen now: 0, which was seen once before with a successor, beside one prior use.
     mean_E = np.array([2, 1, 0, 0]) / 3 / (1 - 0.5)
     recent_E = np.array([0.5 + 0.125, 0.25, 0, 0])
-    worth_E = recent_E + (np.array([0.5, 1.0, 0, 0]) + mean_E) / 2
+    worth_E = recent_E + (after_EE[0] + mean_E) / 2
     np.testing.assert_allclose(state["worth_B"][:4], worth_E, rtol=1e-6)
     assert not state["worth_B"][4:].any(), "the other layer has seen nothing"
+    state = policy.touch(state, 0, np.array([[2]], np.int32), None, 3)
+    np.testing.assert_allclose(state["after_LEE"][0], after_EE, rtol=1e-6)
+
+
+def test_a_step_that_comes_in_parts_is_one_step():
+    """A layer that exceeds its slots is looked up in waves, other pairs masked."""
+    policy = get_policy("successor")
+    ids = [[0, 1], [2, 3], [1, 2]]
+    whole, parts = policy.init(SPEC), policy.init(SPEC)
+    for step in range(4):
+        rows = np.roll(np.array(ids, np.int32), step, axis=0)
+        whole = policy.touch(whole, 0, rows, None, step)
+        for wave in ((0, 2), (1, 3)):
+            parts = policy.touch(
+                parts, 0, np.where(np.isin(rows, wave), rows, 4), None, step
+            )
+        np.testing.assert_allclose(parts["worth_B"], whole["worth_B"], rtol=1e-5)
+    np.testing.assert_allclose(parts["after_LEE"], whole["after_LEE"], rtol=1e-5)
+    assert parts["steps_L"].tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("name, expected", [("lru", 0), ("successor", 8)])
@@ -51,7 +69,7 @@ def test_tokens_of_a_step_count_as_their_mean_and_padding_for_nothing():
     np.testing.assert_allclose(several["worth_B"], one["worth_B"], rtol=1e-6)
     apart = touched(policy, [[0]], [[1], [2]])
     assert apart["worth_B"][1] == apart["worth_B"][2] > apart["worth_B"][3]
-    assert apart["used_LE"].sum() == 2
+    assert apart["used_LE"].sum() == 1 and apart["count_LX"].sum() == 2
 
 
 @pytest.mark.parametrize(

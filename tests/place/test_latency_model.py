@@ -12,6 +12,7 @@ from moe_edge.place.latency_model import LatencyModel
 from tests.place.support import cost_model, frequencies
 
 ONE = 1 - 1e-9  # of a block that every token calls
+PAIRS, STATES = CallSizes(pair=2, pair_row=3), CallSizes(state=2, token_row=3)
 
 
 def costs(**changes):
@@ -19,7 +20,7 @@ def costs(**changes):
     fields = {
         "fixed_NM": np.array([[0, 10.0], [10.0, 0]]),
         "byte_NM": 1.0 - np.eye(2),
-        "sizes": CallSizes(pair=2, pair_row=3),
+        "sizes": PAIRS,
         "local_N": np.array([1.0, 1.0]),
         "further_N": np.array([0.5, 0.5]),
         "gpus_N": np.array([1, 1]),
@@ -60,7 +61,7 @@ def test_seconds_tokens_of_several_blocks_travel_once():
     frequency_NLE = np.full((2, 1, 2), 0.5)
     on_NLE = np.array([[[False, False]], [[True, True]]])
     seconds = {}
-    for sizes in (CallSizes(state=2, token_row=3), CallSizes(pair=2, pair_row=3)):
+    for sizes in (STATES, PAIRS):
         known = LatencyModel(frequency_NLE, costs(sizes=sizes), 2, [Batch(5, 1)])
         seconds[bool(sizes.state)] = known.server_seconds(on_NLE)[0]
     # Computing: two blocks of 3 s, 3/5 s of that in the first call.
@@ -111,14 +112,14 @@ def test_seconds_last_server_to_answer_decides():
     )
 
 
+@pytest.mark.parametrize("sizes", [PAIRS, STATES], ids=["pairs", "states"])
 @pytest.mark.parametrize("rate", [None, 0.01])
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_marginals_match_toggling_with_one_other_server(tokens, rate):
+def test_marginals_match_toggling_with_one_other_server(tokens, rate, sizes):
     frequency_NLE = frequencies(2, 2, 8)
     rate_N = None if rate is None else np.full(2, rate)
-    known = LatencyModel(
-        frequency_NLE, costs(), 2, [Batch(tokens, 1), Batch(1, 3)], rate_N
-    )
+    batches = [Batch(tokens, 1), Batch(1, 3)]
+    known = LatencyModel(frequency_NLE, costs(sizes=sizes), 2, batches, rate_N)
     rng = np.random.default_rng(0)
     on_NLE = rng.random(frequency_NLE.shape) < 0.5
     on_NLE[1] |= ~on_NLE[0]
@@ -134,6 +135,19 @@ def test_marginals_match_toggling_with_one_other_server(tokens, rate):
         change = known.seconds(other) - before
         saved = change if on_NLE[place] else -change
         assert own_NLE[place] == pytest.approx(saved, rel=1e-6, abs=1e-9)
+
+
+def test_marginals_of_a_hot_block_on_several_gpus_are_near_what_toggling_does():
+    """Its tokens go to one GPU: not more states than tokens call it."""
+    frequency_NLE = np.array([[[0.45, 0.05, 0.5]], [[0.2, 0.4, 0.4]]])
+    given = costs(sizes=STATES, gpus_N=np.array([1, 4]))
+    known = LatencyModel(frequency_NLE, given, 2, [Batch(40, 1)])
+    on_NLE = np.array([[[True, True, False]], [[True, True, True]]])
+    saved = known.marginals(on_NLE)[0][0, 0, 0]
+    without = on_NLE.copy()
+    without[0, 0, 0] = False
+    change = known.seconds(without) - known.seconds(on_NLE)
+    assert saved == pytest.approx(change, rel=0.2)
 
 
 @pytest.mark.parametrize("blend", [0.0, 1.0])

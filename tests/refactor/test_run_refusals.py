@@ -98,6 +98,11 @@ def test_flags_of_a_model_are_refused_with_a_matrix(flag, tmp_path):
     [
         ({"fine_tuning": 3}, ConfigError, "fine_tuning is 3, expected options by name"),
         (
+            {"teacher_kl": True, "fine_tuning": {"k_order": "rising"}},
+            ConfigError,
+            "fine_tuning names k_order, which --teacher_kl sets, too",
+        ),
+        (
             {"fine_tuning": {"token": 3}},
             ConfigError,
             "no option 'token'; known: ",

@@ -37,10 +37,16 @@ class Frozen(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Sums over the batches of one optimiser step."""
+    """Sums over the batches of one optimiser step.
+
+    Attributes:
+      gradient: of the loss.
+      nats: of the text; apart: KL(teacher || model), 0 without a teacher.
+    """
 
     gradient: Router
     nats: jax.Array
+    apart: jax.Array
 
 
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:
@@ -98,9 +104,9 @@ def nats_fn(config: ModelConfig) -> Callable:
 
 
 def loss_fn(config: ModelConfig, teacher: ModelConfig, weight: float) -> Callable:
-    """`loss(router, frozen, rows, teacher_router) -> (loss, nats)`, summed over tokens.
+    """`loss(router, frozen, rows, teacher_router) -> (loss, (nats, apart))`, sums.
 
-    The loss is the cross-entropy, and `weight` times how far the model is from a
+    The loss is the cross-entropy, and `weight` times how far the model is apart from a
     teacher, KL(teacher || model): the same weights with rows and K of the teacher.
     """
     logits, teach = logits_fn(config), logits_fn(teacher)
@@ -109,11 +115,11 @@ def loss_fn(config: ModelConfig, teacher: ModelConfig, weight: float) -> Callabl
         found = logits(router, frozen, rows[:, :-1])
         nats = token_losses(found, rows[:, 1:]).sum()
         if not weight:
-            return nats, nats
+            return nats, (nats, jnp.float32(0))
         taught = jax.nn.log_softmax(teach(teacher_router, frozen, rows[:, :-1]))
         taught = jax.lax.stop_gradient(taught)
-        apart = jnp.exp(taught) * (taught - jax.nn.log_softmax(found))
-        return nats + weight * apart.sum(), nats
+        apart = (jnp.exp(taught) * (taught - jax.nn.log_softmax(found))).sum()
+        return nats + weight * apart, (nats, apart)
 
     return loss
 
@@ -136,11 +142,10 @@ def make_gradient_step(
     def step(
         total: Total, router: Router, frozen: Frozen, rows, teacher_router=None
     ) -> Total:
-        (_, nats), gradient = jax.value_and_grad(loss, has_aux=True)(
+        (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(
             router, frozen, rows, teacher_router
         )
-        summed = jax.tree.map(jnp.add, total.gradient, gradient)
-        return Total(summed, total.nats + nats)
+        return jax.tree.map(jnp.add, total, Total(gradient, *sums))
 
     step = gradients.within(step)
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
@@ -148,7 +153,7 @@ def make_gradient_step(
 
 def empty_total(router: Router) -> Total:
     """Sums of nothing."""
-    return Total(jax.tree.map(jnp.zeros_like, router), jnp.float32(0))
+    return Total(jax.tree.map(jnp.zeros_like, router), jnp.float32(0), jnp.float32(0))
 
 
 def make_optimizer(
@@ -163,7 +168,10 @@ def make_optimizer(
 
 
 def make_update(optimizer: optax.GradientTransformation) -> Callable:
-    """`update(state, total, tokens, learning_rate) -> (state, loss, grad_norm)`."""
+    """`update(state, total, tokens, learning_rate) -> (state, nats, apart, norm)`.
+
+    nats and apart: means over the tokens; norm: of the gradient.
+    """
 
     def update(state: TrainState, total: Total, tokens, learning_rate):
         mean = jax.tree.map(lambda g: g / tokens, total.gradient)
@@ -173,6 +181,7 @@ def make_update(optimizer: optax.GradientTransformation) -> Callable:
             name: value - learning_rate * updates[name]
             for name, value in state.params.items()
         }
-        return TrainState(params, new), total.nats / tokens, optax.tree.norm(mean)
+        means = total.nats / tokens, total.apart / tokens
+        return TrainState(params, new), *means, optax.tree.norm(mean)
 
     return jax.jit(update, donate_argnums=0)

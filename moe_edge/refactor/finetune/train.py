@@ -232,10 +232,12 @@ class Run:
             self.before = self.held_out(self.state.params)
             say(f"held-out perplexity by K before: {short(self.before)}")
             return
+        # A run of an older version does not name options that came later.
+        before = dataclasses.asdict(FineTuning()) | about["facts"]
         differing = [
-            f"{name} is {value!r}, it was {about['facts'].get(name)!r}"
+            f"{name} is {value!r}, it was {before.get(name)!r}"
             for name, value in facts.items()
-            if about["facts"].get(name) != value
+            if before.get(name) != value
         ]
         if differing:
             raise ConfigError(
@@ -260,14 +262,15 @@ class Run:
                 total, self.state.params, self._frozen, rows, self._teacher
             )
         rate = settings.rate(progress.step)
-        self.state, loss, norm = self._update(
+        self.state, loss, apart, norm = self._update(
             self.state, total, np.float32(settings.step_tokens), rate
         )
-        if not np.isfinite(float(loss)):
-            raise ConfigError(
-                f"the loss is {float(loss)} at step {progress.step}; lower the "
-                f"learning rate and remove {self._dir}"
-            )
+        for name, value in (("loss", loss), ("gradient's norm", norm)):
+            if not np.isfinite(float(value)):
+                raise ConfigError(
+                    f"the {name} is {float(value)} at step {progress.step}; lower the "
+                    f"learning rate and remove {self._dir}"
+                )
         progress.step += 1
         progress.tokens += settings.step_tokens
         seconds = time.monotonic() - start
@@ -277,6 +280,7 @@ class Run:
             "k": k,
             "tokens": progress.tokens,
             "loss": float(loss),
+            **({"teacher_kl": float(apart)} if settings.teacher_kl else {}),
             "grad_norm": float(norm),
             "learning_rate": float(rate),
             "tokens_per_s": round(settings.step_tokens / seconds, 1),

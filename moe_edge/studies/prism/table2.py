@@ -68,7 +68,8 @@ UNEQUAL = {
     "unequal": {"expert_memory_share": 0.6},
     "unequal, little memory": {"expert_memory_share": 0.4},
 }
-HALF = "half the skew"  # of the domains: how far they are apart is an assumption
+# Of the domains: assumed for BIG-bench's tasks, measured for those of MultiData.
+HALF = "half the skew"
 WIDE = 20  # largest over least bar from which an axis is logarithmic
 METHODS = (*PAPERS, OPTIMUM, OURS)
 PAIRS = (

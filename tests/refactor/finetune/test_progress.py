@@ -19,10 +19,14 @@ def source(tmp_path_factory):
     return write_source(tmp_path_factory.mktemp("source"))
 
 
-@pytest.fixture(scope="module")
-def whole(source):
-    """A run in one go, with its result's folder."""
-    return finetune_tiny(source, source / "tuned"), source / "tuned"
+TAUGHT = {"teacher_kl": 1.0, "k_order": "drawn"}
+
+
+@pytest.fixture(scope="module", params=[{}, TAUGHT], ids=["text", "taught"])
+def whole(source, request):
+    """A run in one go, with its result's folder and its settings."""
+    out = source / "tuned"
+    return finetune_tiny(source, out, **request.param), out, request.param
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +35,14 @@ def saved_after_every_step(monkeypatch):
 
 
 def test_resumed_equals_uninterrupted(source, whole, tmp_path):
-    out = tmp_path / "resumed"
-    first = finetune_tiny(source, out, max_minutes=1e-9)
+    out, given = tmp_path / "resumed", whole[2]
+    first = finetune_tiny(source, out, max_minutes=1e-9, **given)
     assert not first["finished"] and first["step"] == 0 and not out.exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.Clock, "left", property(_stops_after(4)))
-        second = finetune_tiny(source, out)
+        second = finetune_tiny(source, out, **given)
     assert not second["finished"] and second["step"] == 4
-    third = finetune_tiny(source, out)
+    third = finetune_tiny(source, out, **given)
     assert third["finished"] and third["held_out_before"] == first["held_out_before"]
     assert third["held_out_after"] == whole[0]["held_out_after"]
     for layer in range(2):

@@ -84,7 +84,8 @@ def test_loss_of_a_teacher_is_nats_and_divergence():
     config, router, frozen, _ = _case("gqa", 2)
     teacher = at_k(config, 12)
     rows = ROWS[:, :7]
-    value, nats = programs.loss_fn(config, teacher, 0.5)(router, frozen, rows, router)
+    loss = programs.loss_fn(config, teacher, 0.5)
+    value, (nats, told) = loss(router, frozen, rows, router)
     mine, its = (
         jax.nn.log_softmax(programs.logits_fn(c)(router, frozen, rows[:, :-1]))
         for c in (config, teacher)
@@ -92,6 +93,7 @@ def test_loss_of_a_teacher_is_nats_and_divergence():
     np.testing.assert_allclose(nats, programs.nats_fn(config)(router, frozen, rows))
     apart = (np.exp(its) * (its - mine)).sum()
     assert apart > 0.01
+    np.testing.assert_allclose(told, apart, rtol=1e-4)
     np.testing.assert_allclose(value, nats + 0.5 * apart, rtol=1e-5)
 
 
@@ -135,7 +137,8 @@ def test_gradient_step_makes_no_gradient_of_frozen_arrays():
     dense_shapes = {a.shape for a in frozen.dense.values() if a.ndim > 1}
     assert dense_shapes <= made  # so it would have been seen
     out = jax.eval_shape(step, total, router, frozen, ROWS)
-    assert sorted(a.shape for a in jax.tree.leaves(out)) == [(), (12, 40), (12, 40)]
+    shapes = sorted(a.shape for a in jax.tree.leaves(out))
+    assert shapes == [(), (), (12, 40), (12, 40)]
 
 
 def test_frozen_arrays_stay_in_their_dtype_without_optimizer_state():
@@ -165,11 +168,11 @@ def test_update_is_adam_with_clipping():
     router = {"w": jnp.array([1.0, -2.0])}
     optimizer = programs.make_optimizer(weight_decay=0.5, clip_norm=1e9)
     state = TrainState(router, optimizer.init(router))
-    total = programs.Total({"w": jnp.array([30.0, -60.0])}, jnp.float32(20.0))
-    state, loss, norm = programs.make_update(optimizer)(
+    total = programs.Total({"w": jnp.array([30.0, -60.0])}, *np.float32([20, 5]))
+    state, loss, apart, norm = programs.make_update(optimizer)(
         state, total, np.float32(10.0), np.float32(0.1)
     )
-    assert float(loss) == 2.0
+    assert (float(loss), float(apart)) == (2.0, 0.5)
     np.testing.assert_allclose(norm, math.sqrt(45.0), rtol=1e-6)
     # The first step of Adam is the gradient's sign; the decay adds half the weight.
     np.testing.assert_allclose(

@@ -73,6 +73,9 @@ def test_missing_counts_and_files_are_refused(tmp_path):
     path = write_counts(tmp_path / "counts.jsonl", some)
     with pytest.raises(ConfigError, match=r"lacks layers \[1\] of domain 'prose'"):
         read_usage(path)
+    some = {cell: counts for cell, counts in COUNTS.items() if cell[0] == "code"}
+    with pytest.raises(ConfigError, match="has 1 domains of 8 experts"):
+        read_usage(write_counts(tmp_path / "counts.jsonl", some))
     study = find("prism_fig2")
     with pytest.raises(FileNotFoundError, match="name the folder of the data"):
         study.check(study.settings(counts="elsewhere.jsonl"))

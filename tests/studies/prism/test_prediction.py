@@ -15,6 +15,7 @@ def test_pairs_are_right_if_both_order_them_alike():
     assert told_apart(SEEDS[:1], 0.02) == (2, 3)
     assert told_apart(SEEDS, 0.02) == (4, 5)  # a and b of the second seed are equal
     assert told_apart(SEEDS, 0.0) == (5, 6)
+    assert told_apart(SEEDS, 0.0, ("a", "b")) == (1, 2)
 
 
 def test_what_the_best_prediction_loses():
