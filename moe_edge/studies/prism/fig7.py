@@ -181,15 +181,22 @@ def details_of(start: str, found: Found, ratios) -> str:
     grid = [
         np.median(x) - 1 for (s, m, _), x in ratios.items() if (s, m) == (start, PRISM)
     ]
-    without, moving = (
-        percent(means(found[start, OURS, rule]) / means(found[start, PRISM, rule]))
-        for rule in (None, PAPER_RULE)
+    (without, moving), (new_without, new_moving) = (
+        [
+            percent(
+                means(found[start, OURS, rule], late)
+                / means(found[start, PRISM, rule], late)
+            )
+            for rule in (None, PAPER_RULE)
+        ]
+        for late in (False, True)
     )
     return (
         f"{start.capitalize()}: {percent(ratios[start, PRISM, PAPER_RULE])} by the "
         f"paper's own rule (our placer {percent(ratios[start, OURS, PAPER_RULE])}), "
         f"{100 * min(grid):+.1f} to {100 * max(grid):+.1f} % over the grid; our placer "
-        f"against Prism's: {without} without migration, {moving} with."
+        f"against Prism's: {without} without migration, {moving} with, on the new data "
+        f"alone {new_without} and {new_moving}."
     )
 
 
