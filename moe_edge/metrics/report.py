@@ -17,6 +17,7 @@ from moe_edge.metrics.tables import tables_of, text_of
 
 PAGE_LINES = 100
 CLAIM_ROWS = 14
+MOST_DETAILS = 60  # lines of a page; pages of entries with fewer show all
 WORDS = 70  # of a detail or a limit; the whole text stays in result.json
 SHORT = "... (all of it: `result.json`)"
 
@@ -105,7 +106,10 @@ def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
     """
     head = [f"# {result['question']}", "", f"**{result['answer']}**", ""]
     details = result.get("details", [])
-    head += [f"- {shortened(text)}" for text in details] + [""] * bool(details)
+    head += [f"- {shortened(text)}" for text in details[:MOST_DETAILS]]
+    if (more := len(details) - MOST_DETAILS) > 0:
+        head.append(f"- {more} more: `result.json`.")
+    head += [""] * bool(details)
     for name in ("plot.png", *further):
         head += [f"![{result['question']}]({name})", ""]
     tail = claim_lines(result["paper_claim"]) if result["paper_claim"] else []

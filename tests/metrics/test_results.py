@@ -49,6 +49,14 @@ def test_write_entry_is_complete_and_valid(tmp_path, monkeypatch):
     assert (folder / "extra.txt").read_text() == "hello"
 
 
+def test_a_page_of_many_details_stays_short_and_says_so(tmp_path):
+    rows = [metric("ours", f"time of case {n}", n, "s") for n in range(80)]
+    found = findings(details=[f"Case {n}." for n in range(80)], metrics=rows)
+    page = (write(tmp_path / "e", found) / "README.md").read_text()
+    assert len(page.splitlines()) <= 100
+    assert "- Case 59.\n- 20 more: `result.json`.\n" in page
+
+
 def test_write_entry_failing_plot_leaves_nothing(tmp_path):
     def plot(path):
         raise RuntimeError("no ink")
