@@ -71,8 +71,7 @@ def quotes(text: str) -> list[tuple[list[str], list[str]]]:
 
 
 def not_in(numbers: list[str], page: str) -> list[str]:
-    """Numbers that no number of a page rounds to; how it was run does not count."""
-    page = page.partition("## How it was run")[0]
+    """Numbers that no number of a page rounds to."""
     known = [float(each) for each in re.findall(r"\d*\.\d+|\d+", page)]
     missing = []
     for number in numbers:

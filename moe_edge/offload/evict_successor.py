@@ -49,7 +49,7 @@ class Successor(EvictionPolicy):
         return super().init(spec, xp) | {
             "step_L": xp.full((L,), -1, dtype=np.int32),  # that runs
             "count_LX": zeros(L, E + 1),  # its uses; the last one is of padding
-            "steps_L": zeros(L),  # before it
+            "learnt_L": zeros(L),  # steps before it
             "used_LE": zeros(L, E),  # uses of a mean token, summed over these
             "recent_LE": zeros(L, E),
             "past_LE": zeros(L, E),  # discounted
@@ -67,7 +67,7 @@ class Successor(EvictionPolicy):
         use_E = _mean_uses(count_X, K)
         past_E, used_E = state["past_LE"][layer], state["used_LE"][layer]
         share_E = use_E / ((used_E + np.float32(self.prior)) * np.float32(K))
-        steps = state["steps_L"][layer] + 1
+        steps = state["learnt_L"][layer] + 1
         mean_E = (used_E + use_E) / (steps * np.float32(1 - self.discount))
         worth_E = (
             self._recent(state, layer, use_E)
@@ -93,7 +93,7 @@ class Successor(EvictionPolicy):
         recent_E = xp.where(ran > 0, recent_E, state["recent_LE"][layer])
         discounted_E = past_E * np.float32(self.discount) + use_E
         return state | {
-            "steps_L": add_at(state["steps_L"], layer, ran),
+            "learnt_L": add_at(state["learnt_L"], layer, ran),
             "used_LE": add_at(state["used_LE"], layer, use_E),
             "after_LEE": add_at(
                 state["after_LEE"], layer, past_E[:, None] * use_E[None]

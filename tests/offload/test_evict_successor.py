@@ -46,7 +46,7 @@ def test_a_step_that_comes_in_parts_is_one_step():
             )
         np.testing.assert_allclose(parts["worth_B"], whole["worth_B"], rtol=1e-5)
     np.testing.assert_allclose(parts["after_LEE"], whole["after_LEE"], rtol=1e-5)
-    assert parts["steps_L"].tolist() == [3, 0]
+    assert parts["learnt_L"].tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("name, expected", [("lru", 0), ("successor", 8)])

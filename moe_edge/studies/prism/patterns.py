@@ -20,10 +20,12 @@ from moe_edge.place.prism import layer_entropy
 from moe_edge.place.statistics import read_counts, read_statistics
 from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Claim, Findings, Study
-from moe_edge.workload.routing_model import BIGBENCH, TASK_SKEW, RoutingModel
-
-# Part of a model's name -> the generator that was fitted to it.
-GENERATORS = {"olmoe": "olmoe", "mixtral": "mixtral"}
+from moe_edge.workload.routing_model import (
+    BIGBENCH,
+    SOURCES,
+    TASK_SKEW,
+    RoutingModel,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +98,8 @@ def read_usage(path: Path) -> dict[str, Usage]:
 
 def assumed_usage(model: str) -> Usage | None:
     """The narrow tasks of simulations, all layers of the model they were fitted to."""
-    for part, source in GENERATORS.items():
-        if part in model.lower():
+    for source in SOURCES:
+        if source in model.lower():
             generator = RoutingModel.load(source)
             share_NLE = np.array([generator.frequencies(task) for task in BIGBENCH])
             return Usage(share_NLE, list(BIGBENCH), list(range(generator.num_layers)))
@@ -113,27 +115,27 @@ def measure(settings: PatternSettings) -> Findings:
         for model in measured
         if (usage := assumed_usage(model)) is not None
     }
-    rows, details, ours = [], [], {}
+    rows, details, shown, ours = [], [], [], {}
     for kind, by_model in (("measured", measured), ("assumed tasks", assumed)):
         for model, usage in by_model.items():
             facts = facts_of(usage)
+            own, other = (
+                f"{facts[f]:.0%}" for f in ("own quarter", "quarter of another")
+            )
+            if kind == "measured":
+                shown.append(f"{model} {own} and {other}")
             ours[f"{model}, {kind}"] = {k: round(v, 3) for k, v in facts.items()}
             for name, value in facts.items():
                 rows.append(metric(kind, f"{name}, {model}", value, "1"))
             details.append(
-                f"{model}, {kind}: a domain's most used quarter gets "
-                f"{facts['own quarter']:.0%} of its calls and "
-                f"{facts['quarter of another']:.0%} of another domain's; entropy is "
+                f"{model}, {kind}: a domain's most used quarter gets {own} of its "
+                f"calls and {other} of another domain's; entropy is "
                 f"{facts['least entropy']:.2f}-{facts['most entropy']:.2f} of the "
                 "largest, by domain and layer."
             )
-    shown = "; ".join(
-        f"{model} {facts['own quarter']:.0%} and {facts['quarter of another']:.0%}"
-        for model, facts in ((m, facts_of(u)) for m, u in measured.items())
-    )
     return Findings(
         answer="A domain's most used quarter of experts gets, of its own and of "
-        f"another domain's calls: {shown}.",
+        f"another domain's calls: {'; '.join(shown)}.",
         details=details,
         model={
             "name": ", ".join(measured),

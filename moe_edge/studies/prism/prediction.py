@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, check_from_zero
+from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.policy import get_placer
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.studies.prism.entry import simulated, study_of
-from moe_edge.studies.prism.runs import PAPERS, Runs, cases_of, on_cluster, serve
+from moe_edge.studies.prism.runs import Runs, cases_of, serve
 from moe_edge.studies.prism.served import (
     EPLB,
     MEAN,
@@ -23,10 +23,9 @@ from moe_edge.studies.prism.served import (
     PRISM,
     median_row,
 )
-from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2, UNEQUAL
+from moe_edge.studies.prism.table2 import INTERVAL_S, METHODS, TABLE_2, on_unequal
 from moe_edge.studies.study import Findings
 
-METHODS = (*PAPERS, OPTIMUM, OURS)
 CLOSE = (EPLB, PRISM, OPTIMUM, OURS)  # the others are far behind
 
 
@@ -86,7 +85,7 @@ def told_apart(
     return right, count
 
 
-def lost_share(seeds: Seeds) -> list[float]:
+def over_least(seeds: Seeds) -> list[float]:
     """By seed: latency of the placement predicted best, over the least one."""
     found = []
     for by_method in seeds:
@@ -104,16 +103,9 @@ def measure(settings: Prediction) -> Findings:
         asked = {"workload": workload, "model": model}
         cases = cases_of(settings, interval_s=INTERVAL_S[workload], **asked)
         used.append(cases[0][1])
-        machines = {"": cases}
-        for name, options in UNEQUAL.items():
-            try:
-                moved = [(s, on_cluster(case, "mixed", **options)) for s, case in cases]
-            except CapacityError:
-                continue  # Mixtral does not fit on them
-            machines[f", {name}"] = moved
-        for name, on in machines.items():
-            label = f"{workload}, {model}{name}"
-            points[label] = [predict_and_serve(case, seed) for seed, case in on]
+        plain = f"{workload}, {model}"
+        for label, moved in ({plain: cases} | on_unequal(plain, cases)).items():
+            points[label] = [predict_and_serve(case, seed) for seed, case in moved]
             right, count = told_apart(points[label], settings.apart)
             print(f"{label}: {right} of {count} pairs in order", flush=True)
     return findings(settings, points, used)
@@ -134,7 +126,7 @@ def findings(
         for method, ratios in over.items():
             name = f"predicted over simulated latency, {label}"
             rows.append(median_row(method, name, ratios, "1"))
-        lost = lost_share(seeds)
+        lost = over_least(seeds)
         name = f"latency of the placement predicted best over the least, {label}"
         rows.append(median_row(OURS, name, lost, "1"))
         medians = [float(np.median(ratios)) for ratios in over.values()]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.studies.prism.prediction import Pair, lost_share, told_apart
+from moe_edge.studies.prism.prediction import Pair, over_least, told_apart
 
 # By seed: predictions order a before b before c, and simulations b, a, c.
 SEEDS = [
@@ -19,4 +19,4 @@ def test_pairs_are_right_if_both_order_them_alike():
 
 
 def test_what_the_best_prediction_loses():
-    assert lost_share(SEEDS) == pytest.approx([2.0, 1.0])
+    assert over_least(SEEDS) == pytest.approx([2.0, 1.0])
