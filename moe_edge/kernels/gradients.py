@@ -1,4 +1,4 @@
-"""The host kernels that can be differentiated: products and experts for training.
+"""The host kernels that can be differentiated: products, experts and attention.
 
 Used where a function is traced within `within`; elsewhere XLA computes gradients.
 Sums have a fixed order, so a step gives the same bits on any number of threads.
@@ -113,3 +113,52 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 experts.defvjp(_experts, _experts_back)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend(
+    q_RSP: jax.Array,
+    k_CSP: jax.Array,
+    v_CSP: jax.Array,
+    window: jax.Array,
+    scale: float,
+) -> jax.Array:
+    """Causal attention of whole sequences: each query over the keys up to its own.
+
+    Args:
+      q_RSP: float32; P in whole vectors. Query head r belongs to k_CSP[r // (R / C)].
+      k_CSP, v_CSP: float32.
+      window: int32 scalar, how many latest positions a query sees.
+      scale: of the scores.
+    Returns:
+      float32 `[R, S, P]`; differentiable in q_RSP, k_CSP and v_CSP.
+    """
+    return _attend(q_RSP, k_CSP, v_CSP, window, scale)[0]
+
+
+def _attend(q_RSP, k_CSP, v_CSP, window, scale):
+    turned_CPM = _turned(k_CSP)
+    weights = _floats(*q_RSP.shape[:2], turned_CPM.shape[2])
+    call = jax.ffi.ffi_call("moe_edge_train_attend", [_floats(*q_RSP.shape), weights])
+    given = q_RSP, v_CSP, turned_CPM, window.astype(jnp.int32)
+    y_RSP, weights_RSM = call(*given, scale=np.float32(scale))
+    return y_RSP, (q_RSP, k_CSP, v_CSP, window, weights_RSM)
+
+
+def _attend_back(scale, saved, dy_RSP):
+    q_RSP, k_CSP, v_CSP, window, weights_RSM = saved
+    of_keys = _floats(*k_CSP.shape)
+    shapes = _floats(*q_RSP.shape), of_keys, of_keys, _floats(*weights_RSM.shape)
+    call = jax.ffi.ffi_call("moe_edge_train_attend_back", shapes)
+    given = q_RSP, k_CSP, _turned(v_CSP), weights_RSM, dy_RSP
+    dq_RSP, dk_CSP, dv_CSP, _ = call(*given, scale=np.float32(scale))
+    return dq_RSP, dk_CSP, dv_CSP, np.zeros(window.shape, jax.dtypes.float0)
+
+
+def _turned(rows_CSP) -> jax.Array:
+    """Columns of a sequence, `[C, P, S]` with S in whole vectors."""
+    columns_CPS = rows_CSP.transpose(0, 2, 1)
+    return jnp.pad(columns_CPS, ((0, 0), (0, 0), (0, -rows_CSP.shape[1] % VECTOR)))
+
+
+attend.defvjp(_attend, _attend_back)

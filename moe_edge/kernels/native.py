@@ -24,7 +24,7 @@ MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
 TARGETS = (
     *("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum"),
-    *("product_back", "train", "train_back"),
+    *("product_back", "train", "train_back", "train_attend", "train_attend_back"),
 )
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 _KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h

@@ -216,3 +216,58 @@ def test_bad_shapes_are_refused_by_name():
     dy_TD, given = case(layout, 5)
     with pytest.raises(jax.errors.JaxRuntimeError, match="train.*whole"):
         jax.block_until_ready(experts_vjp(layout)(dy_TD, *given))
+
+
+def exact_attention(q_RSP, k_CSP, v_CSP, window, scale, dy_RSP):
+    """Value and gradients in float64, head by head."""
+    given = (q_RSP, k_CSP, v_CSP, dy_RSP)
+    q_RSP, k_CSP, v_CSP, dy_RSP = (a.astype(np.float64) for a in given)
+    y, dq, dk, dv = (np.zeros_like(a) for a in (q_RSP, q_RSP, k_CSP, k_CSP))
+    (R, S, _), shared = q_RSP.shape, q_RSP.shape[0] // k_CSP.shape[0]
+    past_SS = np.arange(S)[:, None] - np.arange(S)
+    for r in range(R):
+        q, k, v, dy = q_RSP[r], k_CSP[r // shared], v_CSP[r // shared], dy_RSP[r]
+        scores = np.where((past_SS >= 0) & (past_SS < window), scale * q @ k.T, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        y[r] = weights @ v
+        dweights = dy @ v.T
+        mean = (dweights * weights).sum(axis=1, keepdims=True)
+        dscores = scale * weights * (dweights - mean)
+        dq[r] = dscores @ k
+        dk[r // shared] += dscores.T @ q
+        dv[r // shared] += weights.T @ dy
+    return y, dq, dk, dv
+
+
+@pytest.mark.parametrize(
+    "heads, cached, length, width, window",
+    [
+        (1, 1, 1, 16, 99),
+        (2, 1, 49, 16, 99),
+        (6, 2, 96, 32, 1 << 30),
+        (4, 4, 130, 48, 20),
+        (3, 3, 61, 64, 1),
+        (12, 4, 257, 32, 1 << 30),
+    ],
+)
+def test_gradients_of_attention(heads, cached, length, width, window):
+    rng = np.random.default_rng(length)
+    q, k, v, dy = (
+        rng.normal(size=(n, length, width)).astype(np.float32)
+        for n in (heads, cached, cached, heads)
+    )
+    k *= 3  # some weights are nearly 1, some 0
+    scale, window = width**-0.5, np.int32(window)
+
+    def run(q, k, v):
+        return gradients.attend(q, k, v, window, scale)
+
+    y, found = vjp_of(run)(dy, q, k, v)
+    want = exact_attention(q, k, v, window, scale, dy)
+    for got, exact_values in zip((y, *found), want, strict=True):
+        assert_close(got, exact_values)
+    for threads in (1, 3):
+        native.resize(threads)
+        _, again = vjp_of(run)(dy, q, k, v)
+        assert all((a == b).all() for a, b in zip(again, found, strict=True))

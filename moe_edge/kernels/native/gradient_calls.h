@@ -1,4 +1,4 @@
-// Gradients behind JAX's foreign function interface; ends kernels.cc.
+// Gradients of products and experts behind JAX's foreign function interface.
 
 namespace moe_edge {
 

@@ -17,6 +17,7 @@ struct SpreadArgs {
   const int32_t* at;      // [K] which row of b is k, or null: k itself
   int I, J, K;
   bool turned;
+  bool adds;  // to what is in c
 };
 
 // Of the experts' weighted sum with gated SiLU and records of floats without biases;
@@ -45,6 +46,30 @@ struct GradientKernels {
   void (*spread)(const SpreadArgs&);
   void (*pairs)(const GradientArgs&, float* room, int group, int item);
   void (*records)(const GradientArgs&, int group, int item);
+};
+
+// Causal attention of whole sequences. R heads of queries, of which Q share each of the
+// C = R / Q heads of keys and values; P in whole vectors. `padded`: S in whole vectors.
+struct TrainAttendArgs {
+  int S, P, Q, padded;
+  int window;           // the latest positions that a query sees
+  float scale;
+  const float* q;       // [R, S, P]
+  const float *k, *v;   // [C, S, P], k of the gradients only, v of the forward pass only
+  const float* turned;  // [C, P, padded], keys; of the gradients: values
+  float* weights;       // [R, S, padded], of the gradients read only
+  float* y;             // [R, S, P]
+  const float* dy;      // [R, S, P]
+  float* dscores;       // [R, S, padded]
+  float *dq, *dk, *dv;
+};
+
+// Of a head and a block of kGradientRows queries, of the last one keys. The last one
+// reads what the second wrote for all queries.
+struct TrainAttendKernels {
+  void (*attend)(const TrainAttendArgs&, int head, int block);
+  void (*queries)(const TrainAttendArgs&, int head, int block);
+  void (*keys)(const TrainAttendArgs&, int cached, int block);
 };
 
 }  // namespace moe_edge

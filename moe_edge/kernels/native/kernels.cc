@@ -37,9 +37,11 @@ constexpr int kSpread = 4, kSpreadVectors = 2;
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
+#include "attention_gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"portable", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
+                           &kTrainAttend};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -54,9 +56,11 @@ constexpr int kSpread = 6, kSpreadVectors = 2;
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
+#include "attention_gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"avx2", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
+                           &kTrainAttend};
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -71,9 +75,11 @@ constexpr int kSpread = 6, kSpreadVectors = 4;
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
+#include "attention_gradients.inc"
 #include "top_k.inc"
 constexpr Kernels kKernels{"avx512", Linear, TopK,  Attend, Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels};
+                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
+                           &kTrainAttend};
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
@@ -423,3 +429,4 @@ void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
 
 #include "block_calls.h"
 #include "gradient_calls.h"
+#include "attention_gradient_calls.h"

@@ -99,6 +99,7 @@ struct Groups {
 
 struct BlockKernels;
 struct GradientKernels;
+struct TrainAttendKernels;
 
 // Compiled once for every instruction set.
 struct Kernels {
@@ -117,6 +118,7 @@ struct Kernels {
               int chunks);
   const BlockKernels* blocks;  // for many tokens
   const GradientKernels* gradients;
+  const TrainAttendKernels* train_attend;
 };
 
 }  // namespace moe_edge
