@@ -2,8 +2,9 @@
 
 The layered engine asks its backends in order which absent experts they take, starts
 them, and adds their `[T, D]` to the layer's sum. The host is one; another machine is
-another. The host's plan is SMoE's two pointers (algorithm 2) or Fiddler's rule; costs
-are means of the last measurements (`offload/assist.py`).
+another. The host's plan is SMoE's two pointers (algorithm 2), HybriMoE's two fronts,
+Fiddler's rule, or to compute all that is absent (llama.cpp with experts on the CPU);
+costs are means of the last measurements (`offload/assist.py`).
 """
 
 import functools
@@ -21,9 +22,10 @@ from moe_edge.offload.assist import (
     MeasuredCost,
     host_outputs,
     plan_fiddler,
+    plan_two_front,
     plan_two_pointer,
 )
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.store import HostStore
 
 MEASUREMENTS = 16  # p of SMoE, section V.A
@@ -33,8 +35,9 @@ class Backend(Protocol):
     """Computes experts elsewhere than in the device's slots."""
 
     computed: int  # experts since `reset`
+    busy_s: float  # likewise, seconds that they took
 
-    def take(self, layer: int, absent: list[int]) -> list[int]:
+    def take(self, reading: Reading, absent: list[int]) -> list[int]:
         """Which absent experts, given best first, it computes in this step."""
 
     def start(
@@ -54,14 +57,30 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """The host's own cores: splits absent experts between link and host by a rule."""
+    """The host's own cores: splits absent experts between link and host by a rule.
 
-    def __init__(self, config: ModelConfig, store: HostStore, link: Link, rule: str):
+    Attributes:
+      computed: experts since `reset`; busy_s: what they took.
+
+    Args:
+      expert_s: how long the host takes for an expert, in real time: an emulated host,
+        which is slower than this one. None: as long as it takes.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        store: HostStore,
+        link: Link,
+        rule: str,
+        expert_s: float | None = None,
+    ):
         check_known("CPU assist", rule, ASSIST_RULES)
         self.rule, self._store, self._config = rule, store, config
+        self._expert_s = expert_s
         self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
-        self.host = MeasuredCost(MEASUREMENTS, self._first_host_s())
-        self.computed = 0
+        self.host = MeasuredCost(MEASUREMENTS, expert_s or self._first_host_s())
+        self.computed, self.busy_s = 0, 0.0
         self._compiled: set[int] = set()  # numbers of tokens
 
     def _first_load_s(self, link: Link) -> float:
@@ -79,9 +98,15 @@ class HostBackend:
         run = functools.partial(host_outputs, self._config, records, [0], *token)
         return _timed(lambda: run().block_until_ready())
 
-    def take(self, layer: int, absent: list[int]) -> list[int]:
+    def take(self, reading: Reading, absent: list[int]) -> list[int]:
+        costs = self.load.mean_s, self.host.mean_s
+        if self.rule == "all":
+            return absent
         if self.rule == "two_pointer":
-            return plan_two_pointer(absent, self.load.mean_s, self.host.mean_s)[1]
+            return plan_two_pointer(absent, *costs)[1]
+        if self.rule == "two_front":
+            tokens = [np.count_nonzero(reading.ids_TK == expert) for expert in absent]
+            return plan_two_front(absent, tokens, *costs)[1]
         # At the few tokens of decoding an expert costs the same for all of them
         # (SMoE, fig. 8): each counts once.
         ones = np.ones(len(absent), np.int64)
@@ -89,19 +114,27 @@ class HostBackend:
         return [expert for expert, here in zip(absent, on_host, strict=True) if here]
 
     def start(self, hidden_TD, reading: Reading, experts: list[int]):
-        return lambda: self._run(hidden_TD, reading, experts)
+        begun_s = time.perf_counter()
+        return lambda: self._run(hidden_TD, reading, experts, begun_s)
 
-    def _run(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
+    def _run(
+        self, hidden_TD, reading: Reading, experts: list[int], begun_s: float
+    ) -> np.ndarray:
         tokens = len(reading.ids_TK)
         if tokens not in self._compiled:  # also where none is asked for: a warm-up
             self._compiled.add(tokens)
             self._outputs(hidden_TD, reading, [0, 0])  # with the sum of two
         if not experts:
             return np.zeros(hidden_TD.shape, np.float32)
-        started = time.perf_counter()
+        if self._expert_s is None:
+            begun_s = time.perf_counter()
         y_TD = self._outputs(hidden_TD, reading, experts)
-        self.host.add((time.perf_counter() - started) / len(experts))
+        if self._expert_s is not None:
+            wait_until(begun_s + self._expert_s * len(experts))
+        took_s = time.perf_counter() - begun_s
+        self.host.add(took_s / len(experts))
         self.computed += len(experts)
+        self.busy_s += took_s
         return y_TD
 
     def _outputs(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
@@ -117,7 +150,7 @@ class HostBackend:
                 self.load.add(transfer.seconds)
 
     def reset(self) -> None:
-        self.computed = 0
+        self.computed, self.busy_s = 0, 0.0
 
 
 def _timed(call) -> float:

@@ -84,8 +84,8 @@ class LayeredEngine(Engine):
         self._waves = LayerWaves(programs, manager)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
-        # With backends or a partial state there is work before a layer's experts.
-        self._runs_ahead = not (self.backends or self._peeks)
+        # What backends add where all is here: zeros, by number of tokens, once they ran.
+        self._nothing: dict[int, jax.Array] = {}
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
@@ -277,11 +277,13 @@ class LayeredEngine(Engine):
             on_routing(layer, routed.routing)
         pairs = self.programs.is_pairs(len(reading.ids_TK))
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
-        if self._runs_ahead and pairs and reading.is_decode:
+        other_TD = self._nothing.get(len(reading.ids_TK))
+        if pairs and reading.is_decode and (other_TD is not None or not self.backends):
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, bookkeeping meanwhile.
-                state = self._dispatch(session, routed, slot_TK, reading, chunk)
+                chosen = slot_TK, reading, chunk, other_TD
+                state = self._dispatch(session, routed, *chosen)
                 reader.finish(reading, reader.look_up(reading))
                 return state
         visit = reader.look_up(reading)
@@ -304,7 +306,7 @@ class LayeredEngine(Engine):
         absent, elsewhere, parts = visit.misses, [], []
         if reading.is_decode:
             for backend in self.backends:
-                taken = backend.take(reading.layer, absent)
+                taken = backend.take(reading, absent)
                 absent = [expert for expert in absent if expert not in taken]
                 elsewhere += taken
                 parts.append(backend.start(routed.hidden_TD, reading, taken))
@@ -312,7 +314,8 @@ class LayeredEngine(Engine):
         outputs = []
 
         def meanwhile():
-            if self._peeks and reading.is_decode:
+            # Where nothing travels there is no time to think ahead in.
+            if self._peeks and reading.is_decode and visit.travels:
                 self._peek(session, routed, reading, visit, chunk)
             outputs.extend(finish() for finish in parts)
 
@@ -323,7 +326,12 @@ class LayeredEngine(Engine):
         if elsewhere:
             # One may be on its way for the next token already: not for this one.
             slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._slots.num_slots
-        return slot_TK, sum(outputs[1:], outputs[0]) if outputs else None
+        if not outputs:
+            return slot_TK, None
+        other_TD = sum(outputs[1:], outputs[0])
+        if not elsewhere:
+            other_TD = self._nothing.setdefault(len(other_TD), jax.device_put(other_TD))
+        return slot_TK, other_TD
 
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""

@@ -8,7 +8,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_known,
+    check_positive,
+)
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget, plan_of
@@ -17,7 +22,7 @@ from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
-ASSIST_RULES = ("two_pointer", "fiddler")
+ASSIST_RULES = ("two_pointer", "two_front", "fiddler", "all")
 Options = Mapping[str, Any]
 
 
@@ -40,6 +45,8 @@ class OffloadOptions:
     route: str = "topk"  # lossless; or `substitute` (SMoE), `drop`
     route_options: Options = dataclasses.field(default_factory=dict)
     assist: str | None = None  # one of ASSIST_RULES: the host computes absent experts
+    # Of an emulated host, slower than this one: seconds for an expert.
+    assist_expert_s: float | None = None
     # A recorded route trace, whose counts `static_oracle` keeps and `adapmoe_dp` plans
     # with.
     profile_trace: str | None = None
@@ -71,6 +78,13 @@ class OffloadOptions:
         check_count("prefetch_limit", self.prefetch_limit)
         if self.assist is not None:
             check_known("CPU assist", self.assist, ASSIST_RULES)
+        if self.assist_expert_s is not None:
+            check_positive("assist_expert_s", self.assist_expert_s)
+            if self.assist is None:
+                raise ConfigError(
+                    f"assist_expert_s is {self.assist_expert_s} and assist not given; "
+                    "name the rule by which the host computes experts"
+                )
         self.link()
         layered_only = {
             "predictor": self.predictor != "none",

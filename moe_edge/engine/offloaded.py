@@ -221,7 +221,8 @@ def assemble(
         slots = make_slots(spec.num_slots, store.record_size, store.dtype)
         link, backends = options.link(), []
         if options.assist is not None:
-            backends.append(HostBackend(config, store, link, options.assist))
+            rule = options.assist, options.assist_expert_s
+            backends.append(HostBackend(config, store, link, *rule))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
         queue = TransferQueue(store, slots, link, recorder, options.asynchronous)
         try:

@@ -68,6 +68,42 @@ def plan_fiddler(
     return np.asarray(tokens_E) * cpu_token_s < copy_s + gpu_s
 
 
+def plan_two_front(
+    experts: Sequence[int], tokens: Sequence[int], load_s: float, cpu_s: float
+) -> tuple[list[int], list[int]]:
+    """Splits absent experts, the busiest for the link and the idlest for the CPU.
+
+    Each front takes its next expert when it would be done with that one earlier than
+    the other front with its own; where both would be done at once the link takes it.
+
+    Args:
+      experts: absent experts, best score first.
+      tokens: of each, tokens that chose it.
+      load_s: to transfer one, seconds.
+      cpu_s: to compute one on the CPU, seconds.
+    Returns:
+      (to load, busiest first; to compute, idlest first).
+    Source: HybriMoE, arXiv 2504.05897, intra-layer scheduling, without its third step,
+    by which an idle CPU takes cached experts from a busy GPU.
+    """
+    by_load = [
+        expert
+        for _, expert in sorted(
+            zip(tokens, experts, strict=True), key=lambda pair: -pair[0]
+        )
+    ]
+    load_total_s = cpu_total_s = 0.0
+    first, last = 0, len(by_load)
+    while first < last:
+        if load_total_s + load_s <= cpu_total_s + cpu_s:
+            load_total_s += load_s
+            first += 1
+        else:
+            cpu_total_s += cpu_s
+            last -= 1
+    return by_load[:first], by_load[last:][::-1]
+
+
 class MeasuredCost:
     """Mean of the last measurements (SMoE, section V.A); before them, `start_s`."""
 

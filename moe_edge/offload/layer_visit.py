@@ -54,6 +54,11 @@ class LayerVisit:
         chosen = len(self.hits) + len(self.late) + len(self.misses)
         return chosen <= self._manager.cache.room_L[self.layer]
 
+    @property
+    def travels(self) -> bool:
+        """Whether something is on its way that the layer waits for."""
+        return not all(transfer.done for transfer in self.transfers)
+
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.
 
@@ -131,7 +136,7 @@ class LayerVisit:
         self.transfers = transfers + fetched
         # While demands travel there is time to think ahead; if all is here there is
         # none before the dispatch.
-        if self._may_prefetch and not all(t.done for t in self.transfers):
+        if self._may_prefetch and self.travels:
             self.prefetch()
         if meanwhile is not None:
             meanwhile()

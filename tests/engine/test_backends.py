@@ -1,5 +1,7 @@
 """Experts that the host computes: the same sums by another order (gate B)."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.offload_options import ASSIST_RULES
+from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.sampling import Sampling
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import HostStore
@@ -127,17 +130,61 @@ def test_nothing_is_compiled_while_an_assisted_sequence_grows():
         ("two_pointer", 1.0, 1.0, [7, 1]),
         ("two_pointer", 4.0, 1.0, [7, 1, 3]),
         ("two_pointer", 1.0, 9.0, [7]),
+        ("two_front", 4.0, 1.0, [7, 1, 5]),
+        ("two_front", 1.0, 1.0, [7, 1]),
+        ("two_front", 1.0, 9.0, []),
         ("fiddler", 2.0, 1.0, [5, 3, 1, 7]),
         ("fiddler", 1.0, 2.0, []),
+        ("all", 1.0, 2.0, [5, 3, 1, 7]),
     ],
 )
 def test_split_by_measured_costs(rule, load_s, host_s, expected):
     assist = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), rule)
     assist.load.add(load_s)
     assist.host.add(host_s)
-    assert assist.take(0, [5, 3, 1, 7]) == expected
+    assert assist.take(reading_of([[5, 3], [3, 1], [7, 9]]), [5, 3, 1, 7]) == expected
+
+
+def reading_of(ids_TK) -> Reading:
+    ids_TK = np.array(ids_TK, np.int32)
+    weights_TK = np.ones(ids_TK.shape, np.float32)
+    shape_BS = (len(ids_TK), 1)
+    given = ids_TK, weights_TK, weights_TK, None, None
+    return Reading(GQA.moe_layers[0], 0, [0], shape_BS, *given)
+
+
+def test_an_emulated_host_takes_its_time_and_computes_the_same():
+    store, expert_s = HostStore(StoreReader(GQA)), 0.02
+    hosts = [
+        HostBackend(GQA, store, Link(), "all", seconds) for seconds in (None, expert_s)
+    ]
+    hidden_TD = np.ones((1, GQA.d_model), np.float32)
+    reading, outputs = reading_of([[5, 3]]), []
+    for host in hosts:
+        for _ in range(2):  # the first compiles
+            host.reset()
+            started = time.perf_counter()
+            outputs.append(host.start(hidden_TD, reading, [5, 3])())
+            took_s = time.perf_counter() - started
+    assert took_s >= 2 * expert_s <= hosts[1].busy_s
+    assert hosts[1].host.mean_s >= expert_s and hosts[1].computed == 2
+    assert all((y_TD == outputs[0]).all() for y_TD in outputs)
+
+
+def test_an_emulated_host_begins_when_it_is_asked():
+    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), "all", 0.05)
+    hidden_TD = np.ones((1, GQA.d_model), np.float32)
+    reading = reading_of([[5, 3]])
+    host.start(hidden_TD, reading, [5, 3])()  # compiles
+    finish = host.start(hidden_TD, reading, [5, 3])
+    time.sleep(0.11)  # others work meanwhile, longer than two experts take
+    started = time.perf_counter()
+    finish()
+    assert time.perf_counter() - started < 0.09
 
 
 def test_unknown_rule_lists_the_known():
-    with pytest.raises(ConfigError, match="'psychic'; known: fiddler, two_pointer"):
+    with pytest.raises(
+        ConfigError, match="'psychic'; known: all, fiddler, two_front, two_pointer"
+    ):
         HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), "psychic")

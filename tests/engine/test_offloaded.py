@@ -187,7 +187,10 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"route": "substitute", "route_options": {"a": -0.1}}, r"got -0.1"),
         ({"route": "drop", "route_options": {"threshold": 1.0}}, r"\[0, 1\), got 1.0"),
         ({"mode": "magic"}, "offload mode 'magic'; known: fused, layered"),
-        ({"assist": "magic"}, "CPU assist 'magic'; known: fiddler, two_pointer"),
+        (
+            {"assist": "magic"},
+            "CPU assist 'magic'; known: all, fiddler, two_front, two_pointer",
+        ),
         ({"horizon": 0}, "horizon must be .* got 0"),
         ({"prefetch_limit": 0}, "prefetch_limit must be .* got 0"),
         ({"link_bytes_per_s": 0.0}, "link rate must be a positive .* got 0.0"),
@@ -206,6 +209,11 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"mode": "fused", "predictor": "previous"}, "mode fused has no predictor"),
         ({"mode": "fused", "assist": "fiddler"}, "mode fused has no assist"),
         ({"mode": "fused", "link_bytes_per_s": 1e9}, "fused has no link_bytes_per_s"),
+        ({"assist_expert_s": 0.1}, "assist_expert_s is 0.1 and assist not given"),
+        (
+            {"assist": "all", "assist_expert_s": 0.0},
+            "assist_expert_s must be positive, got 0.0",
+        ),
         ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
     ],
 )

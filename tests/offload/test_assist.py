@@ -16,6 +16,7 @@ from moe_edge.offload.assist import (
     host_array,
     host_outputs,
     plan_fiddler,
+    plan_two_front,
     plan_two_pointer,
 )
 from tests.support.tiny_models import ALL, BF16, RandomReader
@@ -46,6 +47,23 @@ def test_plan_two_pointer_holds_its_bound():
 def test_plan_two_pointer_shares_by_speed():
     to_load, to_cpu = plan_two_pointer(range(300), 1.0, 2.0)
     assert (len(to_load), len(to_cpu)) == (200, 100)
+
+
+def test_plan_two_front_golden():
+    # Busiest first: b 3, d 2, then a, c, e. Load 2, CPU 3: done at (2, 3): b travels;
+    # (4, 3): e on the CPU; (4, 6): d; (6, 6): a; (8, 6): c on the CPU.
+    to_load, to_cpu = plan_two_front("abcde", [1, 3, 1, 2, 1], 2.0, 3.0)
+    assert (to_load, to_cpu) == (["b", "d", "a"], ["e", "c"])
+
+
+@pytest.mark.parametrize("load_s, cpu_s", [(1.0, 1.7), (0.3, 1.0), (1.0, 0.1)])
+def test_plan_two_front_is_the_best_split(load_s, cpu_s):
+    for n in range(9):
+        to_load, to_cpu = plan_two_front(range(n), [1] * n, load_s, cpu_s)
+        assert sorted(to_load + to_cpu) == list(range(n))
+        longest_s = max(len(to_load) * load_s, len(to_cpu) * cpu_s)
+        best_s = min(max(i * load_s, (n - i) * cpu_s) for i in range(n + 1))
+        assert longest_s == pytest.approx(best_s)
 
 
 def test_plan_fiddler_golden():
