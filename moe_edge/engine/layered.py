@@ -84,7 +84,7 @@ class LayeredEngine(Engine):
         self._waves = LayerWaves(programs, manager)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
-        # What backends add where all is here: zeros, by number of tokens, once they ran.
+        # Zeros by number of tokens, what backends add where all is here; once they ran.
         self._nothing: dict[int, jax.Array] = {}
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}

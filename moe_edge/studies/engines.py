@@ -77,12 +77,15 @@ class Bench:
         for engine in self._engines:
             engine.close()
 
-    def engine(self, options: OffloadOptions, batch: int = 1) -> LayeredEngine:
+    def engine(
+        self, options: OffloadOptions, batch: int = 1, with_trace: bool = False
+    ) -> LayeredEngine:
         """An offloaded engine as `make_offloaded` would build it, on shared parts.
 
         Args:
           options: of mode `layered`, from host memory.
           batch: sequences whose KV cache an absolute budget leaves room for.
+          with_trace: keep every lookup, with all scores, in `engine.trace`.
         """
         engine = assemble(
             options,
@@ -90,6 +93,7 @@ class Bench:
             self.store,
             batch=batch,
             capacity=self.config.max_positions,
+            with_trace=with_trace,
             programs=self._programs,
             shadow=self._shadow(options),
         )

@@ -8,11 +8,13 @@ give.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import interval_metric, metric
@@ -44,6 +46,8 @@ class Timed:
       tpot_s: seconds of a decode step, of the whole batch.
       hit_ratio: experts of a decode lookup that were in slots, ready.
       step_bytes: moved for a decode step, prefetched ones included.
+      link_s, wait_s, host_s: of a decode step, seconds that the link was busy, that the
+        engine stood still for it, and that the host computed experts.
       is_same: whether the tokens were the resident engine's.
       fidelity: of a case that is not exact, judged after the rounds.
     """
@@ -53,10 +57,13 @@ class Timed:
     hit_ratio: Sequence[float]
     step_bytes: Sequence[float]
     is_same: Sequence[bool]
+    link_s: Sequence[float] = ()
+    wait_s: Sequence[float] = ()
+    host_s: Sequence[float] = ()
     fidelity: Agreement | None = None
 
     def median(self, measure: str) -> float:
-        """Of `tpot_s`, `hit_ratio` or `step_bytes`."""
+        """Of what is measured in rounds, by its attribute."""
         return float(np.median(getattr(self, measure)))
 
     def rows(self) -> list[dict]:
@@ -127,27 +134,54 @@ def run_cases(
     found = measure_rounds(calls, ready.rounds, num_compiled=bench.num_compiled)
     timed, resident_s = {}, {}
     for case in cases:
-        resident_s[case.batch], expected, *_ = zip(*found[case.batch], strict=True)
-        tpot_s, tokens, hit_ratio, step_bytes = zip(*found[case.key], strict=True)
-        is_same = [ours == given for ours, given in zip(tokens, expected, strict=True)]
-        timed[case.key] = Timed(case, tpot_s, hit_ratio, step_bytes, is_same)
+        resident = found[case.batch]
+        resident_s[case.batch] = [one.tpot_s for one in resident]
+        steps = [one._asdict() for one in found[case.key]]
+        rounds = {name: [one[name] for one in steps] for name in Steps._fields}
+        is_same = [
+            ours == one.tokens
+            for ours, one in zip(rounds.pop("tokens"), resident, strict=True)
+        ]
+        timed[case.key] = Timed(case, is_same=is_same, **rounds)
     _judge(bench, zip(timed.values(), ready.engines, strict=True), settings)
     return Timing(timed, resident_s, ready, found.checks())
 
 
-def _run(new_tokens: int, engine: Engine, batch: int, prompts):
-    """(seconds of a decode step, tokens, hit ratio, bytes moved for a decode step)."""
-    at_first: list[int] = []
+class Steps(NamedTuple):
+    """What a run's decode steps took, in the mean; see `Timed`."""
+
+    tpot_s: float
+    tokens: Any
+    hit_ratio: float | None
+    step_bytes: float
+    link_s: float
+    wait_s: float
+    host_s: float
+
+
+def _used(engine: Engine) -> np.ndarray:
+    """Bytes moved, and seconds of link, of waiting and of the host's experts so far."""
+    if not isinstance(engine, LayeredEngine):
+        return np.zeros(4)
+    sent, counters = engine.manager.queue.stats(), engine.manager.counters
+    link_s = sent.demand.seconds + sent.prefetch.seconds
+    wait_s = sum(counted.wait_s for counted in counters.values())
+    host_s = sum(backend.busy_s for backend in engine.backends)
+    return np.array([engine.moved().bytes, link_s, wait_s, host_s])
+
+
+def _run(new_tokens: int, engine: Engine, batch: int, prompts) -> Steps:
+    at_first: list[np.ndarray] = []
 
     def on_token(row: int, token: int) -> None:
         if not at_first:
-            at_first.append(engine.movement()["bytes_moved"])
+            at_first.append(_used(engine))
 
     engine.reset_records()
     run = generate(engine, prompts[:batch], new_tokens, on_token=on_token)
-    moved = engine.movement()
-    step_bytes = (moved["bytes_moved"] - at_first[0]) / run.steps
-    return run.decode_s / run.steps, run.tokens, moved["hit_ratio"], step_bytes
+    used = (_used(engine) - at_first[0]) / run.steps
+    tpot_s, hit_ratio = run.decode_s / run.steps, engine.movement()["hit_ratio"]
+    return Steps(tpot_s, run.tokens, hit_ratio, *used.tolist())
 
 
 def _judge(bench: Bench, pairs, settings: TimedSettings) -> None:

@@ -15,6 +15,7 @@ from moe_edge.studies.cases import Case, Ready, count_history
 from moe_edge.studies.prompts import PromptPool
 from moe_edge.studies.rounds import ON_TIME
 from moe_edge.studies.smoe import fig12, fig14, ttft
+from moe_edge.studies.smoe.score_classes import Brought
 from moe_edge.studies.timed_cases import Timed, Timing
 
 SETTINGS = fig14.BudgetSettings(budgets=("25%", "50%"), batches=(1,), rounds=2)
@@ -36,6 +37,9 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
                 hit_ratio=[ratio_of[policy]] * 2,
                 step_bytes=[1e6, 3e6],
                 is_same=[True, True],
+                link_s=[scale * 4e-3] * 2,
+                wait_s=[scale * 0.8 * tpot_of[policy]] * 2,
+                host_s=[1e-3, 3e-3],
                 fidelity=None if case.is_exact else FIDELITY,
             )
     ready = Ready([], [], 1e-3, LINK, POOL)
@@ -77,7 +81,9 @@ def test_fig14_steps_change_one_thing_each():
 
 
 def test_fig14_findings_compare_each_step_with_the_one_before(tmp_path):
-    found = fig14.findings({}, ablation(), SETTINGS)
+    seen = Brought(low=0.5, top_absent=0.1, low_absent=0.3, low_of_absent=0.75)
+    watched = {key: seen for key in ablation().timed}
+    found = fig14.findings({}, ablation(), watched, SETTINGS)
     rows = found.metrics
     name = "TPOT change from the step before, batch 1"
     assert value_of(rows, "+CE", name) == pytest.approx(-0.1)
@@ -91,6 +97,13 @@ def test_fig14_findings_compare_each_step_with_the_one_before(tmp_path):
     assert value_of(rows, "resident", "TPOT, 100%, batch 1") == pytest.approx(3)
     assert not any("agreement" in r["name"] for r in rows if r["policy"] == "+CE")
     assert all(tuple(row) == METRIC_KEYS for row in rows)
+    assert value_of(rows, "+BA", "host computes a step, 50%, batch 1") == 2
+    assert value_of(rows, "+BA", "low-score choices absent, 25%, batch 1") == 0.3
+    assert "low-score loading 60% (42%), top-score loading 20% (29%)" in (
+        " ".join(found.details)
+    )
+    assert any("+Pre 4.0 of 6.0" in line for line in found.details)
+    assert any("host 2.0 ms a step, link 4.0" in line for line in found.details)
     assert "+CE -10 % (-8)" in found.answer and len(found.answer.split()) <= 40
     assert all(found.checks.values())
     assert found.ours["+CE"] == pytest.approx((-0.1, 0.25))

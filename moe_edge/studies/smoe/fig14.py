@@ -1,5 +1,10 @@
 """SMoE, figure 14: what each part of SMoE adds to a static cache.
 
+From the same runs: how many of the router's top-score and low-score choices had to be
+brought (figure 15), how long the link was busy beside the time of a step (figure 16),
+the host beside the link (figure 18), and what a step's time goes to (table I). Who was
+brought is read from traces of further runs of the same prompts.
+
 Every step keeps what the one before it has:
 base: a static cache of the experts that earlier prompts used most; an absent expert
 travels on demand and leaves first;
@@ -19,20 +24,29 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
-from moe_edge.studies.cases import LIMITS, Case, count_history, past_sequences
+from moe_edge.studies.cases import (
+    LIMITS,
+    Case,
+    count_history,
+    linked,
+    past_sequences,
+)
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
-from moe_edge.studies.rounds import median_panel
+from moe_edge.studies.rounds import median_metric, median_panel
+from moe_edge.studies.smoe.score_classes import Brought, brought
 from moe_edge.studies.study import Claim, Findings, Study, mean_change
 from moe_edge.studies.timed_cases import TimedSettings, Timing, run_cases
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")
 ON_CPU = "base on CPU"
 # Section VI-C, batch 1, means over settings: changes of TPOT and of the cache ratio.
+PAPER_TABLE1 = {"low-score loading": 0.42, "top-score loading": 0.29, "compute": 0.29}
 PAPER = {
     "+CE": (-0.08, 0.11),
     "+CR": (-0.20, 0.60),
@@ -90,20 +104,49 @@ def time_policies(
       policies: by name, of a, int [L, E] past choices of each expert, and the model.
     """
     with Bench(settings.checkpoint) as bench:
-        history, config = past_sequences(bench, settings), bench.config
-        counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
-        cases = [
-            Case(policy, budget, batch, options)
-            for batch in settings.batches
-            for budget in settings.budgets
-            for policy, options in policies(settings.a, counts_LE, config).items()
-        ]
-        return bench.model, run_cases(bench, cases, settings, history)
+        history = past_sequences(bench, settings)
+        return bench.model, time_in(bench, settings, policies, history)
+
+
+def time_in(bench: Bench, settings: BudgetSettings, policies, history) -> Timing:
+    """`time_policies` on a bench, of what was seen before."""
+    config = bench.config
+    counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
+    cases = [
+        Case(policy, budget, batch, options)
+        for batch in settings.batches
+        for budget in settings.budgets
+        for policy, options in policies(settings.a, counts_LE, config).items()
+    ]
+    return run_cases(bench, cases, settings, history)
 
 
 def run(settings: BudgetSettings) -> Findings:
     """Measures the ablation."""
-    return findings(*time_policies(settings, policies), settings)
+    with Bench(settings.checkpoint) as bench:
+        history = past_sequences(bench, settings)
+        timing = time_in(bench, settings, policies, history)
+        watched = {
+            case.key: watch(bench, timing, case, settings, history)
+            for case in (one.case for one in timing.timed.values())
+            if case.batch == settings.batches[0]
+        }
+        return findings(bench.model, timing, watched, settings)
+
+
+def watch(
+    bench: Bench, timing: Timing, case: Case, settings: BudgetSettings, history
+) -> Brought:
+    """Which choices a case had to bring, over the rounds' prompts."""
+    options = linked(case.options, case.budget, timing.ready.link)
+    engine = bench.engine(options, case.batch, with_trace=True)
+    engine.manager.predictor_run.learn(history)
+    rounds = timing.ready.rounds
+    for number, prompts in enumerate((rounds[-1], *rounds)):
+        if number == 1:  # the caches are full now
+            engine.reset_records()
+        generate(engine, prompts[: case.batch], settings.new_tokens)
+    return brought(engine.trace.trace(), settings.a)
 
 
 def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float]]:
@@ -118,10 +161,76 @@ def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float
     return found
 
 
-def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
-    """The entry from what was measured."""
+def shares_of_time(timing: Timing, key, seen: Brought) -> dict[str, float]:
+    """Table I: what a step's time goes to. Waiting counts by what was brought."""
+    waited = timing[key].median("wait_s") / timing[key].median("tpot_s")
+    low = waited * seen.low_of_absent
+    return dict(zip(PAPER_TABLE1, (low, waited - low, 1 - waited), strict=True))
+
+
+def busy_rows(timing: Timing) -> list[dict]:
+    """Metric rows: link, waiting and host of every case."""
+    return [
+        median_metric(
+            one.case.policy, f"{name} a step, {one.case.setting}", s, "ms", 1e3
+        )
+        for one in timing.timed.values()
+        for name, s in (
+            ("link busy", one.link_s),
+            ("waited", one.wait_s),
+            ("host computes", one.host_s),
+        )
+    ]
+
+
+def watched_rows(watched: dict[tuple, Brought]) -> list[dict]:
+    """Metric rows: of each class the share that was brought."""
+    return [
+        metric(policy, f"{name}, {budget}, batch {batch}", value, "1")
+        for (policy, budget, batch), seen in watched.items()
+        for name, value in (
+            ("top-score choices absent", seen.top_absent),
+            ("low-score choices absent", seen.low_absent),
+        )
+    ]
+
+
+def told_of_figures(timing: Timing, watched, settings: BudgetSettings) -> list[str]:
+    """Lines on table I and figures 15, 16 and 18, at the middle budget."""
+    budget = settings.budgets[len(settings.budgets) // 2]
+    batch = settings.batches[0]
+    at = {step: (step, budget, batch) for step in STEPS}
+    time = shares_of_time(timing, at["base"], watched[at["base"]])
+    absent, busy = [], []
+    for step, key in at.items():
+        seen, one = watched[key], timing[key]
+        absent.append(f"{step} {seen.top_absent:.2f} / {seen.low_absent:.2f}")
+        link_ms, tpot_ms = (1e3 * one.median(name) for name in ("link_s", "tpot_s"))
+        busy.append(f"{step} {link_ms:.1f} of {tpot_ms:.1f}")
+    last = timing[at[STEPS[-1]]]
+    host_ms, link_ms = (1e3 * last.median(name) for name in ("host_s", "link_s"))
+    told = (f"{what} {s:.0%} ({PAPER_TABLE1[what]:.0%})" for what, s in time.items())
+    return [
+        f"The rest at {budget}, batch {batch}.",
+        f"Table I, what the base's step goes to (the paper's): {', '.join(told)}.",
+        "Figure 15, top-score / low-score choices that had to be brought: "
+        f"{', '.join(absent)}; {watched[at['base']].low:.0%} of choices are low-score.",
+        f"Figure 16, ms of a step in which the link is busy: {', '.join(busy)}.",
+        f"Figure 18, with +BA: host {host_ms:.1f} ms a step, link {link_ms:.1f}.",
+    ]
+
+
+def findings(
+    model: dict, timing: Timing, watched: dict, settings: BudgetSettings
+) -> Findings:
+    """The entry from what was measured.
+
+    Args:
+      watched: `Brought` of every case of the first batch size, by its key.
+    """
     by_batch = {b: changes(timing, settings.budgets, b) for b in settings.batches}
     first, rows = settings.batches[0], timing.rows()
+    rows += busy_rows(timing) + watched_rows(watched)
     tpot = {step: change for step, (change, _) in by_batch[first].items()}
     for batch, found in by_batch.items():
         at = f"change from the step before, batch {batch}"
@@ -133,7 +242,10 @@ def findings(model: dict, timing: Timing, settings: BudgetSettings) -> Findings:
     return Findings(
         answer=f"Mean change of TPOT at batch {first} (in brackets the paper's): "
         f"{', '.join(told)}.",
-        details=[f"Means are over budgets {', '.join(settings.budgets)}."],
+        details=[
+            f"Means are over budgets {', '.join(settings.budgets)}.",
+            *told_of_figures(timing, watched, settings),
+        ],
         model=model,
         workload=timing.ready.workload(settings),
         metrics=rows,
@@ -182,13 +294,14 @@ def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CP
 
 STUDY = Study(
     name="smoe_fig14",
-    question="What does each part of SMoE add to a static expert cache (SMoE fig. 14)?",
+    question="What does each part of SMoE add to a static expert cache (SMoE figs. 14, "
+    "15, 16, 18, table I)?",
     settings=BudgetSettings,
     measure=run,
     check=check_inputs,
     claim=Claim(
         source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
-        paper=PAPER,
+        paper=PAPER | {"table I": PAPER_TABLE1},
         why="The paper's changes are over three models of 16 to 57 B parameters on "
         "GPUs whose PCIe is 10 to 100 times slower than an expert's compute; here a "
         "transfer is 2 layers of compute. Our base keeps the experts that other "
