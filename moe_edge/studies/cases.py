@@ -44,12 +44,15 @@ class Case:
     Attributes:
       policy: its name in tables.
       options: how it runs; the study adds budget and link.
+      host_loads: what an expert takes on an emulated host, in times of its load; None:
+        the host as it is.
     """
 
     policy: str
     budget: str
     batch: int
     options: OffloadOptions
+    host_loads: float | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -123,6 +126,15 @@ def count_history(history, num_layers: int, num_experts: int) -> np.ndarray:
     return counts_LE[:, :num_experts]
 
 
+def on_link(case: Case, link: EmulatedLink, block_bytes: int) -> OffloadOptions:
+    """A case's options, over a link like this one."""
+    options = linked(case.options, case.budget, link)
+    if case.host_loads is None or options.assist is None:
+        return options
+    expert_s = case.host_loads * link.seconds(block_bytes)
+    return dataclasses.replace(options, assist_expert_s=expert_s)
+
+
 def linked(options: OffloadOptions, budget: str, link: EmulatedLink) -> OffloadOptions:
     """The options under this budget and over a link like this one."""
     return dataclasses.replace(
@@ -151,7 +163,8 @@ def prepare(
     history = past_sequences(bench, settings) if history is None else history
     engines = []
     for case in cases:
-        engine = bench.engine(linked(case.options, case.budget, link), case.batch)
+        options = on_link(case, link, bench.store.block_bytes)
+        engine = bench.engine(options, case.batch)
         engine.manager.predictor_run.learn(history)
         engines.append(engine)
     for batch in batches:

@@ -66,6 +66,7 @@ STUDIES = {
     "quickstart": "moe_edge.studies.quickstart.study",
     "replay_public_traces": "moe_edge.studies.smoe.public_traces",
     "smoe_fig10": "moe_edge.studies.smoe.fig10",
+    "smoe_fig11": "moe_edge.studies.smoe.fig11",
     "smoe_fig12": "moe_edge.studies.smoe.fig12",
     "smoe_fig14": "moe_edge.studies.smoe.fig14",
     "smoe_fig17": "moe_edge.studies.smoe.fig17",

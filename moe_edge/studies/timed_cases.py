@@ -126,7 +126,13 @@ def run_cases(
     bench: Bench, cases: Sequence[Case], settings: TimedSettings, history=None
 ) -> Timing:
     """Measures all cases; arguments as of `prepare`."""
-    ready = prepare(bench, cases, settings, history)
+    return time_cases(bench, cases, prepare(bench, cases, settings, history), settings)
+
+
+def time_cases(
+    bench: Bench, cases: Sequence[Case], ready: Ready, settings: TimedSettings
+) -> Timing:
+    """Measures cases that are ready, an engine a case."""
     run, calls = functools.partial(_run, settings.new_tokens), {}
     for case, engine in zip(cases, ready.engines, strict=True):
         calls[case.batch] = functools.partial(run, bench.resident, case.batch)

@@ -11,10 +11,10 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
 from moe_edge.metrics.schema import METRIC_KEYS
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import Case, Ready, count_history
+from moe_edge.studies.cases import Case, Ready, count_history, on_link
 from moe_edge.studies.prompts import PromptPool
 from moe_edge.studies.rounds import ON_TIME
-from moe_edge.studies.smoe import fig12, fig14, ttft
+from moe_edge.studies.smoe import fig11, fig12, fig14, ttft
 from moe_edge.studies.smoe.score_classes import Brought
 from moe_edge.studies.timed_cases import Timed, Timing
 
@@ -203,3 +203,38 @@ def test_smoe_with_a_of_zero_is_exact_without_the_host():
     steps = fig14.smoe_steps(0.0)
     assert Case("", "25%", 1, steps["+Pre"]).is_exact
     assert not Case("", "25%", 1, steps["+BA"]).is_exact
+
+
+def test_fig11_holds_smoe_against_the_best_of_each_workload():
+    settings = fig11.Fig11Settings(batches=(1,), host_loads=(1.0,), rounds=2)
+    groups, timed = {}, {}
+    times = {"A": (8, 9), "B": (10, 6), fig11.OURS: (4, 4), fig11.SMOE: (2, 3)}
+    for name in times:
+        case = Case(name, "25%", 1, OffloadOptions(assist="all"))
+        slow = dataclasses.replace(case, policy=f"{name}, slow")
+        groups[name, 1.0, 1] = [slow, case]
+    ready = Ready([], [], 1e-3, LINK, POOL)
+    for work in (0, 1):
+        found = {}
+        for group, tpot in zip(groups.values(), times.values(), strict=True):
+            for case, factor in zip(group, (3e-3, 1e-3), strict=True):
+                tpot_s = [factor * tpot[work]] * 2
+                one = Timed(case, tpot_s, [0.5] * 2, [1.0] * 2, [True] * 2)
+                found[case.key] = dataclasses.replace(one, fidelity=FIDELITY)
+        timed[str(work)] = Timing(found, {1: [2e-3] * 2}, ready, {ON_TIME: True})
+    entry = fig11.findings({}, timed, groups, ready, settings)
+    systems, lossless = entry.ours["host 1 loads, batch 1"]
+    assert systems == pytest.approx((2 / 8 + 3 / 6) / 2 - 1)
+    assert lossless == pytest.approx((2 / 4 + 3 / 4) / 2 - 1)
+    line = "-62 % against A, B; -38 % against ours, lossless."
+    assert any(line in detail for detail in entry.details)
+    assert value_of(entry.metrics, "B", "TPOT, 1, host 1 loads, batch 1") == 6
+
+
+def test_an_experts_time_on_an_emulated_host_follows_its_load():
+    case = Case("", "25%", 1, OffloadOptions(assist="all"), host_loads=0.5)
+    options = on_link(case, LINK, 1000)
+    assert options.assist_expert_s == pytest.approx(0.5 * (1e-3 + 1e-4))
+    assert on_link(dataclasses.replace(case, host_loads=None), LINK, 1000) == (
+        dataclasses.replace(options, assist_expert_s=None)
+    )

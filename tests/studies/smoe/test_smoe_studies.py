@@ -2,11 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe import fig6, fig12, fig14, fig17, public_traces, table4, ttft
+from moe_edge.studies.smoe import (
+    fig6,
+    fig11,
+    fig12,
+    fig14,
+    fig17,
+    public_traces,
+    table4,
+    ttft,
+)
 from moe_edge.studies.study import run_study
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
@@ -28,8 +38,8 @@ def run(study, out, **given):
 
 
 def test_dry_runs_write_nothing_and_refuse_inputs(tmp_path):
-    for study in (fig6.STUDY, fig12.STUDY, fig14.STUDY, fig17.STUDY, ttft.STUDY):
-        out = tmp_path / "o"
+    for module in (fig6, fig11, fig12, fig14, fig17, ttft):
+        study, out = module.STUDY, tmp_path / "o"
         summary = run_study(study, study.settings(), out_dir=str(out), dry_run=True)
         assert summary["dry_run"]
         for given, error, message in (
@@ -77,6 +87,42 @@ def test_ablation_writes_an_entry(tiny, tmp_path):
     assert ("resident", "TPOT, 100%, batch 1") in names
     (prompts,) = result["workload"]["prompts"]
     assert prompts["path"] == "books.txt" and len(prompts["sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_systems_write_an_entry(tiny, tmp_path):
+    lines = [json.dumps({"id": str(n), "prompt": "word " * n}) for n in range(40, 60)]
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text("\n".join(lines))
+    summary, result = run(
+        fig11.STUDY,
+        tmp_path / "o",
+        checkpoint=tiny,
+        data_dir=str(tmp_path),
+        sources=("one.jsonl", "two.jsonl"),
+        device_memory="50%",
+        batches=(1,),
+        horizons=(1,),
+        history=1,
+        fidelity_rows=1,
+        **SMALL,
+    )
+    assert all(summary["checks"].values()), summary["checks"]
+    assert len(summary["tpot_change"]) == 2
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    for system in (*fig11.systems(0.2, np.ones((1, 1)), ()), fig11.LAYERWISE):
+        assert (system, "TPOT, two, host 1 loads, batch 1") in names
+
+
+def test_workloads_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "p.jsonl").write_text("")
+    settings = fig11.Fig11Settings(
+        data_dir=str(tmp_path), sources=("a/p.jsonl", "b/p.jsonl")
+    )
+    with pytest.raises(ConfigError, match="name each file once"):
+        run_study(fig11.STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
 
 
 @pytest.mark.slow

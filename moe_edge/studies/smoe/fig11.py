@@ -1,0 +1,337 @@
+"""SMoE, figure 11: the time of a token under whole systems, by workload.
+
+Every system is what its paper describes, as far as one engine can be it: eviction,
+prediction, prefetching and the host's part together. A baseline's best configuration
+counts (slots in one pool or as many for each layer, MoE-Infinity's horizon). The host
+is emulated as the link is: an expert takes a third of its load's time there, as with
+the paper's largest model, or as long as the load.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.engine.generate import generate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.metrics.results import metric
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.studies.cases import (
+    LIMITS,
+    Case,
+    Ready,
+    count_history,
+    past_sequences,
+    prepare,
+)
+from moe_edge.studies.engines import Bench
+from moe_edge.studies.prompts import check_inputs, make_pool
+from moe_edge.studies.rounds import median_metric, median_panel
+from moe_edge.studies.settings import RULES
+from moe_edge.studies.smoe import fig14
+from moe_edge.studies.smoe.layerwise import LayerwiseEngine
+from moe_edge.studies.study import Claim, Findings, Study, median_and_spread
+from moe_edge.studies.timed_cases import Timed, TimedSettings, Timing, time_cases
+
+SMOE, OURS, LAYERWISE = "SMoE", "ours, lossless", "layer-wise (DeepSpeed)"
+# Mean change of TPOT against the best existing approach, by batch size; section VI-B.
+PAPER = {1: -0.24, 3: -0.35}
+PLANS = ("one_pool", "equal")
+Best = Mapping[tuple[str, str, float, int], Timed]  # by workload, system, host, batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fig11Settings(TimedSettings):
+    """The size of figure 11; `TimedSettings` names the rest.
+
+    Attributes:
+      sources: the workloads, a file each; without `data_dir` there is one, of books.
+      device_memory: of the experts.
+      a: SMoE's margin, for routing and for what is prefetched.
+      host_loads: what an expert takes on the host, in times of its load.
+      horizons: layers that MoE-Infinity looks ahead.
+    """
+
+    rules = RULES | {"host_loads": check_positive}
+    sources: Sequence[str] = (
+        "mcq/mmlu.jsonl",
+        "mcq/wic.jsonl",
+        "mcq/boolq.jsonl",
+        "prompts/gaokao_english_reading.jsonl",
+        "prompts/gsm8k.jsonl",
+    )
+    device_memory: str = "25%"
+    a: float = 0.2
+    host_loads: Sequence[float] = (1 / 3, 1.0)
+    horizons: Sequence[int] = (1, 3)
+    history: int = 200
+    fidelity_rows: int = 8
+
+
+def systems(
+    a: float, counts_LE: np.ndarray, horizons: Sequence[int]
+) -> dict[str, list[OffloadOptions]]:
+    """The configurations of every system; of layer-wise offload there are none here."""
+    static = fig14.bases(counts_LE)[fig14.STEPS[0]]
+    hybrid = OffloadOptions(
+        eviction="hybrimoe", predictor="stale_gate", assist="two_front"
+    )
+    ours = [
+        OffloadOptions(eviction=eviction, predictor=predictor, assist="two_pointer")
+        for eviction in ("lfu", "successor")
+        for predictor in ("none", "smoe_partial")
+    ]
+    matrices = [
+        OffloadOptions(
+            eviction="moe_infinity", predictor="moe_infinity", horizon=horizon
+        )
+        for horizon in horizons
+    ]
+    return {
+        "MoE-Infinity": with_plans(matrices),
+        "HybriMoE": with_plans([hybrid]),
+        "llama.cpp": [dataclasses.replace(static, assist="all")],
+        "static + Fiddler": [dataclasses.replace(static, assist="fiddler")],
+        OURS: ours,
+        SMOE: with_plans([fig14.smoe_steps(a)["+BA"]]),
+    }
+
+
+def with_plans(options: Sequence[OffloadOptions]) -> list[OffloadOptions]:
+    """Each with either plan of its slots."""
+    return [
+        dataclasses.replace(one, slot_plan=plan)
+        for one, plan in itertools.product(options, PLANS)
+    ]
+
+
+def cases_of(
+    settings: Fig11Settings, counts_LE: np.ndarray
+) -> dict[tuple[str, float, int], list[Case]]:
+    """Configurations by (system, host, batch); one without a host is in either's."""
+    found: dict[tuple[str, float, int], list[Case]] = {}
+    named = systems(settings.a, counts_LE, settings.horizons)
+    for batch, (system, variants) in itertools.product(settings.batches, named.items()):
+        for loads in settings.host_loads:
+            found[system, loads, batch] = [
+                Case(
+                    f"{system}, {number}"
+                    + (f", host {loads:.2g}" if options.assist else ""),
+                    settings.device_memory,
+                    batch,
+                    options,
+                    loads if options.assist else None,
+                )
+                for number, options in enumerate(variants, 1)
+            ]
+    return found
+
+
+def workloads_of(settings: Fig11Settings) -> dict[str, Fig11Settings]:
+    """By name, settings whose prompts come from that workload."""
+    if settings.data_dir is None:
+        return {"books": settings}
+    return {
+        Path(source).name.split(".")[0]: dataclasses.replace(
+            settings, sources=(source,)
+        )
+        for source in settings.sources
+    }
+
+
+def run(settings: Fig11Settings) -> Findings:
+    """Measures every system on every workload."""
+    with Bench(settings.checkpoint) as bench, contextlib.ExitStack() as closing:
+        config = bench.config
+        history = past_sequences(bench, settings)
+        counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
+        groups = cases_of(settings, counts_LE)
+        cases = list(
+            {case.key: case for group in groups.values() for case in group}.values()
+        )
+        ready = prepare(bench, cases, settings, history)
+        link = EmulatedLink(ready.link.bytes_per_s, ready.link.latency_s)
+        layerwise = LayerwiseEngine(bench.weights, bench.store, link)
+        closing.callback(layerwise.close)
+        for batch in settings.batches:
+            case = Case(LAYERWISE, "two layers", batch, OffloadOptions())
+            cases.append(case)
+            groups |= {
+                (LAYERWISE, loads, batch): [case] for loads in settings.host_loads
+            }
+            generate(layerwise, ready.rounds[0][:batch], settings.new_tokens)
+        engines = [*ready.engines, *[layerwise] * len(settings.batches)]
+        timings = {}
+        for name, one in workloads_of(settings).items():
+            pool = make_pool(
+                one,
+                bench.tokenizer,
+                max(one.batches) * one.rounds,
+                one.prompt_tokens,
+            )
+            rounds = pool.batches([max(one.batches)] * one.rounds)
+            at = dataclasses.replace(ready, engines=engines, rounds=rounds, pool=pool)
+            timings[name] = time_cases(bench, cases, at, one)
+        return findings(bench.model, timings, groups, ready, settings)
+
+
+def best_case(timing: Timing, cases: Sequence[Case]) -> Case:
+    """The configuration with the shortest median TPOT."""
+    return min(cases, key=lambda case: timing[case.key].median("tpot_s"))
+
+
+class Against(NamedTuple):
+    """SMoE beside the best of some systems, over the workloads.
+
+    Attributes:
+      change_R: mean change of TPOT in every round.
+      rivals: which systems were the best.
+    """
+
+    change_R: np.ndarray
+    rivals: list[str]
+
+    def told(self) -> str:
+        change, (_, spread) = median_and_spread(self.change_R)
+        none = " (no difference)" if abs(change) <= spread else ""
+        return f"{100 * change:+.0f} %{none} against {', '.join(self.rivals)}"
+
+
+def against(best: Best, works, loads: float, batch: int, rivals) -> Against:
+    """SMoE beside the best of the rivals in each workload."""
+    ratios_WR, found = [], []
+    for work in works:
+        of = {name: best[work, name, loads, batch] for name in (SMOE, *rivals)}
+        found.append(min(rivals, key=lambda name: of[name].median("tpot_s")))
+        ratios_WR.append(np.divide(of[SMOE].tpot_s, of[found[-1]].tpot_s))
+    return Against(np.mean(ratios_WR, axis=0) - 1, sorted(set(found)))
+
+
+def findings(
+    model: dict,
+    timings: Mapping[str, Timing],
+    groups: Mapping[tuple[str, float, int], list[Case]],
+    ready: Ready,
+    settings: Fig11Settings,
+) -> Findings:
+    """The entry from what was measured.
+
+    Args:
+      timings: by workload.
+      groups: configurations by (system, host, batch).
+    """
+    names = list(dict.fromkeys(system for system, _, _ in groups))
+    best = {
+        (work, *key): timing[best_case(timing, cases).key]
+        for work, timing in timings.items()
+        for key, cases in groups.items()
+    }
+    rows, details, changes, agreed = [], [], {}, []
+    for (work, system, loads, batch), one in best.items():
+        at = f"{work}, host {loads:.2g} loads, batch {batch}"
+        rows.append(median_metric(system, f"TPOT, {at}", one.tpot_s, "ms", 1e3))
+        if system == SMOE and one.fidelity is not None:
+            agreed.append(one.fidelity.agreement)
+            rows.append(metric(system, f"agreement, {at}", agreed[-1], "1"))
+    for loads, batch in itertools.product(settings.host_loads, settings.batches):
+        at = f"host {loads:.2g} loads, batch {batch}"
+        given = best, timings, loads, batch
+        systems = against(*given, [n for n in names if n not in (SMOE, OURS)])
+        lossless = against(*given, [n for n in names if n != SMOE])
+        for what, one in (("other systems", systems), ("lossless ones", lossless)):
+            name = f"TPOT change against the best of {what}, {at}"
+            rows.append(median_metric(SMOE, name, one.change_R.tolist(), "1"))
+        details.append(f"{at}: {systems.told()}; {lossless.told()}.")
+        changes[at] = [float(np.median(one.change_R)) for one in (systems, lossless)]
+    told = "; ".join(f"{at} {100 * c:+.0f} %" for at, (c, _) in changes.items())
+    paper = ", ".join(f"{100 * v:+.0f} % at batch {b}" for b, v in PAPER.items())
+    return Findings(
+        answer=f"Mean change of TPOT against the best other system: {told} (paper: "
+        f"{paper}).",
+        details=[
+            "SMoE against the best of the other systems, and of all lossless ones:",
+            *details,
+            f"SMoE, a = {settings.a:g}, agrees with the resident model on "
+            f"{min(agreed):.0%} to {max(agreed):.0%} of tokens.",
+        ],
+        model=model,
+        workload=ready.workload(settings) | {"workloads": list(timings)},
+        metrics=rows,
+        limits=[
+            *LIMITS,
+            "The host is emulated, too: the engine waits for the stated time from when "
+            "it asked, and nothing else is slowed by what the host computes.",
+            "Layer-wise offload has room for two whole layers on the device.",
+            "HybriMoE without an idle host taking over cached experts, and with the "
+            "next layer's gate as its prediction; llama.cpp as experts that stay where "
+            "they are, the most used ones on the device.",
+        ],
+        kind="emulated",
+        baselines=[name for name in names if name != SMOE],
+        checks={
+            f"{check} ({work})": passed
+            for work, timing in timings.items()
+            for check, passed in timing.checks().items()
+        },
+        ours=changes,
+        plot=lambda path: plot(path, best, names, list(timings), settings),
+        summary={"tpot_change": changes},
+    )
+
+
+def plot(path, best: Best, names, works, settings: Fig11Settings) -> None:
+    """TPOT of every system by workload; a row a host, a column a batch size."""
+    panels = [
+        median_panel(
+            f"host {loads:.2g} loads, batch {batch}",
+            "TPOT (ms)",
+            works,
+            {
+                name: [best[work, name, loads, batch].tpot_s for work in works]
+                for name in names
+            },
+            1e3,
+            log=True,
+        )
+        for loads, batch in itertools.product(settings.host_loads, settings.batches)
+    ]
+    draw_panels(
+        path,
+        panels,
+        title=f"Time per step, {settings.device_memory} of the experts on the device, "
+        "emulated link and host",
+        columns=len(settings.batches),
+    )
+
+
+def check(settings: Fig11Settings) -> None:
+    """As `check_inputs`; also refuses files of one name."""
+    check_inputs(settings)
+    names = [Path(source).name for source in settings.sources]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"sources {names} are workloads by name; name each file once")
+
+
+STUDY = Study(
+    name="smoe_fig11",
+    question="How long does a token take under SMoE and under other systems (SMoE fig. "
+    "11)?",
+    settings=Fig11Settings,
+    measure=run,
+    check=check,
+    claim=Claim(
+        source="SMoE, section VI-B and fig. 11: change of TPOT against the best "
+        "existing approach, by batch size",
+        paper={f"batch {batch}": change for batch, change in PAPER.items()},
+        why="The paper's systems are programs on GPUs, with kernels and copies of "
+        "their own; here all run in one engine, so only what they decide differs. The "
+        "paper has neither a lossless combination of its own parts nor the fidelity of "
+        "single tokens beside the times.",
+    ),
+)
