@@ -8,6 +8,7 @@ import pytest
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.smoe import (
+    fig4,
     fig6,
     fig11,
     fig12,
@@ -38,7 +39,7 @@ def run(study, out, **given):
 
 
 def test_dry_runs_write_nothing_and_refuse_inputs(tmp_path):
-    for module in (fig6, fig11, fig12, fig14, fig17, ttft):
+    for module in (fig4, fig6, fig11, fig12, fig14, fig17, ttft):
         study, out = module.STUDY, tmp_path / "o"
         summary = run_study(study, study.settings(), out_dir=str(out), dry_run=True)
         assert summary["dry_run"]
@@ -138,6 +139,18 @@ def test_ttft_writes_an_entry(tiny, tmp_path):
     assert all(summary["checks"].values()), summary["checks"]
     policies = {row["policy"] for row in result["metrics"]}
     assert policies == {"resident", "layer-wise", "on_demand", "lru", "smoe"}
+
+
+@pytest.mark.slow
+def test_ranks_write_an_entry(tiny, tmp_path):
+    out, few = tmp_path / "o", {"batch_size": 3, "scored_texts": 1}
+    summary, result = run(
+        fig4.STUDY, out, checkpoint=tiny, **SMALL | {"rounds": 4}, **few
+    )
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert (fig4.REPLACED, "perplexity ratio, rank 2") in names
+    assert ("not chosen", "mean score, rank 3") in names
+    assert len(summary["perplexity_lost_percent"]) == 3
 
 
 @pytest.mark.slow
