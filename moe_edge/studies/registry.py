@@ -70,6 +70,7 @@ STUDIES = {
     "smoe_fig12": "moe_edge.studies.smoe.fig12",
     "smoe_fig14": "moe_edge.studies.smoe.fig14",
     "smoe_fig17": "moe_edge.studies.smoe.fig17",
+    "smoe_fig3": "moe_edge.studies.smoe.fig3",
     "smoe_fig4": "moe_edge.studies.smoe.fig4",
     "smoe_fig6": "moe_edge.studies.smoe.fig6",
     "smoe_table4": "moe_edge.studies.smoe.table4",

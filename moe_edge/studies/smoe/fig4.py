@@ -131,8 +131,8 @@ def findings(
     swapped = lost[REPLACED, K - 1]
     return Findings(
         answer=f"Leaving out the expert of rank 1 costs {first:.1f} % of perplexity, "
-        f"that of rank {K} {last:.1f} %; with the best expert not chosen in the place of rank "
-        f"{K} it is {swapped:.1f} %.",
+        f"that of rank {K} {last:.1f} %; with the best expert not chosen in its place "
+        f"{swapped:.1f} %.",
         model=model,
         workload=workload_of(settings, pool),
         metrics=rows,

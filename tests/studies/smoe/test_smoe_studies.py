@@ -8,6 +8,7 @@ import pytest
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.smoe import (
+    fig3,
     fig4,
     fig6,
     fig11,
@@ -139,6 +140,27 @@ def test_ttft_writes_an_entry(tiny, tmp_path):
     assert all(summary["checks"].values()), summary["checks"]
     policies = {row["policy"] for row in result["metrics"]}
     assert policies == {"resident", "layer-wise", "on_demand", "lru", "smoe"}
+
+
+@pytest.mark.slow
+def test_single_experts_write_an_entry(tmp_path):
+    summary, result = run(
+        fig3.STUDY,
+        tmp_path / "o",
+        shapes=("small 64/32", "large 128/96"),
+        tokens=(1, 3),
+        experts=2,
+        repeats=2,
+    )
+    assert list(summary["host_over_load"]) == ["small", "large"]
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert {("large", "host, 3 tokens"), ("large", "link")} <= names
+
+
+@pytest.mark.parametrize("text", ["2048/1408", "a 2048", "a 2048/x", "a b/1/2"])
+def test_shapes_of_another_form_are_refused(text):
+    with pytest.raises(ConfigError, match="expected a name, a space and width/neurons"):
+        fig3.ExpertSettings(shapes=(text,))
 
 
 @pytest.mark.slow

@@ -1,0 +1,203 @@
+"""SMoE, figures 3 and 8: what an expert takes on the host, on the device, on the link.
+
+Experts of the paper's three models' shapes, with random weights, one at a time: their
+time depends on bytes and shapes alone. Every call takes another expert, so that weights
+come from memory, as in decoding. The link is what blocks travel over to device slots;
+where the device is the CPU that is a copy in memory.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import native
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.offload.assist import host_outputs
+from moe_edge.offload.slots import make_slots
+from moe_edge.studies.rounds import interleave, median_metric, median_panel, seconds_of
+from moe_edge.studies.settings import RULES, StudySettings
+from moe_edge.studies.study import Claim, Findings, Study
+from moe_edge.training.default_config import default_config
+
+HOST, DEVICE, LINK = "host", "device", "link"
+
+
+def parse_shape(text: str) -> tuple[str, int, int]:
+    """`name 2048/1408`: a model, its width and an expert's neurons.
+
+    Raises:
+      ConfigError: another form.
+    """
+    name, _, sizes = text.rpartition(" ")
+    parts = sizes.split("/")
+    if not name or len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise ConfigError(
+            f"shape is {text!r}, expected a name, a space and width/neurons such as "
+            "'deepseek-moe-16b 2048/1408'"
+        )
+    return name, int(parts[0]), int(parts[1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertSettings(StudySettings):
+    """The size of the study.
+
+    Attributes:
+      shapes: see `parse_shape`; weights are bfloat16.
+      tokens: of a call.
+      experts: that take turns; more than the caches hold.
+      repeats: measured calls of each.
+    """
+
+    rules = RULES | {"shapes": lambda name, value: parse_shape(value)}
+    shapes: Sequence[str] = (
+        "deepseek-moe-16b 2048/1408",
+        "XVERSE-MoE-A4.2B 2560/1728",
+        "Qwen2-57B-A14B 3584/2560",
+    )
+    tokens: Sequence[int] = (1, 2, 4, 8, 16)
+    experts: int = 16
+    repeats: int = 15
+    seed: int = 0
+
+
+def run(settings: ExpertSettings) -> Findings:
+    """Measures all shapes."""
+    found = {}
+    for shape in settings.shapes:
+        name, width, neurons = parse_shape(shape)
+        found[name] = measure(width, neurons, settings)
+    return findings(found, settings)
+
+
+def measure(width: int, neurons: int, settings: ExpertSettings):
+    """Seconds by (what, tokens), one a repeat; the link's tokens are 0."""
+    config = default_config(d_model=width, expert_dim=neurons, head_dim=width // 8)
+    layout, rng = RecordLayout.of(config), np.random.default_rng(settings.seed)
+    record_R = rng.normal(0, 0.02, layout.size).astype(jnp.bfloat16).view(np.uint16)
+    records = [np.roll(record_R, n) for n in range(settings.experts)]
+    slots = make_slots(settings.experts, layout.size, records[0].dtype)
+    for n, record_R in enumerate(records):
+        slots.write(n, record_R)
+    on_device, turns = _device_program(config), itertools.cycle(range(settings.experts))
+
+    def copy() -> None:
+        number = next(turns)
+        slots.write(number, records[number])
+        jax.block_until_ready(slots.array)
+
+    calls: dict[tuple[str, int], Callable[[], None]] = {(LINK, 0): copy}
+    for tokens in settings.tokens:
+        x_TD = rng.normal(size=(tokens, width)).astype(np.float32)
+        routing = np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32)
+
+        def host(x_TD=x_TD, routing=routing) -> None:
+            record_R = records[next(turns)]
+            host_outputs(config, [record_R], [0], x_TD, *routing).block_until_ready()
+
+        def device(x_TD=x_TD, routing=routing) -> None:
+            ids_TK, weights_TK = routing
+            number = ids_TK + np.int32(next(turns))
+            on_device(x_TD, number, weights_TK, slots.array).block_until_ready()
+
+        calls |= {(HOST, tokens): host, (DEVICE, tokens): device}
+    timed = {key: functools.partial(seconds_of, call) for key, call in calls.items()}
+    return interleave(timed, settings.repeats)
+
+
+def _device_program(config: ModelConfig):
+    def device(x_TD, ids_TK, weights_TK, slots_SR):
+        layout = RecordLayout.of(config)
+        return run_experts(x_TD, ids_TK, weights_TK, slots_SR, layout)
+
+    return jax.jit(native.within(device))
+
+
+def findings(found, settings: ExpertSettings) -> Findings:
+    """The entry from the seconds by model."""
+    rows, details, ratios = [], [], {}
+    least, most = min(settings.tokens), max(settings.tokens)
+    for name, times in found.items():
+        for (what, tokens), s in times.items():
+            at = f", {tokens} tokens" if tokens else ""
+            rows.append(median_metric(name, f"{what}{at}", s, "ms", 1e3))
+        ms = {key: 1e3 * float(np.median(s)) for key, s in times.items()}
+        ratios[name] = ms[HOST, least] / ms[LINK, 0], ms[HOST, most] / ms[HOST, least]
+        details.append(
+            f"{name}: host {ms[HOST, least]:.2f} ms, device {ms[DEVICE, least]:.2f}, "
+            f"link {ms[LINK, 0]:.2f}."
+        )
+    backend = jax.default_backend()
+    loads, grows = zip(*ratios.values(), strict=True)
+    here = "the CPU, so its link is a copy in memory" if backend == "cpu" else backend
+    return Findings(
+        answer=f"An expert takes {min(loads):.2g} to {max(loads):.2g} of its load's "
+        f"time on the host (the device is {here}); {most} tokens take {min(grows):.1f} "
+        f"to {max(grows):.1f} times as long as {least}.",
+        details=[f"Tokens of a call: {least}.", *details],
+        model={"name": "single experts", "params": None, "weights": "random, bfloat16"},
+        workload=dataclasses.asdict(settings) | {"kernels": native.describe()},
+        metrics=rows,
+        limits=[
+            "Without a GPU host and device are the same cores and the link is a copy: "
+            "then only figure 8's host side can be compared with the paper.",
+        ],
+        kind="measured",
+        baselines=[],
+        checks={},
+        ours={name: list(pair) for name, pair in ratios.items()},
+        plot=lambda path: plot(path, found, settings),
+        summary={"host_over_load": dict(zip(ratios, loads, strict=True))},
+    )
+
+
+def plot(path, found, settings: ExpertSettings) -> None:
+    """Time by tokens, a panel a model; the link is a line."""
+    panels = []
+    for name, times in found.items():
+        panels.append(
+            median_panel(
+                name,
+                "ms",
+                list(settings.tokens),
+                {
+                    what: [times[what, tokens] for tokens in settings.tokens]
+                    for what in (HOST, DEVICE)
+                },
+                1e3,
+                x_label="tokens of a call",
+                level=("link", 1e3 * float(np.median(times[LINK, 0]))),
+                log=True,
+            )
+        )
+    draw_panels(
+        path, panels, title="One expert: host, device and link (half ranges)", columns=3
+    )
+
+
+STUDY = Study(
+    name="smoe_fig3",
+    question="What does an expert take on the host, on the device and on the link "
+    "(SMoE figs. 3, 8)?",
+    settings=ExpertSettings,
+    measure=run,
+    claim=Claim(
+        source="SMoE, sections III and V-A, figs. 3 and 8",
+        paper={
+            "fig. 3": "loading one to two orders of magnitude slower than the GPU, the "
+            "CPU one order",
+            "fig. 8": "CPU times are stable at low batch sizes",
+            "host over load": "a third with Qwen2-57B on an A6000",
+        },
+        why="The paper shows pictures, of GPUs on PCIe and eight cores.",
+    ),
+)
