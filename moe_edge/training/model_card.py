@@ -26,7 +26,7 @@ from moe_edge.training.text import HELD_OUT, SOURCES
 NOTES_FILE = "notes.md"  # optional list items for the card
 # What the card says of how the model was trained, by their names in settings.json.
 CARD_SETTINGS = frozenset(
-    ("length", "long_length", "peak", "balance", "evenness")
+    ("length", "long_length", "peak", "balance")
     + ("expert_rate_factor", "embedding_std", "expert_scale")
 )
 
@@ -248,10 +248,10 @@ facts or advice.
   {facts.progress.tokens // facts.progress.step} tokens on average,
   {facts.progress.seconds / 60:.0f} minutes of two shared CPU cores. AdamW; learning
   rate {settings["peak"]:g} after warm-up, a plateau, a linear decay; load-balancing
-  weight {settings["balance"]:g}, weight of the loss on uneven top-k weights
-  {settings["evenness"]:g}; experts learn at {settings["expert_rate_factor"]:g} times
-  that rate. Start: embeddings of standard deviation {settings["embedding_std"]:g},
-  experts {settings["expert_scale"]:g} times the usual.
+  weight {settings["balance"]:g}; experts learn at
+  {settings["expert_rate_factor"]:g} times that rate. Start: embeddings of standard
+  deviation {settings["embedding_std"]:g}, experts {settings["expert_scale"]:g} times
+  the usual.
 {facts.notes}
 ![training and held-out loss](loss.png)
 

@@ -32,17 +32,13 @@ class Hyper:
 
     Attributes:
       balance: weight of the load-balancing loss (Switch, arXiv 2101.03961, eq. 4).
-      evenness: weight of the loss on uneven weights of the chosen experts
-        (`weight_information`). Without it the lower half of the chosen gets small
-        weights and learns next to nothing (docs/measurements.md).
       expert_rate_factor: on the learning rate of the experts, which see few tokens
         each, through small weights. At the common rate the dense weights learn the
         text first (measured at 0.39 M tokens: docs/measurements.md).
       clip_norm: bound of the gradient's global norm.
     """
 
-    balance: float = 0.02
-    evenness: float = 1.5
+    balance: float = 0.01
     expert_rate_factor: float = 3.0
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -50,7 +46,7 @@ class Hyper:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        for name in ("balance", "evenness", "weight_decay"):
+        for name in ("balance", "weight_decay"):
             check_from_zero(name, getattr(self, name))
         check_positive("expert_rate_factor", self.expert_rate_factor)
 

@@ -33,14 +33,13 @@ def run_pretrain(
     out_dir: str,
     *,
     data_dir: str = "../shared/data",
-    train_tokens: int = 10_000_000,
-    decay_tokens: int = 2_500_000,
+    train_tokens: int = 25_000_000,
+    decay_tokens: int = 5_000_000,
     decay_minutes: float = 25.0,
     warmup_tokens: int = 300_000,
     max_minutes: float | None = None,
     learning_rate: float = 2e-3,
-    balance: float = 0.02,
-    evenness: float = 1.5,
+    balance: float = 0.01,
     expert_rate_factor: float = 3.0,
     embedding_std: float = 1.0,
     expert_scale: float = 1.5,
@@ -78,7 +77,6 @@ def run_pretrain(
       max_minutes: save and stop after so long.
       learning_rate: peak learning rate.
       balance: weight of the load-balancing loss.
-      evenness: weight of the loss on uneven top-k weights.
       expert_rate_factor: on the experts' learning rate.
       embedding_std: of fresh embeddings.
       expert_scale: factor on fresh experts.
@@ -124,9 +122,7 @@ def run_pretrain(
         decay_tokens=decay_tokens,
         decay_minutes=decay_minutes,
     )
-    hyper = Hyper(
-        balance=balance, evenness=evenness, expert_rate_factor=expert_rate_factor
-    )
+    hyper = Hyper(balance=balance, expert_rate_factor=expert_rate_factor)
     options = RunOptions(
         batch_tokens=batch_tokens,
         max_minutes=max_minutes,

@@ -67,13 +67,6 @@ def balance_loss(counts_E, scores_TE) -> jax.Array:
     return share_E.shape[0] * (share_E * scores_TE.mean(axis=0)).sum()
 
 
-def weight_information(weights_TK) -> jax.Array:
-    """Mean of log(K) minus the entropy of a token's weights, nats: 0 when all equal."""
-    share_TK = weights_TK / weights_TK.sum(axis=1, keepdims=True)
-    entropy_T = -(share_TK * jnp.log(share_TK + 1e-20)).sum(axis=1)
-    return jnp.log(share_TK.shape[1]) - entropy_T.mean()
-
-
 def _decayed(params: Params) -> dict[str, bool]:
     return {name: value.ndim > 1 for name, value in params.items()}
 
@@ -108,9 +101,7 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         balance = sum(
             balance_loss(c, r.scores_TE) for c, r in zip(counts, routings, strict=True)
         ) / len(routings)
-        information = sum(weight_information(r.weights_TK) for r in routings)
         total = loss + hyper.balance * balance
-        total += hyper.evenness * information / len(routings)
         return total, (loss, balance, jnp.stack(counts))
 
     def step(state: TrainState, rows, learning_rate):

@@ -41,9 +41,9 @@ def test_run_model_card_writes_folder_that_loads(tiny_run, tmp_path, monkeypatch
             make_card(tmp_path, "x", dry_run=True)
         (tmp_path / name).rename(tmp_path / "run" / name)
     settings = json.loads((tmp_path / "run" / "settings.json").read_text())
-    del settings["evenness"]
+    del settings["balance"]
     (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"lacks \['evenness'\], which the card"):
+    with pytest.raises(ConfigError, match=r"lacks \['balance'\], which the card"):
         make_card(tmp_path, "x", dry_run=True)
 
 

@@ -39,7 +39,7 @@ def test_run_pretrain_resumes_where_it_stopped(tiny_run):
         ({"seed": 1}, "--seed is 1, it was 0"),
         ({"task_characters": 5000}, "--task_characters is 5000, it was 4000"),
         ({"data_dir": "."}, "--data_dir is .*, it was None"),
-        ({"evenness": 0.5}, "evenness is 0.5, it was 1.5; name them again"),
+        ({"balance": 0.5}, "balance is 0.5, it was 0.01; name them again"),
         ({"embedding_std": 0.5}, "embedding_std is 0.5, it was 1.0; name them again"),
     ],
 )
@@ -107,7 +107,7 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
         ({"expert_rate_factor": 0.0}, r"expert_rate_factor must be positive, got 0\.0"),
         ({"embedding_std": float("inf")}, "embedding_std must be finite, got inf"),
         ({"expert_scale": -2.0}, r"expert_scale must be positive, got -2\.0"),
-        ({"evenness": -0.5}, r"evenness must be 0 or more .* got -0\.5"),
+        ({"balance": -0.5}, r"balance must be 0 or more .* got -0\.5"),
         ({"balance": float("nan")}, "balance must be 0 or more .* got nan"),
         ({"top_k": 1}, "norm_topk with top_k 1 makes every weight 1"),
     ],
@@ -127,7 +127,7 @@ def test_run_pretrain_hands_its_settings_to_the_training(tmp_path, monkeypatch):
         return checkpoints.Progress()
 
     monkeypatch.setattr("moe_edge.training.loop.train", train)
-    own = {"balance": 0.5, "evenness": 0.25, "expert_rate_factor": 7.0}
+    own = {"balance": 0.5, "expert_rate_factor": 7.0}
     start = {"embedding_std": 0.5, "expert_scale": 2.5}
     run.run_pretrain(str(tmp_path), **TINY, **own, **start, norm_topk=False)
     assert not given["config"].moe.norm_topk
@@ -180,24 +180,3 @@ def test_balance_loss_of_even_routing_is_one_and_of_one_expert_is_num_experts():
     np.testing.assert_allclose(even, 1.0)
     single = step.balance_loss(jnp.array([8, 0]), jax.nn.one_hot(jnp.zeros(4, int), 2))
     np.testing.assert_allclose(single, 2.0)
-
-
-def test_weight_information_of_equal_weights_is_zero_and_of_one_expert_is_log():
-    even, single = jnp.full((3, 4), 0.1), jax.nn.one_hot(jnp.zeros(3, int), 4)
-    np.testing.assert_allclose(step.weight_information(even), 0.0, atol=1e-6)
-    np.testing.assert_allclose(step.weight_information(single), np.log(4), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_evenness_makes_the_weights_of_the_chosen_even():
-    rows = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
-    spread = {}
-    for evenness in (0.0, 10.0):
-        params = init_params(CONFIG, 0)
-        params["blocks.0.router.weight"] *= 50.0  # far from even
-        state, run_step = begin(params, evenness=evenness)
-        for _ in range(20):
-            state, _ = run_step(state, rows, np.float32(1e-2))
-        _, (routing,) = step.forward_fn(CONFIG)(state.params, rows)
-        spread[evenness] = float(step.weight_information(routing.weights_TK))
-    assert spread[10.0] < 0.5 * spread[0.0]

@@ -86,7 +86,6 @@ def run_trial(settings: ShapeSettings, name: str, work: Path) -> Trial:
         warmup_tokens=min(300_000, settings.train_tokens // 8),
         batch_tokens=settings.batch_tokens,
         balance=settings.balance,
-        evenness=0.0,
         seed=settings.seed,
         **dataclasses.asdict(shape),
     )
