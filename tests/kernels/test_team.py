@@ -11,7 +11,7 @@ import pytest
 
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import blocks, native
+from moe_edge.kernels import blocks, gradients, native
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from tests.support.host_kernels import needs_kernels
@@ -58,7 +58,10 @@ def all_calls():
     start_B, window = np.array([3, 90, 50], np.int32), np.int32(1 << 30)
     x_TI, w_OI = normal(3, 256), normal(512, 256)
     q, k, v = normal(3, 4, 6, 32), normal(6, 128, 32), normal(6, 128, 32)
+    train = jax.jit(functools.partial(gradients.attend, scale=0.2))
+    heads, keys = normal(6, 130, 32), normal(2, 130, 32)
     return {
+        "train attend": functools.partial(train, heads, keys, keys, window),
         "linear": functools.partial(jax.jit(native.linear), x_TI, w_OI),
         "product": functools.partial(jax.jit(blocks.product), normal(40, 256), w_OI),
         "top_k": functools.partial(
