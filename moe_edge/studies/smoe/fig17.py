@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
+from moe_edge.profile.run_profile import run_profile
 from moe_edge.studies.cases import LIMITS, Case, CaseSettings, Ready, prepare
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
@@ -24,7 +26,7 @@ TOP, CHOSEN = "predicted that are top-score", "predicted that are chosen"
 FOUND = "top-score that were predicted"
 PAPER = {TOP: 0.82, CHOSEN: 0.95}
 MEASURES = {"recall": "chosen_LA", "precision": "predicted_LA"}  # share of hits in
-SMOE = "smoe_partial"
+SMOE, PROBE = "smoe_partial", "probe (ours)"
 BASELINES = ("stale_gate", "previous", "frequency", "moe_infinity")
 _wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
 
@@ -37,12 +39,17 @@ class PredictorSettings(CaseSettings):
       device_memory: of the experts.
       a: SMoE's margin.
       horizon: most layers that predictors look ahead.
+      probe_texts, probe_tokens: what probes are fitted on, in `work_dir`; without
+        `data_dir` there are none.
     """
 
     device_memory: str = "25%"
     history: int = 16
     a: float = 0.2
     horizon: int = 3
+    probe_texts: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
+    probe_tokens: int = 131_072
+    work_dir: str = "results/local/predictors"
 
 
 class TopScoreLog(PredictionLog):
@@ -69,21 +76,48 @@ class TopScoreLog(PredictionLog):
             self.top.chosen(layer, np.flatnonzero(scores_E >= 0))
 
 
-def policies(settings: PredictorSettings) -> dict[str, OffloadOptions]:
-    """Every predictor, over LRU; and SMoE's in the complete SMoE."""
+def fit_probes(settings: PredictorSettings) -> str | None:
+    """Folder of a profile with probes, or None without texts to fit them on."""
+    if settings.data_dir is None:
+        return None
+    run_profile(
+        out_dir=settings.work_dir,
+        checkpoint=settings.checkpoint,
+        text=",".join(settings.probe_texts),
+        tokens=settings.probe_tokens,
+        max_tokens_per_expert=1,
+        probes=settings.horizon,
+        data_dir=settings.data_dir,
+        overwrite=True,
+    )
+    return settings.work_dir
+
+
+def policies(
+    settings: PredictorSettings, profile: str | None = None
+) -> dict[str, OffloadOptions]:
+    """Every predictor, over LRU; and SMoE's in the complete SMoE.
+
+    Args:
+      profile: of `fit_probes`.
+    """
 
     def over_lru(name: str, horizon: int = 1, **options) -> OffloadOptions:
         return OffloadOptions(
             predictor=name, predictor_options=options, horizon=horizon
         )
 
+    ahead = {"look_ahead": settings.horizon}
+    probe = {} if profile is None else {PROBE: ahead | {"profile": profile}}
     return {
         SMOE: over_lru(SMOE, top_a=settings.a),
         f"{SMOE}, all chosen": over_lru(SMOE, top_a=None),
         **{name: over_lru(name) for name in BASELINES},
-        "n_layer_gate": over_lru(
-            "n_layer_gate", settings.horizon, look_ahead=settings.horizon
-        ),
+        "n_layer_gate": over_lru("n_layer_gate", settings.horizon, **ahead),
+        **{
+            name: over_lru("probe", settings.horizon, **options)
+            for name, options in probe.items()
+        },
         f"{SMOE} in smoe": fig14.smoe_steps(settings.a)["+Pre"],
     }
 
@@ -123,10 +157,11 @@ class Judged:
 
 def run(settings: PredictorSettings) -> Findings:
     """Records what predictors say."""
+    named = policies(settings, fit_probes(settings))
     cases = [
         Case(policy, settings.device_memory, batch, options)
         for batch in settings.batches
-        for policy, options in policies(settings).items()
+        for policy, options in named.items()
     ]
     is_same = []
     with Bench(settings.checkpoint) as bench:
@@ -197,7 +232,8 @@ def findings(
     top, chosen = map(_say, ours.values())
     recall = [
         f"{policy} {_say(found.get((policy, first, 'recall, one layer ahead')))}"
-        for policy in (f"{SMOE}, all chosen", "stale_gate")
+        for policy in (f"{SMOE}, all chosen", "stale_gate", "n_layer_gate", PROBE)
+        if (policy, first, "recall, one layer ahead") in found
     ]
     return Findings(
         answer=f"At batch {first}, {top} of what SMoE's partial state predicts is "
@@ -210,6 +246,7 @@ def findings(
             *LIMITS,
             "Shares are over the layers that routers can predict within a token: none "
             "predicts the next token's first layers.",
+            "SMoE's partial state is read only where experts travel.",
         ],
         kind="emulated",
         baselines=BASELINES,

@@ -128,6 +128,31 @@ def test_workloads_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_predictors_write_an_entry(tiny, tmp_path):
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("aeiknrst"), 4)) for _ in range(6000)]
+    (tmp_path / "t.txt").write_text(" ".join(words))
+    given = {"sources": ("t.txt",), "probe_texts": ("t.txt",), "probe_tokens": 4096}
+    for name, data in (("a", {}), ("b", {"data_dir": str(tmp_path)} | given)):
+        summary, result = run(
+            fig17.STUDY,
+            tmp_path / name,
+            checkpoint=tiny,
+            device_memory="50%",
+            work_dir=str(tmp_path / "probes"),
+            history=1,
+            horizon=1,
+            batches=(1,),
+            **SMALL,
+            **data,
+        )
+        assert all(summary["checks"].values()), summary["checks"]
+        rows = {(row["policy"], row["name"]) for row in result["metrics"]}
+        named = ("probe (ours)", "recall, one layer ahead, batch 1") in rows
+        assert named == bool(data)
+
+
+@pytest.mark.slow
 def test_ttft_writes_an_entry(tiny, tmp_path):
     summary, result = run(
         ttft.STUDY,
