@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.float32 import to_float32
+from moe_edge.model.choice_gradient import choice_factors
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import einsum, linear
@@ -116,8 +117,10 @@ def choose_blocks(
     if moe.gate != "proxy_pattern":
         value_TB = (weights_TP[..., None] * levels_TPU).reshape(T, P * U)
         _, chosen_TK = jax.lax.top_k(value_TB, moe.top_k)
+        factor_TK = choice_factors(value_TB, chosen_TK)
         rank_TK, sub_TK = chosen_TK // U, chosen_TK % U
     else:
+        factor_TK = None
         rank_K, position_K = np.nonzero(
             np.arange(U)[None, :] < np.asarray(pattern_counts(moe))[:, None]
         )
@@ -126,4 +129,6 @@ def choose_blocks(
         rank_TK = jnp.broadcast_to(rank_K.astype(np.int32)[None], sub_TK.shape)
     parent_TK = jnp.take_along_axis(parents_TP, rank_TK, axis=1)
     weights_TK = jnp.take_along_axis(weights_TP, rank_TK, axis=1)
+    if factor_TK is not None:
+        weights_TK *= factor_TK
     return parent_TK * U + sub_TK, weights_TK

@@ -59,7 +59,7 @@ def build_refactoring(
         labels[layer] = np.stack([each.labels_F for each in found])
         if settings.gate == "cg":
             judges[layer] = _stack(found, settings)
-        if settings.gate == "calibrated":
+        if settings.model_gate == "calibrated":
             prior_U = _prior(found, settings.sub_experts)
             flat = flat_rows(prior_U, reader.config.d_model)
             rows[layer] = [each.rows or flat for each in found]
@@ -123,7 +123,7 @@ def _finish(
     if settings.gate in ("lg", "lg_ft"):
         return _Found(labels_F)
     norms_TU = sub_norms(fit_TF, labels_F, U, down_F)
-    if settings.gate == "calibrated":
+    if settings.model_gate == "calibrated":
         rows = fit_rows(profile.hidden(layer, expert)[fit], norms_TU)
         return _Found(labels_F, rows=rows, level_U=norms_TU.mean(axis=0))
     judges = choose_judges(

@@ -20,6 +20,7 @@ from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
 from moe_edge.refactor.partition.matrix import run_matrix
 from moe_edge.refactor.settings import (
+    FINE_TUNED,
     FineTuning,
     PartitionOptions,
     Settings,
@@ -34,10 +35,10 @@ MATRIX_FLAGS = (
     *("activations", "sub_experts", "inactive", "solver", "restarts", "normalise"),
     *("heldout_ratio", "data_dir", "seed"),
 )
-# Gate -> flags that mean nothing with another one.
+# Gates -> flags that mean nothing with other ones.
 GATE_FLAGS = {
-    "cg": ("gate_neurons", "proxy_rule", "gate_choice"),
-    "lg_ft": ("train_text", "teacher_kl", "fine_tuning", "max_minutes"),
+    FINE_TUNED: ("train_text", "teacher_kl", "fine_tuning", "max_minutes"),
+    ("cg",): ("gate_neurons", "proxy_rule", "gate_choice"),
 }
 
 
@@ -74,11 +75,11 @@ def run_refactor(
       text: held-out file whose perplexity is measured; None: the packaged one.
       ppl_k: values of K, `all`, or an empty string for none.
       max_text_tokens: read of the text.
-      train_text: lg_ft: files to fine-tune on, separated by commas.
-      teacher_kl: lg_ft: follow the model as it was, each step at a K drawn at random
+      train_text: lg_ft, calibrated_ft: files to fine-tune on, separated by commas.
+      teacher_kl: of these: follow the model as it was, each step at a K drawn at random
         (ours), instead of the text alone at rising K.
-      fine_tuning: lg_ft: options of `settings.FineTuning`.
-      max_minutes: lg_ft: stop training after so many minutes; the same call goes on.
+      fine_tuning: of these: options of `settings.FineTuning`.
+      max_minutes: of these: stop training after so many minutes; the same call goes on.
       data_dir: where relative paths are looked up too.
     Returns:
       objective and objective_heldout (eq. 2 summed over all experts, on tokens that the
@@ -105,7 +106,7 @@ def run_refactor(
         read_ids(reader, text, data_dir, max_text_tokens) if ks else ([], None)
     )
     training = windows = None
-    if settings.gate == "lg_ft":
+    if settings.gate in FINE_TUNED:
         ours = {"teacher_kl": 1.0, "k_order": "drawn"} if teacher_kl else {}
         training = _training(fine_tuning, {"seed": settings.seed} | ours)
         training.check(child)
@@ -115,7 +116,7 @@ def run_refactor(
         windows = read_windows(reader, texts, training)
     opened = open_profile(profile)
     opened.check(reader.content_sha256())
-    if settings.gate == "calibrated":
+    if settings.model_gate == "calibrated":
         opened.check_hidden()
     U = settings.sub_experts
     factor = down_factor(reader.config.moe, U, settings.model_gate)
@@ -154,7 +155,7 @@ def run_refactor(
                 "down_factor_exact": exact,
                 "gate": refactoring.manifest(),
             }
-            untrained = work_dir / "lg" if training else model
+            untrained = work_dir / "untrained" if training else model
             write_refactored(reader, refactoring, untrained, overwrite=True)
             if training is not None:
                 from moe_edge.refactor.finetune.train import finetune_router
@@ -232,7 +233,7 @@ def check_mode(given: Mapping[str, Any]) -> None:
                 "one matrix; leave one of them out"
             )
         return
-    needed = ["checkpoint", "profile"] + ["train_text"] * (gate == "lg_ft")
+    needed = ["checkpoint", "profile"] + ["train_text"] * (gate in FINE_TUNED)
     missing = [f"--{name}" for name in needed if not given[name]]
     if missing:
         raise ConfigError(
@@ -240,9 +241,10 @@ def check_mode(given: Mapping[str, Any]) -> None:
             f"{', '.join('--' + name for name in needed)}, one matrix --activations"
         )
     for wanted, names in GATE_FLAGS.items():
-        extra = [name for name in changed if name in names and gate != wanted]
+        extra = [name for name in changed if name in names and gate not in wanted]
         if extra:
-            raise ConfigError(f"--{extra[0]} is for --gate {wanted}, got --gate {gate}")
+            gates = " or ".join(wanted)
+            raise ConfigError(f"--{extra[0]} is for --gate {gates}, got --gate {gate}")
 
 
 def summary_of(report: dict[str, Any], started: float) -> dict[str, Any]:

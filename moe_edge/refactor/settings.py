@@ -27,7 +27,9 @@ GATES = {
     "lg_ft": "linear",
     "cg": "proxy",
     "calibrated": "calibrated",
+    "calibrated_ft": "calibrated",
 }
+FINE_TUNED = ("lg_ft", "calibrated_ft")
 PROXY_RULES = ("global", "pattern")
 IMPORTANCE = ("output", "activation", "usage")
 CHOICES = ("fitted", "central")
@@ -94,8 +96,8 @@ class Settings(PartitionOptions):
       solver: alternate, magnitude, anneal, ..; None: magnitude for lg, which always
         runs the same blocks of an expert first, and alternate where the gate tells
         blocks apart or `restarts` are given.
-      gate: lg, lg_ft (linear gate, fine-tuned), cg (proxy gate) or calibrated (rows
-        that predict the blocks' norms).
+      gate: lg, lg_ft (linear gate, fine-tuned), cg (proxy gate), calibrated (rows that
+        predict the blocks' norms) or calibrated_ft (those, fine-tuned).
       weigh_neurons: by the length of their down columns, before solving.
       importance: how sub-experts are ordered, output, activation or usage, see
         `gates.linear.order_subs`.
@@ -197,7 +199,8 @@ class FineTuning:
       accumulate: batches whose gradients make one optimiser step.
       learning_rate: the paper's is 1e-5, for models of billions of parameters.
       k_start, k_end: (sub-)experts a token; None: a quarter of the model's own K, and
-        its own K (the paper's 8 and 32 of OLMoE).
+        its own K (the paper's 8 and 32 of OLMoE), or one less with a calibrated gate,
+        which has nothing to choose there.
       k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
         many as there are steps, and a single one is `k_end`.
       k_order: rising (the paper's) or drawn: every K once, in random order, again and
@@ -273,7 +276,8 @@ class FineTuning:
         """
         top_k = config.moe.top_k
         start = max(1, top_k // 4) if self.k_start is None else self.k_start
-        end = top_k if self.k_end is None else self.k_end
+        end = top_k - (config.moe.gate == "calibrated")
+        end = end if self.k_end is None else self.k_end
         for k in (start, end):
             at_k(config, k)
         if start > end:

@@ -119,6 +119,33 @@ def test_calibrated_gate_is_the_parent_at_full_k_and_predicts_norms(calibrated, 
     assert np.mean(gains) > 1.05, gains
 
 
+def test_calibrated_ft_changes_the_rows_that_choose_and_nothing_else(
+    calibrated, tiny, text, tmp_path
+):
+    out, profiled, _ = calibrated
+    options = {"tokens": 2048, "batch_tokens": 128, "window": 64, "accumulate": 1}
+    options |= {"held_out_rows": 2, "learning_rate": 3e-2}
+    summary = refactor(
+        *(tiny, str(profiled), tmp_path / "ft"),
+        gate="calibrated_ft",
+        train_text=text,
+        teacher_kl=True,
+        fine_tuning=options,
+        text=text,
+        ppl_k="8",
+    )
+    assert summary["identity_error"] <= 1e-5
+    tuned, plain = open_checkpoint(tmp_path / "ft"), open_checkpoint(out)
+    np.testing.assert_array_equal(tuned.experts(1), plain.experts(1))
+    before, after = plain.dense(1), tuned.dense(1)
+    changed = [n for n in before if not np.array_equal(before[n], after[n])]
+    assert sorted(changed) == ["router.level_bias", "router.level_weight"]
+    report = json.loads((tmp_path / "ft" / REPORT_NAME).read_text())["fine_tuning"]
+    assert report["k_values"][-1] == 7  # with all 8 there is nothing to choose
+    old, new = (report[f"held_out_{when}"] for when in ("before", "after"))
+    assert np.mean([np.log(new[k] / old[k]) for k in old]) < 0
+
+
 @pytest.mark.parametrize("made", ["cg", "calibrated"])
 def test_offloaded_is_resident_bit_for_bit(made, request):
     out = request.getfixturevalue(made)[0]

@@ -1,6 +1,7 @@
 """Programs of router fine-tuning: a gradient step per K, and the optimiser's update.
 
-The router's rows are the only differentiated argument. Everything else enters in its
+The rows that choose are the only differentiated argument: the router's with a linear
+gate, those that predict levels with a calibrated one. Everything else enters in its
 stored dtype, so that no gradient, optimiser state or float32 copy of it is ever made.
 A `k`'s gradient step is compiled once; the update does not depend on `k`.
 """
@@ -18,6 +19,7 @@ from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.core.float32 import to_float32
 from moe_edge.engine.weights import Weights
 from moe_edge.kernels import gradients
+from moe_edge.model import choice_gradient
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
@@ -25,7 +27,11 @@ from moe_edge.model.transformer import Transformer
 from moe_edge.training.expert_grad import expert_fn
 from moe_edge.training.step import TrainState, token_losses
 
-TRAINED = ("router.weight", "router.bias")
+# Rows that are trained, by gate: those that choose, and nothing else.
+TRAINED = {
+    "linear": ("router.weight", "router.bias"),
+    "calibrated": ("router.level_weight", "router.level_bias"),
+}
 Router = dict[str, jax.Array]  # "blocks.0.router.weight" -> float32
 
 
@@ -50,12 +56,12 @@ class Total(NamedTuple):
 
 
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:
-    """(trained, all) parameters of a model with a linear gate."""
-    trained = total = 0
+    """(trained, all) parameters of a model."""
+    trained, total, names = 0, 0, TRAINED[config.moe.gate]
     for item in dense_items(config):
         for name, shape in item_shapes(config, item).items():
             total += math.prod(shape)
-            trained += math.prod(shape) if name in TRAINED else 0
+            trained += math.prod(shape) if name in names else 0
     records = len(config.moe_layers) * config.moe.num_experts
     return trained, total + records * RecordLayout.of(config).num_values
 
@@ -63,10 +69,11 @@ def parameter_counts(config: ModelConfig) -> tuple[int, int]:
 def split_weights(weights: Weights) -> tuple[Router, Frozen]:
     """The router's rows, widened to float32, and everything else as it is."""
     router, dense = {}, dict(weights.top)
+    names = TRAINED[weights.config.moe.gate]
     for layer, flat in enumerate(weights.layers):
         for name, array in flat.items():
             path = f"blocks.{layer}.{name}"
-            if name in TRAINED:
+            if name in names:
                 router[path] = jnp.array(to_float32(array))
             else:
                 dense[path] = array
@@ -147,7 +154,7 @@ def make_gradient_step(
         )
         return jax.tree.map(jnp.add, total, Total(gradient, *sums))
 
-    step = gradients.within(step)
+    step = choice_gradient.within(gradients.within(step))
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 

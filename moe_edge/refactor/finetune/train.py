@@ -1,9 +1,10 @@
-"""Fine-tunes the rows of a linear gate: MoE-Prism, section 4.3.2.
+"""Fine-tunes the rows that choose: MoE-Prism, section 4.3.2, for a linear gate.
 
 Cross-entropy of the whole model, everything but the router frozen, and K, the number
 of (sub-)experts a token computes, growing linearly from `k_start` to `k_end`. K moves
 in a few stages, since every K is a program of its own. Ours, where asked for: each step
-draws its K, and the model follows itself as it was at its own K.
+draws its K, and the model follows itself as it was at its own K; and the rows of a
+calibrated gate, which choose among the blocks of experts that the router chose.
 """
 
 import dataclasses
@@ -52,7 +53,8 @@ def finetune_router(
     the same arguments goes on exactly; the folder disappears with the last step.
 
     Args:
-      reader: of our format, with a linear gate; its folder becomes `out_dir`.
+      reader: of our format; its gate is linear or calibrated, its folder becomes
+        `out_dir`.
       max_minutes: stop after so many minutes, to go on another time.
     Returns:
       finished, step, steps, tokens, seconds, trained_parameters, parameters,

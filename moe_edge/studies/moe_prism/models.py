@@ -2,8 +2,9 @@
 
 ORIGINAL is the parent at k' of its experts; LG and LG-FT its sub-experts with a linear
 gate before and after fine-tuning of the router; CG with a proxy gate and ours,
-CALIBRATED, with rows that predict norms, both untrained. K counts sub-experts, so the
-parent at k' computes as many neurons as the others at k' U.
+CALIBRATED, with rows that predict norms, both untrained. Ours, too, are the two that
+are fine-tuned towards the parent (KL) at every K. K counts sub-experts, so the parent
+at k' computes as many neurons as the others at k' U.
 """
 
 import dataclasses
@@ -11,7 +12,9 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import (
@@ -20,20 +23,45 @@ from moe_edge.core.checks import (
     OutputError,
     build_known,
     check_known,
+    check_positive,
 )
 from moe_edge.core.files import write_text
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.refactor.run import run_refactor
-from moe_edge.refactor.settings import GATES, FineTuning
+from moe_edge.refactor.settings import FINE_TUNED, GATES, FineTuning
 from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings
 from moe_edge.training.text import SOURCES, source_documents, split_documents
 
 ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
-# Of the settings, in order of making.
-FIELDS = {LG: "lg", CG: "cg", CALIBRATED: "calibrated", LG_FT: "lg_ft"}
+LG_KL, CALIBRATED_KL = "LG-FT, KL", "calibrated, KL"
+
+
+class Kind(NamedTuple):
+    """A refactored model.
+
+    Attributes:
+      field: of the settings.
+      gate: of launch/refactor.py.
+      follows: fine-tuned towards the parent.
+    """
+
+    field: str
+    gate: str
+    follows: bool = False
+
+
+KINDS = {  # in order of making
+    LG: Kind("lg", "lg"),
+    CG: Kind("cg", "cg"),
+    CALIBRATED: Kind("calibrated", "calibrated"),
+    LG_FT: Kind("lg_ft", "lg_ft"),
+    LG_KL: Kind("lg_kl", "lg_ft", follows=True),
+    CALIBRATED_KL: Kind("calibrated_kl", "calibrated_ft", follows=True),
+}
+BY_FIELD = {kind.field: kind for kind in KINDS.values()}
 PROSE = ("wikitext", "wikipedia", "web", "books")
 PIECE = 8000  # characters
 END_OF_TEXT = "<|endoftext|>"
@@ -45,10 +73,13 @@ class ModelSettings(StudySettings):
 
     Attributes:
       checkpoint: the parent, path or `default`.
-      lg, lg_ft, cg, calibrated: refactored checkpoints; None leaves one out.
+      lg, lg_ft, lg_kl, cg, calibrated, calibrated_kl: refactored checkpoints; None
+        leaves one out.
       make: those of them to make, in `work_dir`, unless they are there: by a profile of
-        `calibration_tokens` of `calibration`, and for lg_ft fine-tuning with options
+        `calibration_tokens` of `calibration`, and fine-tuned ones with options
         `fine_tuning` on the prose that the default model was trained on.
+      rates: learning rates of which each takes its own, by the loss on held-out prose
+        after `rate_tokens`; none: that of `fine_tuning`.
       data_dir: where relative paths are looked up too.
     """
 
@@ -57,17 +88,23 @@ class ModelSettings(StudySettings):
     lg_ft: str | None = None
     cg: str | None = None
     calibrated: str | None = None
+    lg_kl: str | None = None
+    calibrated_kl: str | None = None
     make: tuple[str, ...] = ()
     work_dir: str = "results/local/moe_prism"
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     calibration_tokens: int = 131_072
     fine_tuning: Mapping[str, Any] | None = None
+    rates: tuple[float, ...] = ()
+    rate_tokens: int = 204_800
     data_dir: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
         for gate in self.make:
-            check_known("gate", gate, FIELDS.values())
+            check_known("gate", gate, BY_FIELD)
+        for rate in self.rates:
+            check_positive("rates", rate)
 
     def limits(self) -> list[str]:
         """What is known of the default model and of no other."""
@@ -85,14 +122,12 @@ class ModelSettings(StudySettings):
         Raises:
           ConfigError: no refactored one.
         """
-        paths = {name: getattr(self, field) for name, field in FIELDS.items()}
-        found = {
-            name: paths[name] for name in (LG, LG_FT, CG, CALIBRATED) if paths[name]
-        }
+        paths = {name: getattr(self, kind.field) for name, kind in KINDS.items()}
+        found = {name: path for name, path in paths.items() if path}
         if not found:
             raise ConfigError(
                 "no refactored checkpoint given; name those of launch/refactor.py in "
-                "lg, lg_ft, cg or calibrated, or list in `make` what to make"
+                f"{', '.join(BY_FIELD)}, or list in `make` what to make"
             )
         return {ORIGINAL: self.checkpoint} | found
 
@@ -126,10 +161,10 @@ def make_models(settings: Settings) -> Settings:
     work = Path(settings.work_dir)
     if settings.make:
         _make_profile(work / "profile", settings)
-    for gate in settings.make:
-        if not (work / gate / "manifest.json").is_file():
-            _refactor(work, gate, settings)
-    made = {gate: str(work / gate) for gate in settings.make}
+    for field in settings.make:
+        if not (work / field / "manifest.json").is_file():
+            _refactor(work, field, settings)
+    made = {field: str(work / field) for field in settings.make}
     settings = dataclasses.replace(settings, **made)
     check_models(settings)
     return settings
@@ -141,7 +176,7 @@ def _make_profile(folder: Path, settings: ModelSettings) -> None:
     Raises:
       OutputError: a profile of other settings, left by an earlier run.
     """
-    hidden = FIELDS[CALIBRATED] in settings.make
+    hidden = any("calibrated" in field for field in settings.make)
     if not (folder / "profile.json").is_file():
         run_profile(
             out_dir=str(folder),
@@ -164,22 +199,45 @@ def _make_profile(folder: Path, settings: ModelSettings) -> None:
         )
 
 
-def _refactor(work: Path, gate: str, settings: ModelSettings) -> None:
-    """Makes the refactored checkpoint of a gate."""
-    options = {}
-    if gate == "lg_ft":
+def _refactor(work: Path, field: str, settings: ModelSettings) -> None:
+    """Makes a refactored checkpoint."""
+    if BY_FIELD[field].gate not in FINE_TUNED:
+        return _run_refactor(work / field, work, field, settings)
+    tuning = dict(settings.fine_tuning or {})
+    if settings.rates:
+        tuning["learning_rate"] = _best_rate(work, field, tuning, settings)
+    _run_refactor(work / field, work, field, settings, tuning)
+
+
+def _run_refactor(out: Path, work: Path, field: str, settings, tuning=None) -> None:
+    kind, options = BY_FIELD[field], {}
+    if tuning is not None:
         text = work / "train.txt"
         write_text(text, training_text(settings.data_dir))
-        options["train_text"] = str(text)
-        options["fine_tuning"] = dict(settings.fine_tuning or {})
+        options = {"train_text": str(text), "fine_tuning": tuning}
+        options["teacher_kl"] = kind.follows
     run_refactor(
-        out_dir=str(work / gate),
+        out_dir=str(out),
         checkpoint=settings.checkpoint,
         profile=str(work / "profile"),
-        gate=gate,
+        gate=kind.gate,
         ppl_k="",
         **options,
     )
+
+
+def _best_rate(work: Path, field: str, tuning: dict, settings: ModelSettings) -> float:
+    """The rate of the lowest loss on held-out prose, mean over K, after short runs."""
+    losses = {}
+    for rate in settings.rates:
+        out = work / f"{field}_rate_{rate:g}"
+        if not (out / "manifest.json").is_file():
+            short = {"tokens": settings.rate_tokens, "learning_rate": rate}
+            _run_refactor(out, work, field, settings, tuning | short)
+        report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        after = report["fine_tuning"]["held_out_after"].values()
+        losses[rate] = float(np.mean(np.log(list(after))))
+    return min(losses, key=losses.get)
 
 
 def training_text(data_dir: str | None) -> str:
@@ -204,16 +262,17 @@ def training_text(data_dir: str | None) -> str:
     return END_OF_TEXT.join(pieces)
 
 
-def _check_fine_tuned(folder: str, stored: dict, options: Mapping | None) -> None:
+def _check_fine_tuned(folder: str, stored: dict, settings: ModelSettings) -> None:
     """Raises OutputError for a model fine-tuned otherwise, left by an earlier run."""
-    kinds = {"fine_tuning": FineTuning}
+    kinds, options = {"fine_tuning": FineTuning}, settings.fine_tuning
     wanted = build_known("settings", kinds, "fine_tuning", options or {})
-    for name in ("steps", "learning_rate"):
-        if stored[name] != getattr(wanted, name):
+    rates = settings.rates or (wanted.learning_rate,)
+    for name, known in (("steps", (wanted.steps,)), ("learning_rate", rates)):
+        if stored[name] not in known:
             raise OutputError(
                 f"{folder} was fine-tuned with {name} {stored[name]}, "
-                f"{getattr(wanted, name)} is asked for; remove the folder or name "
-                "another work_dir"
+                f"{' or '.join(map(str, known))} is asked for; remove the folder or "
+                "name another work_dir"
             )
 
 
@@ -241,15 +300,16 @@ def check_models(settings: ModelSettings) -> None:
                 f"{name} {path} was not made from {settings.checkpoint}; name the "
                 "checkpoint it was made from"
             )
-        is_tuned = bool(refactor.get("fine_tuned"))
-        kind = GATES[FIELDS[name]]
-        if not moe.gate.startswith(kind) or is_tuned != (name == LG_FT):
-            tuned = "fine-tuned " if is_tuned else ""
+        tuned, kind = refactor.get("fine_tuned") or {}, KINDS[name]
+        is_kind = moe.gate.startswith(GATES[kind.gate])
+        is_kind &= bool(tuned) == (kind.gate in FINE_TUNED)
+        if not is_kind or kind.follows != bool(tuned.get("teacher_kl")):
+            how = "fine-tuned " if tuned else ""
             raise CheckpointError(
-                f"{name} {path} has a {tuned}{moe.gate} gate; name it as what it is"
+                f"{name} {path} has a {how}{moe.gate} gate; name it as what it is"
             )
-        if is_tuned and "lg_ft" in settings.make:
-            _check_fine_tuned(path, refactor["fine_tuned"], settings.fine_tuning)
+        if tuned and kind.field in settings.make:
+            _check_fine_tuned(path, tuned, settings)
         all_subs.add(moe.sub_experts)
     if len(all_subs) > 1:
         raise CheckpointError(
@@ -261,14 +321,14 @@ def check_models(settings: ModelSettings) -> None:
 def provenance(settings: ModelSettings) -> dict:
     """How the compared models came about, from their reports, for the entry."""
     found = {}
-    for gate in FIELDS.values():
-        report = Path(getattr(settings, gate) or "") / "report.json"
-        if getattr(settings, gate) and report.is_file():
+    for field in BY_FIELD:
+        report = Path(getattr(settings, field) or "") / "report.json"
+        if getattr(settings, field) and report.is_file():
             known = json.loads(report.read_text(encoding="utf-8"))
             kept = ("gate", "objective", "objective_heldout", "fine_tuning")
-            found[gate] = {key: known[key] for key in kept if key in known}
+            found[field] = {key: known[key] for key in kept if key in known}
             # A path of one machine.
-            found[gate].get("fine_tuning", {}).pop("out_dir", None)
+            found[field].get("fine_tuning", {}).pop("out_dir", None)
     return found
 
 

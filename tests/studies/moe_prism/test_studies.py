@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.sub_experts import at_k, split_config
+from moe_edge.studies.moe_prism import models
 from moe_edge.studies.moe_prism.models import (
     CG,
     LG,
@@ -33,6 +35,7 @@ from moe_edge.studies.moe_prism.table2 import findings, ratios
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
+from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import GQA
 
 
@@ -200,3 +203,37 @@ def test_made_models_of_other_settings_are_refused(made):
             make_models(
                 ModelSettings(**made | {"make": ("lg_ft",), "fine_tuning": fine_tuning})
             )
+
+
+@pytest.mark.slow
+def test_fine_tuned_models_take_the_better_rate(tmp_path, monkeypatch):
+    words = " ".join(np.random.default_rng(0).permutation((12 * TEXT).split()))
+    (tmp_path / "a.txt").write_text(words)
+    monkeypatch.setattr(models, "training_text", lambda data_dir: words)
+    fine_tuning = {"tokens": 1024, "batch_tokens": 128, "window": 64, "accumulate": 1}
+    given = {
+        "checkpoint": str(write_tiny_checkpoint(tmp_path / "tiny")),
+        "data_dir": str(tmp_path),
+        "calibration": ("a.txt",),
+        "calibration_tokens": 1024,
+        "make": ("calibrated", "lg_kl", "calibrated_kl"),
+        "work_dir": str(tmp_path / "w"),
+        "fine_tuning": fine_tuning | {"held_out_rows": 2, "k_stages": 1},
+        "rates": (1e-12, 1e-2),
+        "rate_tokens": 512,
+    }
+    settings = make_models(ModelSettings(**given))
+    names = [models.ORIGINAL, models.CALIBRATED, models.LG_KL, models.CALIBRATED_KL]
+    assert [*settings.checkpoints()] == names
+    for field in ("lg_kl", "calibrated_kl"):
+        tuned = models.provenance(settings)[field]["fine_tuning"]
+        assert tuned["steps"] == 8
+        manifest = open_checkpoint(tmp_path / "w" / field).manifest
+        stored = manifest["refactor"]["fine_tuned"]
+        assert stored["learning_rate"] == 1e-2 and stored["teacher_kl"] == 1.0
+    with pytest.raises(OutputError, match="rate 0.01, 0.5 or 0.25 is asked for"):
+        make_models(ModelSettings(**given | {"rates": (0.5, 0.25)}))
+    with pytest.raises(CheckpointError, match="LG-FT .* has a fine-tuned linear gate"):
+        check_models(
+            ModelSettings(checkpoint=given["checkpoint"], lg_ft=settings.lg_kl)
+        )
