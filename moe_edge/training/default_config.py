@@ -15,7 +15,7 @@ def default_config(
     top_k: int = 8,
     expert_dim: int = 64,
     shared_dim: int = 32,
-    norm_topk: bool = True,
+    norm_topk: bool = False,
     max_positions: int = 1024,
 ) -> ModelConfig:
     """A Qwen2-MoE model; the defaults have 16.5 M parameters, 4.1 M of them active."""

@@ -54,7 +54,7 @@ def run_pretrain(
     top_k: int = 8,
     expert_dim: int = 64,
     shared_dim: int = 32,
-    norm_topk: bool = True,
+    norm_topk: bool = False,
     pause_file: str | None = None,
     seed: int = 0,
     dry_run: bool = False,
@@ -103,7 +103,7 @@ def run_pretrain(
     if norm_topk and top_k == 1:
         raise ConfigError(
             "norm_topk with top_k 1 makes every weight 1, so the router would learn "
-            "nothing; add --nonorm_topk or choose more experts"
+            "nothing; leave --norm_topk out or choose more experts"
         )
     config = default_config(
         vocab_size,

@@ -109,7 +109,10 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
         ({"expert_scale": -2.0}, r"expert_scale must be positive, got -2\.0"),
         ({"balance": -0.5}, r"balance must be 0 or more .* got -0\.5"),
         ({"balance": float("nan")}, "balance must be 0 or more .* got nan"),
-        ({"top_k": 1}, "norm_topk with top_k 1 makes every weight 1"),
+        (
+            {"norm_topk": True, "top_k": 1},
+            "norm_topk with top_k 1 makes every weight 1",
+        ),
     ],
 )
 def test_run_pretrain_rejects_settings_that_cannot_train(tmp_path, change, message):
@@ -129,8 +132,8 @@ def test_run_pretrain_hands_its_settings_to_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_edge.training.loop.train", train)
     own = {"balance": 0.5, "expert_rate_factor": 7.0}
     start = {"embedding_std": 0.5, "expert_scale": 2.5}
-    run.run_pretrain(str(tmp_path), **TINY, **own, **start, norm_topk=False)
-    assert not given["config"].moe.norm_topk
+    run.run_pretrain(str(tmp_path), **TINY, **own, **start, norm_topk=True)
+    assert given["config"].moe.norm_topk
     assert {name: getattr(given["hyper"], name) for name in own} == own
     assert dataclasses.asdict(given["start"]) == start
     stored = json.loads((tmp_path / "settings.json").read_text())
