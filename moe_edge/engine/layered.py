@@ -314,7 +314,8 @@ class LayeredEngine(Engine):
         outputs = []
 
         def meanwhile():
-            # Where nothing travels there is no time to think ahead in.
+            # Where nothing travels the state is whole: the next layer's own router
+            # sees it as soon.
             if self._peeks and reading.is_decode and visit.travels:
                 self._peek(session, routed, reading, visit, chunk)
             outputs.extend(finish() for finish in parts)

@@ -13,6 +13,10 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.engines import Bench, record_history
 from moe_edge.studies.prompts import LinkSettings, PromptPool, PromptSettings, make_pool
 
+AHEAD_LIMIT = (
+    "SMoE's partial state is read only where experts travel: where all are here it is "
+    "no earlier than the next router. Other predictors speak at every layer."
+)
 LIMITS = (
     "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
     "its routing is less skewed and its layers are far shorter than a real model's.",

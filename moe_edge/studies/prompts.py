@@ -91,11 +91,19 @@ def prompt_files(settings: PromptSettings) -> list[Path]:
 
 
 def make_pool(
-    settings: PromptSettings, tokenizer: Tokenizer, count: int, tokens: int
+    settings: PromptSettings,
+    tokenizer: Tokenizer,
+    count: int,
+    tokens: int,
+    *,
+    at_most: bool = False,
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
     A row is the beginning of a prompt that is long enough, or a piece of a text.
+
+    Args:
+      at_most: as many as there are will do.
 
     Raises:
       RequestError: the files do not hold so many.
@@ -105,7 +113,7 @@ def make_pool(
     turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
     in_turn = (row for turn in turns for row in turn if row is not None)
     rows = list(itertools.islice(in_turn, count))
-    if len(rows) < count:
+    if len(rows) < count and not at_most:
         names = ", ".join(path.name for path in paths)
         raise RequestError(
             f"{names} hold {len(rows)} prompts of {tokens} tokens, {count} are needed; "

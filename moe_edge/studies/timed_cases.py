@@ -7,7 +7,7 @@ give.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,14 +130,23 @@ def run_cases(
 
 
 def time_cases(
-    bench: Bench, cases: Sequence[Case], ready: Ready, settings: TimedSettings
+    bench: Bench,
+    cases: Sequence[Case],
+    ready: Ready,
+    settings: TimedSettings,
+    num_compiled: Callable[[], int] | None = None,
 ) -> Timing:
-    """Measures cases that are ready, an engine a case."""
+    """Measures cases that are ready, an engine a case.
+
+    Args:
+      num_compiled: programs of all engines, if not all are the bench's.
+    """
+    num_compiled = num_compiled or bench.num_compiled
     run, calls = functools.partial(_run, settings.new_tokens), {}
     for case, engine in zip(cases, ready.engines, strict=True):
         calls[case.batch] = functools.partial(run, bench.resident, case.batch)
         calls[case.key] = functools.partial(run, engine, case.batch)
-    found = measure_rounds(calls, ready.rounds, num_compiled=bench.num_compiled)
+    found = measure_rounds(calls, ready.rounds, num_compiled=num_compiled)
     timed, resident_s = {}, {}
     for case in cases:
         resident = found[case.batch]
@@ -167,13 +176,14 @@ class Steps(NamedTuple):
 
 def _used(engine: Engine) -> np.ndarray:
     """Bytes moved, and seconds of link, of waiting and of the host's experts so far."""
+    moved_bytes = engine.movement()["bytes_moved"]
     if not isinstance(engine, LayeredEngine):
-        return np.zeros(4)
+        return np.array([moved_bytes, 0, 0, 0])
     sent, counters = engine.manager.queue.stats(), engine.manager.counters
     link_s = sent.demand.seconds + sent.prefetch.seconds
     wait_s = sum(counted.wait_s for counted in counters.values())
     host_s = sum(backend.busy_s for backend in engine.backends)
-    return np.array([engine.moved().bytes, link_s, wait_s, host_s])
+    return np.array([moved_bytes, link_s, wait_s, host_s])
 
 
 def _run(new_tokens: int, engine: Engine, batch: int, prompts) -> Steps:

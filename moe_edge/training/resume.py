@@ -14,6 +14,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 CORPUS_FILE = "corpus.npz"
 FACTS_FILE = "corpus.json"  # what the corpus was built with
 SETTINGS_FILE = "settings.json"  # what a run was last called with
+GONE = ("evenness",)  # settings of runs of before, which no run goes on with
 
 
 def saved_config(run_dir: Path) -> ModelConfig | None:
@@ -104,6 +105,11 @@ def check_resume(
             "another --out_dir or the same model flags"
         )
     stored = _stored(run_dir / SETTINGS_FILE) or {}
+    if gone := [name for name in GONE if stored.get(name)]:
+        raise ConfigError(
+            f"the run in {run_dir} was trained with {gone[0]} {stored[gone[0]]}, which "
+            "is no longer there; name another --out_dir"
+        )
     if differences := _differences(training, stored):
         raise ConfigError(
             f"the run in {run_dir} was trained with other settings: {differences}; "

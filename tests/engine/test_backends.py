@@ -181,6 +181,16 @@ def test_an_emulated_host_begins_when_it_is_asked():
     started = time.perf_counter()
     finish()
     assert time.perf_counter() - started < 0.09
+    # What others did meanwhile is none of its costs.
+    assert host.busy_s == pytest.approx(0.2) and host.host.mean_s == pytest.approx(0.05)
+
+
+def test_fiddler_counts_the_devices_own_time_where_the_host_is_emulated():
+    load_s = 1e-3
+    given = GQA, HostStore(StoreReader(GQA)), Link(), "fiddler", load_s
+    host = HostBackend(*given)
+    host.load = KnownCost(load_s)
+    assert host.take(reading_of([[5, 3]]), [5, 3]) == [5, 3]  # a tie but for that
 
 
 def test_unknown_rule_lists_the_known():

@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from moe_edge.kernels import gradients, native
+from moe_edge.model.attention import Attention
+from moe_edge.model.config import RopeConfig
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.rope import rope_tables
 from moe_edge.training.expert_grad import expert_fn
 from tests.support.host_kernels import needs_kernels, stored
 from tests.support.tiny_models import GQA
@@ -162,11 +166,17 @@ def test_gradients_of_every_instruction_set(instructions):
     dy_TD, given = case(layout, 150)
     if not native.use(instructions):
         pytest.skip(f"this processor has no {instructions}")
+    heads = [np.float32(a) for a in attention_case(4, 2, 77, 48)]
+    window, scale = np.int32(50), 0.2
     try:
+        y, attended = vjp_of(functools.partial(attend, window, scale))(*heads)
         found = experts_vjp(layout)(dy_TD, *given)
         dense = vjp_of(gradients.product)(dy_TD[:, :7], given[0], dy_TD[:7])
     finally:
         native.use(None)
+    want_attended = exact_attention(*heads[1:], window, scale, heads[0])
+    for got, want in zip((y, *attended), want_attended, strict=True):
+        assert_close(got, want)
     for got, want in zip(found, exact(layout, dy_TD, *given), strict=True):
         assert_close(got, want)
     assert_close(dense[1][1], dy_TD[:, :7].astype(np.float64).T @ given[0])
@@ -218,6 +228,20 @@ def test_bad_shapes_are_refused_by_name():
         jax.block_until_ready(experts_vjp(layout)(dy_TD, *given))
 
 
+def attend(window, scale, q_RSP, k_CSP, v_CSP):
+    return gradients.attend(q_RSP, k_CSP, v_CSP, window, scale)
+
+
+def attention_case(heads, cached, length, width):
+    """Gradient of the output, queries, keys, values; some weights are nearly 1."""
+    rng = np.random.default_rng(length)
+    dy, q, k, v = (
+        rng.normal(size=(n, length, width)).astype(np.float32)
+        for n in (heads, heads, cached, cached)
+    )
+    return dy, q, 3 * k, v
+
+
 def exact_attention(q_RSP, k_CSP, v_CSP, window, scale, dy_RSP):
     """Value and gradients in float64, head by head."""
     given = (q_RSP, k_CSP, v_CSP, dy_RSP)
@@ -252,17 +276,9 @@ def exact_attention(q_RSP, k_CSP, v_CSP, window, scale, dy_RSP):
     ],
 )
 def test_gradients_of_attention(heads, cached, length, width, window):
-    rng = np.random.default_rng(length)
-    q, k, v, dy = (
-        rng.normal(size=(n, length, width)).astype(np.float32)
-        for n in (heads, cached, cached, heads)
-    )
-    k *= 3  # some weights are nearly 1, some 0
+    dy, q, k, v = attention_case(heads, cached, length, width)
     scale, window = width**-0.5, np.int32(window)
-
-    def run(q, k, v):
-        return gradients.attend(q, k, v, window, scale)
-
+    run = functools.partial(attend, window, scale)
     y, found = vjp_of(run)(dy, q, k, v)
     want = exact_attention(q, k, v, window, scale, dy)
     for got, exact_values in zip((y, *found), want, strict=True):
@@ -271,3 +287,74 @@ def test_gradients_of_attention(heads, cached, length, width, window):
         native.resize(threads)
         _, again = vjp_of(run)(dy, q, k, v)
         assert all((a == b).all() for a, b in zip(again, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        (((4, 9), (2, 9, 16), (2, 16, 16), (4, 9, 16)), r"expected q \[R, S, P\]"),
+        (((3, 9, 16), (2, 9, 16), (2, 16, 16), (3, 9, 16)), "shapes of q, k, turned"),
+        (((4, 9, 16), (2, 8, 16), (2, 16, 16), (4, 9, 16)), "shapes of q, k, turned"),
+        (((4, 9, 20), (2, 9, 20), (2, 20, 16), (4, 9, 16)), "no whole vectors of 16"),
+        (((4, 9, 16), (2, 9, 16), (2, 16, 32), (4, 9, 32)), "keys not padded to such"),
+    ],
+)
+def test_attention_of_bad_shapes_is_refused_by_name(shapes, message):
+    q, k, turned, weights = (jnp.zeros(shape, jnp.float32) for shape in shapes)
+    of = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (q, k, k, weights)]
+    forward = jax.ffi.ffi_call("moe_edge_train_attend", [of[0], of[3]])
+    back = jax.ffi.ffi_call("moe_edge_train_attend_back", of)
+    scale = np.float32(1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"train_attend: .*{message}"):
+        jax.block_until_ready(forward(q, k, turned, jnp.int32(9), scale=scale))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"_attend_back: .*{message}"):
+        jax.block_until_ready(back(q, k, turned, weights, q, scale=scale))
+
+
+def test_attention_refuses_results_of_other_shapes():
+    q, k, turned = (jnp.zeros(s) for s in ((4, 9, 16), (2, 9, 16), (2, 16, 16)))
+    weights, other = jnp.zeros((4, 9, 16)), jax.ShapeDtypeStruct((1,), jnp.float32)
+    of = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (q, k, k, weights)]
+    scale = np.float32(1)
+    forward = jax.ffi.ffi_call("moe_edge_train_attend", [other, of[3]])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="shapes of y or window"):
+        jax.block_until_ready(forward(q, k, turned, jnp.int32(9), scale=scale))
+    for wrong in range(4):
+        results = [other if n == wrong else one for n, one in enumerate(of)]
+        if wrong == 3:  # the room for scores
+            results[3] = jax.ShapeDtypeStruct((4, 9, 32), jnp.float32)
+        back = jax.ffi.ffi_call("moe_edge_train_attend_back", results)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="shapes of gradients"):
+            jax.block_until_ready(back(q, k, turned, weights, q, scale=scale))
+
+
+@pytest.mark.parametrize("window", [1 << 30, 7])
+def test_attention_of_a_model_has_xlas_values_and_gradients(window):
+    """Two rows, six query heads on two of keys: every axis has a length of its own."""
+    attention = dataclasses.replace(
+        GQA.attention, num_heads=6, num_kv_heads=2, head_dim=16, qkv_bias=True
+    )
+    attention = dataclasses.replace(attention, rope=RopeConfig(dim=16))
+    config = dataclasses.replace(GQA, d_model=48, attention=attention)
+    module = Attention(config, nnx.Rngs(0))
+    graph, state = nnx.split(module)
+    rng = np.random.default_rng(4)
+    x_BSD, dy_BSD = rng.normal(size=(2, 2, 53, 48)).astype(np.float32)
+    start_B = jnp.zeros(2, jnp.int32)
+    tables = rope_tables(attention.rope, jnp.broadcast_to(jnp.arange(53), (2, 53)))
+
+    def back(state, x_BSD):
+        def run(state, x_BSD):
+            return nnx.merge(graph, state)(x_BSD, tables, start_B, window)[0]
+
+        y_BSD, pull = jax.vjp(run, state, x_BSD)
+        return y_BSD, pull(dy_BSD)
+
+    assert "moe_edge_train_attend_back" in str(
+        jax.make_jaxpr(gradients.within(back))(state, x_BSD)
+    )
+    found = jax.jit(gradients.within(back))(state, x_BSD)
+    wanted = jax.jit(back)(state, x_BSD)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())

@@ -46,5 +46,7 @@ def test_ten_thousand_jobs_of_two_callers_have_no_race(tmp_path):
         subprocess.run(program, capture_output=True, text=True, timeout=120)
         for program in programs
     )
+    if "FATAL: ThreadSanitizer" in good.stderr:
+        pytest.skip("the thread sanitizer does not run on this system")
     assert (good.returncode, good.stderr) == (0, "")
     assert "data race" in bad.stderr

@@ -1,7 +1,9 @@
 """A tiny run from nothing to a Hugging Face folder; resumption; bad settings."""
 
+import contextlib
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +55,21 @@ def test_run_pretrain_refused_resume_changes_nothing(
     with pytest.raises(ConfigError, match=message):
         run.run_pretrain(str(folder), **options, config_text=lambda: "new")
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_run_pretrain_does_not_go_on_with_a_loss_that_is_gone(tiny_run, tmp_path):
+    folder = shutil.copytree(tiny_run[0], tmp_path / "old")
+    settings = json.loads((folder / "settings.json").read_text())
+    for evenness, refused in ((0.0, False), (1.5, True)):
+        old = json.dumps(settings | {"evenness": evenness})
+        (folder / "settings.json").write_text(old)
+        context = contextlib.nullcontext()
+        if refused:
+            context = pytest.raises(
+                ConfigError, match="evenness 1.5, which is no longer"
+            )
+        with context:
+            run.run_pretrain(str(folder), **TINY, dry_run=True)
 
 
 def test_run_pretrain_dry_run_of_a_resume_writes_nothing(tiny_run):

@@ -13,7 +13,7 @@ std::string AttendShapes(const Q& q, const K& k, const T& turned, const W& weigh
     return "expected q [R, S, P], k [C, S, P], turned [C, P, padded], weights [R, S, padded]";
   }
   const int64_t R = qs[0], S = qs[1], P = qs[2], C = ks[0], padded = ts[2];
-  if (C == 0 || R % C != 0 || ks[1] != S || ks[2] != P || ts[0] != C || ts[1] != P ||
+  if (R == 0 || C == 0 || R % C != 0 || ks[1] != S || ks[2] != P || ts[0] != C || ts[1] != P ||
       ws[0] != R || ws[1] != S || ws[2] != padded) {
     return "shapes of q, k, turned and weights do not fit";
   }

@@ -9,7 +9,9 @@ at k' computes as many neurons as the others at k' U.
 
 import dataclasses
 import json
+import math
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -79,7 +81,7 @@ class ModelSettings(StudySettings):
         `calibration_tokens` of `calibration`, and fine-tuned ones with options
         `fine_tuning` on the prose that the default model was trained on.
       rates: learning rates of which each takes its own, by the loss on held-out prose
-        after `rate_tokens`; none: that of `fine_tuning`.
+        after a short run of `rate_tokens`; none: that of `fine_tuning`.
       data_dir: where relative paths are looked up too.
     """
 
@@ -227,17 +229,43 @@ def _run_refactor(out: Path, work: Path, field: str, settings, tuning=None) -> N
 
 
 def _best_rate(work: Path, field: str, tuning: dict, settings: ModelSettings) -> float:
-    """The rate of the lowest loss on held-out prose, mean over K, after short runs."""
-    losses = {}
-    for rate in settings.rates:
-        out = work / f"{field}_rate_{rate:g}"
-        if not (out / "manifest.json").is_file():
-            short = {"tokens": settings.rate_tokens, "learning_rate": rate}
-            _run_refactor(out, work, field, settings, tuning | short)
-        report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-        after = report["fine_tuning"]["held_out_after"].values()
-        losses[rate] = float(np.mean(np.log(list(after))))
-    return min(losses, key=losses.get)
+    """The rate of the lowest loss on held-out prose, mean over K, after short runs.
+
+    Which rates there were, and their losses, stay in `FIELD_rates.json`; a rate with
+    which the loss is no number loses.
+    """
+    facts = {
+        "parent_sha256": open_checkpoint(settings.checkpoint).content_sha256(),
+        "calibration_tokens": settings.calibration_tokens,
+        "fine_tuning": tuning,
+        "tokens": settings.rate_tokens,
+    }
+    path, facts = work / f"{field}_rates.json", json.loads(json.dumps(facts))
+    known = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    losses = known["losses"] if known.get("facts") == facts else {}
+    for rate in map(float, settings.rates):
+        if str(rate) not in losses:
+            losses[str(rate)] = _short_loss(work, field, tuning, rate, settings)
+            write_text(path, json.dumps({"facts": facts, "losses": losses}, indent=1))
+    return min(map(float, settings.rates), key=lambda rate: losses[str(rate)])
+
+
+def _short_loss(work: Path, field: str, tuning: dict, rate: float, settings) -> float:
+    """Nats on held-out prose after a short run, which is not kept."""
+    out = work / f"{field}_rate"
+    for left in (out, out.with_name(f"{out.name}.partition")):
+        shutil.rmtree(left, ignore_errors=True)
+    short = {"tokens": settings.rate_tokens, "learning_rate": rate}
+    try:
+        _run_refactor(out, work, field, settings, tuning | short)
+    except ConfigError as error:
+        if "finite" not in str(error):
+            raise
+        return math.inf
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    shutil.rmtree(out)
+    after = report["fine_tuning"]["held_out_after"].values()
+    return float(np.mean(np.log(list(after))))
 
 
 def training_text(data_dir: str | None) -> str:
@@ -264,15 +292,19 @@ def training_text(data_dir: str | None) -> str:
 
 def _check_fine_tuned(folder: str, stored: dict, settings: ModelSettings) -> None:
     """Raises OutputError for a model fine-tuned otherwise, left by an earlier run."""
-    kinds, options = {"fine_tuning": FineTuning}, settings.fine_tuning
-    wanted = build_known("settings", kinds, "fine_tuning", options or {})
-    rates = settings.rates or (wanted.learning_rate,)
-    for name, known in (("steps", (wanted.steps,)), ("learning_rate", rates)):
-        if stored[name] not in known:
+    options, path = dict(settings.fine_tuning or {}), Path(folder)
+    if settings.rates:
+        tuning = dict(options)
+        rate = _best_rate(path.parent, path.name, tuning, settings)
+        options["learning_rate"] = rate
+    kinds = {"fine_tuning": FineTuning}
+    wanted = build_known("settings", kinds, "fine_tuning", options)
+    for name in ("steps", "learning_rate"):
+        if stored[name] != getattr(wanted, name):
             raise OutputError(
                 f"{folder} was fine-tuned with {name} {stored[name]}, "
-                f"{' or '.join(map(str, known))} is asked for; remove the folder or "
-                "name another work_dir"
+                f"{getattr(wanted, name)} is asked for; remove the folder or name "
+                "another work_dir"
             )
 
 

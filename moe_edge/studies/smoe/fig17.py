@@ -16,7 +16,14 @@ from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.cases import LIMITS, Case, CaseSettings, Ready, prepare
+from moe_edge.studies.cases import (
+    AHEAD_LIMIT,
+    LIMITS,
+    Case,
+    CaseSettings,
+    Ready,
+    prepare,
+)
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
@@ -213,13 +220,17 @@ def findings(
     settings: PredictorSettings,
 ) -> Findings:
     """The entry from the logs."""
-    rows, found, stored = [], {}, {}
+    rows, found, stored, lookups = [], {}, {}, {}
     for one in judged:
         policy, at = one.case.policy, f"batch {one.case.batch}"
         for name, (share, width) in shares_of(one, ready.first_layer).items():
             n, spread = len(one.logs), (SPREAD, width)
             rows.append(metric(policy, f"{name}, {at}", share, "1", n, spread))
             found[policy, one.case.batch, name] = share
+        later = slice(ready.first_layer + 1, None)
+        judged_in = sum(int(log.rounds_LA[later, 0].sum()) for log in one.logs)
+        lookups[policy, one.case.batch] = judged_in
+        rows.append(metric(policy, f"lookups judged, {at}", judged_in, "1"))
         stored[f"{policy}, {at}"] = {
             f"{measure}_by_layer": _plain(one.by_layer(whole))
             for measure, whole in MEASURES.items()
@@ -231,7 +242,8 @@ def findings(
     }
     top, chosen = map(_say, ours.values())
     recall = [
-        f"{policy} {_say(found.get((policy, first, 'recall, one layer ahead')))}"
+        f"{policy} {_say(found.get((policy, first, 'recall, one layer ahead')))} of "
+        f"{lookups[policy, first]} lookups"
         for policy in (f"{SMOE}, all chosen", "stale_gate", "n_layer_gate", PROBE)
         if (policy, first, "recall, one layer ahead") in found
     ]
@@ -246,7 +258,7 @@ def findings(
             *LIMITS,
             "Shares are over the layers that routers can predict within a token: none "
             "predicts the next token's first layers.",
-            "SMoE's partial state is read only where experts travel.",
+            AHEAD_LIMIT,
         ],
         kind="emulated",
         baselines=BASELINES,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement, compare
@@ -90,8 +91,18 @@ class Ranks(NamedTuple):
 
 
 def run(settings: RankSettings) -> Findings:
-    """Scores the texts with every rank changed."""
+    """Scores the texts with every rank changed.
+
+    Raises:
+      ConfigError: a model with one chosen expert, or with all.
+    """
     with Bench(settings.checkpoint) as bench:
+        moe = bench.config.moe
+        if not 1 < moe.top_k < moe.num_experts:
+            raise ConfigError(
+                f"the model chooses {moe.top_k} of {moe.num_experts} experts, expected "
+                "two or more, and not all: ranks are compared"
+            )
         length = settings.prompt_tokens + settings.new_tokens
         pool = make_pool(settings, bench.tokenizer, settings.rounds, length)
         texts = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
@@ -143,8 +154,10 @@ def findings(
         kind="measured",
         baselines=["the model's own choice"],
         checks={
-            "left out, the first rank costs more than the last": first > last,
-            "the last rank costs less replaced than left out": swapped < last,
+            "left out, the first rank costs more than the last (intervals apart)": (
+                found.runs[LEFT_OUT, 0].ratio_interval95[0]
+                > found.runs[LEFT_OUT, K - 1].ratio_interval95[1]
+            )
         },
         ours={
             f"{kind}, rank {rank + 1}": value for (kind, rank), value in lost.items()

@@ -231,8 +231,14 @@ def test_fine_tuned_models_take_the_better_rate(tmp_path, monkeypatch):
         manifest = open_checkpoint(tmp_path / "w" / field).manifest
         stored = manifest["refactor"]["fine_tuned"]
         assert stored["learning_rate"] == 1e-2 and stored["teacher_kl"] == 1.0
-    with pytest.raises(OutputError, match="rate 0.01, 0.5 or 0.25 is asked for"):
-        make_models(ModelSettings(**given | {"rates": (0.5, 0.25)}))
+        losses = json.loads((tmp_path / "w" / f"{field}_rates.json").read_text())
+        assert losses["losses"]["0.01"] < losses["losses"]["1e-12"]
+    assert {path.name for path in (tmp_path / "w").iterdir()} == {
+        *("profile", "train.txt", "calibrated", "lg_kl", "calibrated_kl"),
+        *("lg_kl_rates.json", "calibrated_kl_rates.json"),
+    }
+    with pytest.raises(OutputError, match="rate 0.01, 1e-12 is asked for"):
+        make_models(ModelSettings(**given | {"rates": (1e-12,)}))
     with pytest.raises(CheckpointError, match="LG-FT .* has a fine-tuned linear gate"):
         check_models(
             ModelSettings(checkpoint=given["checkpoint"], lg_ft=settings.lg_kl)

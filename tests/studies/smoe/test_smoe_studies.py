@@ -1,12 +1,14 @@
 """The SMoE studies as the driver runs them: small runs, refusals, dry runs."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
-from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
+from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.smoe import (
     fig3,
     fig4,
@@ -93,7 +95,7 @@ def test_ablation_writes_an_entry(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_systems_write_an_entry(tiny, tmp_path):
-    lines = [json.dumps({"id": str(n), "prompt": "word " * n}) for n in range(40, 60)]
+    lines = [json.dumps({"id": str(n), "prompt": f"{n} " * 40}) for n in range(40, 60)]
     for name in ("one.jsonl", "two.jsonl"):
         (tmp_path / name).write_text("\n".join(lines))
     summary, result = run(
@@ -107,7 +109,7 @@ def test_systems_write_an_entry(tiny, tmp_path):
         horizons=(1,),
         history=1,
         fidelity_rows=1,
-        **SMALL,
+        **SMALL | {"rounds": 2},
     )
     assert all(summary["checks"].values()), summary["checks"]
     assert len(summary["tpot_change"]) == 2
@@ -116,12 +118,33 @@ def test_systems_write_an_entry(tiny, tmp_path):
         assert (system, "TPOT, two, host 1 loads, batch 1") in names
 
 
+def test_no_measured_prompt_was_learnt_from(tmp_path):
+    text = "".join(chr(97 + n % 26) for n in range(120))
+    (tmp_path / "t.txt").write_text(text)
+    given = {"data_dir": str(tmp_path), "sources": ("t.txt",), "batches": (1, 2)}
+    settings = fig11.Fig11Settings(**given, rounds=2, prompt_tokens=12)
+    tokenizer = types.SimpleNamespace(encode=lambda text: [*text.encode()])
+    rows = make_pool(settings, tokenizer, 10, 12).rows
+    seen = {tuple(row) for row in rows[:5]}
+    rounds = fig11.unseen_rounds(settings, tokenizer, seen)
+    assert rounds == [rows[5:7], rows[7:9]]
+    seen |= {tuple(row) for row in rows[5:8]}
+    with pytest.raises(RequestError, match="t.txt holds 2 prompts of 12 .* 4 are need"):
+        fig11.unseen_rounds(settings, tokenizer, seen)
+
+
+def test_one_round_is_refused():
+    with pytest.raises(ConfigError, match="rounds is 1, expected 2 or more: the first"):
+        fig11.Fig11Settings(rounds=1)
+
+
 def test_workloads_of_one_name_are_refused(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "p.jsonl").write_text("")
+    (tmp_path / "a/p.jsonl").write_text("")
+    (tmp_path / "b/p.txt").write_text("")
     settings = fig11.Fig11Settings(
-        data_dir=str(tmp_path), sources=("a/p.jsonl", "b/p.jsonl")
+        data_dir=str(tmp_path), sources=("a/p.jsonl", "b/p.txt")
     )
     with pytest.raises(ConfigError, match="name each file once"):
         run_study(fig11.STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
@@ -182,10 +205,20 @@ def test_single_experts_write_an_entry(tmp_path):
     assert {("large", "host, 3 tokens"), ("large", "link")} <= names
 
 
-@pytest.mark.parametrize("text", ["2048/1408", "a 2048", "a 2048/x", "a b/1/2"])
+@pytest.mark.parametrize(
+    "text",
+    ["2048/1408", "a 2048", "a 2048/x", "a b/1/2", "a 0/8", "a 8/0", "a 12/8", "a ²/3"],
+)
 def test_shapes_of_another_form_are_refused(text):
     with pytest.raises(ConfigError, match="expected a name, a space and width/neurons"):
         fig3.ExpertSettings(shapes=(text,))
+
+
+def test_experts_that_cannot_take_turns_are_refused():
+    with pytest.raises(ConfigError, match="give each a name of its own"):
+        fig3.ExpertSettings(shapes=("a 8/8", "a 16/8"))
+    with pytest.raises(ConfigError, match="experts is 1, expected 2 or more"):
+        fig3.ExpertSettings(experts=1)
 
 
 @pytest.mark.slow
