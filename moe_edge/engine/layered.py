@@ -84,8 +84,10 @@ class LayeredEngine(Engine):
         self._waves = LayerWaves(programs, manager)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
-        # Zeros by number of tokens, what backends add where all is here; once they ran.
-        self._nothing: dict[int, jax.Array] = {}
+        # By number of tokens. Programs are compiled by whoever runs first, so backends
+        # and looking ahead run once before anything may pass them by.
+        self._zeros: dict[int, jax.Array] = {}  # what backends add where all is here
+        self._peeked: set[int] = set()
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
@@ -277,8 +279,8 @@ class LayeredEngine(Engine):
             on_routing(layer, routed.routing)
         pairs = self.programs.is_pairs(len(reading.ids_TK))
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
-        other_TD = self._nothing.get(len(reading.ids_TK))
-        if pairs and reading.is_decode and (other_TD is not None or not self.backends):
+        other_TD = self._zeros.get(len(reading.ids_TK))
+        if pairs and reading.is_decode and self._may_pass(len(reading.ids_TK)):
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, bookkeeping meanwhile.
@@ -296,6 +298,11 @@ class LayeredEngine(Engine):
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
         return state
+
+    def _may_pass(self, tokens: int) -> bool:
+        """Whether a layer whose experts are all here needs nobody's help."""
+        helped = not self.backends or tokens in self._zeros
+        return helped and (not self._peeks or tokens in self._peeked)
 
     def _bring(self, session, routed, reading: Reading, visit: LayerVisit, chunk):
         """Brings a layer's experts, or lets backends compute absent ones.
@@ -316,7 +323,8 @@ class LayeredEngine(Engine):
         def meanwhile():
             # Where nothing travels the state is whole: the next layer's own router
             # sees it as soon.
-            if self._peeks and reading.is_decode and visit.travels:
+            is_new = len(reading.ids_TK) not in self._peeked
+            if self._peeks and reading.is_decode and (visit.travels or is_new):
                 self._peek(session, routed, reading, visit, chunk)
             outputs.extend(finish() for finish in parts)
 
@@ -329,9 +337,10 @@ class LayeredEngine(Engine):
             slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._slots.num_slots
         if not outputs:
             return slot_TK, None
-        other_TD = sum(outputs[1:], outputs[0])
+        # As arrays of the device, always: NumPy's would compile programs of their own.
+        other_TD = jax.device_put(sum(outputs[1:], outputs[0]))
         if not elsewhere:
-            other_TD = self._nothing.setdefault(len(other_TD), jax.device_put(other_TD))
+            other_TD = self._zeros.setdefault(len(other_TD), other_TD)
         return slot_TK, other_TD
 
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
@@ -357,6 +366,7 @@ class LayeredEngine(Engine):
         slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
         chosen = routed, slot_TK, reading.weights_TK, self._slots.array
         arguments = self._layer_arguments(session, layer + 1, chunk)
+        self._peeked.add(len(reading.ids_TK))
         wanted_E = self.programs.peek(chosen, *arguments, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()
