@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.model.choice_gradient import choice_factors
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import einsum, linear
+from moe_edge.model.soft_choice import is_wanted, soft_shares
 
 
 def pattern_counts(moe: MoeConfig) -> tuple[int, ...]:
@@ -110,17 +110,23 @@ def choose_blocks(
       levels_TPU: from `block_levels`.
       moe: of the refactored model; `top_k` blocks are chosen.
     Returns:
-      (ids_TK, weights_TK); ties go to the better parent, then to the lower block.
+      (ids_TK, weights_TK); ties go to the better parent, then to the lower block. Where
+      the choice is soft (`soft_choice`), all blocks of the chosen parents.
     """
     T, P = parents_TP.shape
     U = moe.sub_experts
     if moe.gate != "proxy_pattern":
         value_TB = (weights_TP[..., None] * levels_TPU).reshape(T, P * U)
+        if is_wanted():
+            share_TB = soft_shares(value_TB, moe.top_k)
+            ids_TPU = parents_TP[..., None] * U + np.arange(U, dtype=np.int32).reshape(
+                1, 1, U
+            )
+            weights_TB = jnp.repeat(weights_TP, U, axis=1) * share_TB
+            return ids_TPU.reshape(T, -1), weights_TB
         _, chosen_TK = jax.lax.top_k(value_TB, moe.top_k)
-        factor_TK = choice_factors(value_TB, chosen_TK)
         rank_TK, sub_TK = chosen_TK // U, chosen_TK % U
     else:
-        factor_TK = None
         rank_K, position_K = np.nonzero(
             np.arange(U)[None, :] < np.asarray(pattern_counts(moe))[:, None]
         )
@@ -129,6 +135,4 @@ def choose_blocks(
         rank_TK = jnp.broadcast_to(rank_K.astype(np.int32)[None], sub_TK.shape)
     parent_TK = jnp.take_along_axis(parents_TP, rank_TK, axis=1)
     weights_TK = jnp.take_along_axis(weights_TP, rank_TK, axis=1)
-    if factor_TK is not None:
-        weights_TK *= factor_TK
     return parent_TK * U + sub_TK, weights_TK

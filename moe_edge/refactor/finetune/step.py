@@ -19,7 +19,7 @@ from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.core.float32 import to_float32
 from moe_edge.engine.weights import Weights
 from moe_edge.kernels import gradients
-from moe_edge.model import choice_gradient
+from moe_edge.model import soft_choice
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
@@ -154,7 +154,7 @@ def make_gradient_step(
         )
         return jax.tree.map(jnp.add, total, Total(gradient, *sums))
 
-    step = choice_gradient.within(gradients.within(step))
+    step = soft_choice.within(gradients.within(step))
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 

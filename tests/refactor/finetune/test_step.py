@@ -213,3 +213,29 @@ def test_parameter_counts_at_olmoe_size_is_about_an_eighth_of_a_percent():
     trained, total = programs.parameter_counts(split_config(olmoe, 4))
     assert trained == 16 * 256 * 2048
     assert round(100 * trained / total, 2) == 0.12
+
+
+def test_rows_that_choose_learn_which_blocks_the_whole_model_needs():
+    """From random rows: KL to all blocks halves, with a choice as at run time."""
+    whole = split_config(GQA, 4, gate="calibrated")
+    config = at_k(whole, 5)
+    rows = np.random.default_rng(3).integers(0, 61, (8, 33)).astype(np.int32)
+    router, frozen = programs.split_weights(random_weights(whole))
+    assert {path.rsplit(".", 1)[1] for path in router} == {"level_weight", "level_bias"}
+    teacher = jax.tree.map(jnp.copy, router)
+    hard = jax.jit(programs.loss_fn(config, whole, 1.0))
+
+    def apart(router):
+        return float(hard(router, frozen, rows, teacher)[1][1]) / rows[:, 1:].size
+
+    before = apart(router)
+    step = programs.make_gradient_step(config, whole, 1000.0)
+    optimizer = programs.make_optimizer(0.0, 1.0)
+    update = programs.make_update(optimizer)
+    state = TrainState(router, optimizer.init(router))
+    for _ in range(60):
+        total = programs.empty_total(state.params)
+        total = step(total, state.params, frozen, rows, teacher)
+        tokens, rate = np.float32(rows[:, 1:].size), np.float32(1e-2)
+        state, *_ = update(state, total, tokens, rate)
+    assert apart(state.params) < 0.5 * before

@@ -75,7 +75,7 @@ def test_run_measures_predictors_of_a_real_run(tmp_path, monkeypatch):
     every = fig17.policies(PredictorSettings(horizon=1))
     few = ("smoe_partial", "smoe_partial, all chosen", "stale_gate")
     monkeypatch.setattr(
-        fig17, "policies", lambda settings: {name: every[name] for name in few}
+        fig17, "policies", lambda *_: {name: every[name] for name in few}
     )
     settings = PredictorSettings(
         checkpoint=str(write_tiny_checkpoint(tmp_path / "tiny")),
