@@ -13,7 +13,7 @@ import numpy as np
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.studies.moe_prism import models, quality
+from moe_edge.studies.moe_prism import making, models, quality
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.operating_points import (
     ERRORS,
@@ -36,7 +36,7 @@ RULE = (
 
 def run(settings: Fig10Settings) -> Findings:
     """Times every K and batch, interleaved: the original and one refactored model."""
-    settings = models.make_models(settings)
+    settings = making.make_models(settings)
     paths = dict(list(settings.checkpoints().items())[:2])
     compared = quality.Compared.load(paths)
     tokenizer = compared.parent.tokenizer

@@ -23,7 +23,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.model.sub_experts import at_k
 from moe_edge.studies.cases import LIMITS, describe_link, linked
 from moe_edge.studies.engines import Bench
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making, models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, measure, read_tokens
 from moe_edge.studies.moe_prism.studies import PAPER_CHANGE, Fig8Settings
@@ -56,7 +56,7 @@ Case = tuple[str, int, str]  # model, level (K that is asked for), budget
 
 def run(settings: Fig8Settings) -> Findings:
     """Times every service level under every budget."""
-    settings = models.make_models(settings)
+    settings = making.make_models(settings)
     paths = settings.checkpoints()
     name = list(paths)[1]
     with Bench(paths[ORIGINAL]) as parent, Bench(paths[name]) as sub:

@@ -43,7 +43,7 @@ class Compared:
 
     @property
     def sub_experts(self) -> int:
-        """Of each expert: one number (`models.check_models`)."""
+        """Of each expert: one number (`making.check_models`)."""
         return next(iter(self.engines.values())).config.moe.sub_experts
 
     @property

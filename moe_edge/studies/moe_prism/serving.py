@@ -30,7 +30,7 @@ from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.registry import get_policy
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.serving_entry import (
     AT_ONCE,
@@ -186,7 +186,7 @@ class Servers:
 
 def run(settings: ServingStudySettings) -> Findings:
     """Serves the same requests by every system: measured and computed."""
-    settings = models.make_models(settings)
+    settings = making.make_models(settings)
     with tempfile.TemporaryDirectory() as folder:
         servers = Servers(settings, Path(folder))
         servers.sustained()  # first use of pages

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moe_edge.core.checks import ConfigError, check_known, check_positive
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL, ModelSettings
 from moe_edge.studies.registry import later
 from moe_edge.studies.settings import RULES
@@ -105,7 +105,7 @@ FIG7 = Study(
     question="How do schedulers serve requests of mixed floors (MoE-Prism, fig. 7)?",
     settings=ServingStudySettings,
     measure=later("moe_prism.serving.run"),
-    check=models.check_inputs,
+    check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.2.2 and fig. 7, high load",
         paper={
@@ -133,7 +133,7 @@ FIG12 = Study(
     question="What do sub-experts and the scheduler each bring (MoE-Prism, fig. 12)?",
     settings=Fig12Settings,
     measure=later("moe_prism.serving.run"),
-    check=models.check_inputs,
+    check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.3.3 and fig. 12",
         paper={"order": "each alone better than FIFO, both together best"},

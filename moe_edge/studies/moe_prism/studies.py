@@ -11,7 +11,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import CG, LG, LG_FT, ORIGINAL, ModelSettings
 from moe_edge.studies.prompts import LinkSettings, PromptSettings
 from moe_edge.studies.registry import later
@@ -74,7 +74,7 @@ class Table3Settings(ModelSettings):
 
 def check_sets(settings: Table3Settings) -> None:
     """Refuses models and sets that cannot be used."""
-    models.check_inputs(settings)
+    making.check_inputs(settings)
     for name in settings.sets:
         read_text(find_file(name, settings.data_dir))
 
@@ -162,7 +162,7 @@ TABLE2 = Study(
     "(MoE-Prism, table 2 and fig. 9)?",
     settings=Table2Settings,
     measure=later("moe_prism.table2.run"),
-    check=models.check_inputs,
+    check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, table 2, OLMoE: perplexity over the original's by K",
         paper={
@@ -224,7 +224,7 @@ FIG8 = Study(
     "whole experts (MoE-Prism, fig. 8)?",
     settings=Fig8Settings,
     measure=later("moe_prism.fig8.run"),
-    check=models.check_inputs,
+    check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.2.3 and fig. 8: change of latency per step",
         paper={"16 GB": PAPER_CHANGE, "24 GB": PAPER_CHANGE},
@@ -240,7 +240,7 @@ FIG10 = Study(
     question="How finely does K trade speed for quality (MoE-Prism, figs. 10 and 11)?",
     settings=Fig10Settings,
     measure=later("moe_prism.fig10.run"),
-    check=models.check_inputs,
+    check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.3.2 and abstract: more than 4 times the operating "
         "points",

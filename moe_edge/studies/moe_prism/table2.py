@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.studies.moe_prism import models, quality
+from moe_edge.studies.moe_prism import making, models, quality
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, k_panel, log_interpolate
 from moe_edge.studies.moe_prism.studies import Table2Settings
@@ -20,7 +20,7 @@ Points = Mapping[tuple[str, int], Point]  # by model and K, the original first
 
 def run(settings: Table2Settings) -> Findings:
     """Measures every model at every K."""
-    settings = models.make_models(settings)
+    settings = making.make_models(settings)
     compared = quality.Compared.load(settings.checkpoints())
     texts, sources = quality.read_tokens(settings, compared.parent.tokenizer)
     short = [ids[: settings.curve_tokens] for ids in texts]

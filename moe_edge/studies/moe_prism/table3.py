@@ -13,7 +13,7 @@ from moe_edge.evaluate.multiple_choice import (
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making, models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.quality import Compared
 from moe_edge.studies.moe_prism.studies import Table3Settings
@@ -30,7 +30,7 @@ def run(settings: Table3Settings) -> Findings:
     Raises:
       ConfigError: a K that the parent has no whole experts for.
     """
-    settings = models.make_models(settings)
+    settings = making.make_models(settings)
     compared = Compared.load(settings.checkpoints())
     if settings.k % compared.sub_experts:
         raise ConfigError(

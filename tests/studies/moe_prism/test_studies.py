@@ -12,14 +12,13 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.sub_experts import at_k, split_config
-from moe_edge.studies.moe_prism import models
+from moe_edge.studies.moe_prism import making, models
+from moe_edge.studies.moe_prism.making import check_models, make_models
 from moe_edge.studies.moe_prism.models import (
     CG,
     LG,
     ORIGINAL,
     ModelSettings,
-    check_models,
-    make_models,
 )
 from moe_edge.studies.moe_prism.quality import (
     Point,
@@ -209,7 +208,7 @@ def test_made_models_of_other_settings_are_refused(made):
 def test_fine_tuned_models_take_the_better_rate(tmp_path, monkeypatch):
     words = " ".join(np.random.default_rng(0).permutation((12 * TEXT).split()))
     (tmp_path / "a.txt").write_text(words)
-    monkeypatch.setattr(models, "training_text", lambda data_dir: words)
+    monkeypatch.setattr(making, "training_text", lambda data_dir: words)
     fine_tuning = {"tokens": 1024, "batch_tokens": 128, "window": 64, "accumulate": 1}
     given = {
         "checkpoint": str(write_tiny_checkpoint(tmp_path / "tiny")),
