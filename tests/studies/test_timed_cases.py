@@ -14,7 +14,7 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.cases import Case, Ready, count_history, on_link
 from moe_edge.studies.prompts import PromptPool
 from moe_edge.studies.rounds import ON_TIME
-from moe_edge.studies.smoe import fig11, fig12, fig14, ttft
+from moe_edge.studies.smoe import fig11, fig11_entry, fig12, fig14, ttft
 from moe_edge.studies.smoe.score_classes import Brought
 from moe_edge.studies.timed_cases import Timed, Timing
 
@@ -223,7 +223,7 @@ def test_fig11_holds_smoe_against_the_best_of_each_workload():
                 one = Timed(case, tpot_s, [0.5] * 2, [1.0] * 2, [True] * 2)
                 found[case.key] = dataclasses.replace(one, fidelity=FIDELITY)
         timed[str(work)] = Timing(found, {1: [2e-3] * 2}, ready, {ON_TIME: True})
-    entry = fig11.findings({}, timed, groups, ready, settings)
+    entry = fig11_entry.findings({}, timed, groups, ready, settings)
     systems, lossless = entry.ours["host 1 loads, batch 1"]
     assert systems == pytest.approx((2 / 8 + 3 / 6) / 2 - 1)
     assert lossless == pytest.approx((2 / 4 + 3 / 4) / 2 - 1)
