@@ -23,7 +23,8 @@ INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
 MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
 TARGETS = (
-    *("linear", "top_k", "attend", "experts", "product", "blocks", "fill", "sum"),
+    *("linear", "norm", "top_k", "attend", "experts"),
+    *("product", "blocks", "fill", "sum"),
     *("product_back", "train", "train_back", "train_attend", "train_attend_back"),
 )
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
@@ -164,10 +165,22 @@ def suits(rows: int, weights: jax.Array) -> bool:
     )
 
 
-def linear(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
-    """`x @ weight.T`, float32 `[T, O]`; the bits of a row do not depend on T."""
-    shape = jax.ShapeDtypeStruct((x_TI.shape[0], weight_OI.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call("moe_edge_linear", shape)(x_TI, weight_OI)
+def linear(x_TI: jax.Array, *weights: jax.Array) -> list[jax.Array]:
+    """`x @ weight.T` of each `[O, I]`, float32 `[T, O]`, in one call of the team.
+
+    The bits of a row depend on neither T nor the other weights.
+    """
+    shapes = [
+        jax.ShapeDtypeStruct((x_TI.shape[0], each.shape[0]), jnp.float32)
+        for each in weights
+    ]
+    return jax.ffi.ffi_call("moe_edge_linear", shapes)(x_TI, *weights)
+
+
+def norm(x_TD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm of rows, float32; a row's bits do not depend on T."""
+    shape = jax.ShapeDtypeStruct(x_TD.shape, jnp.float32)
+    return jax.ffi.ffi_call("moe_edge_norm", shape)(x_TD, weight_D, eps=np.float32(eps))
 
 
 def top_k(x_TE: jax.Array, k: int) -> jax.Array:

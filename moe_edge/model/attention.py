@@ -12,7 +12,7 @@ from moe_edge.kernels import gradients, native
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_bias, add_params, rms_norm
-from moe_edge.model.matvec import einsum, linear
+from moe_edge.model.matvec import einsum, linear, linear_each
 from moe_edge.model.rope import rotate
 from moe_edge.model.shapes import attention_shapes
 
@@ -67,10 +67,9 @@ class Attention(nnx.Module):
         self.config, self.eps = attention, config.norm_eps
         add_params(self, attention_shapes(config), rngs)
 
-    def _project(self, x_BSD, name: str, heads: int, tables) -> jax.Array:
-        """One of q, k, v: projected, normed, clipped, rotated `[B, S, heads, P]`."""
+    def _heads(self, y, name: str, heads: int, tables) -> jax.Array:
+        """A product as q, k or v: normed, clipped, rotated `[B, S, heads, P]`."""
         attention = self.config
-        y = linear(x_BSD, getattr(self, name)[...])
         if attention.qkv_bias:
             y = add_bias(y, getattr(self, f"{name}_bias"))
         B, S, _ = y.shape
@@ -100,9 +99,9 @@ class Attention(nnx.Module):
         B, S, _ = x_BSD.shape
         G = attention.num_kv_heads
         P = attention.head_dim
-        q = self._project(x_BSD, "q", attention.num_heads, tables)
-        k = self._project(x_BSD, "k", G, tables)
-        v = self._project(x_BSD, "v", G, tables)
+        q, k, v = linear_each(x_BSD, self.q[...], self.k[...], self.v[...])
+        q = self._heads(q, "q", attention.num_heads, tables)
+        k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, P) for y in (k, v))
         first_query = start_B
         if cache is not None:

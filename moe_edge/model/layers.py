@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.model.matvec import linear
+from moe_edge.kernels import native
+from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.shapes import Shapes, mlp_shapes
 
 INIT_SCALE = 0.02
@@ -32,8 +33,12 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32."""
+    scale_D = weight.astype(jnp.float32)
+    if native.suits(0, x):
+        x_TD = x.reshape(-1, x.shape[-1])
+        return native.norm(x_TD, scale_D, eps).reshape(x.shape)
     variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    scale = weight.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+    scale = scale_D.reshape((1,) * (x.ndim - 1) + (-1,))
     return x * jax.lax.rsqrt(variance + eps) * scale
 
 
@@ -66,5 +71,5 @@ class GatedMlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Args: x `[..., D]` float32. Returns the same shape."""
-        gate, up = linear(x, self.gate[...]), linear(x, self.up[...])
+        gate, up = linear_each(x, self.gate[...], self.up[...])
         return linear(activate(gate, up, self.activation), self.down[...])

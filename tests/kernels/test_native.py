@@ -13,7 +13,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import native
 from moe_edge.model.experts import pair_rows, run_experts, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
-from moe_edge.model.matvec import linear
+from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels, stored
@@ -27,7 +27,7 @@ WIDTHS += [(200, 1003)]  # several chunks
 @functools.cache
 def compiled(name: str, *options):
     if name == "linear":
-        return jax.jit(native.linear)
+        return jax.jit(lambda *given: native.linear(*given)[0])
     layout, kind, limit, rows = options
     act = functools.partial(activate, kind=kind, limit=limit)
     return jax.jit(lambda *a: native.experts(*a[:4], layout, act, a[4], rows=rows))
@@ -48,6 +48,38 @@ def test_linear_is_the_product_whatever_the_company(width, outputs, dtype):
             assert (y_TO == alone[:tokens]).all()
     want_TO = x_TI.astype(np.float64) @ exact_OI.T
     np.testing.assert_allclose(alone, want_TO, rtol=0, atol=2e-6 * width**0.5 * 10)
+
+
+@needs_kernels
+def test_several_matrices_in_one_call_have_the_bits_of_each_alone():
+    rng, x_TI = np.random.default_rng(0), np.ones((2, 200), np.float32)
+    x_TI[:] = rng.normal(size=x_TI.shape)
+    shapes = [(1, np.float32), (17, np.uint16), (1003, np.float32), (60, np.uint16)]
+    weights = [
+        stored(rng.normal(size=(outputs, 200)).astype(np.float32), dtype)[0]
+        for outputs, dtype in shapes
+    ]
+    want = [np.asarray(compiled("linear")(x_TI, each)) for each in weights]
+    for threads in (1, 3):
+        native.resize(threads)
+        products = jax.jit(native.linear)(x_TI, *weights)
+        for got, alone in zip(products, want, strict=True):
+            np.testing.assert_array_equal(got, alone)
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [1, 7, 16, 48, 64, 65, 200, 768])
+def test_a_norm_is_that_of_float64_whatever_the_company(width):
+    rng = np.random.default_rng(width)
+    x_TD = 3 * rng.normal(size=(300, width)).astype(np.float32)
+    weight_D = rng.normal(size=width).astype(np.float32)
+    norm = jax.jit(functools.partial(native.norm, eps=1e-5))
+    got_TD = np.asarray(norm(x_TD, weight_D))
+    exact_TD = x_TD.astype(np.float64)
+    scale_T1 = 1 / np.sqrt((exact_TD**2).mean(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(got_TD, exact_TD * scale_T1 * weight_D, rtol=1e-6)
+    for rows in (1, 2, 5):
+        np.testing.assert_array_equal(norm(x_TD[:rows], weight_D), got_TD[:rows])
 
 
 @needs_kernels
@@ -275,6 +307,21 @@ def test_linear_of_other_shapes_is_refused():
 
 
 @needs_kernels
+def test_weights_without_a_result_are_refused():
+    shapes = [jax.ShapeDtypeStruct((2, 3), jnp.float32)] * 2
+    call = jax.ffi.ffi_call("moe_edge_linear", shapes)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="as many results as weights"):
+        jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 4))))
+
+
+@needs_kernels
+def test_a_norm_of_another_width_is_refused():
+    norm = jax.jit(functools.partial(native.norm, eps=1e-5))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="norm: shapes do not fit"):
+        jax.block_until_ready(norm(jnp.ones((2, 4)), jnp.ones(5)))
+
+
+@needs_kernels
 def test_more_than_there_are_is_refused():
     call = jax.ffi.ffi_call("moe_edge_top_k", jax.ShapeDtypeStruct((2, 5), jnp.int32))
     with pytest.raises(jax.errors.JaxRuntimeError, match="K <= E"):
@@ -308,3 +355,17 @@ def test_only_programs_of_steps_are_native():
     assert "moe_edge_linear" not in step.lower(jnp.ones((17, 4))).as_text()
     other = jax.jit(lambda x_TI: linear(x_TI, w_OI))
     assert "moe_edge_linear" not in other.lower(jnp.ones((2, 4))).as_text()
+
+
+@needs_kernels
+def test_products_of_the_same_vectors_are_one_call():
+    weights = jnp.ones((8, 4)), jnp.ones((3, 4))
+    step = jit_step(lambda x_BSI: linear_each(x_BSI, *weights))
+    text = step.lower(jnp.ones((1, 2, 4))).as_text()
+    assert text.count("moe_edge_linear") == 1
+    assert "moe_edge_linear" not in step.lower(jnp.ones((1, 3, 4))).as_text()
+    for rows in (1, 2, 3):
+        x_BSI = jnp.arange(4.0 * rows).reshape(1, rows, 4)
+        alone = [jit_step(linear)(x_BSI, each) for each in weights]
+        for got, want in zip(step(x_BSI), alone, strict=True):
+            np.testing.assert_array_equal(got, want)

@@ -59,10 +59,13 @@ def all_calls():
     x_TI, w_OI = normal(3, 256), normal(512, 256)
     q, k, v = normal(3, 4, 6, 32), normal(6, 128, 32), normal(6, 128, 32)
     train = jax.jit(functools.partial(gradients.attend, scale=0.2))
+    norm = jax.jit(functools.partial(native.norm, eps=1e-5))
+    linear = jax.jit(lambda *given: native.linear(*given)[1])
     heads, keys = normal(6, 130, 32), normal(2, 130, 32)
     return {
         "train attend": functools.partial(train, heads, keys, keys, window),
-        "linear": functools.partial(jax.jit(native.linear), x_TI, w_OI),
+        "linear": functools.partial(linear, x_TI, w_OI, w_OI[:40]),
+        "norm": functools.partial(norm, normal(300, 256), normal(256)),
         "product": functools.partial(jax.jit(blocks.product), normal(40, 256), w_OI),
         "top_k": functools.partial(
             jax.jit(functools.partial(native.top_k, k=8)), normal(300, 256)

@@ -34,12 +34,13 @@ constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some
 constexpr int kSpread = 4, kSpreadVectors = 2;
 #endif
 #include "rows.inc"
+#include "norm.inc"
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
 #include "attention_gradients.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"portable", Linear, TopK,  Attend, Hidden,
+constexpr Kernels kKernels{"portable", Linear, Norm,  TopK,  Attend,         Hidden,
                            Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
                            &kTrainAttend};
 }  // namespace portable
@@ -53,12 +54,13 @@ namespace avx2 {
 constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
 constexpr int kSpread = 6, kSpreadVectors = 2;
 #include "rows.inc"
+#include "norm.inc"
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
 #include "attention_gradients.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx2", Linear, TopK,  Attend, Hidden,
+constexpr Kernels kKernels{"avx2", Linear, Norm,  TopK,  Attend,         Hidden,
                            Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
                            &kTrainAttend};
 }  // namespace avx2
@@ -72,12 +74,13 @@ namespace avx512 {
 constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
 constexpr int kSpread = 6, kSpreadVectors = 4;
 #include "rows.inc"
+#include "norm.inc"
 #include "attention.inc"
 #include "blocks.inc"
 #include "gradients.inc"
 #include "attention_gradients.inc"
 #include "top_k.inc"
-constexpr Kernels kKernels{"avx512", Linear, TopK,  Attend, Hidden,
+constexpr Kernels kKernels{"avx512", Linear, Norm,  TopK,  Attend,         Hidden,
                            Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
                            &kTrainAttend};
 }  // namespace avx512
@@ -113,11 +116,33 @@ std::atomic<const Kernels*>& Chosen() {
 
 const Kernels& Best() { return *Chosen().load(std::memory_order_relaxed); }
 
-void RunLinear(const LinearArgs& a) {
+// Several matrices that meet the same vectors, as if their rows stood below each other.
+void RunLinear(const LinearArgs* parts, size_t count) {
   const Kernels& kernels = Best();
   Team& team = Team::Get();
-  const int chunks[] = {team.Chunks(double(RowBytes(a.kind, a.I)) * a.O)};
-  team.Run(chunks, [&](int, int chunk, int count) { kernels.linear(a, chunk, count); });
+  long rows = 0;
+  double bytes = 0;
+  for (size_t n = 0; n < count; ++n) {
+    rows += parts[n].O;
+    bytes += double(RowBytes(parts[n].kind, parts[n].I)) * parts[n].O;
+  }
+  const int chunks[] = {team.Chunks(bytes)};
+  team.Run(chunks, [&](int, int chunk, int many) {
+    long first, last;
+    Share(rows, 16, chunk, many, &first, &last);
+    for (size_t n = 0; n < count && last > 0; ++n) {
+      const long end = std::min<long>(last, parts[n].O);
+      if (first < end) kernels.linear(parts[n], first, end);
+      first = std::max<long>(0, first - parts[n].O), last -= parts[n].O;
+    }
+  });
+}
+
+void RunNorm(const NormArgs& a) {
+  const Kernels& kernels = Best();
+  Team& team = Team::Get();
+  const int chunks[] = {std::min(a.T, team.Chunks(double(sizeof(float)) * a.T * a.D))};
+  team.Run(chunks, [&](int, int chunk, int count) { kernels.norm(a, chunk, count); });
 }
 
 void RunTopK(const TopKArgs& a) {
@@ -271,12 +296,32 @@ std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w
   return "";
 }
 
-ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
-                      ffi::ResultBuffer<ffi::F32> y) {
-  LinearArgs a;
-  const std::string wrong = LinearArgsOf(x, w, y, &a);
-  if (!wrong.empty()) return Refuse("linear: " + wrong);
-  RunLinear(a);
+ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
+                      ffi::RemainingRets results) {
+  if (weights.size() < 1 || weights.size() != results.size()) {
+    return Refuse("linear: expected as many results as weights");
+  }
+  std::vector<LinearArgs> parts(weights.size());
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const auto w = weights.get<ffi::AnyBuffer>(n);
+    auto y = results.get<ffi::Buffer<ffi::F32>>(n);
+    if (!w.has_value() || !y.has_value()) return Refuse("linear: y is not float32");
+    const std::string wrong = LinearArgsOf(x, *w, *y, &parts[n]);
+    if (!wrong.empty()) return Refuse("linear: " + wrong);
+  }
+  RunLinear(parts.data(), parts.size());
+  return ffi::Error::Success();
+}
+
+ffi::Error NormCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight,
+                    ffi::ResultBuffer<ffi::F32> y, float eps) {
+  const auto xs = x.dimensions(), ws = weight.dimensions();
+  if (xs.size() != 2 || ws.size() != 1 || xs[1] != ws[0] || xs[1] < 1 ||
+      y->dimensions() != xs) {
+    return Refuse("norm: shapes do not fit, expected x, y [T, D], weight [D]");
+  }
+  RunNorm({x.typed_data(), weight.typed_data(), y->typed_data(), int(xs[0]), int(xs[1]),
+           eps});
   return ffi::Error::Success();
 }
 
@@ -354,8 +399,15 @@ extern "C" {
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_linear, moe_edge::LinearCall,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_norm, moe_edge::NormCall,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<float>("eps"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_top_k, moe_edge::TopKCall,
                               xla::ffi::Ffi::Bind()

@@ -68,6 +68,14 @@ struct ExpertArgs {
   bool rows;
 };
 
+// y[t] = x[t] / sqrt(mean of its squares + eps) * weight
+struct NormArgs {
+  const float *x, *weight;  // [T, D], [D]
+  float* y;                 // [T, D]
+  int T, D;
+  float eps;
+};
+
 // ids[t] = the K largest of x[t], the largest first, of equal ones the lower id first.
 struct TopKArgs {
   const float* x;  // [T, E]
@@ -104,7 +112,8 @@ struct TrainAttendKernels;
 // Compiled once for every instruction set.
 struct Kernels {
   const char* name;
-  void (*linear)(const LinearArgs&, int chunk, int chunks);
+  void (*linear)(const LinearArgs&, long first, long last);  // rows of the weights
+  void (*norm)(const NormArgs&, int chunk, int chunks);
   void (*top_k)(const TopKArgs&, int chunk, int chunks);
   void (*attend)(const AttendArgs&, int chunk, int chunks);
   // Of the pairs as they stand in `order`: hidden [pairs, F], outputs [pairs, D]. Few
