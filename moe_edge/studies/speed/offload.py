@@ -19,9 +19,11 @@ from moe_edge.studies.engines import Bench
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
+from moe_edge.studies.speed.offload_accelerate import accelerate_rows
 from moe_edge.studies.speed.offload_links import LATENCY_S, OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
     device_rows,
+    large_ours,
     large_source,
     process_rows,
 )
@@ -76,6 +78,8 @@ def offload_rows(settings: OffloadSettings, work_dir: Path) -> Rows:
     random, default, _ = offload_models(settings, work_dir)
     # Processes first: their memory is then not competed for by our own engines.
     rows = process_rows(work_dir, settings)
+    large = large_source(work_dir, settings), large_ours(work_dir, settings)
+    rows += accelerate_rows(*large, repeats)
     rows += device_rows(*random, settings)
     # A small difference of short runs: more rounds.
     rows += host_rows(*random, settings, HOST_ROUNDS * repeats)

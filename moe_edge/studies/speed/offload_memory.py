@@ -94,9 +94,7 @@ def process_rows(work_dir: Path, settings: OffloadSettings) -> Rows:
     """
     tiny = write_random(work_dir / "olmoe_tiny", dict(settings.hf_config) | TINY)
     bare = alone(measure, tiny, "host", "50%")["peak_rss_bytes"]
-    large = work_dir / "olmoe_large_ours"
-    if not large.exists():
-        convert_checkpoint(large_source(work_dir, settings), large, progress=False)
+    large = large_ours(work_dir, settings)
     size = sum(path.stat().st_size for path in large.rglob("*") if path.is_file())
     rows = []
     for memory in ("host", "mmap"):
@@ -121,6 +119,14 @@ def process_rows(work_dir: Path, settings: OffloadSettings) -> Rows:
 def large_source(work_dir: Path, settings: OffloadSettings) -> Path:
     """The large random model as a Hugging Face folder; suite `convert` has it too."""
     return write_random(work_dir / "olmoe_2gb", settings.large_config)
+
+
+def large_ours(work_dir: Path, settings: OffloadSettings) -> Path:
+    """The same in our format."""
+    folder = work_dir / "olmoe_large_ours"
+    if not folder.exists():
+        convert_checkpoint(large_source(work_dir, settings), folder, progress=False)
+    return folder
 
 
 def measure(checkpoint: Path, memory: str, budget: str) -> dict:

@@ -30,9 +30,9 @@ def load_peers(
         ones, too. None: they are as stored.
     """
     found = []
-    if kind is None and _installed("torch", "transformers"):
+    if kind is None and installed("torch", "transformers"):
         found.append(Transformers(str(hf_folder)))
-    if _installed("llama_cpp", "gguf"):
+    if installed("llama_cpp", "gguf"):
         kind = (kind or TYPES[HfReader(hf_folder).config.hf_config["dtype"]]).upper()
         with ExitStack() as stack:
             kept = work_dir or stack.enter_context(tempfile.TemporaryDirectory())
@@ -42,7 +42,8 @@ def load_peers(
     return found
 
 
-def _installed(*packages: str) -> bool:
+def installed(*packages: str) -> bool:
+    """Whether these packages can be imported."""
     try:
         for name in packages:
             __import__(name)

@@ -17,6 +17,7 @@ from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
     models,
     offload,
+    offload_accelerate,
     offload_links,
     offload_memory,
     runs,
@@ -216,6 +217,19 @@ def test_process_rows_bound_is_checkpoint_slots_and_runtime(tmp_path, monkeypatc
     assert [row["memory"] for row in rows] == ["host", "mmap"]
     assert rows[0]["peer"] * 1e6 == pytest.approx(1.1 * size + 7 + 1000)
     assert rows[0]["ours"] * 1e6 == pytest.approx(5000)
+
+
+def test_accelerate_is_the_better_of_its_ways(tmp_path, monkeypatch):
+    took_s = {"eager": 3.0, "grouped_mm": 2.0}
+    monkeypatch.setattr(offload_accelerate, "installed", lambda *names: True)
+    monkeypatch.setattr(
+        offload_accelerate, "alone", lambda function, *at: took_s.get(at[-1], 0.5)
+    )
+    (row,) = offload_accelerate.accelerate_rows(tmp_path, tmp_path / "ours", 3)
+    assert (row["ours"], row["peer"], row["ratio"]) == (500.0, 2000.0, 0.25)
+    assert row["peer_name"] == "accelerate, disk offload (grouped_mm)"
+    monkeypatch.setattr(offload_accelerate, "installed", lambda *names: False)
+    assert offload_accelerate.accelerate_rows(tmp_path, tmp_path / "ours", 3) == []
 
 
 def test_measure_in_a_process_of_its_own(folder):
