@@ -34,6 +34,7 @@ STUDIES = {
     "coserve_uma": "moe_edge.studies.coserve.uma",
     "default_shapes": "moe_edge.studies.default_model.shapes",
     "fidelity_default": "moe_edge.studies.fidelity.study",
+    "fidelity_quantised": "moe_edge.studies.fidelity.study",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
     "moe_prism_fig12": "moe_edge.studies.moe_prism.serving_studies",
     "moe_prism_fig3": "moe_edge.studies.moe_prism.studies",

@@ -7,12 +7,15 @@ resident in every bit.
 """
 
 import json
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.agreement import compare
@@ -23,7 +26,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.study import FidelitySettings
+from moe_edge.studies.fidelity.study import FidelitySettings, QuantisedSettings
 from moe_edge.studies.study import Findings
 
 LIMITS = (
@@ -42,6 +45,33 @@ INTERVALS = {
 
 def run(settings: FidelitySettings, reference: str) -> Findings:
     """Measures a checkpoint against `reference`, both resident."""
+    return _measure(settings, reference, [settings.checkpoint])
+
+
+def run_kinds(settings: QuantisedSettings) -> Findings:
+    """Quantises a checkpoint in several ways and measures each against it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = []
+        for kind in settings.kinds:
+            folders.append(f"{temporary}/{kind}")
+            convert_checkpoint(
+                settings.checkpoint, folders[-1], expert_dtype=kind, progress=False
+            )
+        return _measure(settings, settings.checkpoint, folders)
+
+
+def check_kinds(settings: QuantisedSettings) -> None:
+    """Refuses a text, a checkpoint, or one whose experts have no whole blocks."""
+    read_text(settings.path)
+    for kind in settings.kinds:
+        convert_checkpoint(
+            settings.checkpoint, kind, expert_dtype=kind, dry_run=True, progress=False
+        )
+
+
+def _measure(
+    settings: FidelitySettings, reference: str, checkpoints: Sequence[str]
+) -> Findings:
     base, seed = load_engine(reference), settings.seed
     rows = cut_rows(
         base.tokenizer.encode(read_text(settings.path)),
@@ -59,33 +89,35 @@ def run(settings: FidelitySettings, reference: str) -> Findings:
         cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
     size, stored = base.engine.config.vocab_size, _expert_bytes(base)
     half = base = None  # the memory of one model at a time
-    loaded = load_engine(settings.checkpoint)
-    if loaded.engine.config.vocab_size != size:
-        raise ConfigError(
-            f"{settings.checkpoint} has a vocabulary of "
-            f"{loaded.engine.config.vocab_size}, {reference} one of {size}; name what "
-            "it was made from with --reference"
-        )
-    share, runs = _expert_bytes(loaded) / stored, {}
-    for batch in settings.batch_sizes:
-        runs[batch] = score_batches(loaded.engine, rows, batch)
-        found = vars(compare(runs[batch], expected[batch], seed))
-        option = {"option": f"experts in {loaded.dtype}", "control": False}
-        cards.append({**option, "batch": batch, "bytes_share": share, **found})
-    exact = _offloads_exactly(settings, rows, runs)
-    return _findings(cards, loaded, settings, reference, exact)
+    exact = True
+    for checkpoint in checkpoints:
+        loaded = load_engine(checkpoint)
+        if loaded.engine.config.vocab_size != size:
+            raise ConfigError(
+                f"{checkpoint} has a vocabulary of {loaded.engine.config.vocab_size}, "
+                f"{reference} one of {size}; name what it was made from by --reference"
+            )
+        share, runs = _expert_bytes(loaded) / stored, {}
+        for batch in settings.batch_sizes:
+            runs[batch] = score_batches(loaded.engine, rows, batch)
+            found = vars(compare(runs[batch], expected[batch], seed))
+            option = {"option": f"experts in {loaded.dtype}", "control": False}
+            cards.append({**option, "batch": batch, "bytes_share": share, **found})
+        exact &= _offloads_exactly(checkpoint, settings, rows, runs)
+    model = describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype)
+    return _findings(cards, model, settings, reference, exact)
 
 
 def _expert_bytes(loaded: Loaded) -> int:
     return sum(a.nbytes for a in jax.tree.leaves(loaded.engine.weights.experts))
 
 
-def _offloads_exactly(settings: FidelitySettings, rows, runs) -> bool:
+def _offloads_exactly(checkpoint, settings: FidelitySettings, rows, runs) -> bool:
     """Whether the middle budget gives the resident engine's bits."""
     budgets, batch = list(settings.offloads.values()), settings.batch_sizes[0]
     size = settings.prompt_tokens + settings.forced_tokens
     options = budgets[len(budgets) // 2]
-    switch = SwitchEngine(settings.checkpoint, options, batch=batch, capacity=size)
+    switch = SwitchEngine(checkpoint, options, batch=batch, capacity=size)
     try:
         scored = switch.run(get_route("topk"), rows, batch).log_probs
     finally:
@@ -96,20 +128,21 @@ def _offloads_exactly(settings: FidelitySettings, rows, runs) -> bool:
 
 def _findings(
     cards: list[dict[str, Any]],
-    loaded: Loaded,
+    model: dict[str, Any],
     settings: FidelitySettings,
     reference: str,
     exact: bool,
 ) -> Findings:
     source = f"{settings.path.parent.name}/{settings.path.name}"
-    half, ours = cards[0], next(card for card in cards if not card["control"])
+    half = cards[0]
+    ours = [c for c in cards if not c["control"] and c["batch"] == half["batch"]]
     sizes = ("rows", "prompt_tokens", "forced_tokens")
-    title = f"{settings.checkpoint}: experts in {loaded.dtype}"
+    title = f"{settings.checkpoint}: {', '.join(card['option'] for card in ours)}"
     return Findings(
-        answer=f"Experts in {loaded.dtype}, {100 * ours['bytes_share']:.0f} % of the "
-        f"bytes, {_agrees(ours)}; in scale, {half['option']} {_agrees(half)}.",
-        details=[f"Measured on {source}, batch {ours['batch']}, against {reference}."],
-        model=describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype),
+        answer="; ".join(_share_and_agreement(card) for card in ours).capitalize()
+        + f"; in scale, {half['option']} {_agrees(half)}.",
+        details=[f"Measured on {source}, batch {half['batch']}, against {reference}."],
+        model=model,
         workload={
             "text": {"source": source, "sha256": sha256_of(settings.path)},
             **{name: getattr(settings, name) for name in sizes},
@@ -135,6 +168,11 @@ def _findings(
         files={"cards.json": json.dumps(cards, indent=1) + "\n"},
         summary={"cards": cards},
     )
+
+
+def _share_and_agreement(card: dict[str, Any]) -> str:
+    share = f"{100 * card['bytes_share']:.0f} % of the bytes"
+    return f"{card['option']}, {share}, {_agrees(card)}"
 
 
 def _agrees(card: dict[str, Any]) -> str:

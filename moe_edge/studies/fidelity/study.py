@@ -90,6 +90,17 @@ class FidelitySettings(ForcedText):
         return {budget: resolve_offload(budget, self.base) for budget in budgets}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantisedSettings(FidelitySettings):
+    """Several ways to quantise the experts of one checkpoint, each measured against it.
+
+    Attributes:
+      kinds: of `launch/convert.py --expert_dtype`.
+    """
+
+    kinds: Sequence[str] = ("q8_0", "q4_0")
+
+
 def reference_of(settings: FidelitySettings) -> str | None:
     """The checkpoint to measure against; None: the same one, options apart.
 
@@ -120,10 +131,18 @@ def check(settings: FidelitySettings) -> None:
         check_checkpoint(settings.checkpoint, offload=options)
 
 
-STUDY = Study(
+FIDELITY = Study(
     name="fidelity_default",
     question="How much do the lossy options change what a model says?",
     settings=FidelitySettings,
     measure=later("fidelity.card.run"),
     check=check,
 )
+QUANTISED = Study(
+    name="fidelity_quantised",
+    question="How much does quantising the experts change what a model says?",
+    settings=QuantisedSettings,
+    measure=later("fidelity.quantised.run_kinds"),
+    check=later("fidelity.quantised.check_kinds"),
+)
+STUDIES = {study.name: study for study in (FIDELITY, QUANTISED)}

@@ -9,7 +9,7 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.fidelity.card import grid_of, plot
-from moe_edge.studies.fidelity.study import STUDY, FidelitySettings
+from moe_edge.studies.fidelity.study import FIDELITY, FidelitySettings
 from moe_edge.studies.study import run_study
 from tests.metrics.test_plots import png_size
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
@@ -37,7 +37,7 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
         thresholds=(0.3,),
         **SMALL,
     )
-    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+    summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     cards = summary["cards"]
     # Half the experts, lossless, 3 rules, own's a, 2 of dropping.
     assert len(cards) == 1 + 1 + 3 + 1 + 2
@@ -61,7 +61,7 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
 def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
     settings = FidelitySettings(checkpoint=tiny)
     assert len(grid_of(settings)) == 3 * 6 + 2 * 4
-    assert run_study(STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
+    assert run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
 def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
     with pytest.raises(error, match=message):
         settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
-        run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+        run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
 
 

@@ -7,11 +7,17 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.fidelity.study import STUDY, FidelitySettings, reference_of
+from moe_edge.studies.fidelity.study import (
+    FIDELITY,
+    QUANTISED,
+    FidelitySettings,
+    QuantisedSettings,
+    reference_of,
+)
 from moe_edge.studies.study import run_study
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert
-from tests.support.tiny_checkpoint import TEXT
+from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (1, 2)}
 
@@ -32,7 +38,7 @@ def test_card_is_against_the_source(folders, tmp_path):
         checkpoint=str(quantised), text=text, device_memory="25%", **SMALL
     )
     assert reference_of(settings) == str(hf)
-    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+    summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     names = ["1 of 3 experts"] * 2 + ["experts in q4_0"] * 2
     cards = summary["cards"]
     assert [card["option"] for card in cards] == names
@@ -54,8 +60,30 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
     (gone / "manifest.json").write_text(json.dumps(manifest))
     settings = FidelitySettings(checkpoint=str(gone), text=text, **SMALL)
     with pytest.raises(ConfigError, match="q4_0 experts, .* there ./nowhere.; name"):
-        run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+        run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     named = FidelitySettings(checkpoint=str(gone), reference=str(hf), **SMALL)
     assert reference_of(named) == str(hf)
     plain = FidelitySettings(checkpoint=str(hf), text=text, **SMALL)
     assert reference_of(plain) is None
+
+
+@pytest.mark.slow
+def test_kinds_are_made_and_measured_against_the_checkpoint(folders, tmp_path):
+    hf, _, text = folders
+    settings = QuantisedSettings(
+        checkpoint=str(hf), text=text, device_memory="50%", **SMALL
+    )
+    summary = run_study(QUANTISED, settings, out_dir=str(tmp_path / "o"))
+    ours = [card for card in summary["cards"] if not card["control"]]
+    kinds = ["experts in q8_0"] * 2 + ["experts in q4_0"] * 2
+    assert [card["option"] for card in ours] == kinds
+    assert ours[0]["moved_nats"] < ours[2]["moved_nats"]
+    assert validate_entry(tmp_path / "o")["answer"].startswith("Experts in q8_0, 27 %")
+
+
+def test_kinds_that_do_not_fit_are_refused_before_measuring(tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "hf")  # experts of other widths than 32
+    settings = QuantisedSettings(checkpoint=str(folder), **SMALL)
+    with pytest.raises(ConfigError, match="q8_0.*32"):
+        run_study(QUANTISED, settings, out_dir=str(tmp_path / "o"))
+    assert not (tmp_path / "o").exists()
