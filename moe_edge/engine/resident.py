@@ -1,8 +1,9 @@
 """The resident engine: all weights on the device, steps as a few jitted programs.
 
 A step is a fixed sequence of programs: embed, groups of layers, head. One program
-serves every group of the same kinds of layers, so a deep model compiles quickly. It
-is the oracle that every offloaded mode is compared with.
+serves every group of the same kinds of layers, so a deep model compiles quickly; a
+decode step of a model of one group is one program. It is the oracle that every
+offloaded mode is compared with.
 """
 
 import functools
@@ -13,10 +14,14 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.transformer import seam
 
 
 class ResidentPrograms(Programs):
-    """`layers`: a group of layers whose experts are arguments, None in dense ones."""
+    """Programs of whole layers, whose experts are arguments, None in dense ones.
+
+    `layers`: a group of them. `decode`: a decode step of a model of one group.
+    """
 
     def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
         super().__init__(config, top)
@@ -27,6 +32,7 @@ class ResidentPrograms(Programs):
             swiglu_limit=config.moe.swiglu_limit,
         )
         self.layers = jit_step(self._layers_step, donate_argnames="caches")
+        self.decode = jit_step(self._decode_step, donate_argnames="caches")
 
     def _layers_step(self, layers, experts, windows, x_BSD, chunk, caches):
         new_caches, routings = [], []
@@ -38,6 +44,14 @@ class ResidentPrograms(Programs):
             new_caches.append(cache)
             routings.append(routing)
         return x_BSD, new_caches, routings
+
+    def _decode_step(self, top, layers, experts, windows, tokens, k_B, caches):
+        # Seams where other engines, and steps that tell their routing, cut the step.
+        embed_VD, programs = top["embed"], self.top
+        x, chunk, positions_B = programs.next_embed_step(embed_VD, *tokens, k_B)
+        x, chunk = seam((x, chunk))
+        x, caches, _ = self._layers_step(layers, experts, windows, x, chunk, caches)
+        return programs.head_step(top, seam(x)[:, 0]), positions_B, caches
 
 
 class ResidentEngine(Engine):
@@ -68,6 +82,23 @@ class ResidentEngine(Engine):
         return ResidentEngine(
             weights, layers_per_program=self._layers_per_program, programs=programs
         )
+
+    def decode(self, session, tokens_B, active_B, on_routing=None):
+        """As `Engine.decode`; between several programs threads would wait."""
+        weights = self.weights
+        if on_routing is not None or len(weights.experts) > self._layers_per_program:
+            return super().decode(session, tokens_B, active_B, on_routing)
+        session.grow(session.growth)
+        logits, session.positions_B, session.caches = self.programs.decode(
+            weights.top,
+            weights.layers,
+            weights.experts,
+            self._windows,
+            (tokens_B, session.positions_B, active_B),
+            session.k_B,
+            session.caches,
+        )
+        return logits
 
     def _run_layers(self, session, x, chunk, on_routing):
         experts, size = self.weights.experts, self._layers_per_program

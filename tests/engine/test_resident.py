@@ -132,6 +132,23 @@ def test_grouped_layers_match_single_layers():
         assert_close(ours, reference)
 
 
+@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
+def test_a_step_in_one_program_has_the_bits_of_one_that_tells_its_routing(name):
+    engine, prompts = engine_of(name), random_prompts(ALL[name], SHORT)
+    active_B = jnp.asarray([True, False, True])
+    found = []
+    for told in (None, lambda layer, routing: None):
+        session = engine.new_session(3, 60)
+        logits = [engine.prefill(session, prompts)]
+        for token in range(5):
+            tokens_B = jnp.asarray([token, 7, 9 - token])
+            logits.append(engine.decode(session, tokens_B, active_B, told))
+        caches = [array for cache in session.caches for array in cache.values()]
+        found.append([*logits, *caches, session.positions_B])
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, several)
+
+
 def test_decode_compiles_once_and_moves_nothing_implicitly():
     engine = engine_of()
     session = engine.new_session(3, 60)

@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from moe_edge.engine.base import Engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.link import Link, wait_until
@@ -43,6 +44,10 @@ class LayerwiseEngine(ResidentEngine):
     def close(self) -> None:
         """Ends the transferring thread."""
         self._thread.shutdown()
+
+    def decode(self, session, tokens_B, active_B, on_routing=None):
+        """As `Engine.decode`: no program holds the layers together."""
+        return Engine.decode(self, session, tokens_B, active_B, on_routing)
 
     def _send(self, number: int) -> Future:
         """Starts the transfer of the `number`-th MoE layer into its room."""
