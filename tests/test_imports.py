@@ -47,6 +47,11 @@ LANGUAGE = (
 # Tables of names, which import what is asked for only.
 LAZY = ("moe_edge/configurables.py", "moe_edge/studies/registry.py")
 
+PEERS = (
+    "moe_edge/studies/speed/offload_accelerate.py",
+    "moe_edge/studies/speed/peers.py",
+)
+
 # Module -> files (relative to the root) that may import it.
 RESTRICTED = {
     "gin": ("moe_edge/configurables.py", "launch/"),
@@ -55,8 +60,8 @@ RESTRICTED = {
         "moe_edge/core/figures.py",
         "moe_edge/metrics/plots",
     ),
-    "torch": ("moe_edge/studies/speed/peers.py",),
-    "transformers": ("moe_edge/studies/speed/peers.py",),
+    "torch": PEERS,
+    "transformers": PEERS,
     "zmq": (
         "moe_edge/cluster/transport/messages/",
         "moe_edge/cluster/transport/keys.py",

@@ -46,12 +46,13 @@ class ResidentPrograms(Programs):
         return x_BSD, new_caches, routings
 
     def _decode_step(self, top, layers, experts, windows, tokens, k_B, caches):
-        # Seams where other engines, and steps that tell their routing, cut the step.
+        # Seams where steps of several programs are cut.
         embed_VD, programs = top["embed"], self.top
         x, chunk, positions_B = programs.next_embed_step(embed_VD, *tokens, k_B)
         x, chunk = seam((x, chunk))
-        x, caches, _ = self._layers_step(layers, experts, windows, x, chunk, caches)
-        return programs.head_step(top, seam(x)[:, 0]), positions_B, caches
+        parts = layers, experts, windows, x, chunk, caches
+        x, caches, routings = self._layers_step(*parts)
+        return programs.head_step(top, seam(x)[:, 0]), positions_B, caches, routings
 
 
 class ResidentEngine(Engine):
@@ -86,10 +87,10 @@ class ResidentEngine(Engine):
     def decode(self, session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`; between several programs threads would wait."""
         weights = self.weights
-        if on_routing is not None or len(weights.experts) > self._layers_per_program:
+        if len(weights.experts) > self._layers_per_program:
             return super().decode(session, tokens_B, active_B, on_routing)
         session.grow(session.growth)
-        logits, session.positions_B, session.caches = self.programs.decode(
+        logits, session.positions_B, session.caches, routings = self.programs.decode(
             weights.top,
             weights.layers,
             weights.experts,
@@ -98,6 +99,7 @@ class ResidentEngine(Engine):
             session.k_B,
             session.caches,
         )
+        _tell(routings, 0, on_routing)
         return logits
 
     def _run_layers(self, session, x, chunk, on_routing):
@@ -118,8 +120,14 @@ class ResidentEngine(Engine):
             chunk,
             session.caches[here],
         )
-        if on_routing is not None:
-            for layer, routing in enumerate(routings, first):
-                if routing is not None:
-                    on_routing(layer, routing)
+        _tell(routings, first, on_routing)
         return x
+
+
+def _tell(routings, first: int, on_routing) -> None:
+    """Calls `on_routing`, if there is one, with those of layers from `first` on."""
+    if on_routing is None:
+        return
+    for layer, routing in enumerate(routings, first):
+        if routing is not None:
+            on_routing(layer, routing)

@@ -133,16 +133,17 @@ def test_grouped_layers_match_single_layers():
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
-def test_a_step_in_one_program_has_the_bits_of_one_that_tells_its_routing(name):
-    engine, prompts = engine_of(name), random_prompts(ALL[name], SHORT)
+def test_a_step_in_one_program_has_the_bits_of_one_in_several(name):
+    whole, prompts = engine_of(name), random_prompts(ALL[name], SHORT)
+    parts = ResidentEngine(whole.weights, layers_per_program=1)
     active_B = jnp.asarray([True, False, True])
     found = []
-    for told in (None, lambda layer, routing: None):
+    for engine in (whole, parts):
         session = engine.new_session(3, 60)
         logits = [engine.prefill(session, prompts)]
         for token in range(5):
             tokens_B = jnp.asarray([token, 7, 9 - token])
-            logits.append(engine.decode(session, tokens_B, active_B, told))
+            logits.append(engine.decode(session, tokens_B, active_B))
         caches = [array for cache in session.caches for array in cache.values()]
         found.append([*logits, *caches, session.positions_B])
     for one, several in zip(*found, strict=True):
