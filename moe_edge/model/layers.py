@@ -34,7 +34,7 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32."""
     scale_D = weight.astype(jnp.float32)
-    if native.suits(0, x):
+    if x.dtype == jnp.float32 and native.suits(0, x):
         x_TD = x.reshape(-1, x.shape[-1])
         return native.norm(x_TD, scale_D, eps).reshape(x.shape)
     variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)

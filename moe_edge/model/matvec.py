@@ -130,7 +130,7 @@ def linear_each(x: jax.Array, *weights) -> list[jax.Array]:
     if not all(_is_native(rows, each) for each in weights):
         return [linear(x, each) for each in weights]
     products = native.linear(x.reshape(rows, width), *weights)
-    return [y_TO.reshape(*x.shape[:-1], -1) for y_TO in products]
+    return [y_TO.reshape(*x.shape[:-1], y_TO.shape[1]) for y_TO in products]
 
 
 def _is_native(rows: int, weight_OI) -> bool:

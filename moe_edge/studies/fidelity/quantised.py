@@ -88,9 +88,11 @@ def _measure(
         name = f"{half.config.moe.top_k} of {top_k} experts"
         cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
     size, stored = base.engine.config.vocab_size, _expert_bytes(base)
-    half = base = None  # the memory of one model at a time
+    model = describe_model(reference, base.engine.weights, base.dtype)
+    half = base = loaded = None  # the memory of one model at a time
     exact = True
     for checkpoint in checkpoints:
+        loaded = None
         loaded = load_engine(checkpoint)
         if loaded.engine.config.vocab_size != size:
             raise ConfigError(
@@ -104,7 +106,8 @@ def _measure(
             option = {"option": f"experts in {loaded.dtype}", "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
         exact &= _offloads_exactly(checkpoint, settings, rows, runs)
-    model = describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype)
+    if list(checkpoints) == [settings.checkpoint]:
+        model = describe_model(checkpoints[0], loaded.engine.weights, loaded.dtype)
     return _findings(cards, model, settings, reference, exact)
 
 
