@@ -1,7 +1,8 @@
 """Suite `offload`'s peer: accelerate, which reads what does not fit from disk.
 
 It keeps a quarter of the layers and moves the others whole at each step; ours keeps a
-quarter of each layer's experts and moves those that were chosen. Both run in processes of their own; files stay in the page cache.
+quarter of each layer's experts and moves those that were chosen. Both run in processes
+of their own; files stay in the page cache.
 """
 
 import tempfile
