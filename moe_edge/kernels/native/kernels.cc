@@ -142,7 +142,8 @@ void RunLinear(const LinearArgs* parts, size_t count) {
 void RunNorm(const NormArgs& a) {
   const Kernels& kernels = Best();
   Team& team = Team::Get();
-  const int chunks[] = {team.Chunks(double(sizeof(float)) * a.T * a.D)};
+  const int most = team.Chunks(double(sizeof(float)) * a.T * a.D);
+  const int chunks[] = {std::clamp(a.T, 1, most)};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.norm(a, chunk, count); });
 }
 

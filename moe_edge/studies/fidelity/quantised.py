@@ -63,10 +63,10 @@ def run_kinds(settings: QuantisedSettings) -> Findings:
 def check_kinds(settings: QuantisedSettings) -> None:
     """Refuses a text, a checkpoint, or one whose experts have no whole blocks."""
     read_text(settings.path)
-    for kind in settings.kinds:
-        convert_checkpoint(
-            settings.checkpoint, kind, expert_dtype=kind, dry_run=True, progress=False
-        )
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind in settings.kinds:
+            options = {"expert_dtype": kind, "dry_run": True, "progress": False}
+            convert_checkpoint(settings.checkpoint, f"{temporary}/{kind}", **options)
 
 
 def _measure(
@@ -88,11 +88,10 @@ def _measure(
         name = f"{half.config.moe.top_k} of {top_k} experts"
         cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
     size, stored = base.engine.config.vocab_size, _expert_bytes(base)
-    model = describe_model(reference, base.engine.weights, base.dtype)
-    half = base = loaded = None  # the memory of one model at a time
+    models = {reference: describe_model(reference, base.engine.weights, base.dtype)}
+    half = base = None  # the memory of one model at a time
     exact = True
     for checkpoint in checkpoints:
-        loaded = None
         loaded = load_engine(checkpoint)
         if loaded.engine.config.vocab_size != size:
             raise ConfigError(
@@ -106,9 +105,10 @@ def _measure(
             option = {"option": f"experts in {loaded.dtype}", "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
         exact &= _offloads_exactly(checkpoint, settings, rows, runs)
-    if list(checkpoints) == [settings.checkpoint]:
-        model = describe_model(checkpoints[0], loaded.engine.weights, loaded.dtype)
-    return _findings(cards, model, settings, reference, exact)
+        weights = loaded.engine.weights
+        models[checkpoint] = describe_model(checkpoint, weights, loaded.dtype)
+        loaded = weights = None
+    return _findings(cards, models[settings.checkpoint], settings, reference, exact)
 
 
 def _expert_bytes(loaded: Loaded) -> int:

@@ -81,6 +81,16 @@ def test_kinds_are_made_and_measured_against_the_checkpoint(folders, tmp_path):
     assert validate_entry(tmp_path / "o")["answer"].startswith("Experts in q8_0, 27 %")
 
 
+def test_kinds_are_checked_whatever_stands_in_the_folder(
+    folders, tmp_path, monkeypatch
+):
+    hf, _, text = folders
+    (tmp_path / "q8_0").mkdir()
+    (tmp_path / "q8_0" / "mine").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    QUANTISED.check(QuantisedSettings(checkpoint=str(hf), text=text, **SMALL))
+
+
 def test_kinds_that_do_not_fit_are_refused_before_measuring(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "hf")  # experts of other widths than 32
     settings = QuantisedSettings(checkpoint=str(folder), **SMALL)
