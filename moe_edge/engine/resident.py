@@ -76,18 +76,18 @@ class ResidentEngine(Engine):
         programs: ResidentPrograms | None = None,
     ):
         super().__init__(weights, programs or ResidentPrograms(weights.config))
-        self._layers_per_program = layers_per_program
+        self.layers_per_program = layers_per_program
 
     def _sibling(self, weights):
         programs = ResidentPrograms(weights.config, self.programs.top)
         return ResidentEngine(
-            weights, layers_per_program=self._layers_per_program, programs=programs
+            weights, layers_per_program=self.layers_per_program, programs=programs
         )
 
     def decode(self, session, tokens_B, active_B, on_routing=None):
         """As `Engine.decode`; between several programs threads would wait."""
         weights = self.weights
-        if len(weights.experts) > self._layers_per_program:
+        if len(weights.experts) > self.layers_per_program:
             return super().decode(session, tokens_B, active_B, on_routing)
         session.grow(session.growth)
         logits, session.positions_B, session.caches, routings = self.programs.decode(
@@ -103,7 +103,7 @@ class ResidentEngine(Engine):
         return logits
 
     def _run_layers(self, session, x, chunk, on_routing):
-        experts, size = self.weights.experts, self._layers_per_program
+        experts, size = self.weights.experts, self.layers_per_program
         for first in range(0, len(experts), size):
             group = experts[first : first + size]
             x = self._run_group(session, first, group, x, chunk, on_routing)

@@ -5,6 +5,7 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 """
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,11 @@ class Bench:
         shadows = sum(shadow.num_compiled() for shadow in self._shadows.values())
         return shared + shadows + self.resident.num_compiled()
 
+    @functools.cached_property
+    def by_layer(self) -> ResidentEngine:
+        """The resident engine of one layer a program: the host sees where each ends."""
+        return ResidentEngine(self.resident.weights, layers_per_program=1)
+
     def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
         """Median time of one layer of a resident decode step, batch 1.
 
@@ -128,9 +134,8 @@ class Bench:
         of their own as in the offloading engines.
         """
         steps_s = []
-        engine = ResidentEngine(self.resident.weights, layers_per_program=1)
         for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), rounds)]:
-            run = generate(engine, [prompt], new_tokens)
+            run = generate(self.by_layer, [prompt], new_tokens)
             steps_s.append(run.decode_s / run.steps)
         return float(np.median(steps_s[1:])) / self.config.num_layers  # 0: compilation
 

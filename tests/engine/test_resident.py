@@ -132,20 +132,27 @@ def test_grouped_layers_match_single_layers():
         assert_close(ours, reference)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
-def test_a_step_in_one_program_has_the_bits_of_one_in_several(name):
-    whole, prompts = engine_of(name), random_prompts(ALL[name], SHORT)
+def test_a_step_in_one_program_has_the_bits_of_one_in_several(name, dtype):
+    whole, prompts = engine_of(name, dtype), random_prompts(ALL[name], SHORT)
     parts = ResidentEngine(whole.weights, layers_per_program=1)
     active_B = jnp.asarray([True, False, True])
     found = []
     for engine in (whole, parts):
         session = engine.new_session(3, 60)
-        logits = [engine.prefill(session, prompts)]
+        if name == "gqa":
+            session.k_B = jnp.asarray([2, 1, 3], np.int32)
+        values = [engine.prefill(session, prompts)]
         for token in range(5):
-            tokens_B = jnp.asarray([token, 7, 9 - token])
-            logits.append(engine.decode(session, tokens_B, active_B))
+            tokens_B, routings = jnp.asarray([token, 7, 9 - token]), {}
+            logits = engine.decode(
+                session, tokens_B, active_B, on_routing=routings.__setitem__
+            )
+            assert list(routings) == list(ALL[name].moe_layers)
+            values += [logits, *jax.tree.leaves(routings)]
         caches = [array for cache in session.caches for array in cache.values()]
-        found.append([*logits, *caches, session.positions_B])
+        found.append([*values, *caches, session.positions_B])
     for one, several in zip(*found, strict=True):
         np.testing.assert_array_equal(one, several)
 

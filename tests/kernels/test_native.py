@@ -359,13 +359,17 @@ def test_only_programs_of_steps_are_native():
 
 @needs_kernels
 def test_products_of_the_same_vectors_are_one_call():
-    weights = jnp.ones((8, 4)), jnp.ones((3, 4))
+    rng, width = np.random.default_rng(0), 200
+    weights = [
+        jnp.asarray(rng.standard_normal((outputs, width), np.float32))
+        for outputs in (8, 3)
+    ]
     step = jit_step(lambda x_BSI: linear_each(x_BSI, *weights))
-    text = step.lower(jnp.ones((1, 2, 4))).as_text()
+    text = step.lower(jnp.ones((1, 2, width))).as_text()
     assert text.count("moe_edge_linear") == 1
-    assert "moe_edge_linear" not in step.lower(jnp.ones((1, 3, 4))).as_text()
+    assert "moe_edge_linear" not in step.lower(jnp.ones((1, 3, width))).as_text()
     for rows in (1, 2, 3):
-        x_BSI = jnp.arange(4.0 * rows).reshape(1, rows, 4)
+        x_BSI = jnp.asarray(rng.standard_normal((1, rows, width), np.float32))
         alone = [jit_step(linear)(x_BSI, each) for each in weights]
         for got, want in zip(step(x_BSI), alone, strict=True):
             np.testing.assert_array_equal(got, want)

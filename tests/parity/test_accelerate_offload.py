@@ -1,4 +1,4 @@
-"""The suite's peer with layers on disk, as the suite runs it (extra `peers`)."""
+"""The suite's peer with layers on disk, as the suite runs it (extra `parity`)."""
 
 import pytest
 

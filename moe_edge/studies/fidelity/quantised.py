@@ -17,9 +17,11 @@ import numpy as np
 
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.load import Loaded, load_engine
+from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
+from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
@@ -45,7 +47,9 @@ INTERVALS = {
 
 def run(settings: FidelitySettings, reference: str) -> Findings:
     """Measures a checkpoint against `reference`, both resident."""
-    return _measure(settings, reference, [settings.checkpoint])
+    budgets = list(settings.offloads.values())
+    middle = budgets[len(budgets) // 2]
+    return _measure(settings, reference, [settings.checkpoint], middle)
 
 
 def run_kinds(settings: QuantisedSettings) -> Findings:
@@ -57,12 +61,13 @@ def run_kinds(settings: QuantisedSettings) -> Findings:
             convert_checkpoint(
                 settings.checkpoint, folders[-1], expert_dtype=kind, progress=False
             )
-        return _measure(settings, settings.checkpoint, folders)
+        return _measure(settings, settings.checkpoint, folders, settings.budget)
 
 
 def check_kinds(settings: QuantisedSettings) -> None:
-    """Refuses a text, a checkpoint, or one whose experts have no whole blocks."""
+    """Refuses a text, a checkpoint, a budget, or experts that have no whole blocks."""
     read_text(settings.path)
+    check_checkpoint(settings.checkpoint, offload=settings.budget)
     with tempfile.TemporaryDirectory() as temporary:
         for kind in settings.kinds:
             options = {"expert_dtype": kind, "dry_run": True, "progress": False}
@@ -70,7 +75,10 @@ def check_kinds(settings: QuantisedSettings) -> None:
 
 
 def _measure(
-    settings: FidelitySettings, reference: str, checkpoints: Sequence[str]
+    settings: FidelitySettings | QuantisedSettings,
+    reference: str,
+    checkpoints: Sequence[str],
+    budget: OffloadOptions,
 ) -> Findings:
     base, seed = load_engine(reference), settings.seed
     rows = cut_rows(
@@ -104,7 +112,8 @@ def _measure(
             found = vars(compare(runs[batch], expected[batch], seed))
             option = {"option": f"experts in {loaded.dtype}", "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
-        exact &= _offloads_exactly(checkpoint, settings, rows, runs)
+        first = settings.batch_sizes[0]
+        exact &= _offloads_exactly(checkpoint, budget, rows, runs[first], first)
         weights = loaded.engine.weights
         models[checkpoint] = describe_model(checkpoint, weights, loaded.dtype)
         loaded = weights = None
@@ -115,24 +124,24 @@ def _expert_bytes(loaded: Loaded) -> int:
     return sum(a.nbytes for a in jax.tree.leaves(loaded.engine.weights.experts))
 
 
-def _offloads_exactly(checkpoint, settings: FidelitySettings, rows, runs) -> bool:
-    """Whether the middle budget gives the resident engine's bits."""
-    budgets, batch = list(settings.offloads.values()), settings.batch_sizes[0]
-    size = settings.prompt_tokens + settings.forced_tokens
-    options = budgets[len(budgets) // 2]
-    switch = SwitchEngine(checkpoint, options, batch=batch, capacity=size)
+def _offloads_exactly(
+    checkpoint, budget: OffloadOptions, rows: Sequence[Forced], expected, batch: int
+) -> bool:
+    """Whether the engine of this budget gives the resident one's bits."""
+    size = max(len(row.ids) for row in rows)
+    switch = SwitchEngine(checkpoint, budget, batch=batch, capacity=size)
     try:
         scored = switch.run(get_route("topk"), rows, batch).log_probs
     finally:
         switch.close()
-    pairs = zip(scored, runs[batch].log_probs, strict=True)
+    pairs = zip(scored, expected.log_probs, strict=True)
     return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
 
 def _findings(
     cards: list[dict[str, Any]],
     model: dict[str, Any],
-    settings: FidelitySettings,
+    settings: FidelitySettings | QuantisedSettings,
     reference: str,
     exact: bool,
 ) -> Findings:
@@ -142,9 +151,13 @@ def _findings(
     sizes = ("rows", "prompt_tokens", "forced_tokens")
     title = f"{settings.checkpoint}: {', '.join(card['option'] for card in ours)}"
     return Findings(
-        answer="; ".join(_share_and_agreement(card) for card in ours).capitalize()
-        + f"; in scale, {half['option']} {_agrees(half)}.",
-        details=[f"Measured on {source}, batch {half['batch']}, against {reference}."],
+        answer="Agreement and perplexity ratio: "
+        + "; ".join(_agreement(card) for card in (*ours, half))
+        + ".",
+        details=[
+            f"Measured on {source}, batch {half['batch']}, against {reference}.",
+            f"Of the experts' bytes: {', '.join(_share(card) for card in ours)}.",
+        ],
         model=model,
         workload={
             "text": {"source": source, "sha256": sha256_of(settings.path)},
@@ -173,16 +186,13 @@ def _findings(
     )
 
 
-def _share_and_agreement(card: dict[str, Any]) -> str:
-    share = f"{100 * card['bytes_share']:.0f} % of the bytes"
-    return f"{card['option']}, {share}, {_agrees(card)}"
+def _agreement(card: dict[str, Any]) -> str:
+    ratio = card["perplexity_ratio"]
+    return f"{card['option']} {100 * card['agreement']:.1f} %, x{ratio:.3f}"
 
 
-def _agrees(card: dict[str, Any]) -> str:
-    return (
-        f"agree on {100 * card['agreement']:.1f} % of tokens, perplexity "
-        f"x{card['perplexity_ratio']:.3f}"
-    )
+def _share(card: dict[str, Any]) -> str:
+    return f"{card['option']} {100 * card['bytes_share']:.0f} %"
 
 
 def plot(path: Path, cards: list[dict[str, Any]], *, title: str) -> None:

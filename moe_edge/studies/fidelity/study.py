@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
+from moe_edge.model.quantised import BLOCK_BYTES
 from moe_edge.route.drop import DropAbsent
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.registry import later
@@ -91,14 +92,32 @@ class FidelitySettings(ForcedText):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantisedSettings(FidelitySettings):
+class QuantisedSettings(ForcedText):
     """Several ways to quantise the experts of one checkpoint, each measured against it.
 
     Attributes:
-      kinds: of `launch/convert.py --expert_dtype`.
+      kinds: of `launch/convert.py --expert_dtype`, each once.
+      device_memory: of the offloaded engine that must give the resident one's bits.
+      batch_sizes: rows decoded together.
     """
 
+    rules: ClassVar[Rules] = RULES | {
+        "kinds": lambda name, value: check_known(name, value, BLOCK_BYTES)
+    }
+
     kinds: Sequence[str] = ("q8_0", "q4_0")
+    device_memory: str = "25%"
+    batch_sizes: Sequence[int] = (1, 3)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(set(self.kinds)) < len(self.kinds):
+            raise ConfigError(f"kinds are {self.kinds}, expected each once")
+
+    @property
+    def budget(self) -> OffloadOptions:
+        """`base` under `device_memory`."""
+        return resolve_offload(self.device_memory, self.base)
 
 
 def reference_of(settings: FidelitySettings) -> str | None:

@@ -122,7 +122,7 @@ def link_rows(
             prefetch_limit=PREFETCH_LIMIT,
         )
         engines = {"oracle": bench.engine(oracle)} | engines
-        share = layer_share(resident, prompts, settings.host_steps)
+        share = layer_share(bench.by_layer, prompts, settings.host_steps)
         for ratio, steps in settings.link_steps.items():
             decode, sizes = (
                 functools.partial(run, steps=steps),
@@ -151,7 +151,7 @@ def _rows_at(
     first = cases["oracle"]()
     cases["beside"] = functools.partial(
         step_beside_transfers,
-        resident,
+        bench.by_layer,
         engines["oracle"].manager,
         link=link,
         blocks_per_step=first.used_blocks / len(first.step_s),
@@ -174,7 +174,9 @@ def _rows_at(
         predictor: _row(f"{case}, {predictor}", engine, runs[predictor], costs)
         for predictor, engine in engines.items()
     }
-    controls = _controls(rows["oracle"], rows["none"], runs["beside"], resident, decode)
+    controls = _controls(
+        rows["oracle"], rows["none"], runs["beside"], bench.by_layer, decode
+    )
     extra = {
         "emulated": True,
         "resident_ms_per_token": MS * statistics.median(resident_s),
@@ -226,7 +228,7 @@ def replayed(
     )
 
 
-def _controls(oracle: dict, plain: dict, beside_s, resident, decode) -> Rows:
+def _controls(oracle: dict, plain: dict, beside_s, by_layer, decode) -> Rows:
     """How much of the distance of two rows is this machine's.
 
     The oracle row's bound is a step that nothing disturbs, or the link alone. Here the
@@ -234,11 +236,11 @@ def _controls(oracle: dict, plain: dict, beside_s, resident, decode) -> Rows:
     as many blocks are copied over the link by the same cores; this has no bar. And the
     replay counts a layer's compute as it is when nothing ever waits.
     """
-    wait_s = plain["waited_ms_per_token"] / MS / resident.config.num_layers
+    wait_s = plain["waited_ms_per_token"] / MS / by_layer.config.num_layers
     sizes = {name: decode.keywords[name] for name in ("prompts", "steps")}
     lost_s = [
-        step_after_waits(resident, wait_s=wait_s, **sizes)
-        - step_after_waits(resident, wait_s=0.0, **sizes)
+        step_after_waits(by_layer, wait_s=wait_s, **sizes)
+        - step_after_waits(by_layer, wait_s=0.0, **sizes)
         for _ in beside_s
     ]
     slower_ms = MS * max(0.0, statistics.median(lost_s))

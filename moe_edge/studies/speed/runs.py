@@ -196,13 +196,23 @@ def check_same_tokens(name: str, run: Run, resident: Run) -> None:
         )
 
 
-# What a machine adds to an offloaded step, measured on a resident engine: an emulated
-# link shares cores and memory with the model, and a host that plans every layer reads
-# every layer's routing. These runs pay for that alone: no lookup, no miss.
+# What a machine adds to an offloaded step, measured on a resident engine of one layer a
+# program (`Bench.by_layer`): an emulated link shares cores and memory with the model,
+# and a host that plans every layer reads every layer's routing. These runs pay for that
+# alone: no lookup, no miss.
+
+
+def _check_borders(engine) -> None:
+    """Raises ValueError for an engine whose layers end together."""
+    if engine.layers_per_program != 1:
+        raise ValueError(
+            f"{engine.layers_per_program} layers a program, expected one: `by_layer`"
+        )
 
 
 def layer_share(engine, prompts, steps: int) -> float:
     """Share of a resident engine's step that its layers take, from layer borders."""
+    _check_borders(engine)
     stamps: list[float] = []
 
     def stamp(layer, routing):
@@ -219,6 +229,7 @@ def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
     """Mean seconds of a resident engine's step that rests after every layer, less the
     rest: what the same computation costs a processor that was idle. Other programs,
     and on a virtual machine other machines, have had its caches meanwhile."""
+    _check_borders(engine)
     rested_s: list[float] = []
 
     def rest(layer, routing):
@@ -251,6 +262,7 @@ def step_beside_transfers(
       blocks_per_step: how many, spread evenly over the layers.
       forced: see `decode_run`.
     """
+    _check_borders(engine)
     queue, spec = manager.queue, manager.spec
     blocks = spec.num_layers * spec.num_experts
     stride = spec.num_experts + 1  # another layer and another expert each time

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.fidelity.study import (
     FIDELITY,
     QUANTISED,
@@ -71,14 +71,16 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
 def test_kinds_are_made_and_measured_against_the_checkpoint(folders, tmp_path):
     hf, _, text = folders
     settings = QuantisedSettings(
-        checkpoint=str(hf), text=text, device_memory="50%", **SMALL
+        checkpoint=str(hf), text=text, kinds=("q8_0", "q4_0", "mxfp4"), **SMALL
     )
     summary = run_study(QUANTISED, settings, out_dir=str(tmp_path / "o"))
     ours = [card for card in summary["cards"] if not card["control"]]
-    kinds = ["experts in q8_0"] * 2 + ["experts in q4_0"] * 2
+    kinds = [f"experts in {kind}" for kind in settings.kinds for _ in range(2)]
     assert [card["option"] for card in ours] == kinds
     assert ours[0]["moved_nats"] < ours[2]["moved_nats"]
-    assert validate_entry(tmp_path / "o")["answer"].startswith("Experts in q8_0, 27 %")
+    entry = validate_entry(tmp_path / "o")
+    check_answer(entry["answer"])
+    assert "bytes: experts in q8_0 27 %, experts in q4_0 14 %" in entry["details"][1]
 
 
 def test_kinds_are_checked_whatever_stands_in_the_folder(
@@ -89,6 +91,20 @@ def test_kinds_are_checked_whatever_stands_in_the_folder(
     (tmp_path / "q8_0" / "mine").write_text("kept")
     monkeypatch.chdir(tmp_path)
     QUANTISED.check(QuantisedSettings(checkpoint=str(hf), text=text, **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kinds": ()}, "kinds is .*list"),
+        ({"kinds": ("q8_0", "q8_0")}, "each once"),
+        ({"kinds": ("q5_k",)}, "unknown kinds"),
+        ({"device_memory": "15%,25%"}, "15%,25%"),
+    ],
+)
+def test_kinds_and_budget_are_checked(given, message):
+    with pytest.raises(ConfigError, match=message):
+        QuantisedSettings(**given)
 
 
 def test_kinds_that_do_not_fit_are_refused_before_measuring(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.resident import ResidentEngine
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
@@ -144,8 +145,21 @@ def test_link_rows_stand_beside_their_bounds(folder):
     assert all(row["ratio"] > 0.5 for row in rows)
 
 
-def test_step_after_waits_leaves_the_waiting_out(folder):
+def layer_by_layer(folder):
+    loaded = load_engine(folder, with_tokenizer=False).engine
+    return ResidentEngine(loaded.weights, layers_per_program=1)
+
+
+def test_layers_that_end_together_have_no_share(folder):
     engine = load_engine(folder, with_tokenizer=False).engine
+    prompts = runs.random_prompts(engine, 1, 16)
+    with pytest.raises(ValueError, match="8 layers a program"):
+        runs.layer_share(engine, prompts, 2)
+    assert 0 < runs.layer_share(layer_by_layer(folder), prompts, 3) <= 1
+
+
+def test_step_after_waits_leaves_the_waiting_out(folder):
+    engine = layer_by_layer(folder)
     prompts, step = runs.random_prompts(engine, 1, 16), runs.step_after_waits
     step(engine, prompts, 2, 0.0)  # compiles
     begun_s = time.perf_counter()
@@ -156,7 +170,7 @@ def test_step_after_waits_leaves_the_waiting_out(folder):
 
 
 def test_step_beside_transfers_waits_for_its_blocks(folder):
-    engine = load_engine(folder, with_tokenizer=False).engine
+    engine = layer_by_layer(folder)
     prompts = runs.random_prompts(engine, 1, 16)
     offloaded = runs.load_offloaded(folder, device_memory="25%")
     runs.decode_run(offloaded, prompts, 2)  # fills slots
@@ -230,6 +244,12 @@ def test_accelerate_is_the_better_of_its_ways(tmp_path, monkeypatch):
     assert row["peer_name"] == "accelerate, disk offload (grouped_mm)"
     monkeypatch.setattr(offload_accelerate, "installed", lambda *names: False)
     assert offload_accelerate.accelerate_rows(tmp_path, tmp_path / "ours", 3) == []
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(4, 1), (18, 5), (32, 8)])
+def test_accelerate_keeps_at_least_our_share(layers, kept):
+    places = list(offload_accelerate.layer_places(layers).values())
+    assert places.count("disk") == layers - kept
 
 
 def test_measure_in_a_process_of_its_own(folder):
