@@ -34,16 +34,8 @@ constexpr int kSpread = 6, kSpreadVectors = 4;
 constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
 constexpr int kSpread = 4, kSpreadVectors = 2;
 #endif
-#include "rows.inc"
-#include "norm.inc"
-#include "attention.inc"
-#include "blocks.inc"
-#include "gradients.inc"
-#include "attention_gradients.inc"
-#include "top_k.inc"
-constexpr Kernels kKernels{"portable", Linear, Norm,  TopK,  Attend,         Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
-                           &kTrainAttend};
+#include "one_set.inc"
+constexpr Kernels kKernels = KernelsOf("portable");
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -54,16 +46,8 @@ constexpr Kernels kKernels{"portable", Linear, Norm,  TopK,  Attend,         Hid
 namespace avx2 {
 constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
 constexpr int kSpread = 6, kSpreadVectors = 2;
-#include "rows.inc"
-#include "norm.inc"
-#include "attention.inc"
-#include "blocks.inc"
-#include "gradients.inc"
-#include "attention_gradients.inc"
-#include "top_k.inc"
-constexpr Kernels kKernels{"avx2", Linear, Norm,  TopK,  Attend,         Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
-                           &kTrainAttend};
+#include "one_set.inc"
+constexpr Kernels kKernels = KernelsOf("avx2");
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -74,16 +58,8 @@ constexpr Kernels kKernels{"avx2", Linear, Norm,  TopK,  Attend,         Hidden,
 namespace avx512 {
 constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
 constexpr int kSpread = 6, kSpreadVectors = 4;
-#include "rows.inc"
-#include "norm.inc"
-#include "attention.inc"
-#include "blocks.inc"
-#include "gradients.inc"
-#include "attention_gradients.inc"
-#include "top_k.inc"
-constexpr Kernels kKernels{"avx512", Linear, Norm,  TopK,  Attend,         Hidden,
-                           Outputs, Whole, SumOf, &kBlockKernels, &kGradientKernels,
-                           &kTrainAttend};
+#include "one_set.inc"
+constexpr Kernels kKernels = KernelsOf("avx512");
 }  // namespace avx512
 #pragma GCC pop_options
 #endif
