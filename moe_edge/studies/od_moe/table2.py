@@ -100,7 +100,7 @@ class Table2Settings(PromptSettings):
     shadow: str = "nf4"
     departures: Sequence[str] = ("late", "speculative")
     history: int = 8
-    drop_threshold: float = 0.122
+    drop_threshold: float = 0.109
     fidelity_rows: int = 8
 
     def __post_init__(self):

@@ -98,11 +98,10 @@ def findings(
             rows.append(median_metric(SMOE, name, one.change_R.tolist(), "1"))
         details.append(f"{at}: {systems.told()}; {lossless.told()}.")
         changes[at] = [float(np.median(one.change_R)) for one in (systems, lossless)]
-    told = "; ".join(f"{at} {100 * c:+.0f} %" for at, (c, _) in changes.items())
-    paper = ", ".join(f"{100 * v:+.0f} % at batch {b}" for b, v in PAPER.items())
+    told = ", ".join(f"{at} {100 * c:+.0f} %" for at, (c, _) in changes.items())
+    paper = ", ".join(f"{100 * v:+.0f} %" for v in PAPER.values())
     return Findings(
-        answer=f"Mean change of TPOT against the best other system: {told} (paper: "
-        f"{paper}).",
+        answer=f"TPOT against the best other system: {told} (paper {paper}).",
         details=[
             "SMoE against the best of the other systems, and of all lossless ones:",
             *details,
