@@ -61,13 +61,14 @@ def run_kinds(settings: QuantisedSettings) -> Findings:
             convert_checkpoint(
                 settings.checkpoint, folders[-1], expert_dtype=kind, progress=False
             )
+            check_checkpoint(folders[-1], offload=settings.budget)
         return _measure(settings, settings.checkpoint, folders, settings.budget)
 
 
 def check_kinds(settings: QuantisedSettings) -> None:
-    """Refuses a text, a checkpoint, a budget, or experts that have no whole blocks."""
+    """Refuses a text, a checkpoint, or one whose experts have no whole blocks."""
     read_text(settings.path)
-    check_checkpoint(settings.checkpoint, offload=settings.budget)
+    check_checkpoint(settings.checkpoint)
     with tempfile.TemporaryDirectory() as temporary:
         for kind in settings.kinds:
             options = {"expert_dtype": kind, "dry_run": True, "progress": False}

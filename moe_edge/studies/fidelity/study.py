@@ -113,6 +113,11 @@ class QuantisedSettings(ForcedText):
         super().__post_init__()
         if len(set(self.kinds)) < len(self.kinds):
             raise ConfigError(f"kinds are {self.kinds}, expected each once")
+        if not self.budget.lossless:
+            raise ConfigError(
+                f"route {self.base.route} is lossy, expected a lossless one: the "
+                "offloaded engine must give the resident one's bits"
+            )
 
     @property
     def budget(self) -> OffloadOptions:

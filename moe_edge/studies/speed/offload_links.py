@@ -250,8 +250,8 @@ def _controls(oracle: dict, plain: dict, beside_s, by_layer, decode) -> Rows:
             oracle["runs"]["ours"],
             "ms/token",
             peer=[MS * value for value in beside_s],
-            peer_name="a resident step that reads each routing while as many blocks "
-            "travel",
+            peer_name="a resident step, one program a layer, that reads each routing "
+            "while as many blocks travel",
         ),
         make_row(
             f"{plain['case']}, compute after waits",

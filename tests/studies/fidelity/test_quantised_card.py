@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.fidelity.study import (
     FIDELITY,
@@ -100,6 +101,7 @@ def test_kinds_are_checked_whatever_stands_in_the_folder(
         ({"kinds": ("q8_0", "q8_0")}, "each once"),
         ({"kinds": ("q5_k",)}, "unknown kinds"),
         ({"device_memory": "15%,25%"}, "15%,25%"),
+        ({"offload": OffloadOptions(route="substitute")}, "substitute is lossy"),
     ],
 )
 def test_kinds_and_budget_are_checked(given, message):
