@@ -84,7 +84,7 @@ def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Row
             peer=figures[peer.name, best],
             peer_name=f"{peer.name} {best}",
         )
-        rows.append(row | {"ways": medians})
+        rows.append(row | {"ways": medians, "peer_build": peer.build})
     return rows or [make_row(case, figures["ours"], "tokens/s")]
 
 

@@ -138,6 +138,9 @@ class LlamaCpp:
         import llama_cpp
 
         self._lib, self.name = llama_cpp, f"llama.cpp {kind}"
+        # With the instructions that it was compiled for.
+        features = llama_cpp.llama_print_system_info().decode().strip(" |")
+        self.build = f"llama-cpp-python {llama_cpp.__version__}: {features}"
         # Else it tells all it does, on stderr.
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))

@@ -22,7 +22,7 @@ TYPES = {"float32": "F32", "bfloat16": "BF16"}  # of a file -> llama.cpp's
 def load_peers(
     hf_folder: Path, work_dir: Path | None = None, kind: str | None = None
 ) -> list:
-    """The peers that are installed, with `name`, `ways` and `rate`.
+    """The peers that are installed, with `name`, `ways`, `build` and `rate`.
 
     Args:
       work_dir: where the GGUF file is kept for a next run; None: nowhere.
@@ -64,6 +64,9 @@ class Transformers:
         transformers.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         self.torch = torch
+        self.build = (
+            f"transformers {transformers.__version__}, torch {torch.__version__}"
+        )
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             hf_folder, dtype=torch.float32
         ).eval()

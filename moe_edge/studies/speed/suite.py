@@ -123,12 +123,15 @@ def speed_study(
         print(table_of(rows))
         is_emulated = any(row.get("emulated") for row in rows)
         peers = {row["peer_name"] for row in rows if row["peer"] is not None}
+        builds = {
+            row["peer_name"]: row["peer_build"] for row in rows if "peer_build" in row
+        }
         shown = [{key: row[key] for key in KEYS} for row in rows]
         return Findings(
             answer=answer_of(rows),
             details=[f"{sentence(row)}." for row in rows],
             model=model,
-            workload={"suite": name, "repeats": given.repeats},
+            workload={"suite": name, "repeats": given.repeats, "peers": builds},
             metrics=[found for row in rows for found in metrics_of(row)],
             limits=[limit, ONE_MACHINE],
             plot=lambda path: benchmark_bars(path, rows, f"Speed suite `{name}`"),

@@ -58,6 +58,7 @@ def test_answer_counts_bars_and_names_the_range_of_ratios():
 
 def test_study_of_a_suite_writes_an_entry(tiny, tmp_path):
     row = make_row("c", [2.0], "ms", peer=[1.0], peer_name="b", bar=1.1, emulated=True)
+    row["peer_build"] = "b 1.0: AVX2 = 1"
     study = speed_study("x", "How fast?", lambda *_: [row], lambda *_: [("tiny", tiny)])
     summary = run_study(study, SuiteSettings(), out_dir=str(tmp_path / "out"))
     assert summary["suite"] == "x"
@@ -65,6 +66,7 @@ def test_study_of_a_suite_writes_an_entry(tiny, tmp_path):
     assert set(summary["rows"][0]) == keys
     result = validate_entry(tmp_path / "out")
     assert result["kind"] == "emulated" and result["baselines"] == ["b"]
+    assert result["workload"]["peers"] == {"b": "b 1.0: AVX2 = 1"}
     (stored,) = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     assert stored["runs"] == {"ours": [2.0], "peer": [1.0]}
 
