@@ -37,6 +37,13 @@ class Agreement:
     moved_nats: float
 
 
+# Of an `Agreement`: measure -> its interval.
+INTERVALS = {
+    "agreement": "agreement_interval95",
+    "perplexity_ratio": "ratio_interval95",
+}
+
+
 def compare(run: ForcedRun, reference: ForcedRun, seed: int = 0) -> Agreement:
     """Agreement of a run with its reference, token by token.
 

@@ -15,19 +15,19 @@ import numpy as np
 
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import RuleTally, compare, rule_of
-from moe_edge.evaluate.fidelity import SwitchEngine, card, cut_rows, lossy_routes
-from moe_edge.evaluate.stepwise import Forced, score_batches
-from moe_edge.evaluate.texts import read_text, sha256_of
+from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
+from moe_edge.evaluate.fidelity import SwitchEngine, card, lossy_routes
+from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.route.base import RoutePolicy
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity import quantised
+from moe_edge.studies.fidelity.rows import forced_rows
 from moe_edge.studies.fidelity.study import (
     FidelitySettings,
-    ForcedText,
     reference_of,
 )
 from moe_edge.studies.study import Findings
@@ -43,11 +43,6 @@ LIMITS = (
     "Rule `replaced` keeps the sum of a token's weights, so renormalising changes "
     "nothing there.",
 )
-# Of a card: measure -> its interval.
-INTERVALS = {
-    "agreement": "agreement_interval95",
-    "perplexity_ratio": "ratio_interval95",
-}
 STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varied
 Cards = Sequence[Mapping[str, Any]]
 
@@ -59,16 +54,6 @@ def grid_of(settings: FidelitySettings) -> list[RoutePolicy]:
         own = get_route(base.route, **base.route_options)
         grid += [own] if own not in grid else []
     return grid
-
-
-def forced_rows(settings: ForcedText, tokenizer) -> list[Forced]:
-    """The pieces of the text."""
-    return cut_rows(
-        tokenizer.encode(read_text(settings.path)),
-        rows=settings.rows,
-        prompt_tokens=settings.prompt_tokens,
-        forced_tokens=settings.forced_tokens,
-    )
 
 
 def run(settings: FidelitySettings) -> Findings:

@@ -19,8 +19,8 @@ from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import compare
-from moe_edge.evaluate.fidelity import SwitchEngine, cut_rows
+from moe_edge.evaluate.agreement import INTERVALS, compare
+from moe_edge.evaluate.fidelity import SwitchEngine
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
@@ -28,6 +28,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
+from moe_edge.studies.fidelity.rows import forced_rows
 from moe_edge.studies.fidelity.study import FidelitySettings, QuantisedSettings
 from moe_edge.studies.study import Findings
 
@@ -38,11 +39,6 @@ LIMITS = (
     "Agreement's interval takes tokens as independent (Wilson); that of the perplexity "
     "ratio resamples blocks of 32 tokens (bootstrap of paired differences).",
 )
-# Of a card: measure -> its interval.
-INTERVALS = {
-    "agreement": "agreement_interval95",
-    "perplexity_ratio": "ratio_interval95",
-}
 
 
 def run(settings: FidelitySettings, reference: str) -> Findings:
@@ -82,12 +78,7 @@ def _measure(
     budget: OffloadOptions,
 ) -> Findings:
     base, seed = load_engine(reference), settings.seed
-    rows = cut_rows(
-        base.tokenizer.encode(read_text(settings.path)),
-        rows=settings.rows,
-        prompt_tokens=settings.prompt_tokens,
-        forced_tokens=settings.forced_tokens,
-    )
+    rows = forced_rows(settings, base.tokenizer)
     top_k = base.engine.config.moe.top_k
     half = base.engine.at_k(max(1, top_k // 2))
     expected, cards = {}, []

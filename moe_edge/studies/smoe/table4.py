@@ -13,7 +13,7 @@ from typing import Any
 
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
-from moe_edge.evaluate.agreement import compare
+from moe_edge.evaluate.agreement import INTERVALS, compare
 from moe_edge.evaluate.fidelity import SwitchEngine
 from moe_edge.evaluate.multiple_choice import (
     Question,
@@ -29,7 +29,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.substitute import Substitute
 from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.card import INTERVALS, forced_rows
+from moe_edge.studies.fidelity.rows import forced_rows
 from moe_edge.studies.fidelity.study import ForcedText
 from moe_edge.studies.rounds import interval_panel
 from moe_edge.studies.study import Claim, Findings, Study
