@@ -1,6 +1,7 @@
 """Builds an offloaded engine: slots from the budget, policies and link by name."""
 
 import os
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -171,6 +172,7 @@ def assemble(
     trace_scores: bool = True,
     programs: LayerPrograms | None = None,
     shadow: ShadowEngine | None = None,
+    hosts: Sequence[jax.Array | None] | None = None,
 ) -> LayeredEngine | FusedEngine:
     """An offloaded engine over weights and a store, which engines may share.
 
@@ -187,6 +189,7 @@ def assemble(
       trace_scores: with the scores of all experts, which costs a read a layer.
       programs: of another layered engine of this model.
       shadow: of this model, for a predictor that needs one; None: made here.
+      hosts: records of mode fused, see `FusedEngine`; None: pinned here.
     Raises: as `make_offloaded`.
     """
     config, kv_bytes = weights.config, cache_bytes(weights.config, batch, capacity)
@@ -210,7 +213,7 @@ def assemble(
                 "mode fused writes no traces and no events, only counters; use mode "
                 "layered"
             )
-        hosts = [
+        hosts = hosts or [
             pin_records(store.records(layer)) if layer in store.moe_layers else None
             for layer in range(config.num_layers)
         ]

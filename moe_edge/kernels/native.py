@@ -153,11 +153,16 @@ def within(function: Callable) -> Callable:
     return while_wanted(_wanted, function)
 
 
+def is_wanted() -> bool:
+    """Whether what is traced here is a program of steps (`within`)."""
+    return _wanted.get()
+
+
 def suits(rows: int, weights: jax.Array) -> bool:
     """Whether so many vectors are to meet these weights here."""
     return (
         rows <= MAX_ROWS
-        and _wanted.get()
+        and is_wanted()
         and isinstance(weights, jax.Array)
         and weights.dtype in _DTYPES
         and jax.default_backend() == "cpu"

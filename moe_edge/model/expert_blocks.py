@@ -14,6 +14,8 @@ from jax import lax
 
 from moe_edge.core.float32 import to_float32
 from moe_edge.kernels import blocks as native_blocks
+from moe_edge.kernels import grouped
+from moe_edge.model import expert_groups
 from moe_edge.model.matvec import dot, einsum
 from moe_edge.model.record import RecordLayout
 
@@ -160,6 +162,9 @@ def fill_pairs(
             slot_E = jnp.arange(experts, dtype=jnp.int32)
         pairs = x_TD, ids_TK, records_SR, slot_E
         return native_blocks.fill(out_PD, *pairs, layout, act)
+    if load is load_expert and grouped.suits(records_SR):
+        where = x_TD, ids_TK, records_SR, slot_E, experts
+        return expert_groups.fill(out_PD, *where, layout, act)
     T, K = ids_TK.shape
     sizes = block_sizes(T * K, experts)
     step, largest = sizes[0], sizes[-1]

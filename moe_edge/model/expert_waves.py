@@ -12,7 +12,7 @@ has the same bits whatever the waves:
 Where some pairs are computed on another machine, the outputs of pairs are wanted
 without their sum (`rows`), and summed when all are there (`sum_rows`).
 
-`ragged` (GPUs) and `dense` have no waves of their own and run as `blocks`.
+`dense` has no waves of its own and runs as `blocks`.
 """
 
 import functools

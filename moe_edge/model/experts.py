@@ -2,9 +2,9 @@
 
 Forms of one sum, chosen by the number of tokens (`choose_method`, measured): `pairs`
 loops over (token, chosen expert), for decoding; `blocks` (`expert_blocks`) sorts the
-pairs by expert and multiplies blocks of tokens of one expert, for prefill; `ragged` is
-for GPUs (on a CPU 20-100 times slower); `dense`, every expert for every token, is the
-tests' reference.
+pairs by expert and multiplies blocks of tokens of one expert, for prefill; `dense`,
+every expert for every token, is the tests' reference. On a GPU one kernel takes the
+place of both loops (`expert_groups`).
 """
 
 import functools
@@ -14,21 +14,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
-from moe_edge.core.float32 import PRECISION, to_float32
-from moe_edge.kernels import native
+from moe_edge.core.float32 import to_float32
+from moe_edge.kernels import grouped, native
+from moe_edge.model import expert_groups
 from moe_edge.model.config import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
-    combine,
     ffn,
     load_expert,
     run_blocks,
-    sort_pairs,
 )
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import lane_product, num_lanes
 from moe_edge.model.record import RecordLayout
 
-METHODS = ("pairs", "blocks", "ragged", "dense")
+METHODS = ("pairs", "blocks", "dense")
 
 
 def run_experts(
@@ -76,7 +75,6 @@ def run_experts(
     forms = {
         "pairs": run_pairs,
         "blocks": run_blocks,
-        "ragged": _ragged,
         "dense": _dense,
     }
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
@@ -89,9 +87,9 @@ def choose_method(tokens: int, dtype, backend: str | None = None) -> str:
       backend: None: JAX's default; an engine's host part names its own.
     """
     if (backend or jax.default_backend()) == "gpu":
-        # From reading, not measured. `ragged` would decode all records at once.
-        many = "blocks" if dtype == jnp.uint8 else "ragged"
-        return "pairs" if tokens == 1 else many
+        # Of floats one kernel is behind both (`expert_groups`), which differ in what
+        # an offloading engine has to bring before a program runs.
+        return "pairs" if tokens <= (1 if dtype == jnp.uint8 else 16) else "blocks"
     narrow = dtype in (jnp.uint16, jnp.uint8)
     return "pairs" if tokens <= (16 if narrow else 8) else "blocks"
 
@@ -138,6 +136,11 @@ def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
         pairs = x_TD, ids_TK, weights_TK, experts_ER
         return native.experts(*pairs, layout, act, start_TD)
+    if grouped.suits(experts_ER):
+        start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
+        rows_PD = expert_groups.pair_rows(x_TD, ids_TK, experts_ER, layout, act)
+        given = rows_PD, ids_TK, weights_TK, experts_ER.shape[0]
+        return expert_groups.add_rows(*given, start_TD)
     compute, E = _pair_ffn(experts_ER, layout, act), experts_ER.shape[0]
     return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
 
@@ -197,6 +200,10 @@ def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:
         none_TK = jnp.zeros(slot_TK.shape, jnp.float32)
         pairs = x_TD, slot_TK, none_TK, records_SR
         return native.experts(*pairs, layout, act, x_TD, rows=True)
+    if grouped.suits(records_SR):
+        rows_PD = expert_groups.pair_rows(x_TD, slot_TK, records_SR, layout, act)
+        here_P1 = (slot_TK < records_SR.shape[0]).reshape(-1, 1)
+        return jnp.where(here_P1, rows_PD, 0.0)
     compute, K = _pair_ffn(records_SR, layout, act), slot_TK.shape[1]
     slot_P = slot_TK.reshape(-1)
 
@@ -226,33 +233,3 @@ def _dense(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
         return y_TD + weight_T[:, None] * out_TD
 
     return lax.fori_loop(0, experts_ER.shape[0], add, jnp.zeros_like(x_TD))
-
-
-def _ragged(x_TD, ids_TK, weights_TK, experts_ER, layout, act):
-    K, E = ids_TK.shape[1], experts_ER.shape[0]
-    order_P, counts_E = sort_pairs(ids_TK, E)
-    # Sentinel pairs stand last and go to the last expert; combine drops them.
-    sizes_E = counts_E.at[E - 1].add(order_P.shape[0] - counts_E.sum())
-    expert_P = jnp.minimum(ids_TK.reshape(-1)[order_P], E - 1)
-    stored_ER = experts_ER
-    if stored_ER.dtype == jnp.uint16:
-        stored_ER = lax.bitcast_convert_type(stored_ER, jnp.bfloat16)
-
-    def product(x_PI, name):
-        weight_EOI = layout.part(stored_ER, name)
-        weight_EIO = weight_EOI.swapaxes(1, 2)
-        out_PO = lax.ragged_dot(
-            x_PI.astype(weight_EIO.dtype),
-            weight_EIO,
-            sizes_E,
-            precision=PRECISION,
-            preferred_element_type=jnp.float32,
-        )
-        if layout.has_bias:
-            bias_EO = layout.part(stored_ER, f"{name}_bias").astype(jnp.float32)
-            out_PO = out_PO + bias_EO[expert_P]
-        return out_PO
-
-    x_PD = x_TD[order_P // K]
-    hidden_PF = act(product(x_PD, "gate"), product(x_PD, "up"))
-    return combine(product(hidden_PF, "down"), order_P, ids_TK, weights_TK, E)

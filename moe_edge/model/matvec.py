@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.core.float32 import PRECISION, to_float32
-from moe_edge.kernels import blocks, gradients, native
+from moe_edge.kernels import blocks, gradients, grouped, native
 
 MAX_TERMS = 48  # of the chain of adds: the program grows with it
 MIN_LANES = 16  # floats in a vector register
@@ -115,9 +115,23 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
             return weight_OI[:, first : first + count]
 
         y_TO = jnp.stack([lane_product(x_I, columns, lanes) for x_I in x_TI])
+    elif weight_OI.dtype == jnp.bfloat16 and grouped.suits(weight_OI):
+        y_TO = _narrow_product(x_TI, weight_OI)
     else:
         y_TO = dot(x_TI, to_float32(weight_OI))
     return y_TO.reshape(*x.shape[:-1], num_out)
+
+
+def _narrow_product(x_TI, weight_OI):
+    """On a GPU: without bfloat16 weights in float32, which a dot writes to memory."""
+    if x_TI.shape[0] == 1:
+        return jnp.sum(to_float32(weight_OI) * x_TI, axis=1)[None]
+    both = jnp.concatenate(grouped.halves(x_TI, weight_OI.dtype))
+    contract = (((1,), (1,)), ((), ()))
+    both = lax.dot_general(
+        both, weight_OI, contract, preferred_element_type=jnp.float32
+    )
+    return sum(jnp.split(both, 2))
 
 
 def linear_each(x: jax.Array, *weights) -> list[jax.Array]:

@@ -72,7 +72,8 @@ def likeliest(logits: "jax.Array") -> "jax.Array":
 
     best = jnp.max(logits, axis=-1, keepdims=True)
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    is_best = (logits == best) | jnp.isnan(logits)
+    is_nan = jnp.isnan(logits)  # the likeliest; a GPU's maximum passes over it
+    is_best = jnp.where(is_nan.any(axis=-1, keepdims=True), is_nan, logits == best)
     return jnp.min(jnp.where(is_best, ids, logits.shape[-1] - 1), axis=-1)
 
 

@@ -180,16 +180,19 @@ class BlockQueue:
         return next((queue for queue in self._queues.values() if queue), None)
 
     def _take(
-        self, waiting: deque[Transfer], limit: int | None = None
+        self, waiting: deque[Transfer], limit: int | None = None, apart: bool = False
     ) -> list[Transfer]:
         """The next transfer of a queue and what travels with it: under way from now.
 
         Args:
           limit: of blocks; None: none.
+          apart: whether also blocks that are no neighbours travel with it.
         """
         run = [waiting.popleft()]
         if self.link.merges:
-            while waiting and len(run) != limit and _follows(waiting[0], run[-1]):
+            while waiting and len(run) != limit:
+                if not apart and not _follows(waiting[0], run[-1]):
+                    break
                 run.append(waiting.popleft())
         for transfer in run:
             transfer.state = "running"

@@ -4,6 +4,7 @@ Programs take `slots.array` as an argument in every call and never close over it
 a row is written depends on the backend; `make_slots` chooses.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -82,20 +83,23 @@ class DonatedSlots:
         self.array = jnp.zeros((num_slots, record_size), dtype)
         self.num_bytes = self.array.nbytes
 
-    def stage(self, source_R: np.ndarray | jax.Array) -> jax.Array:
-        """The block on the device, arrived; never a view of `source_R`."""
-        if jax.default_backend() == "cpu" and isinstance(source_R, np.ndarray):
-            return jnp.array(source_R).block_until_ready()  # device_put would alias
-        return jax.device_put(source_R, self.array.sharding).block_until_ready()
+    def stage(self, sources: Sequence[np.ndarray | jax.Array]) -> list[jax.Array]:
+        """Blocks on the device, arrived; never views of `sources`."""
+        # All are asked for before the first is waited for: the link never rests.
+        return jax.block_until_ready([self._put(source_R) for source_R in sources])
 
-    def commit(self, slot: int, staged_R: jax.Array) -> None:
-        """Puts a staged record into a row."""
-        slot = jax.device_put(np.int32(slot))
-        self.array = _update(self.array, staged_R, slot)
+    def _put(self, source_R) -> jax.Array:
+        if jax.default_backend() == "cpu" and isinstance(source_R, np.ndarray):
+            return jnp.array(source_R)  # device_put would alias
+        return jax.device_put(source_R, self.array.sharding)
+
+    def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
+        """Puts staged records into rows, in one program for each number of them."""
+        self.array = _update(self.array, np.array(slots, np.int32), *staged)
 
     def write(self, slot: int, source_R: np.ndarray | jax.Array) -> None:
         """Copies a block into a row."""
-        self.commit(slot, self.stage(source_R))
+        self.commit([slot], self.stage([source_R]))
 
     def read(self, slot: int) -> np.ndarray:
         """A copy of a row on the host."""
@@ -132,8 +136,11 @@ def _check_sizes(num_slots: int, record_size: int, dtype: np.dtype) -> np.dtype:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _update(slots_SR: jax.Array, record_R: jax.Array, slot: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(slots_SR, record_R, slot, 0)
+def _update(slots_SR: jax.Array, slot_N: jax.Array, *records: jax.Array) -> jax.Array:
+    update = jax.lax.dynamic_update_index_in_dim
+    for number, record_R in enumerate(records):
+        slots_SR = update(slots_SR, record_R, slot_N[number], 0)
+    return slots_SR
 
 
 @jax.jit

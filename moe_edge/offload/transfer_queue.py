@@ -191,17 +191,16 @@ class TransferQueue(BlockQueue):
             staged, self._staged = self._staged, []
             if staged:
                 self._work.notify()  # there is room again
-        for transfer, block in staged:
-            self.slots.commit(transfer.slot, block)
-            transfer.state = "done"
+        if staged:
+            transfers, blocks = zip(*staged, strict=True)
+            self.slots.commit([transfer.slot for transfer in transfers], blocks)
+            for transfer in transfers:
+                transfer.state = "done"
 
     def _write(self, run: Sequence[Transfer], sources: Sequence) -> None:
         """One copy a row: neighbours in the store seldom get neighbouring slots."""
         for transfer, source_R in zip(run, sources, strict=True):
             self.slots.write(transfer.slot, source_R)
-
-    def _stage(self, sources: Sequence) -> list:
-        return [self.slots.stage(source_R) for source_R in sources]
 
     def _carry(self, run: Sequence[Transfer], copy: Callable, *args):
         """One transfer over the link, accounted for."""
@@ -246,7 +245,7 @@ class TransferQueue(BlockQueue):
                         if all(t.state == "done" for t in self._awaited):
                             self._finished.notify()
                 else:
-                    staged = self._carry(run, self._stage, sources)
+                    staged = self._carry(run, self.slots.stage, sources)
                     with self._finished:
                         self._staged.extend(zip(run, staged, strict=True))
                         self._finished.notify()
@@ -263,7 +262,9 @@ class TransferQueue(BlockQueue):
                 waiting = self._next_queue()
                 room = self.slots.max_staged - len(self._staged)
                 if waiting and room > 0:
-                    limit = None if self.slots.safe_in_thread else room
-                    return self._take(waiting, limit)
+                    if self.slots.safe_in_thread:
+                        return self._take(waiting)
+                    # A device's own link carries any blocks one behind the other.
+                    return self._take(waiting, room, apart=not self.link.emulated)
                 self._work.wait()
         return None

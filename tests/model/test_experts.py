@@ -19,7 +19,7 @@ from tests.support.expert_sums import numpy_sum
 E, K = 6, 3
 # Lanes suit the first; the second has widths that no vector fits.
 LAYOUTS = [RecordLayout(64, 32), RecordLayout(20, 12), RecordLayout(64, 32, True)]
-FORMS = ["pairs", "blocks", "ragged"]
+FORMS = ["pairs", "blocks"]
 
 
 def make_case(layout, tokens, seed=0):
@@ -60,9 +60,6 @@ def run(case, layout, method, **options):
         ("blocks", 7, 2),
         ("blocks", 37, 1),
         ("blocks", 150, 0),  # 70 and more: a block of MANY_TOKENS
-        ("ragged", 1, 1),
-        ("ragged", 7, 2),
-        ("ragged", 37, 0),
     ],
 )
 def test_experts_silu_matches_numpy(method, tokens, layout):
@@ -78,8 +75,6 @@ def test_experts_silu_matches_numpy(method, tokens, layout):
         ("pairs", "bfloat16", 0),
         ("blocks", "uint16", 2),
         ("blocks", "bfloat16", 1),
-        ("ragged", "bfloat16", 0),
-        ("ragged", "uint16", 1),
     ],
 )
 def test_experts_bfloat16_storage_equals_float32_of_same_values(
@@ -90,11 +85,7 @@ def test_experts_bfloat16_storage_equals_float32_of_same_values(
     stored = experts.astype(ml_dtypes.bfloat16)
     want = numpy_sum((x, ids, weights, stored.astype(np.float32)), layout)
     stored = stored.view(np.uint16) if storage == "uint16" else stored
-    got = np.asarray(run((x, ids, weights, stored), layout, method))
-    if method == "ragged":  # multiplies in bfloat16, as GPUs do
-        np.testing.assert_allclose(got, want, atol=2e-2 * np.abs(want).max())
-    else:
-        assert_close(got, want)
+    assert_close(run((x, ids, weights, stored), layout, method), want)
 
 
 @pytest.mark.parametrize("method", ["dense", *FORMS])
@@ -149,9 +140,7 @@ def test_experts_padding_tokens_contribute_nothing(method):
         assert not np.asarray(got[5:]).any()
 
 
-@pytest.mark.parametrize(
-    "method, tokens", [("pairs", 37), ("blocks", 150), ("ragged", 37)]
-)
+@pytest.mark.parametrize("method, tokens", [("pairs", 37), ("blocks", 150)])
 def test_experts_all_tokens_to_one_expert_equals_numpy(method, tokens):
     x, ids, weights, experts = make_case(LAYOUTS[0], tokens)
     case = (x, np.full_like(ids, 4), weights, experts)

@@ -6,9 +6,9 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.offload.slots import AliasedSlots, DonatedSlots, make_slots
+from tests.support.slot_kinds import KINDS, on_cpu
 
 DTYPES = (np.float32, np.uint16)
-KINDS = (AliasedSlots, DonatedSlots)
 
 
 @jax.jit
@@ -40,6 +40,7 @@ def test_thousand_writes_interleaved_with_jitted_reads(kind, dtype):
         assert slots.array.unsafe_buffer_pointer() == pointer
 
 
+@on_cpu
 def test_aliased_array_is_one_object_in_shared_aligned_memory():
     slots = AliasedSlots(3, 5, np.float32)
     array = slots.array
@@ -72,6 +73,7 @@ def test_donated_takes_pinned_blocks():
     assert slots.array.sharding.memory_kind == "device"
 
 
+@on_cpu
 def test_make_slots_chooses_by_backend(monkeypatch):
     assert isinstance(make_slots(2, 4, np.float32), AliasedSlots)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -93,6 +95,7 @@ def test_aliased_rejects_bfloat16():
         AliasedSlots(2, 4, ml_dtypes.bfloat16)
 
 
+@on_cpu
 @pytest.mark.parametrize("bad", [np.zeros(3, np.float32), np.zeros(4, np.float16)])
 def test_aliased_rejects_foreign_records(bad):
     slots = AliasedSlots(2, 4, np.float32)

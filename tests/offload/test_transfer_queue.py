@@ -7,12 +7,12 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.offload.slots import AliasedSlots, DonatedSlots
+from moe_edge.offload.slots import DonatedSlots
 from moe_edge.offload.transfer_queue import TransferQueue
+from tests.support.slot_kinds import KINDS, OWN
 
 LAYERS, EXPERTS, SIZE = 4, 6, 32
 BLOCK = 4 * SIZE  # bytes
-KINDS = (AliasedSlots, DonatedSlots)
 
 
 class Store:
@@ -46,7 +46,7 @@ class GateLink(Link):
         self.may_end.release(1000)
 
 
-def make(kind=AliasedSlots, slots=8, **options):
+def make(kind=OWN, slots=8, **options):
     options.setdefault("recorder", Recorder())
     return TransferQueue(Store(), kind(slots, SIZE, np.float32), **options)
 

@@ -120,9 +120,9 @@ class Holdings:
         if self._slots.safe_in_thread:
             self._slots.write(slot, record_R)
         else:  # the copy to the device keeps nobody waiting
-            staged_R = self._slots.stage(record_R)
+            staged = self._slots.stage([record_R])
             with self.lock:
-                self._slots.commit(slot, staged_R)
+                self._slots.commit([slot], staged)
 
     def lend(self, record_R: np.ndarray) -> int | None:
         """Writes a record into a free slot that no table shows; None: none is free."""

@@ -52,24 +52,48 @@ def installed(*packages: str) -> bool:
     return True
 
 
+def on_cuda() -> bool:
+    """Whether `transformers` could run on a GPU here."""
+    if not installed("torch", "transformers"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 class Transformers:
     """A `transformers` model with its two expert implementations."""
 
-    name, ways = "transformers float32", ("eager", "grouped_mm")
+    ways = ("eager", "grouped_mm")
 
     def __init__(self, hf_folder: str):
+        torch, transformers = self._begin("float32", "cpu")
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            hf_folder, dtype=torch.float32
+        ).eval()
+
+    @classmethod
+    def random(cls, hf_config: dict) -> "Transformers":
+        """A model of this shape on the GPU, in bfloat16; its weights are random."""
+        self = cls.__new__(cls)
+        torch, transformers = self._begin("bfloat16", "cuda")
+        config = transformers.AutoConfig.for_model(**hf_config)
+        with torch.device("cuda"):
+            self.model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16
+            ).eval()
+        return self
+
+    def _begin(self, dtype: str, device: str):
         import torch
         import transformers
 
         transformers.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        self.torch = torch
-        self.build = (
-            f"transformers {transformers.__version__}, torch {torch.__version__}"
-        )
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            hf_folder, dtype=torch.float32
-        ).eval()
+        self.torch, self.device, self.name = torch, device, f"transformers {dtype}"
+        versions = transformers.__version__, torch.__version__
+        self.build = f"transformers {versions[0]}, torch {versions[1]}"
+        return torch, transformers
 
     def rate(self, way: str, prompts, steps: int = 0) -> float:
         """Prompt tokens per second up to the logits after the last token, or greedy
@@ -80,7 +104,7 @@ class Transformers:
           prompts: int array [B, S].
           steps: decode steps; 0: the prompts are timed.
         """
-        tokens = self.torch.as_tensor(np.asarray(prompts))
+        tokens = self.torch.as_tensor(np.asarray(prompts), device=self.device)
         self.model.set_experts_implementation(way)
         with self.torch.inference_mode():
             started = time.perf_counter()

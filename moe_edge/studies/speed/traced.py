@@ -1,7 +1,7 @@
-"""Suite `traced`: offloaded decoding on the real link, routing from a recorded trace.
+"""Suite `traced`: offloaded steps on the real link, routing from a recorded trace.
 
 On a GPU: an OLMoE-shaped model of 7 B parameters and a DeepSeek-V2-Lite-shaped one of
-16 B, experts in host memory. On a CPU: one of 0.45 B, so that the suite can be tried.
+16 B, experts in pinned host memory. On a CPU: one of 0.45 B, to try the suite.
 """
 
 import dataclasses
@@ -10,20 +10,28 @@ import gc
 import itertools
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from moe_edge.convert.families import config_from_hf
+from moe_edge.core.checks import check_known
 from moe_edge.engine.base import Engine
+from moe_edge.engine.fused import pin_records
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import load_weights
+from moe_edge.engine.weights import Weights, load_weights, to_device
 from moe_edge.evaluate.texts import find_file
-from moe_edge.model.config import ModelConfig
-from moe_edge.studies.rounds import interleave, interleave_seconds
+from moe_edge.offload.store import HostStore
+from moe_edge.studies.rounds import interleave, interleave_seconds, seconds_of
+from moe_edge.studies.speed import peers
+from moe_edge.studies.speed.decode import memory_bandwidth
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
@@ -31,8 +39,12 @@ from moe_edge.workload.trace_reader import read_trace
 
 TRACE_EXPERTS = 128
 TOP_K = 6  # what the trace holds
-STEPS = 48  # timed tokens; as many warm the cache before
-BUDGETS = ("25%", "50%")
+STEPS = {1: 32, 8: 12}  # batch -> timed tokens of a row; as many warm the cache before
+PROMPT = 512  # tokens of the prefill
+APART = 16  # steps of the trace between two rows of a batch
+BUDGETS, MODES = ("25%", "50%"), ("fused", "layered")
+BAR = 1.25  # time of a step over what the link or the resident engine would allow
+SHAPES = ("olmoe_7b", "deepseek_v2_lite_16b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +54,18 @@ class TracedSettings(SuiteSettings):
     Attributes:
       data_dir: where `trace` is looked up.
       trace: route trace with TOP_K experts a token.
+      shapes: of SHAPES, the models on a GPU.
+      threads: engines that are compiled at once, before any is timed.
     """
 
     data_dir: str = "../shared/data"
     trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
+    shapes: tuple[str, ...] = SHAPES
+    threads: int = 8
+
+    def __post_init__(self):
+        for name in self.shapes:
+            check_known("model shape", name, SHAPES)
 
 
 DEEPSEEK_V2_LITE = {  # 16 B; what is left out is the family's default
@@ -69,36 +89,51 @@ DEEPSEEK_V2_LITE = {  # 16 B; what is left out is the family's default
 }
 
 
-def models() -> dict[str, ModelConfig]:
-    """Name -> config of what this device can run; the models lie in memory only."""
+def models(shapes=SHAPES) -> dict[str, dict]:
+    """Name -> Hugging Face config of what this device can run, with TOP_K."""
     if jax.default_backend() == "cpu":
         found = {"olmoe_450m": olmoe_config(8, "bfloat16")}
     else:  # in the shape of OLMoE-1B-7B
         olmoe = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
-        found = {"olmoe_7b": olmoe | {"vocab_size": 50304}}
-        found["deepseek_v2_lite_16b"] = DEEPSEEK_V2_LITE
+        known = {"olmoe_7b": olmoe | {"vocab_size": 50304}}
+        known["deepseek_v2_lite_16b"] = DEEPSEEK_V2_LITE
+        found = {name: known[name] for name in shapes}
     top = {"num_experts_per_tok": TOP_K}
-    return {name: config_from_hf(config | top) for name, config in found.items()}
+    return {name: config | top for name, config in found.items()}
 
 
-def seconds_per_token(engine: Engine, steps: int) -> float:
-    """Mean over the trace's steps `steps` .. `2 * steps`, the earlier ones untimed."""
-    session = engine.new_session(1, 2 * steps + 1)
-    engine.prefill(session, [[0]])
-    active_B = jax.device_put(np.ones(1, bool))
-    started = 0.0
-    for token in range(1, 2 * steps + 1):
-        if token == steps + 1:
+def decode_ms(engine: Engine, batch: int, vocabulary: int) -> float:
+    """Mean milliseconds of a step, after as many untimed ones.
+
+    Args:
+      batch: rows; each APART steps of the trace behind the one before.
+      vocabulary: tokens that stand for a step of the trace.
+    """
+    steps = STEPS[batch]
+    session = engine.new_session(batch, 2 * steps)
+    active_B = jax.device_put(np.ones(batch, bool))
+    started, rows_B = 0.0, APART * np.arange(batch, dtype=np.int32)
+    for step in range(2 * steps):
+        if step == steps:
             engine.reset_records()
             started = time.perf_counter()
-        tokens_B = jax.device_put(np.array([token], np.int32))
+        tokens_B = jax.device_put((rows_B + np.int32(step)) % np.int32(vocabulary))
         # The next token is known beforehand, but a user waits for every one.
         engine.decode(session, tokens_B, active_B).block_until_ready()
-    return (time.perf_counter() - started) / steps
+    return MS * (time.perf_counter() - started) / steps
 
 
-def copy_rate(num_bytes: int, repeats: int = 20) -> float:
-    """Bytes per second of host-to-device copies of one block, pinned where possible."""
+def prefill_ms(engine: Engine, vocabulary: int) -> float:
+    """Milliseconds up to the logits after a prompt of PROMPT tokens."""
+    session = engine.new_session(1, PROMPT)
+    prompt = (np.arange(PROMPT) % vocabulary).tolist()
+    engine.reset_records()
+    run = functools.partial(engine.prefill, session, [prompt])
+    return MS * seconds_of(lambda: run().block_until_ready())
+
+
+def copy_rate(num_bytes: int = 1 << 28, repeats: int = 5) -> float:
+    """Bytes per second of a large host-to-device copy, pinned where possible."""
     device = jax.local_devices()[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
     source = np.ones(num_bytes // 4, np.float32)
@@ -110,67 +145,216 @@ def copy_rate(num_bytes: int, repeats: int = 20) -> float:
     return num_bytes / statistics.median(interleave_seconds(cases, repeats)["copy"])
 
 
+def device_bandwidth(num_bytes: int = 1 << 31, repeats: int = 5) -> float:
+    """Bytes per second of the device's memory: read, or read and written."""
+    if jax.default_backend() == "cpu":
+        return max(memory_bandwidth().values())
+    source, add = jnp.zeros(num_bytes, jnp.int8), jax.jit(lambda x: x + jnp.int8(1))
+    cases = {"copy": lambda: add(source).block_until_ready()}
+    seconds = statistics.median(interleave_seconds(cases, repeats)["copy"])
+    return 2 * num_bytes / seconds
+
+
 def trace_path(settings: TracedSettings) -> str:
     """Of the trace. Raises OSError where it is not found."""
     return find_file(settings.trace, settings.data_dir)
 
 
-def traced_rows(settings: TracedSettings, work_dir) -> Rows:
-    """Time per token at 25 % and 50 %, layered and fused, against all resident.
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is timed: an engine at a batch, or at a prefill (batch 0)."""
 
-    `limit_fraction` of a row is the time that the missed bytes take at the measured
-    copy rate, over the time per token.
+    engine: Engine
+    batch: int
+    vocabulary: int
+
+    def __call__(self) -> tuple[float, dict]:
+        """Milliseconds, and what moved."""
+        if self.batch:
+            took_ms = decode_ms(self.engine, self.batch, self.vocabulary)
+        else:
+            took_ms = prefill_ms(self.engine, self.vocabulary)
+        return took_ms, self.engine.movement()
+
+    @property
+    def label(self) -> str:
+        return f"batch{self.batch}" if self.batch else f"prefill{PROMPT}"
+
+
+def traced_rows(settings: TracedSettings, work_dir) -> Rows:
+    """Steps at 25 % and 50 %, layered and fused, against all resident; prefill at 50 %.
+
+    `limit_fraction` of an offloaded row is its time over BAR times what cannot be
+    avoided: the larger of the resident engine's time and of the missed bytes at the
+    measured rate of large copies. That of a resident row is the share of the time in
+    which its weights can be read.
     """
     del work_dir
     recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
-    repeats = settings.repeats
+    rates = {"link": copy_rate(), "memory": device_bandwidth()}
     rows = []
-    for name, config in models().items():
+    for name, hf_config in models(settings.shapes).items():
+        config = config_from_hf(hf_config)
         chosen_SLK = trace_choices(recorded, config)
-        steps = min(STEPS, (len(chosen_SLK) - 1) // 2)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
-        # One after the other: a GPU has no room for both.
-        resident = ResidentEngine(load_weights(reader))
-        resident_ms = _alone_ms(resident, steps, repeats)
-        del resident
+        with ExitStack() as stack:
+            cases = dict(_cases(reader, stack, len(chosen_SLK)))
+            _compile(cases, settings.threads)
+            found = interleave(cases, settings.repeats)
+            rows += _rows(name, cases, found, chosen_SLK, rates)
+            rows += _beside_transformers(name, hf_config, cases, settings.repeats)
+            del cases
         gc.collect()
-        for budget, mode in itertools.product(BUDGETS, ("layered", "fused")):
-            on_gpu = jax.default_backend() != "cpu" and mode == "layered"
-            memory = "pinned" if on_gpu else "host"
-            options = OffloadOptions(device_memory=budget, mode=mode, memory=memory)
-            with make_offloaded(reader, options) as engine:
-                ours_ms = _alone_ms(engine, steps, repeats)
-                moved = engine.movement()
-            rate = copy_rate(reader.layout.size * reader.dtype.itemsize)
-            token_bytes = moved["bytes_moved"] / steps
-            row = make_row(
-                f"traced/{name}/{mode}/{budget}",
-                ours_ms,
-                "ms/token",
-                peer=resident_ms,
-                peer_name="all experts resident",
-                hit_ratio=moved["hit_ratio"],
-                bytes_per_token=token_bytes,
-                copy_bytes_per_s=rate,
-            )
-            missed_ms = MS * token_bytes / rate
-            rows.append(row | {"limit_fraction": missed_ms / row["ours"]})
-            gc.collect()
     return rows
 
 
-def _alone_ms(engine: Engine, steps: int, repeats: int) -> list[float]:
-    """Milliseconds a token of `repeats` runs, after one that is not kept."""
-    run = functools.partial(seconds_per_token, engine, steps)
-    return [MS * seconds for seconds in interleave({"alone": run}, repeats)["alone"]]
+def _cases(reader: TracedReader, stack: ExitStack, steps: int) -> Iterator:
+    """(mode, budget, batch) -> Case; one engine of each mode and budget."""
+    dense = load_weights(reader, with_experts=False)
+    resident = ResidentEngine(_with_experts(dense, reader))
+    engines = {("resident", "100%"): resident}
+    memory = "host" if jax.default_backend() == "cpu" else "pinned"
+    store = HostStore(reader, memory)
+    hosts = _pinned_layers(reader)
+    for budget, mode in itertools.product(BUDGETS, MODES):
+        options = OffloadOptions(
+            device_memory=budget,
+            mode=mode,
+            memory="host" if mode == "fused" else memory,
+        )
+        engine = assemble(options, dense, store, hosts=hosts)
+        engines[mode, budget] = stack.enter_context(engine)
+    for (mode, budget), engine in engines.items():
+        batches = [*STEPS] if budget == "25%" else [*STEPS, 0]
+        for batch in batches:
+            yield (mode, budget, batch), Case(engine, batch, steps)
+
+
+def _with_experts(dense: Weights, reader: TracedReader) -> Weights:
+    experts = [
+        to_device(reader.experts(layer)) if layer in reader.config.moe_layers else None
+        for layer in range(reader.config.num_layers)
+    ]
+    return dataclasses.replace(dense, experts=tuple(experts))
+
+
+def _pinned_layers(reader: TracedReader) -> list[jax.Array | None]:
+    """Records of each layer for mode fused, which all budgets share."""
+    store_dtype = to_device(np.zeros((1, 1), reader.dtype)).dtype
+    return [
+        pin_records(reader.experts(layer).view(store_dtype)).block_until_ready()
+        if layer in reader.config.moe_layers
+        else None
+        for layer in range(reader.config.num_layers)
+    ]
+
+
+def _compile(cases: dict, threads: int) -> None:
+    """Runs every case once, engines beside one another."""
+    by_engine: dict[int, list[Case]] = {}
+    for case in cases.values():
+        by_engine.setdefault(id(case.engine), []).append(case)
+    with ThreadPoolExecutor(threads) as pool:
+        for done in pool.map(lambda its: [case() for case in its], by_engine.values()):
+            del done
+
+
+def _rows(name: str, cases: dict, found: dict, chosen_SLK, rates: dict) -> Rows:
+    rows = []
+    for (mode, budget, batch), case in cases.items():
+        runs = found[mode, budget, batch]
+        ours_ms, moved = [ms for ms, _ in runs], runs[-1][1]
+        unit = "ms/step" if batch else "ms"
+        where = f"traced/{name}/{case.label}/{mode}"
+        if mode == "resident":
+            row = make_row(where, ours_ms, unit)
+            if batch:
+                row |= _read_share(case, chosen_SLK, row["ours"], rates["memory"])
+            rows.append(row)
+            continue
+        peer_ms = [ms for ms, _ in found["resident", "100%", batch]]
+        steps = STEPS.get(batch, 1)
+        step_bytes = moved["bytes_moved"] / steps
+        missed_ms = MS * step_bytes / rates["link"]
+        bound_ms = max(statistics.median(peer_ms), missed_ms)
+        rows.append(
+            make_row(
+                f"{where}/{budget}",
+                ours_ms,
+                unit,
+                peer=peer_ms,
+                peer_name="all experts resident",
+                limit=BAR * bound_ms,
+                hit_ratio=moved["hit_ratio"],
+                bytes_per_step=step_bytes,
+                missed_ms=missed_ms,
+                over_bound=statistics.median(ours_ms) / bound_ms,
+                copy_bytes_per_s=rates["link"],
+            )
+        )
+    return rows
+
+
+def _read_share(case: Case, chosen_SLK, took_ms: float, rate: float) -> dict:
+    """How much of a resident step reading its weights once would take."""
+    weights, steps = case.engine.weights, STEPS[case.batch]
+    head = weights.top["embed" if weights.config.tie_embeddings else "head"]
+    dense = sum(array.nbytes for array in jax.tree.leaves(weights.layers))
+    record = next(e.nbytes / len(e) for e in weights.experts if e is not None)
+    rows_B, distinct = APART * np.arange(case.batch), 0
+    for step in range(steps, 2 * steps):
+        chosen_BLK = chosen_SLK[(rows_B + step) % case.vocabulary]
+        distinct += sum(
+            len(np.unique(chosen_BLK[:, layer])) for layer in weights.config.moe_layers
+        )
+    step_bytes = dense + head.nbytes + record * distinct / steps
+    return {
+        "bytes_per_step": step_bytes,
+        "bandwidth_bytes_per_s": rate,
+        "limit_fraction": MS * step_bytes / rate / took_ms,
+    }
+
+
+def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Rows:
+    """The resident engine beside a random `transformers` model of the same shape."""
+    if jax.default_backend() == "cpu" or not peers.on_cuda():
+        return []
+    peer = peers.Transformers.random(hf_config)
+    ours: dict[str, Callable] = {}
+    theirs: dict[str, Callable] = {}
+    rng = np.random.default_rng(0)
+    for batch in (*STEPS, 0):
+        case = cases["resident", "100%", batch]
+        ours[case.label] = lambda case=case, n=batch or PROMPT: MS * n / case()[0]
+        shape = (batch, 32) if batch else (1, PROMPT)
+        prompts = rng.integers(0, hf_config["vocab_size"], shape)
+        steps = STEPS.get(batch, 0)
+        theirs[case.label] = functools.partial(peer.rate, "grouped_mm", prompts, steps)
+    both = {("ours", label): run for label, run in ours.items()}
+    both |= {("peer", label): run for label, run in theirs.items()}
+    found = interleave(both, repeats)
+    return [
+        make_row(
+            f"traced/{name}/{label}/resident beside transformers",
+            found["ours", label],
+            "tokens/s",
+            peer=found["peer", label],
+            peer_name=f"{peer.name} grouped_mm",
+            peer_build=peer.build,
+        )
+        for label in ours
+    ]
 
 
 STUDY = speed_study(
     "traced",
-    "What does offloading cost a token on the real link, where routing repeats a "
+    "What does offloading cost a step on the real link, where routing repeats a "
     "recorded trace?",
     traced_rows,
-    lambda settings, work_dir: list(models().items()),
+    lambda settings, work_dir: [
+        (name, config_from_hf(config))
+        for name, config in models(settings.shapes).items()
+    ],
     settings=TracedSettings,
     check=trace_path,
     limit="Random weights: speed only, no quality claim. Routers repeat a recorded "

@@ -1,0 +1,206 @@
+"""Products of sorted rows with experts' weights on a GPU: one Triton kernel (Pallas).
+
+Rows that meet the same expert stand together and are cut into blocks of up to
+`block_rows`; a program of the kernel multiplies one block with some outputs of one
+expert's matrix, read where it stands in the records. So each weight is read about once,
+whatever was chosen, and nothing depends on the choice but numbers: no loop of XLA's
+runs over experts, which on a GPU would wait for the host in every round.
+
+Weights in bfloat16 meet both halves of a float32 row (`halves`), each of them bfloat16,
+and are summed in float32: an error of 2^-17, where rounding the row itself to bfloat16
+makes 2^-9. Where reading the weights takes the time, the second product is free.
+
+The bits of a row depend neither on the other rows nor on its place.
+"""
+
+import functools
+import os
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from moe_edge.core.float32 import PRECISION
+from moe_edge.kernels import native
+
+
+class Tiles(NamedTuple):
+    """Sizes of the kernel's blocks, powers of two from 16, and how it is compiled."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+FEW = Tiles(16, 32, 128, 4, 4)  # reading weights takes the time
+MANY = Tiles(64, 128, 64, 4, 3)  # multiplying does
+
+
+class Blocks(NamedTuple):
+    """What each block of rows meets, int32 `[B]` each."""
+
+    record_B: jax.Array
+    row_B: jax.Array  # its first row
+    count_B: jax.Array  # its rows; 0 leaves it out
+
+
+def suits(weights: jax.Array) -> bool:
+    """Whether rows are to meet these weights by this kernel here."""
+    return (
+        native.is_wanted()
+        and isinstance(weights, jax.Array)
+        and weights.dtype in (jnp.bfloat16, jnp.float32)
+        and jax.default_backend() == "gpu"
+        and os.environ.get("MOE_EDGE_KERNELS") != "xla"
+    )
+
+
+def places(ids_P: jax.Array) -> jax.Array:
+    """Where each pair stands among all in order of expert, int32 `[P]`.
+
+    By comparing all with all: on a GPU one kernel, where sorting is several.
+    """
+    earlier_PP = jnp.tri(ids_P.size, k=-1, dtype=bool)
+    before_PP = ids_P[None] < ids_P[:, None]
+    before_PP |= (ids_P[None] == ids_P[:, None]) & earlier_PP
+    return jnp.sum(before_PP, axis=1, dtype=jnp.int32)
+
+
+def plan(ids_P: jax.Array, record_E: jax.Array | None, experts: int, block_rows: int):
+    """Cuts the rows of sorted pairs into blocks of one expert each.
+
+    Args:
+      ids_P: int32, expert of each pair; `experts` and above means none.
+      record_E: int32, the record of each expert, -1 for experts that are not here.
+        None: expert e is record e.
+    Returns:
+      Blocks; those of experts that are not here have no rows.
+    """
+    P = ids_P.size
+    numbers_E = jnp.arange(experts, dtype=jnp.int32)
+    counts_E = jnp.sum(ids_P[:, None] == numbers_E[None], axis=0, dtype=jnp.int32)
+    ends_E = jnp.cumsum(counts_E)
+    blocks_E = (counts_E + block_rows - 1) // block_rows
+    last_block_E = jnp.cumsum(blocks_E)
+    blocks = jnp.arange(min(P, experts) + P // block_rows, dtype=jnp.int32)
+    done_BE = last_block_E[None] <= blocks[:, None]
+    expert_B = jnp.sum(done_BE, axis=1, dtype=jnp.int32)
+    real_B = expert_B < experts
+    expert_B = jnp.minimum(expert_B, experts - 1)
+    inside_B = blocks - (last_block_E - blocks_E)[expert_B]
+    row_B = (ends_E - counts_E)[expert_B] + inside_B * block_rows
+    count_B = jnp.minimum(ends_E[expert_B] - row_B, block_rows)
+    record_B = expert_B if record_E is None else record_E[expert_B]
+    real_B &= record_B >= 0
+    zero = jnp.int32(0)
+    return Blocks(
+        jnp.where(real_B, record_B, zero),
+        jnp.where(real_B, row_B, zero),
+        jnp.where(real_B, count_B, zero),
+    )
+
+
+def halves(x: jax.Array, dtype) -> tuple[jax.Array, ...]:
+    """float32 values as a sum of some of the weights' dtype, to 16 bits or exactly."""
+    if dtype == jnp.float32:
+        return (x,)
+    # Not by `astype` and back, which XLA takes for x itself.
+    high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return high.astype(dtype), (x - high).astype(dtype)
+
+
+def product(
+    x_PI: jax.Array,
+    records_SR: jax.Array,
+    first: int,
+    blocks: Blocks,
+    tiles: Tiles,
+    outputs: int | jax.Array,
+) -> jax.Array:
+    """Rows times their experts' matrices, `x @ weight.T`.
+
+    Args:
+      x_PI: float32, sorted rows.
+      records_SR: float32 or bfloat16.
+      first: where the matrix `[O, I]` begins in a record.
+      blocks: of rows, see `plan`.
+      tiles: `rows` as given to `plan`.
+      outputs: O, then rows in no block are arbitrary; or a float32 array `[P, O]` that
+        becomes the result, then they stay as they are.
+    Returns:
+      float32 `[P, O]`.
+    """
+    given = [*blocks, records_SR, *halves(x_PI, records_SR.dtype)]
+    terms, aliases = len(given) - 4, {}
+    if isinstance(outputs, jax.Array):
+        aliases = {len(given): 0}
+        given.append(outputs)
+        outputs = outputs.shape[1]
+    kernel = functools.partial(
+        _kernel, first=first, width=x_PI.shape[1], tiles=tiles, terms=terms
+    )
+    call = pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct((x_PI.shape[0], outputs), jnp.float32),
+        grid=(pl.cdiv(outputs, tiles.outputs), blocks.row_B.size),
+        input_output_aliases=aliases,
+        compiler_params=triton.CompilerParams(
+            num_warps=tiles.warps, num_stages=tiles.stages
+        ),
+        interpret=jax.default_backend() != "gpu",  # tests
+        name="moe_edge_grouped",
+    )
+    return call(*given)
+
+
+def _kernel(record_B, row_B, count_B, records_SR, *refs, first, width, tiles, terms):
+    inputs, out_PO = refs[:terms], refs[-1]
+    outputs = out_PO.shape[1]
+    tile, block = pl.program_id(0), pl.program_id(1)
+    record, row, count = record_B[block], row_B[block], count_B[block]
+
+    @pl.when(count > 0)
+    def _():
+        rows_M = row + jnp.arange(tiles.rows, dtype=jnp.int32)
+        is_row_M1 = (jnp.arange(tiles.rows, dtype=jnp.int32) < count)[:, None]
+        outs_N = tile * tiles.outputs + jnp.arange(tiles.outputs, dtype=jnp.int32)
+        is_out_N = outs_N < outputs
+        starts_N1 = (first + jnp.where(is_out_N, outs_N, 0) * width)[:, None]
+        columns_C = jnp.arange(tiles.inputs, dtype=jnp.int32)
+        even = width % tiles.inputs == 0
+
+        def add(step, sums_MN):
+            here_1C = (step * tiles.inputs + columns_C)[None]
+            is_in_1C = here_1C < width
+            at_MC = jnp.broadcast_to(here_1C, (tiles.rows, tiles.inputs))
+            row_MC = jnp.broadcast_to(rows_M[:, None], at_MC.shape)
+            known_MC = jnp.broadcast_to(is_row_M1, at_MC.shape)
+            where_NC = starts_N1 + here_1C
+            mask_NC = None
+            if not even:
+                known_MC &= is_in_1C
+                mask_NC = jnp.broadcast_to(is_in_1C, where_NC.shape)
+            masked = {} if mask_NC is None else {"mask": mask_NC, "other": 0.0}
+            weight_NC = triton.load(records_SR.at[record, where_NC], **masked)
+            for x_PI in inputs:
+                x_MC = triton.load(x_PI.at[row_MC, at_MC], mask=known_MC, other=0.0)
+                sums_MN += lax.dot_general(
+                    x_MC,
+                    weight_NC,
+                    (((1,), (1,)), ((), ())),
+                    precision=PRECISION if terms == 1 else None,
+                    preferred_element_type=jnp.float32,
+                )
+            return sums_MN
+
+        sums_MN = jnp.zeros((tiles.rows, tiles.outputs), jnp.float32)
+        sums_MN = lax.fori_loop(0, pl.cdiv(width, tiles.inputs), add, sums_MN)
+        out_MN = jnp.broadcast_to(outs_N[None], sums_MN.shape)
+        row_MN = jnp.broadcast_to(rows_M[:, None], sums_MN.shape)
+        known_MN = is_row_M1 & is_out_N[None]
+        triton.store(out_PO.at[row_MN, out_MN], sums_MN, mask=known_MN)

@@ -1,0 +1,154 @@
+"""The kernel of a GPU, interpreted: sums of experts, waves, halves of a row."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.kernels import grouped, native
+from moe_edge.model import expert_groups
+from moe_edge.model.expert_waves import ExpertWaves
+from moe_edge.model.experts import run_experts
+from moe_edge.model.matvec import linear
+from moe_edge.model.record import RecordLayout
+from tests.support.expert_sums import numpy_sum
+
+E, K = 9, 3
+# The second fills no tile; the third has biases.
+LAYOUTS = [RecordLayout(64, 128), RecordLayout(20, 12), RecordLayout(48, 16, True)]
+TYPES = [np.float32, ml_dtypes.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(grouped, "suits", lambda weights: native.is_wanted())
+    monkeypatch.setattr(native, "suits", lambda rows, weights: False)
+
+
+def make_case(layout, tokens, dtype, seed=0):
+    random = np.random.default_rng(seed)
+    x_TD = random.normal(size=(tokens, layout.d_model)).astype(np.float32)
+    # E means "no expert"; E - 1 is chosen by nobody.
+    ids_TK = [random.permutation([*range(E - 1), E])[:K] for _ in range(tokens)]
+    weights_TK = random.random((tokens, K)).astype(np.float32)
+    experts_ER = 0.2 * random.normal(size=(E, layout.size))
+    ids_TK = np.array(ids_TK, np.int32)
+    return x_TD, ids_TK, weights_TK, experts_ER.astype(dtype)
+
+
+def expected(case, layout):
+    x_TD, ids_TK, weights_TK, experts_ER = case
+    weights_TK = np.where(ids_TK < E, weights_TK, 0)
+    ids_TK = np.minimum(ids_TK, E - 1)
+    return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
+
+
+def step(function):
+    return jax.jit(native.within(function))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "method, tokens", [("pairs", 1), ("pairs", 7), ("blocks", 40), ("blocks", 70)]
+)
+def test_sums_equal_numpy(method, tokens, layout, dtype):
+    case = make_case(layout, tokens, dtype)
+    run = step(functools.partial(run_experts, layout=layout, method=method))
+    want = expected(case, layout)
+    # Two halves hold 16 bits of a value, float32 24.
+    error = 1e-6 if dtype == np.float32 else 1e-5
+    np.testing.assert_allclose(run(*case), want, atol=error * np.abs(want).max())
+
+
+@pytest.mark.parametrize("method, tokens", [("pairs", 5), ("blocks", 40)])
+def test_waves_have_the_bits_of_one(method, tokens):
+    layout = LAYOUTS[2]
+    x_TD, ids_TK, weights_TK, experts_ER = case = make_case(layout, tokens, TYPES[1])
+    tokens = [jnp.asarray(each) for each in case[:3]]
+    waves = ExpertWaves(layout, E, method)
+
+    @step
+    def run(carry, slots_SR, slot_of):
+        return waves.run(carry, *tokens, slots_SR, slot_of)
+
+    @step
+    def finish(carry):
+        return waves.finish(carry, *tokens[1:])
+
+    def in_waves(groups):
+        carry = step(lambda: waves.start(*tokens[:2]))()
+        for group in groups:
+            slots_SR = np.zeros((E, layout.size), experts_ER.dtype)
+            slot_E = np.full(E, E, np.int32)  # elsewhere
+            for slot, expert in enumerate(group):
+                slots_SR[slot], slot_E[expert] = experts_ER[expert], slot
+            slot_of = slot_E
+            if waves.method == "pairs":
+                slot_of = np.append(slot_E, E)[ids_TK].astype(np.int32)
+            carry = run(carry, slots_SR, slot_of)
+        return np.asarray(finish(carry))
+
+    one = in_waves([range(E)])
+    want = expected(case, layout)
+    np.testing.assert_allclose(one, want, atol=1e-5 * np.abs(want).max())
+    if method == "pairs":  # whose waves follow the order of the ranks
+        np.testing.assert_array_equal(in_waves([[3, 1, 0, 8, 7, 2, 4, 5, 6]]), one)
+    else:
+        np.testing.assert_array_equal(in_waves([[4, 0], [8, 7, 1], [2, 3, 5, 6]]), one)
+
+
+def test_rows_of_pairs_are_zero_where_the_expert_is_not_here():
+    layout = LAYOUTS[0]
+    x_TD, ids_TK, _, experts_ER = make_case(layout, 5, TYPES[0])
+    waves = ExpertWaves(layout, E, "pairs")
+    slot_TK = np.where(ids_TK < 4, ids_TK, 4).astype(np.int32)
+    run = step(waves.rows)
+    rows_PD = np.asarray(run(x_TD, ids_TK, experts_ER[:4], slot_TK))
+    assert not rows_PD[slot_TK.reshape(-1) == 4].any()
+    assert rows_PD[slot_TK.reshape(-1) < 4].any(axis=1).all()
+
+
+def test_halves_keep_sixteen_bits_inside_a_program():
+    x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    high, low = jax.jit(lambda x: grouped.halves(x, jnp.bfloat16))(x)
+    both = np.asarray(high, np.float32) + np.asarray(low, np.float32)
+    assert np.abs(both - x).max() <= 2.0**-16 * np.abs(x).max()
+    assert np.abs(np.asarray(high, np.float32) - x).max() > 2.0**-10
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_dense_products_read_bfloat16_weights_as_they_are(rows):
+    random = np.random.default_rng(0)
+    x_TI = random.normal(size=(rows, 40)).astype(np.float32)
+    weight_OI = random.normal(size=(24, 40)).astype(ml_dtypes.bfloat16)
+    want = x_TI @ weight_OI.astype(np.float32).T
+    got = step(linear)(x_TI, weight_OI)
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_places_are_those_of_a_stable_sort():
+    ids_P = np.random.default_rng(0).integers(0, 5, 37).astype(np.int32)
+    place_P = np.asarray(grouped.places(jnp.asarray(ids_P)))
+    np.testing.assert_array_equal(np.argsort(place_P), np.argsort(ids_P, kind="stable"))
+
+
+def test_few_rows_an_expert_take_the_smaller_tiles():
+    taken = []
+
+    def product(x_PI, records_SR, first, blocks, tiles, outputs):
+        taken.append(tiles)
+        return jnp.zeros((len(x_PI), outputs if isinstance(outputs, int) else 64))
+
+    layout, act = LAYOUTS[0], functools.partial(lambda gate, up: gate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "product", product)
+        for tokens in (40, 400):
+            x_TD, ids_TK, _, experts_ER = make_case(layout, tokens, np.float32)
+            out_PD = jnp.zeros((ids_TK.size, 64))
+            where = jnp.asarray(x_TD), jnp.asarray(ids_TK), experts_ER, None, E
+            expert_groups.fill(out_PD, *where, layout, act)
+    assert taken == 2 * [grouped.FEW] + 2 * [grouped.MANY]
