@@ -26,9 +26,13 @@ def run_tool(*command: str) -> str | None:
 
 @functools.cache
 def git_state() -> dict[str, Any]:
-    """Commit, and whether files but results/ differ from it; None without git."""
-    if not (REPOSITORY / ".git").exists():  # installed from a wheel
-        return {"commit": None, "dirty": None}
+    """Commit, and whether files but results/ differ from it; None without git.
+
+    MOE_EDGE_COMMIT names the commit of sources that were copied without their history.
+    """
+    if not (REPOSITORY / ".git").exists():  # installed from a wheel, or copied
+        commit = os.environ.get("MOE_EDGE_COMMIT")
+        return {"commit": commit, "dirty": None if commit is None else False}
     git = ("git", "-C", str(REPOSITORY))
     # An entry written before does not change what the next one runs.
     status = run_tool(*git, "status", "--porcelain", "--", ".", ":!results")

@@ -27,3 +27,5 @@ def test_git_state_without_repository_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
     unknown = {"commit": None, "dirty": None}
     assert machine.git_state.__wrapped__() == unknown
+    monkeypatch.setenv("MOE_EDGE_COMMIT", "a1b2")  # of a copy without its history
+    assert machine.git_state.__wrapped__() == {"commit": "a1b2", "dirty": False}
