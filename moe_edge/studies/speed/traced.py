@@ -140,7 +140,9 @@ def copy_rate(num_bytes: int = 1 << 28, repeats: int = 5) -> float:
     copy = functools.partial(jax.numpy.array, source)
     if "pinned_host" in kinds and jax.default_backend() != "cpu":
         place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        copy = functools.partial(jax.device_put, jax.device_put(source, place), device)
+        pinned = jax.device_put(source, place)
+        there = place.with_memory_kind("device")  # a device alone keeps the kind
+        copy = functools.partial(jax.device_put, pinned, there)
     cases = {"copy": lambda: copy().block_until_ready()}
     return num_bytes / statistics.median(interleave_seconds(cases, repeats)["copy"])
 
