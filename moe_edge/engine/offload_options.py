@@ -23,6 +23,7 @@ from moe_edge.route.policy import get_route
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
 ASSIST_RULES = ("two_pointer", "two_front", "fiddler", "all")
+MODES = ("layered", "fused", "auto")
 Options = Mapping[str, Any]
 
 
@@ -31,7 +32,8 @@ class OffloadOptions:
     """How experts that do not fit the device are handled."""
 
     device_memory: str = "50%"  # of the expert bytes, or all there is (`2GiB`)
-    mode: str = "layered"  # or `fused`
+    # `layered`, `fused`, or `auto`: fused on a GPU, where nothing else needs layered.
+    mode: str = "layered"
     eviction: str = "lru"
     eviction_options: Options = dataclasses.field(default_factory=dict)
     # `equal`, `one_pool`, ...; `auto`: equal where every layer gets two slots, else one
@@ -62,7 +64,7 @@ class OffloadOptions:
           ConfigError: an unknown name, a rate <= 0, options that exclude each other.
         """
         parse_budget(self.device_memory)
-        check_known("offload mode", self.mode, ("layered", "fused"))
+        check_known("offload mode", self.mode, MODES)
         self._check_eviction()
         check_known("predictor", self.predictor, PREDICTORS)
         if not PREDICTORS[self.predictor].from_context:  # the others need a model
@@ -86,15 +88,33 @@ class OffloadOptions:
                     "name the rule by which the host computes experts"
                 )
         self.link()
-        layered_only = {
+        if self.mode == "fused" and self.layered_only:
+            wrong = ", ".join(self.layered_only)
+            raise ConfigError(f"mode fused has no {wrong}; use mode layered")
+
+    @property
+    def layered_only(self) -> list[str]:
+        """Options given that mode fused does not have."""
+        found = {
             "predictor": self.predictor != "none",
             "assist": self.assist is not None,
             "link_bytes_per_s": self.link_bytes_per_s is not None,
             "memory": self.memory != "host",
         }
-        wrong = [name for name, given in layered_only.items() if given]
-        if self.mode == "fused" and wrong:
-            raise ConfigError(f"mode fused has no {', '.join(wrong)}; use mode layered")
+        return [name for name, is_given in found.items() if is_given]
+
+    def choose_mode(self, backend: str, recorded: bool = False) -> str:
+        """`layered` or `fused`.
+
+        Args:
+          backend: JAX's. On a GPU a step of layered waits for the host in every layer,
+            which costs more than the transfers (docs/performance.md).
+          recorded: whether a trace or events are wanted, which layered alone writes.
+        """
+        if self.mode != "auto":
+            return self.mode
+        needs_layered = recorded or self.layered_only
+        return "fused" if backend == "gpu" and not needs_layered else "layered"
 
     def _check_profile(self, what: str, kind, options: Options) -> None:
         given = self.profile_trace or {*kind.from_context} & {*options}
@@ -138,9 +158,10 @@ class OffloadOptions:
 def resolve_offload(
     device_memory: str | None, offload: OffloadOptions | None
 ) -> OffloadOptions | None:
-    """The options of a script: a budget alone takes the default policies."""
+    """The options of a script: a budget alone takes the default policies and mode."""
     if device_memory is None:
         return offload
     if offload is None:
-        return OffloadOptions(device_memory=device_memory, slot_plan="auto")
+        default = {"slot_plan": "auto", "mode": "auto"}
+        return OffloadOptions(device_memory=device_memory, **default)
     return dataclasses.replace(offload, device_memory=device_memory)

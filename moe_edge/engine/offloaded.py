@@ -207,8 +207,9 @@ def assemble(
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
     route = get_route(options.route, **options.route_options)
-    if options.mode == "fused":
-        if with_trace or (recorder is not None and recorder.enabled):
+    recorded = with_trace or (recorder is not None and recorder.enabled)
+    if options.choose_mode(jax.default_backend(), recorded) == "fused":
+        if recorded:
             raise ConfigError(
                 "mode fused writes no traces and no events, only counters; use mode "
                 "layered"

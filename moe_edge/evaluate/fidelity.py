@@ -80,11 +80,12 @@ class SwitchEngine:
     def __init__(
         self, checkpoint: str, offload: OffloadOptions, *, batch: int, capacity: int
     ):
-        if offload.mode != "layered":
+        if offload.mode == "fused":
             raise ConfigError(
                 f"fidelity is measured in mode layered, got {offload.mode}; both modes "
                 "compute the same"
             )
+        offload = dataclasses.replace(offload, mode="layered")
         loaded = load_engine(
             checkpoint, offload=offload, batch=batch, capacity=capacity
         )

@@ -6,11 +6,14 @@ expert's matrix, read where it stands in the records. So each weight is read abo
 whatever was chosen, and nothing depends on the choice but numbers: no loop of XLA's
 runs over experts, which on a GPU would wait for the host in every round.
 
-Weights in bfloat16 meet both halves of a float32 row (`halves`), each of them bfloat16,
-and are summed in float32: an error of 2^-17, where rounding the row itself to bfloat16
-makes 2^-9. Where reading the weights takes the time, the second product is free.
+Weights in bfloat16 meet a float32 row in parts of 8 bits, each of them bfloat16
+(`split`), summed in float32: three are the row itself, two leave an error of 2^-17,
+where rounding the row to bfloat16 makes 2^-9. Where reading the weights takes the time,
+the further products are free.
 
-The bits of a row depend neither on the other rows nor on its place.
+The bits of a row depend neither on the other rows nor on its place. Biases, weights of
+pairs and parts are the kernel's work for that reason, too: XLA rounds a product and a
+sum at once wherever it sees both, and what it sees differs from program to program.
 """
 
 import functools
@@ -35,10 +38,11 @@ class Tiles(NamedTuple):
     inputs: int
     warps: int
     stages: int
+    parts: int  # of a row that meets bfloat16
 
 
-FEW = Tiles(16, 32, 128, 4, 4)  # reading weights takes the time
-MANY = Tiles(64, 128, 64, 4, 3)  # multiplying does
+FEW = Tiles(16, 32, 128, 4, 4, 3)  # reading weights takes the time
+MANY = Tiles(64, 128, 64, 4, 3, 2)  # multiplying does
 
 
 class Blocks(NamedTuple):
@@ -105,13 +109,19 @@ def plan(ids_P: jax.Array, record_E: jax.Array | None, experts: int, block_rows:
     )
 
 
-def halves(x: jax.Array, dtype) -> tuple[jax.Array, ...]:
-    """float32 values as a sum of some of the weights' dtype, to 16 bits or exactly."""
+def split(x: jax.Array, dtype, parts: int) -> list[jax.Array]:
+    """float32 values as a sum of some of the weights' dtype, the largest first."""
     if dtype == jnp.float32:
-        return (x,)
-    # Not by `astype` and back, which XLA takes for x itself.
-    high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    return high.astype(dtype), (x - high).astype(dtype)
+        return [x]
+    found = []
+    for _ in range(parts):
+        # The upper half of a float32, rounded, is a bfloat16. Not by `astype` and back,
+        # which XLA takes for x itself.
+        bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(0x8000)
+        high = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+        found.append(high.astype(dtype))
+        x = x - high
+    return found
 
 
 def product(
@@ -121,8 +131,11 @@ def product(
     blocks: Blocks,
     tiles: Tiles,
     outputs: int | jax.Array,
+    *,
+    bias: int | None = None,
+    scale_P: jax.Array | None = None,
 ) -> jax.Array:
-    """Rows times their experts' matrices, `x @ weight.T`.
+    """Rows times their experts' matrices, `(x @ weight.T + bias) * scale`.
 
     Args:
       x_PI: float32, sorted rows.
@@ -132,17 +145,21 @@ def product(
       tiles: `rows` as given to `plan`.
       outputs: O, then rows in no block are arbitrary; or a float32 array `[P, O]` that
         becomes the result, then they stay as they are.
+      bias: where the bias `[O]` begins in a record; None: there is none.
+      scale_P: float32, a factor of each row; None: 1.
     Returns:
       float32 `[P, O]`.
     """
-    given = [*blocks, records_SR, *halves(x_PI, records_SR.dtype)]
-    terms, aliases = len(given) - 4, {}
+    interpret = jax.default_backend() != "gpu"  # tests
+    given, aliases = [*blocks, records_SR, x_PI], {}
+    if scale_P is not None:
+        given.append(scale_P)
     if isinstance(outputs, jax.Array):
         aliases = {len(given): 0}
         given.append(outputs)
         outputs = outputs.shape[1]
     kernel = functools.partial(
-        _kernel, first=first, width=x_PI.shape[1], tiles=tiles, terms=terms
+        _kernel, first=first, tiles=tiles, bias=bias, is_scaled=scale_P is not None
     )
     call = pl.pallas_call(
         kernel,
@@ -152,54 +169,63 @@ def product(
         compiler_params=triton.CompilerParams(
             num_warps=tiles.warps, num_stages=tiles.stages
         ),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=interpret,
         name="moe_edge_grouped",
     )
     return call(*given)
 
 
-def _kernel(record_B, row_B, count_B, records_SR, *refs, first, width, tiles, terms):
-    inputs, out_PO = refs[:terms], refs[-1]
-    outputs = out_PO.shape[1]
+def _kernel(
+    record_B, row_B, count_B, records_SR, x_PI, *refs, first, tiles, bias, is_scaled
+):
+    out_PO, (outputs, width) = refs[-1], (refs[-1].shape[1], x_PI.shape[1])
     tile, block = pl.program_id(0), pl.program_id(1)
     record, row, count = record_B[block], row_B[block], count_B[block]
 
     @pl.when(count > 0)
     def _():
         rows_M = row + jnp.arange(tiles.rows, dtype=jnp.int32)
-        is_row_M1 = (jnp.arange(tiles.rows, dtype=jnp.int32) < count)[:, None]
+        is_row_M = jnp.arange(tiles.rows, dtype=jnp.int32) < count
+        is_row_M1 = is_row_M[:, None]
         outs_N = tile * tiles.outputs + jnp.arange(tiles.outputs, dtype=jnp.int32)
         is_out_N = outs_N < outputs
-        starts_N1 = (first + jnp.where(is_out_N, outs_N, 0) * width)[:, None]
+        known_N = jnp.where(is_out_N, outs_N, 0)
+        starts_N1 = (first + known_N * width)[:, None]
         columns_C = jnp.arange(tiles.inputs, dtype=jnp.int32)
-        even = width % tiles.inputs == 0
+        is_even = width % tiles.inputs == 0
 
         def add(step, sums_MN):
             here_1C = (step * tiles.inputs + columns_C)[None]
-            is_in_1C = here_1C < width
             at_MC = jnp.broadcast_to(here_1C, (tiles.rows, tiles.inputs))
             row_MC = jnp.broadcast_to(rows_M[:, None], at_MC.shape)
             known_MC = jnp.broadcast_to(is_row_M1, at_MC.shape)
-            where_NC = starts_N1 + here_1C
-            mask_NC = None
-            if not even:
+            where_NC, masked = starts_N1 + here_1C, {}
+            if not is_even:
+                is_in_1C = here_1C < width
                 known_MC &= is_in_1C
                 mask_NC = jnp.broadcast_to(is_in_1C, where_NC.shape)
-            masked = {} if mask_NC is None else {"mask": mask_NC, "other": 0.0}
+                masked = {"mask": mask_NC, "other": 0.0}
             weight_NC = triton.load(records_SR.at[record, where_NC], **masked)
-            for x_PI in inputs:
-                x_MC = triton.load(x_PI.at[row_MC, at_MC], mask=known_MC, other=0.0)
+            x_MC = triton.load(x_PI.at[row_MC, at_MC], mask=known_MC, other=0.0)
+            parts = split(x_MC, weight_NC.dtype, tiles.parts)
+            for part_MC in parts:
                 sums_MN += lax.dot_general(
-                    x_MC,
+                    part_MC,
                     weight_NC,
                     (((1,), (1,)), ((), ())),
-                    precision=PRECISION if terms == 1 else None,
+                    precision=PRECISION if len(parts) == 1 else None,
                     preferred_element_type=jnp.float32,
                 )
             return sums_MN
 
         sums_MN = jnp.zeros((tiles.rows, tiles.outputs), jnp.float32)
         sums_MN = lax.fori_loop(0, pl.cdiv(width, tiles.inputs), add, sums_MN)
+        if bias is not None:
+            bias_N = triton.load(records_SR.at[record, bias + known_N])
+            sums_MN += bias_N.astype(jnp.float32)[None]
+        if is_scaled:
+            scale_M = triton.load(refs[0].at[rows_M], mask=is_row_M, other=0.0)
+            sums_MN *= scale_M[:, None]
         out_MN = jnp.broadcast_to(outs_N[None], sums_MN.shape)
         row_MN = jnp.broadcast_to(rows_M[:, None], sums_MN.shape)
         known_MN = is_row_M1 & is_out_N[None]

@@ -138,9 +138,8 @@ def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
         return native.experts(*pairs, layout, act, start_TD)
     if grouped.suits(experts_ER):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
-        rows_PD = expert_groups.pair_rows(x_TD, ids_TK, experts_ER, layout, act)
-        given = rows_PD, ids_TK, weights_TK, experts_ER.shape[0]
-        return expert_groups.add_rows(*given, start_TD)
+        pairs = x_TD, ids_TK, weights_TK, experts_ER
+        return expert_groups.run_pairs(*pairs, layout, act, start_TD)
     compute, E = _pair_ffn(experts_ER, layout, act), experts_ER.shape[0]
     return add_pairs(x_TD, ids_TK, weights_TK, E, compute, start_TD)
 

@@ -186,7 +186,7 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ),
         ({"route": "substitute", "route_options": {"a": -0.1}}, r"got -0.1"),
         ({"route": "drop", "route_options": {"threshold": 1.0}}, r"\[0, 1\), got 1.0"),
-        ({"mode": "magic"}, "offload mode 'magic'; known: fused, layered"),
+        ({"mode": "magic"}, "offload mode 'magic'; known: auto, fused, layered"),
         (
             {"assist": "magic"},
             "CPU assist 'magic'; known: all, fiddler, two_front, two_pointer",
@@ -278,8 +278,20 @@ def test_budget_alone_takes_the_default_policies():
     assert resolve_offload("20%", policy) == dataclasses.replace(
         policy, device_memory="20%"
     )
-    bare = OffloadOptions(device_memory="20%", slot_plan="auto")
+    bare = OffloadOptions(device_memory="20%", slot_plan="auto", mode="auto")
     assert resolve_offload("20%", None) == bare
+
+
+def test_auto_is_fused_on_a_gpu_where_nothing_needs_layered():
+    def mode(backend="gpu", recorded=False, **options):
+        return OffloadOptions(mode="auto", **options).choose_mode(backend, recorded)
+
+    assert (mode(), mode("cpu")) == ("fused", "layered")
+    assert mode(recorded=True) == "layered"
+    assert mode(predictor="previous") == mode(memory="pinned") == "layered"
+    for given in ("layered", "fused"):
+        options = OffloadOptions(mode=given)
+        assert options.choose_mode("cpu") == options.choose_mode("gpu") == given
 
 
 def test_mode_names_the_engine_and_fused_writes_no_trace():
