@@ -1,0 +1,66 @@
+"""Bits of engines whose experts are the work of one opaque kernel, as on a GPU.
+
+A callback takes the kernel's place: XLA can fuse nothing with it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.kernels import grouped, native
+from tests.support.layered import BLOCKS, StoreReader, forced_logits
+from tests.support.tiny_models import ALL, random_prompts, random_weights
+
+STEPS, LENGTHS = 6, (9,)
+
+
+def product_on_host(
+    x_PI, records_SR, first, blocks, tiles, outputs, *, bias=None, scale_P=None
+):
+    """`grouped.product`, row by row."""
+    is_given = not isinstance(outputs, int)
+    O = outputs.shape[1] if is_given else outputs  # noqa: E741
+
+    def compute(x_PI, records_SR, blocks, scale_P, out_PO):
+        x_PI, records_SR = np.asarray(x_PI), np.asarray(records_SR)
+        width = x_PI.shape[1]
+        empty_PO = np.full((len(x_PI), O), np.nan, np.float32)
+        out_PO = np.array(out_PO) if is_given else empty_PO
+        for record, row, count in zip(*map(np.asarray, blocks), strict=True):
+            record_R = records_SR[record]
+            weight_OI = record_R[first : first + O * width].reshape(O, width)
+            for each in range(row, row + count):
+                y_O = weight_OI @ x_PI[each]
+                if bias is not None:
+                    y_O = y_O + record_R[bias : bias + O]
+                out_PO[each] = y_O if scale_P is None else y_O * scale_P[each]
+        return out_PO
+
+    shape = jax.ShapeDtypeStruct((x_PI.shape[0], O), jnp.float32)
+    given = blocks, scale_P, outputs if is_given else None
+    return jax.pure_callback(compute, shape, x_PI, records_SR, *given)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    def suits(weights):
+        return native.is_wanted() and weights.dtype == jnp.float32
+
+    monkeypatch.setattr(native, "suits", lambda rows, weights: False)
+    monkeypatch.setattr(grouped, "suits", suits)
+    monkeypatch.setattr(grouped, "product", product_on_host)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_waves_have_the_bits_of_the_resident_engine(name, mode):
+    prompts = random_prompts(ALL[name], LENGTHS)
+    want = forced_logits(ResidentEngine(random_weights(ALL[name])), prompts, STEPS)
+    # Fewer slots than a prompt's experts: it runs in waves.
+    options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
+    with make_offloaded(StoreReader(ALL[name]), options) as engine:
+        np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
