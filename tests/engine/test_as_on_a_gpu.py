@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.engine import layer_programs, programs
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import grouped, native
+from moe_edge.model import experts
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
@@ -53,6 +55,8 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(native, "suits", lambda rows, weights: False)
     monkeypatch.setattr(grouped, "suits", suits)
     monkeypatch.setattr(grouped, "product", product_on_host)
+    for module in (experts, programs, layer_programs):
+        monkeypatch.setattr(module, "choose_method", lambda *_: "pairs")
 
 
 @pytest.mark.parametrize("mode", ["layered", "fused"])
