@@ -348,6 +348,26 @@ def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Row
     ]
 
 
+def answer_of(rows: Rows) -> str:
+    """Time over what cannot be avoided, by mode; rates beside `transformers`."""
+    parts = []
+    for mode in MODES:
+        over = [r["over_bound"] for r in rows if f"/{mode}/" in r["case"]]
+        parts.append(f"{mode} {min(over):.2f} to {max(over):.2f}")
+    found = (
+        "Times over what cannot be avoided (the resident engine, or the missed bytes "
+        f"at the link's rate): {', '.join(parts)}."
+    )
+    ratios = [f"{row['ratio']:.1f}" for row in rows if "peer_build" in row]
+    if ratios:
+        found += f" Resident tokens/s over transformers': {', '.join(ratios)}."
+    return found
+
+
+LIMIT = (
+    "Random weights: speed only, no quality claim. Routers repeat a recorded trace; "
+    "tokens are known beforehand."
+)
 STUDY = speed_study(
     "traced",
     "What does offloading cost a step on the real link, where routing repeats a "
@@ -359,6 +379,6 @@ STUDY = speed_study(
     ],
     settings=TracedSettings,
     check=trace_path,
-    limit="Random weights: speed only, no quality claim. Routers repeat a recorded "
-    "trace.",
+    limit=LIMIT,
+    answer=answer_of,
 )
