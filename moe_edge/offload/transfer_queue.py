@@ -264,7 +264,10 @@ class TransferQueue(BlockQueue):
                 if waiting and room > 0:
                     if self.slots.safe_in_thread:
                         return self._take(waiting)
-                    # A device's own link carries any blocks one behind the other.
-                    return self._take(waiting, room, apart=not self.link.emulated)
+                    # A device's own link carries demands one behind the other; who
+                    # prefetches several at once cannot be overtaken.
+                    is_demand = waiting is self._queues["demand"]
+                    apart = is_demand and not self.link.emulated
+                    return self._take(waiting, room, apart)
                 self._work.wait()
         return None

@@ -14,13 +14,13 @@ from moe_edge.offload.virtual_queue import VirtualQueue
 from tests.offload.test_transfer_queue import (
     BLOCK,
     EXPERTS,
-    KINDS,
     LAYERS,
     SIZE,
     GateLink,
     Store,
     contents,
 )
+from tests.support.slot_kinds import KINDS, on_cpu
 
 
 def virtual(**link):
@@ -152,6 +152,20 @@ def test_runs_of_staged_blocks_keep_to_the_room():
         assert queue.stats().merged in (3, 4)  # four fit at first; two come later
 
 
+@pytest.mark.parametrize("cause, runs", [("demand", [1, 3]), ("prefetch", 4 * [1])])
+def test_a_device_takes_demands_that_are_no_neighbours_together(cause, runs):
+    link, slots = GateLink(), DonatedSlots(8, SIZE, np.float32)
+    with noting(TransferQueue)(Store(), slots, link) as queue:
+        first = queue.request(0, 0, 0, cause)
+        assert link.begun.acquire(timeout=30)
+        others = queue.request_all([(1, e, e // 2 + 1) for e in (1, 3, 5)], cause)
+        link.open()
+        queue.wait([first, *others])
+        assert contents(queue)[:4] == [0, 101, 103, 105]
+    assert [len(run) for run in queue.runs] == runs
+
+
+@on_cpu
 def test_nobody_holds_the_lock_during_a_copy():
     link = GateLink()
     with TransferQueue(Store(), AliasedSlots(8, SIZE, np.float32), link) as queue:
@@ -204,6 +218,7 @@ def noting(kind):
     return Noting
 
 
+@on_cpu
 @pytest.mark.parametrize("seed", range(8))
 def test_computed_and_real_queues_carry_the_same_runs_in_the_same_order(seed):
     script = Script(seed)
