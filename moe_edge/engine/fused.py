@@ -38,8 +38,8 @@ class FusedEngine(Engine):
 
     Args:
       weights: the model; its experts are not used.
-      hosts: per layer the records `[E, R]` in host memory (`pin_records`), None in
-        dense layers.
+      hosts: per layer the records `[E, R]` in host memory (`HostStore.pin_layer`), None
+        in dense layers.
       spec: layers, experts and slots of the cache.
       policy: who leaves a full cache; must run inside jit.
       route: changes the routing by what is resident (`RoutePolicy`); None: never.
@@ -295,18 +295,3 @@ class FusedEngine(Engine):
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])
         return logits
-
-
-def pin_records(records_ER: np.ndarray | jax.Array) -> jax.Array:
-    """A layer's records in pinned host memory, where the backend has it.
-
-    Args:
-      records_ER: in the dtype that programs take (`HostStore.records`). On a CPU the
-        result may share its memory: do not write to it afterwards.
-    """
-    device = jax.local_devices()[0]
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    kind = "pinned_host" if "pinned_host" in kinds else None
-    return jax.device_put(
-        records_ER, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-    )

@@ -11,7 +11,7 @@ from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
 from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.follower import LocalShadow
-from moe_edge.engine.fused import FusedEngine, pin_records
+from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -215,7 +215,7 @@ def assemble(
                 "layered"
             )
         hosts = hosts or [
-            pin_records(store.records(layer)) if layer in store.moe_layers else None
+            store.pin_layer(layer) if layer in store.moe_layers else None
             for layer in range(config.num_layers)
         ]
         route = None if route.lossless else route

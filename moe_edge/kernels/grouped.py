@@ -43,6 +43,7 @@ class Tiles(NamedTuple):
 
 FEW = Tiles(16, 32, 128, 4, 4, 3)  # reading weights takes the time
 MANY = Tiles(64, 128, 64, 4, 3, 2)  # multiplying does
+MANY_WIDE = Tiles(64, 64, 32, 4, 3, 1)  # the same for float32, which takes more room
 
 
 class Blocks(NamedTuple):
@@ -113,14 +114,18 @@ def split(x: jax.Array, dtype, parts: int) -> list[jax.Array]:
     """float32 values as a sum of some of the weights' dtype, the largest first."""
     if dtype == jnp.float32:
         return [x]
-    found = []
+    found, exponent = [], jnp.uint32(0x7F800000)
     for _ in range(parts):
         # The upper half of a float32, rounded, is a bfloat16. Not by `astype` and back,
         # which XLA takes for x itself.
-        bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(0x8000)
-        high = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
-        found.append(high.astype(dtype))
-        x = x - high
+        bits = lax.bitcast_convert_type(x, jnp.uint32)
+        rounded = bits + jnp.uint32(0x8000)
+        rounded = jnp.where(rounded & exponent == exponent, bits, rounded)  # too large
+        high = lax.bitcast_convert_type(rounded & jnp.uint32(0xFFFF0000), jnp.float32)
+        # NaN and infinity have one part; rounding would make numbers of them.
+        is_finite = bits & exponent != exponent
+        found.append(jnp.where(is_finite, high, x).astype(dtype))
+        x = jnp.where(is_finite, x - high, 0.0)
     return found
 
 

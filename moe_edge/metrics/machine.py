@@ -32,7 +32,7 @@ def git_state() -> dict[str, Any]:
     """
     if not (REPOSITORY / ".git").exists():  # installed from a wheel, or copied
         commit = os.environ.get("MOE_EDGE_COMMIT")
-        return {"commit": commit, "dirty": None if commit is None else False}
+        return {"commit": commit, "dirty": None}
     git = ("git", "-C", str(REPOSITORY))
     # An entry written before does not change what the next one runs.
     status = run_tool(*git, "status", "--porcelain", "--", ".", ":!results")

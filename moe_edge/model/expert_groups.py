@@ -17,7 +17,10 @@ FEW_ROWS = 16  # of an expert on average, up to which its weights' bytes take th
 def fill(out_PD, x_TD, ids_TK, records_SR, record_E, experts: int, layout, act):
     """Writes outputs of pairs in order of expert; arguments as of `fill_pairs`."""
     ids_P, P = ids_TK.reshape(-1), ids_TK.size
-    tiles = grouped.FEW if P <= FEW_ROWS * experts else grouped.MANY
+    is_wide = records_SR.dtype == jnp.float32
+    tiles = grouped.MANY_WIDE if is_wide else grouped.MANY
+    if P <= FEW_ROWS * experts:
+        tiles = grouped.FEW
     if record_E is not None:
         record_E = jnp.where(record_E < records_SR.shape[0], record_E, -1)
     order_P = _inverse(grouped.places(ids_P))
@@ -34,7 +37,8 @@ def run_pairs(x_TD, slot_TK, weights_TK, records_SR, layout, act, start_TD):
     rows_TKD = rows_PD.reshape(*slot_TK.shape, -1)
     y_TD = start_TD
     for rank in range(slot_TK.shape[1]):
-        here_T1 = slot_TK[:, rank, None] < records_SR.shape[0]
+        slot_T1 = slot_TK[:, rank, None]
+        here_T1 = (slot_T1 >= 0) & (slot_T1 < records_SR.shape[0])
         y_TD = y_TD + jnp.where(here_T1, rows_TKD[:, rank], 0.0)
     return y_TD
 
@@ -50,7 +54,8 @@ def pair_rows(
       scale_P: float32, a factor of each row; None: 1.
     """
     (T, K), S = slot_TK.shape, records_SR.shape[0]
-    slot_P, tiles = slot_TK.reshape(-1), grouped.FEW
+    tiles, slot_P = grouped.FEW, slot_TK.reshape(-1)
+    slot_P = jnp.where(slot_P < 0, S, slot_P)
     x_PD, D = jnp.repeat(x_TD, K, axis=0), layout.d_model
     if T == 1:  # whose experts are all different: a block each
         rows_P, here_P = jnp.arange(K, dtype=jnp.int32), slot_P < S

@@ -11,6 +11,7 @@ until then, so each may be taken back or become a demand alone.
 
 import contextlib
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 
@@ -242,7 +243,7 @@ class BlockQueue:
         total.count += len(run)
         total.bytes += num_bytes
         total.seconds += seconds
-        self._merged += len(run) - 1
+        self._merged += sum(_follows(b, a) for a, b in itertools.pairwise(run))
         for transfer in run:
             transfer.seconds = seconds * (transfer.num_bytes / num_bytes)
             transfer.arrival_s = end_s

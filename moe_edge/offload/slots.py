@@ -94,8 +94,11 @@ class DonatedSlots:
         return jax.device_put(source_R, self.array.sharding)
 
     def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
-        """Puts staged records into rows, in one program for each number of them."""
-        self.array = _update(self.array, np.array(slots, np.int32), *staged)
+        """Puts up to `max_staged` staged records into rows."""
+        # One program, whatever their number: the last is written again.
+        more = self.max_staged - len(staged)
+        slot_N = np.array([*slots, *more * [slots[-1]]], np.int32)
+        self.array = _update(self.array, slot_N, *staged, *more * [staged[-1]])
 
     def write(self, slot: int, source_R: np.ndarray | jax.Array) -> None:
         """Copies a block into a row."""

@@ -64,6 +64,7 @@ class HostStore:
         self.record_size = reader.layout.size
         self.moe_layers = tuple(reader.config.moe_layers)
         self._pinned: dict[tuple[int, int], jax.Array] = {}
+        self._layers: dict[int, jax.Array] = {}
         self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
         self.block_bytes = reader.layout.num_bytes(self.dtype)
 
@@ -88,12 +89,17 @@ class HostStore:
         if pinned.unsafe_buffer_pointer() == record_R.ctypes.data:
             pinned = pinned.copy()  # a CPU aliases all the same; the source goes away
         self._pinned[layer, expert] = pinned
-        raw = (ctypes.c_uint8 * pinned.nbytes).from_address(
-            pinned.unsafe_buffer_pointer()
-        )
-        view = np.frombuffer(raw, np.uint8).view(self.dtype)
-        view.flags.writeable = False
-        return view
+        return _view_of(pinned, self.dtype)
+
+    def pin_layer(self, layer: int) -> jax.Array:
+        """A layer's records `[E, R]` as one pinned array, for programs that fetch.
+
+        `records` shows that memory from here on: the host never holds all twice.
+        """
+        pinned = pin_records(self._records[layer]).block_until_ready()
+        self._layers[layer] = pinned
+        self._records[layer] = _view_of(pinned, self.dtype).reshape(pinned.shape)
+        return pinned
 
     def num_bytes(self, layer: int, expert: int) -> int:
         """Of a block; here all are equal."""
@@ -111,6 +117,30 @@ class HostStore:
         """What to transfer from: the pinned jax array [R], else the record."""
         pinned = self._pinned.get((layer, expert))
         return self.record(layer, expert) if pinned is None else pinned
+
+
+def pin_records(records_ER: np.ndarray | jax.Array) -> jax.Array:
+    """Records in pinned host memory, where the backend has it.
+
+    Args:
+      records_ER: in the dtype that programs take. On a CPU the result may share its
+        memory: do not write to it afterwards.
+    """
+    device = jax.local_devices()[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    kind = "pinned_host" if "pinned_host" in kinds else None
+    return jax.device_put(
+        records_ER, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+    )
+
+
+def _view_of(pinned: jax.Array, dtype: np.dtype) -> np.ndarray:
+    """Its memory as a flat NumPy array, read-only; valid as long as the array."""
+    address = pinned.unsafe_buffer_pointer()
+    raw = (ctypes.c_uint8 * pinned.nbytes).from_address(address)
+    view = np.frombuffer(raw, np.uint8).view(dtype)
+    view.flags.writeable = False
+    return view
 
 
 def _check_mappable(reader) -> None:

@@ -18,6 +18,7 @@ from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
 STEPS, LENGTHS = 6, (9,)
+_calls: list[int] = []  # of the kernel: where its matrix begins
 
 
 def product_on_host(
@@ -28,6 +29,7 @@ def product_on_host(
     O = outputs.shape[1] if is_given else outputs  # noqa: E741
 
     def compute(x_PI, records_SR, blocks, scale_P, out_PO):
+        _calls.append(first)
         x_PI, records_SR = np.asarray(x_PI), np.asarray(records_SR)
         width = x_PI.shape[1]
         empty_PO = np.full((len(x_PI), O), np.nan, np.float32)
@@ -66,5 +68,7 @@ def test_waves_have_the_bits_of_the_resident_engine(name, mode):
     want = forced_logits(ResidentEngine(random_weights(ALL[name])), prompts, STEPS)
     # Fewer slots than a prompt's experts: it runs in waves.
     options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
+    _calls.clear()
     with make_offloaded(StoreReader(ALL[name]), options) as engine:
         np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
+    assert len(set(_calls)) == 2 and len(_calls) > 4 * STEPS

@@ -9,10 +9,11 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine import programs
-from moe_edge.engine.fused import FusedEngine, pin_records
+from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache, cut_runs
+from moe_edge.offload.store import pin_records
 from moe_edge.route.base import gate_scores
 from moe_edge.route.policy import get_route
 from tests.support.layered import CAPACITY, resident_of

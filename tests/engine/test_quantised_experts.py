@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError
-from moe_edge.engine.fused import FusedEngine, pin_records
+from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.shadow import make_shadow
@@ -14,6 +14,7 @@ from moe_edge.hardware.models import ModelShape
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.store import pin_records
 from tests.support.layered import (
     NINE,
     THREE,

@@ -46,11 +46,7 @@ def greedy(engine, prompts, new=8, **kwargs):
 
 
 def assert_close(ours, reference, tolerance=1e-5):
-    """Gate B of the identity gates: relative to the logits' spread.
-
-    On a GPU many rows meet bfloat16 weights in two parts of 8 bits: 2.4e-5 measured.
-    """
-    tolerance = tolerance if jax.default_backend() == "cpu" else max(tolerance, 1e-4)
+    """Gate B of the identity gates: relative to the logits' spread."""
     difference = np.abs(ours - reference).max() / reference.std()
     assert difference <= tolerance
 
@@ -70,8 +66,11 @@ def test_decode_matches_teacher_forced_prefill(name, dtype):
         step_logits.append(engine.decode(session, tokens, active))
     decoded = np.stack([np.asarray(logits) for logits in step_logits], axis=1)
     full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]
+    # On a GPU many rows meet bfloat16 weights in two parts of 8 bits: 2.4e-5 measured.
+    is_split = dtype == BF16 and jax.default_backend() == "gpu"
+    tolerance = 1e-4 if is_split else 1e-5
     for row, logits in enumerate(score_all(engine, full)):
-        assert_close(decoded[row], logits[len(prompts[row]) - 1 :])
+        assert_close(decoded[row], logits[len(prompts[row]) - 1 :], tolerance)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -97,6 +97,14 @@ def test_waves_have_the_bits_of_one(method, tokens):
     np.testing.assert_allclose(one, want, atol=1e-5 * np.abs(want).max())
     if method == "pairs":  # whose waves follow the order of the ranks
         np.testing.assert_array_equal(in_waves([[3, 1, 0, 8, 7, 2, 4, 5, 6]]), one)
+        # The first two ranks of each token, then the others.
+        ranks_TK = np.broadcast_to(np.arange(K), ids_TK.shape)
+        first_TK = np.where(ranks_TK < 2, ids_TK, E).astype(np.int32)
+        last_TK = np.where(ranks_TK < 2, E, ids_TK).astype(np.int32)
+        carry = step(lambda: waves.start(*tokens[:2]))()
+        for slot_TK in (first_TK, last_TK):
+            carry = run(carry, experts_ER, slot_TK)
+        np.testing.assert_array_equal(np.asarray(finish(carry)), one)
     else:
         np.testing.assert_array_equal(in_waves([[4, 0], [8, 7, 1], [2, 3, 5, 6]]), one)
 
@@ -109,7 +117,10 @@ def test_rows_of_pairs_are_zero_where_the_expert_is_not_here():
     run = step(waves.rows)
     rows_PD = np.asarray(run(x_TD, ids_TK, experts_ER[:4], slot_TK))
     assert not rows_PD[slot_TK.reshape(-1) == 4].any()
-    assert rows_PD[slot_TK.reshape(-1) < 4].any(axis=1).all()
+    for pair in np.flatnonzero(slot_TK.reshape(-1) < 4):
+        one = x_TD[pair // K][None], slot_TK.reshape(-1)[pair].reshape(1, 1)
+        want_1D = numpy_sum((*one, np.ones((1, 1), np.float32), experts_ER), layout)
+        np.testing.assert_allclose(rows_PD[pair], want_1D[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("parts, bits", [(1, 8), (2, 16), (3, 23)])
@@ -119,6 +130,15 @@ def test_parts_of_a_row_keep_its_bits_inside_a_program(parts, bits):
     total = sum(np.asarray(part, np.float64) for part in found)
     error = np.abs(total - x).max() / np.abs(x).max()
     assert error <= 2.0**-bits and (parts == 3) == (error == 0)
+
+
+def test_what_is_no_number_stays_none():
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000], np.uint32)
+    largest = np.finfo(np.float32).max
+    x = np.append(bits.view(np.float32), [largest, -largest]).astype(np.float32)
+    found = jax.jit(lambda x: grouped.split(x, jnp.bfloat16, 3))(x)
+    total = sum(np.asarray(part, np.float64) for part in found)
+    np.testing.assert_array_equal(total, x)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
@@ -148,7 +168,7 @@ def test_few_rows_an_expert_take_the_smaller_tiles():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "product", product)
         for tokens in (40, 400):
-            x_TD, ids_TK, _, experts_ER = make_case(layout, tokens, np.float32)
+            x_TD, ids_TK, _, experts_ER = make_case(layout, tokens, TYPES[1])
             out_PD = jnp.zeros((ids_TK.size, 64))
             where = jnp.asarray(x_TD), jnp.asarray(ids_TK), experts_ER, None, E
             expert_groups.fill(out_PD, *where, layout, act)

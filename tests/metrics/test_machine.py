@@ -28,4 +28,4 @@ def test_git_state_without_repository_is_unknown(monkeypatch, tmp_path):
     unknown = {"commit": None, "dirty": None}
     assert machine.git_state.__wrapped__() == unknown
     monkeypatch.setenv("MOE_EDGE_COMMIT", "a1b2")  # of a copy without its history
-    assert machine.git_state.__wrapped__() == {"commit": "a1b2", "dirty": False}
+    assert machine.git_state.__wrapped__() == {"commit": "a1b2", "dirty": None}

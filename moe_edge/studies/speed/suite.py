@@ -199,7 +199,7 @@ def sentence(row: dict[str, Any]) -> str:
     """A row in a few words."""
     text = f"{row['case']}: {row['ours']:.3g} {row['unit']}"
     if "over_bound" in row:
-        return f"{text} ({row['over_bound']:.2f}x what cannot be avoided)"
+        return f"{text} ({row['over_bound']:.2f}x its bound)"
     return text if row["ratio"] is None else f"{text} ({row['ratio']:.2f}x the peer)"
 
 
