@@ -1,5 +1,6 @@
 """The kernel of a GPU, interpreted: sums of experts, waves, halves of a row."""
 
+import contextlib
 import functools
 
 import jax
@@ -149,6 +150,44 @@ def test_dense_products_read_bfloat16_weights_as_they_are(rows):
     want = x_TI @ weight_OI.astype(np.float32).T
     got = step(linear)(x_TI, weight_OI)
     np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    "tiles, dtype",
+    [
+        (grouped.FEW, jnp.bfloat16),
+        (grouped.FEW, jnp.float32),
+        (grouped.MANY, jnp.bfloat16),
+        (grouped.MANY_WIDE, jnp.float32),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kernel_lowers_to_triton_without_a_gpu(tiles, dtype, layout, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    shape = jax.ShapeDtypeStruct
+    blocks = grouped.Blocks(*3 * [shape((4,), jnp.int32)])
+    given = shape((30, layout.d_model), jnp.float32), shape((E, layout.size), dtype)
+
+    @jax.jit
+    def run(x_PI, records_SR, blocks, scale_P):
+        where = records_SR, 0, blocks, tiles, 2 * layout.expert_dim
+        bias = layout.offsets.get("gate_bias")
+        return grouped.product(x_PI, *where, bias=bias, scale_P=scale_P)
+
+    traced = run.trace(*given, blocks, shape((30,), jnp.float32))
+    with on_some_gpu():
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "moe_edge_grouped" in text or "triton" in text
+
+
+def on_some_gpu():
+    """JAX 0.11 asks which GPU it lowers for."""
+    if jax.__version_info__ < (0, 11):
+        return contextlib.nullcontext()
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+    device = AbstractDevice("NVIDIA H200", 132, "gpu")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 def test_places_are_those_of_a_stable_sort():
