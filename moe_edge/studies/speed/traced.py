@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -28,15 +27,15 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights, to_device
 from moe_edge.evaluate.texts import find_file
 from moe_edge.offload.store import HostStore, pin_records
-from moe_edge.studies.rounds import interleave, interleave_seconds, seconds_of
+from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
     decode_rate,
-    memory_bandwidth,
     prefill_rate,
 )
 from moe_edge.studies.speed.models import olmoe_config
+from moe_edge.studies.speed.rates import device_bandwidth, link_rate
 from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
 from moe_edge.workload.trace_reader import read_trace
@@ -137,33 +136,6 @@ def prefill_ms(engine: Engine, vocabulary: int) -> float:
     return MS * seconds_of(lambda: run().block_until_ready())
 
 
-def copy_rate(num_bytes: int = 1 << 28, repeats: int = 5) -> float:
-    """Bytes per second of a large host-to-device copy, pinned where possible."""
-    device = jax.local_devices()[0]
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    source = np.ones(num_bytes // 4, np.float32)
-    copy = functools.partial(jax.numpy.array, source)
-    if "pinned_host" in kinds and jax.default_backend() != "cpu":
-        place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        pinned = jax.device_put(source, place)
-        there = place.with_memory_kind("device")  # a device alone keeps the kind
-        copy = functools.partial(jax.device_put, pinned, there)
-    cases = {"copy": lambda: copy().block_until_ready()}
-    return num_bytes / statistics.median(interleave_seconds(cases, repeats)["copy"])
-
-
-def device_bandwidth(num_bytes: int = 1 << 31, repeats: int = 5) -> float:
-    """Bytes per second of the device's memory: read, or read and written."""
-    if jax.default_backend() == "cpu":
-        return max(memory_bandwidth().values())
-    # Wide elements, several calls under way: neither instructions nor launches count.
-    source, add = jnp.zeros(num_bytes // 4, jnp.float32), jax.jit(lambda x: x + 1.0)
-    calls = 4
-    cases = {"copy": lambda: jax.block_until_ready([add(source) for _ in range(calls)])}
-    seconds = statistics.median(interleave_seconds(cases, repeats)["copy"])
-    return 2 * num_bytes * calls / seconds
-
-
 def trace_path(settings: TracedSettings) -> str:
     """Of the trace. Raises OSError where it is not found."""
     return find_file(settings.trace, settings.data_dir)
@@ -200,7 +172,7 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     """
     del work_dir
     recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
-    rates = {"link": copy_rate(), "memory": device_bandwidth()}
+    rates = {"link": link_rate(), "memory": device_bandwidth()}
     rows = []
     for name, hf_config in models(settings.shapes).items():
         config = config_from_hf(hf_config)

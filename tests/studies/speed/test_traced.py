@@ -136,7 +136,7 @@ def test_the_suite_runs_all_engines_over_one_model(monkeypatch):
     monkeypatch.setattr(traced, "trace_path", lambda settings: "")
     monkeypatch.setattr(traced, "read_trace", lambda path, num_experts: random_trace())
     monkeypatch.setattr(traced, "device_bandwidth", lambda: 1e9)
-    monkeypatch.setattr(traced, "copy_rate", lambda: 1e9)
+    monkeypatch.setattr(traced, "link_rate", lambda: 1e9)
     monkeypatch.setattr(traced, "STEPS", {1: 3, 8: 2})
     monkeypatch.setattr(traced, "PROMPT", 16)
     rows = traced.traced_rows(traced.TracedSettings(repeats=2), None)
