@@ -119,7 +119,8 @@ def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
     why = (result["paper_claim"] or {}).get("why_they_differ")  # stands above
     tail += [f"- {shortened(limit)}" for limit in result["limits"] if limit != why]
     left = PAGE_LINES - len(head) - len(tail)
-    return "\n".join([*head, *tables_of(result["metrics"], left - 2), *tail]) + "\n"
+    tables = tables_of(result["metrics"], left - 2, "\n".join(head))
+    return "\n".join([*head, *tables, *tail]) + "\n"
 
 
 INDEX_HEAD = """# Results

@@ -2,7 +2,8 @@
 
 A metric's name is `measure, setting, setting ...`. Every measure (with its unit) is
 laid out in few rows; measures over the same rows stand side by side; what is too long
-keeps the rows that hold a column's least or largest value.
+keeps the rows that the entry's text names and those that hold a column's least or
+largest value.
 """
 
 import dataclasses
@@ -79,11 +80,13 @@ class Table:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(column for _, column in self.cells))
 
-    def telling(self, count: int) -> list[str]:
-        """`count` row labels: a column's least and largest first, then from the top."""
-        rows, found = self.rows, {}
+    def telling(self, count: int, text: str) -> list[str]:
+        """`count` row labels: what the text names first, then a column's least and
+        largest, then from the top."""
+        rows = self.rows
         if len(rows) <= count:
             return rows
+        found = {row: None for row in rows if row and _names(text, row)}
         for column in self.columns:
             known = [row for row in rows if (row, column) in self.cells]
             values = [self.cells[row, column]["value"] for row in known]
@@ -92,9 +95,9 @@ class Table:
         chosen = [*found, *(row for row in rows if row not in found)][:count]
         return [row for row in rows if row in chosen]
 
-    def lines(self, count: int) -> list[str]:
-        """Markdown with at most `count` rows."""
-        shown, columns = self.telling(count), self.columns
+    def lines(self, count: int, text: str) -> list[str]:
+        """Markdown with at most `count` rows, those first that the text names."""
+        shown, columns = self.telling(count, text), self.columns
         notes = [self.unit] if self.unit else []
         kinds = {row["spread"]["kind"] for row in self.cells.values()} - {"none"}
         notes += [f"± {kind}" for kind in sorted(kinds)]
@@ -203,6 +206,11 @@ def side_by_side(tables: Iterable[Table]) -> list[Table]:
     return found
 
 
+def _names(text: str, label: str) -> bool:
+    """Whether the label stands in the text, not only as a part of a longer word."""
+    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", text) is not None
+
+
 def _alike(some: Sequence[str], others: Sequence[str]) -> bool:
     """Whether at least half of all labels are in both."""
     return len(set(some) & set(others)) >= len(set(some) | set(others)) / 2
@@ -246,12 +254,13 @@ def all_tables(metrics: Sequence[Row]) -> list[Table]:
     return side_by_side(sorted(tables, key=lambda table: ", server " in table.title))
 
 
-def tables_of(metrics: Sequence[Row], lines: int) -> list[str]:
+def tables_of(metrics: Sequence[Row], lines: int, text: str = "") -> list[str]:
     """Markdown of all metrics in about so many lines.
 
     Args:
       metrics: rows made by `results.metric`.
       lines: to be used; long tables are cut to it, then the last ones left out.
+      text: rows that it names are kept in a cut table.
     """
     tables = all_tables(metrics)
     heights = [len(table.rows) for table in tables]
@@ -265,7 +274,11 @@ def tables_of(metrics: Sequence[Row], lines: int) -> list[str]:
     rows = max(heights[:count], default=0)
     while rows > LEAST_ROWS and total(count, rows) > lines:
         rows -= 1
-    found = [line for table in tables[:count] for line in table.lines(rows)]
+    over, found = max(0, lines - total(count, rows)), []
+    for table, height in zip(tables[:count], heights, strict=False):
+        more = min(over, max(0, height - rows))  # the first ones say most
+        over -= more
+        found += table.lines(rows + more, text)
     left = dict.fromkeys(c for t in tables[count:] for c in t.measures())
     if left:
         found += [f"Also in `result.json`: {'; '.join(left)}.", ""]

@@ -86,6 +86,9 @@ def test_a_long_table_keeps_the_extreme_rows_and_says_so():
     text = "\n".join(tables_of(metrics, 15))
     assert "10 of 40 rows; all: `result.json`" in text
     assert all(f"| K={k} |" in text for k in (0, 20, 39)) and "| K=30 |" not in text
+    text = "\n".join(tables_of(metrics, 15, "At K=30 it falls, not at K=255."))
+    assert all(f"| K={k} |" in text for k in (0, 20, 30, 39))
+    assert "| K=25 |" not in text
 
 
 def test_tables_without_room_are_named():

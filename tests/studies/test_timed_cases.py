@@ -113,6 +113,15 @@ def test_fig14_findings_compare_each_step_with_the_one_before(tmp_path):
     assert (tmp_path / "p.png").stat().st_size > 10_000
 
 
+def test_fig14_says_where_a_host_that_computes_beats_the_whole_of_smoe():
+    timing = ablation()
+    assert "every round of 0 of 2 settings" in fig14.told_of_cpu(timing)
+    timing[fig14.ON_CPU, "50%", 1].tpot_s[:] = [2e-3, 2e-3]
+    assert "every round of 1 of 2 settings" in fig14.told_of_cpu(timing)
+    timing[fig14.ON_CPU, "50%", 1].tpot_s[1] = 4e-3
+    assert "every round of 0 of 2 settings" in fig14.told_of_cpu(timing)
+
+
 def test_timing_checks_name_a_case_with_other_tokens():
     timing = ablation()
     timing["+CR", "25%", 1].is_same[0] = False  # lossy: it may

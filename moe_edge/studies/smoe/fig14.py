@@ -20,6 +20,7 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -196,6 +197,20 @@ def watched_rows(watched: dict[tuple, Brought]) -> list[dict]:
     ]
 
 
+def told_of_cpu(timing: Timing) -> str:
+    """Where the base whose absent experts the host computes beats the whole of SMoE."""
+    faster = [
+        all(map(operator.lt, one.tpot_s, timing["+BA", budget, batch].tpot_s))
+        for (policy, budget, batch), one in timing.timed.items()
+        if policy == ON_CPU
+    ]
+    return (
+        f"`{ON_CPU}`, lossless, takes less time than +BA in every round of "
+        f"{sum(faster)} of {len(faster)} settings: here the host is the device and "
+        "computes as fast."
+    )
+
+
 def told_of_figures(timing: Timing, watched, settings: BudgetSettings) -> list[str]:
     """Lines on table I and figures 15, 16 and 18, at the middle budget."""
     budget = settings.budgets[len(settings.budgets) // 2]
@@ -212,8 +227,8 @@ def told_of_figures(timing: Timing, watched, settings: BudgetSettings) -> list[s
     host_ms, link_ms = (1e3 * last.median(name) for name in ("host_s", "link_s"))
     told = (f"{what} {s:.0%} ({PAPER_TABLE1[what]:.0%})" for what, s in time.items())
     return [
-        f"The rest at {budget}, batch {batch}.",
-        f"Table I, what the base's step goes to (the paper's): {', '.join(told)}.",
+        f"The rest at {budget}, batch {batch}. Table I, what the base's step goes to "
+        f"(the paper's): {', '.join(told)}.",
         "Figure 15, top-score / low-score choices that had to be brought: "
         f"{', '.join(absent)}; {watched[at['base']].low:.0%} of choices are low-score.",
         f"Figure 16, ms of a step in which the link is busy: {', '.join(busy)}.",
@@ -245,6 +260,7 @@ def findings(
         f"{', '.join(told)}.",
         details=[
             f"Means are over budgets {', '.join(settings.budgets)}.",
+            told_of_cpu(timing),
             *told_of_figures(timing, watched, settings),
         ],
         model=model,
