@@ -96,6 +96,12 @@ def in_words(ratio: Ratio) -> str:
     return f"{ratio.at_k:.3f}{told}"
 
 
+def in_short(ratio: Ratio) -> str:
+    """The same for an answer."""
+    level = "-" if ratio.level is None else f"{ratio.level:.3f}"
+    return f"{ratio.at_k:.3f}, {level}"
+
+
 def worse_points(found: Mapping[str, Mapping[int, Ratio]]) -> list[str]:
     """Models and K that lose to the original at as many active neurons."""
     return [
@@ -113,6 +119,7 @@ def findings(
     found, of_curve = ratios(table), ratios(curve)
     ks = found[min(found)]
     first = next(k for k in (*SHOWN, *sorted(ks)) if k in ks)
+    whole = table[max(key for key in table if key[0] == ORIGINAL)].perplexity
     worse = worse_points(found)
     exact = [
         abs(ratio.at_k - 1) < EXACT
@@ -133,17 +140,18 @@ def findings(
         + "."
         for name, by_k in found.items()
     ]
+    points = sum(map(len, found.values()))
     details.append(
-        "Worse than the original at as many active neurons: "
+        f"Worse than the original at as many active neurons in {len(worse)} of "
+        f"{points} points: "
         f"{', '.join(worse) or 'none'}; on the curve's shorter text: "
         f"{', '.join(worse_points(of_curve)) or 'none'}."
     )
     return models.findings(
         settings,
-        answer=f"Perplexity over the original's at K = {first}: "
-        + ", ".join(f"{name} {in_words(ks[first])}" for name, ks in found.items())
-        + f"; worse than the original at as many active neurons in {len(worse)} of "
-        f"{sum(map(len, found.values()))} points.",
+        answer=f"Perplexity over the original's at K = {first}, and neuron for neuron: "
+        + "".join(f"{name} {in_short(ks[first])}; " for name, ks in found.items())
+        + f"all experts {whole / table[ORIGINAL, first].perplexity:.3f}.",
         details=details,
         model=model,
         workload=workload,

@@ -87,11 +87,11 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     settings = Table2Settings(lg="unused")
     entry = findings(settings, points, points, {}, {})
     assert entry.checks == {"LG equals the original at every K that U divides": True}
-    assert (
-        "at K = 4: LG 1.000 (1.000 neuron for neuron), "
-        "CG 0.375 (0.750 neuron for neuron)"
-    ) in entry.answer
-    assert "in 1 of 4 points" in entry.answer and "CG K=8 (1.250)" in entry.details[-1]
+    assert entry.answer == (
+        "Perplexity over the original's at K = 4, and neuron for neuron: "
+        "LG 1.000, 1.000; CG 0.375, 0.750; all experts 0.250."
+    )
+    assert "in 1 of 4 points: CG K=8 (1.250)" in entry.details[-1]
     other = points | {(LG, 8): Point(20, nats(4.1))}
     for pair in ((points, other), (other, points)):
         assert not any(findings(settings, *pair, {}, {}).checks.values())
