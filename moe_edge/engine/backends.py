@@ -7,7 +7,6 @@ Fiddler's rule, or to compute all that is absent (llama.cpp with experts on the 
 costs are means of the last measurements (`offload/assist.py`).
 """
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -19,8 +18,8 @@ from moe_edge.engine.offload_options import ASSIST_RULES
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.assist import (
+    HostExperts,
     MeasuredCost,
-    host_outputs,
     plan_fiddler,
     plan_two_front,
     plan_two_pointer,
@@ -77,6 +76,7 @@ class HostBackend:
     ):
         check_known("CPU assist", rule, ASSIST_RULES)
         self.rule, self._store, self._config = rule, store, config
+        self._layers: dict[int, HostExperts] = {}
         self._expert_s = expert_s
         # An expert on the device, for Fiddler's rule. On a CPU, where a host can only
         # be emulated, that is what it really takes here.
@@ -95,11 +95,17 @@ class HostBackend:
 
     def _first_host_s(self) -> float:
         """One expert on one token; the first call compiles."""
-        records = [self._store.record(self._store.moe_layers[0], 0)]
+        experts = self._experts_of(self._store.moe_layers[0])
         x_TD = np.ones((1, self._config.d_model), np.float32)
         token = x_TD, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
-        run = functools.partial(host_outputs, self._config, records, [0], *token)
-        return _timed(lambda: run().block_until_ready())
+        return _timed(lambda: experts.outputs([0], *token))
+
+    def _experts_of(self, layer: int) -> HostExperts:
+        if layer not in self._layers:
+            store = self._store
+            records = [store.record(layer, e) for e in range(store.num_experts)]
+            self._layers[layer] = HostExperts(self._config, records)
+        return self._layers[layer]
 
     def take(self, reading: Reading, absent: list[int]) -> list[int]:
         costs = self.load.mean_s, self.host.mean_s
@@ -144,11 +150,8 @@ class HostBackend:
         return y_TD
 
     def _outputs(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
-        records = [self._store.record(reading.layer, expert) for expert in experts]
         routing = reading.ids_TK, reading.host_weights_TK
-        return np.asarray(
-            host_outputs(self._config, records, experts, hidden_TD, *routing)
-        )
+        return self._experts_of(reading.layer).outputs(experts, hidden_TD, *routing)
 
     def note(self, transfers) -> None:
         for transfer in transfers:

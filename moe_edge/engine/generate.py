@@ -106,7 +106,7 @@ def generate(
     may_run_ahead = engine.may_run_ahead and on_routing is None
     first = step = 0
     while True:
-        tokens_B = next_token(logits, keys_B, jax.device_put(np.int32(step)), rule)
+        tokens_B = next_token(logits, keys_B, np.int32(step), rule)
         step += 1
         runs_ahead = may_run_ahead and 1 < step < max_new_tokens
         if runs_ahead:

@@ -86,7 +86,7 @@ class LayeredEngine(Engine):
         self._peeks = "partial_state" in self._predictor.needs
         # By number of tokens. Programs are compiled by whoever runs first, so backends
         # and looking ahead run once before anything may pass them by.
-        self._zeros: dict[int, jax.Array] = {}  # what backends add where all is here
+        self._zeros: dict[int, np.ndarray] = {}  # what backends add where all is here
         self._peeked: set[int] = set()
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
@@ -337,8 +337,9 @@ class LayeredEngine(Engine):
             slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._slots.num_slots
         if not outputs:
             return slot_TK, None
-        # As arrays of the device, always: NumPy's would compile programs of their own.
-        other_TD = jax.device_put(sum(outputs[1:], outputs[0]))
+        # NumPy's always, the zeros too: an array of the device would compile a program
+        # of its own, and putting one there takes 60 us where a call takes it for 2.
+        other_TD = sum(outputs[1:], outputs[0])
         if not elsewhere:
             other_TD = self._zeros.setdefault(len(other_TD), other_TD)
         return slot_TK, other_TD

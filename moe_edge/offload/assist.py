@@ -160,43 +160,57 @@ def _program(config: ModelConfig):
     return jax.jit(run, compiler_options={"xla_cpu_prefer_vector_width": 512})
 
 
-def host_outputs(
-    config: ModelConfig,
-    records: Sequence[np.ndarray],
-    experts: Sequence[int],
-    x_TD: jax.Array | np.ndarray,
-    ids_TK: np.ndarray,
-    weights_TK: np.ndarray,
-) -> jax.Array:
-    """The part of a layer's weighted sum that the host computes; no record is copied.
+class HostExperts:
+    """A layer's experts as the host computes them; no record is copied.
 
     One call of the host kernels; without them one program a record: few are absent.
 
     Args:
       config: the model.
-      records: one for each of `experts`, in host memory.
-      experts: ids of the experts that the host computes.
-      x_TD: float32, anywhere.
-      ids_TK: chosen experts; those not in `experts` are left out.
-      weights_TK: float32.
-    Returns:
-      float32 `[T, D]` on the CPU device; of programs dispatched, not waited for.
+      records: of all experts of the layer, in host memory.
     """
-    if not len(experts):
-        return host_array(np.zeros(x_TD.shape, np.float32))
-    if native.suits_host(x_TD.shape[0], records[0].dtype):
+
+    def __init__(self, config: ModelConfig, records: Sequence[np.ndarray]):
+        self._config, self._records, self._run_at = config, records, None
         moe, layout = config.moe, RecordLayout.of(config)
-        place_E = np.full(moe.num_experts + 1, len(records), np.int32)
-        place_E[np.asarray(experts)] = np.arange(len(records))
-        pairs = np.asarray(x_TD), place_E[np.asarray(ids_TK)], np.asarray(weights_TK)
-        limits = moe.activation, moe.swiglu_limit
-        return host_array(native.experts_at(*pairs, records, layout, *limits))
-    is_it_NTK = np.asarray(ids_TK)[None] == np.asarray(experts)[:, None, None]
-    weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
-    arrays = zip(records, weights_NT, is_it_NTK.any(axis=2), strict=True)
-    run, x_TD = _program(config), jax.device_put(x_TD, jax.devices("cpu")[0])
-    parts = [
-        run(host_array(record_R), x_TD, host_array(weights_T), host_array(chosen_T))
-        for record_R, weights_T, chosen_T in arrays
-    ]
-    return functools.reduce(jnp.add, parts)
+        if native.choice() == "native" and records[0].dtype.name in native.HOST_DTYPES:
+            limits = moe.activation, moe.swiglu_limit
+            self._run_at = native.ExpertsAt(records, layout, *limits)
+
+    def outputs(
+        self,
+        experts: Sequence[int],
+        x_TD: jax.Array | np.ndarray,
+        ids_TK: np.ndarray,
+        weights_TK: np.ndarray,
+    ) -> np.ndarray:
+        """The part of the layer's weighted sum that the host computes.
+
+        Args:
+          experts: ids of the experts that the host computes.
+          x_TD: float32, anywhere.
+          ids_TK: chosen experts; those not in `experts` are left out.
+          weights_TK: float32.
+        Returns:
+          float32 `[T, D]`.
+        """
+        if not len(experts):
+            return np.zeros(x_TD.shape, np.float32)
+        if self._run_at is not None and len(ids_TK) <= native.MAX_ROWS:
+            E = len(self._records)
+            here_E = np.full(max(E, self._config.moe.num_experts) + 1, E, np.int32)
+            here_E[experts] = experts
+            # A NumPy view of a jax array of the host, without a copy.
+            return self._run_at(np.asarray(x_TD), here_E[ids_TK], weights_TK)
+        is_it_NTK = np.asarray(ids_TK)[None] == np.asarray(experts)[:, None, None]
+        weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
+        arrays = zip(experts, weights_NT, is_it_NTK.any(axis=2), strict=True)
+        x_TD = jax.device_put(x_TD, jax.devices("cpu")[0])
+        parts = [
+            _program(self._config)(
+                host_array(self._records[expert]),
+                *(x_TD, host_array(weights_T), host_array(chosen_T)),
+            )
+            for expert, weights_T, chosen_T in arrays
+        ]
+        return np.asarray(functools.reduce(jnp.add, parts))

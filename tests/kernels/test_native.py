@@ -205,8 +205,8 @@ def test_what_is_too_small_to_be_exact_is_0_whoever_computes(threads):
     given, _ = case(layout, 3, 2, np.float32)
     layout.part(given[3], "down")[:] = 1e-39
     x_TD, ids_TK, weights_TK, records_ER = given
-    host = x_TD, ids_TK, weights_TK, list(records_ER), layout, "silu", None
-    assert not native.experts_at(*host).any()
+    run_at = native.ExpertsAt(list(records_ER), layout, "silu", None)
+    assert not run_at(x_TD, ids_TK, weights_TK).any()
 
 
 @needs_kernels
@@ -242,9 +242,9 @@ def test_records_anywhere_give_the_bits_of_one_array(dtype):
     for record_R, e in zip(records, kept, strict=True):
         record_R[:] = records_ER[e]
     host = x_TD, place_E[ids_TK], weights_TK
-    got_TD = native.experts_at(*host, records, layout, "silu", None)
+    got_TD = native.ExpertsAt(records, layout, "silu", None)(*host)
     assert (got_TD == want_TD).all() and got_TD.any()
-    assert not native.experts_at(*host, [], layout, "silu", None).any()
+    assert not native.ExpertsAt([], layout, "silu", None)(*host).any()
 
 
 @needs_kernels
@@ -268,8 +268,9 @@ def test_records_that_do_not_fit_are_refused(change, message):
         "weights_TK": np.zeros((2, 2), np.float32),
         "records": [np.zeros(layout.size, np.float32)],
     }
+    given |= change
     with pytest.raises(ConfigError, match=message):
-        native.experts_at(**given | change, layout=layout, activation="silu", limit=0.0)
+        native.ExpertsAt(given.pop("records"), layout, "silu", 0.0)(**given)
 
 
 @needs_kernels

@@ -101,9 +101,8 @@ def test_weights_are_decoded_exactly_by_all_instructions(kind):
     want_TD = layout.part(records[0], "down").T
     for name in native.INSTRUCTIONS:
         if native.use(name):
-            y_TD = native.experts_at(
-                x_TD, ids_TK, ones_TK, records, layout, "clamped_swiglu", 7.0
-            )
+            run_at = native.ExpertsAt(records, layout, "clamped_swiglu", 7.0)
+            y_TD = run_at(x_TD, ids_TK, ones_TK)
             # Each row is a weight times the same activation of 1.
             factor = np.float32(1 / (1 + np.exp(-1.702)))
             np.testing.assert_allclose(y_TD, want_TD * factor, rtol=1e-6, atol=0)
@@ -132,9 +131,9 @@ def test_records_anywhere_give_the_bits_of_one_array(kind):
     only_TK = np.where(np.isin(ids_TK, kept), ids_TK, E).astype(np.int32)
     zeros_TD = np.zeros_like(x_TD)
     want_TD = compiled(layout)(x_TD, only_TK, weights_TK, records_ER, zeros_TD)
-    assert native.suits_host(5, records_ER.dtype)
-    host = x_TD, place_E[ids_TK], weights_TK, [records_ER[e].copy() for e in kept]
-    got_TD = native.experts_at(*host, layout, "silu", None)
+    records = [records_ER[e].copy() for e in kept]
+    run_at = native.ExpertsAt(records, layout, "silu", None)
+    got_TD = run_at(x_TD, place_E[ids_TK], weights_TK)
     np.testing.assert_array_equal(got_TD, want_TD)
     assert got_TD.any()
 
@@ -174,13 +173,12 @@ def test_records_of_another_kind_are_refused():
         call(records_ER, 2, 33)
     with pytest.raises(error, match="unknown type of records"):
         call(records_ER.view(np.int8), 2)
-    host = x_TD, ids_TK, weights_TK
     with pytest.raises(ConfigError, match="float32 with a layout of kind q8_0"):
         floats = [np.zeros(layout.size, np.float32)]
-        native.experts_at(*host, floats, layout, "silu", None)
+        native.ExpertsAt(floats, layout, "silu", None)
     with pytest.raises(ConfigError, match="uint8 with a layout of kind None"):
         plain = layout.unquantised
-        native.experts_at(*host, [np.zeros(plain.size, np.uint8)], plain, "silu", None)
+        native.ExpertsAt([np.zeros(plain.size, np.uint8)], plain, "silu", None)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])

@@ -36,10 +36,8 @@ def case(layout, tokens=4, experts=8, chosen=4):
 def host_call(layout):
     """A call without a program: a child of fork has no JAX."""
     x_TD, ids_TK, weights_TK, records_ER = case(layout)
-    each = list(records_ER)
-    return functools.partial(
-        native.experts_at, x_TD, ids_TK, weights_TK, each, layout, "silu", None
-    )
+    run_at = native.ExpertsAt(list(records_ER), layout, "silu", None)
+    return functools.partial(run_at, x_TD, ids_TK, weights_TK)
 
 
 def all_calls():

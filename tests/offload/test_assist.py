@@ -12,9 +12,9 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
+    HostExperts,
     MeasuredCost,
     host_array,
-    host_outputs,
     plan_fiddler,
     plan_two_front,
     plan_two_pointer,
@@ -129,15 +129,15 @@ def test_host_and_device_parts_sum_to_the_layer(name, dtype, tokens):
     assert is_host_TK.any() and (~is_host_TK & (ids_TK < E)).any()
     stored = jnp.array(records_ER.view(np.uint16) if dtype == BF16 else records_ER)
     x, weights = jnp.array(x_TD), jnp.array(weights_TK)
-    records = [records_ER[e] for e in on_host]
-    host_TD = host_outputs(config, records, on_host, x, ids_TK, weights_TK)
+    host = HostExperts(config, list(records_ER))
+    host_TD = host.outputs(on_host, x, ids_TK, weights_TK)
     host_only = jnp.array(np.where(is_host_TK, ids_TK, E))
     assert_close(host_TD, run(x, host_only, weights, stored))
     device_only = jnp.array(np.where(is_host_TK, E, ids_TK))
     device_TD = run(x, device_only, weights, stored)
     whole_TD = run(x, jnp.array(ids_TK), weights, stored)
     assert_close(host_TD + device_TD, whole_TD)
-    assert (np.asarray(host_TD)[-1] == 0).all(), "padding"
+    assert (host_TD[-1] == 0).all(), "padding"
 
 
 def test_host_outputs_of_one_expert_match_numpy():
@@ -147,17 +147,17 @@ def test_host_outputs_of_one_expert_match_numpy():
     pre_TF = x_TD.astype(np.float64) @ gate.T
     expected_TD = (pre_TF / (1 + np.exp(-pre_TF)) * (x_TD @ up.T)) @ down.T
     ids_TK, weights_TK = np.full((5, 1), 4), np.ones((5, 1), np.float32)
-    y_TD = host_outputs(config, [records_ER[4]], [4], x_TD, ids_TK, weights_TK)
-    assert_close(y_TD, expected_TD)
-    assert y_TD.devices() == {jax.devices("cpu")[0]}
+    host = HostExperts(config, list(records_ER))
+    assert_close(host.outputs([4], x_TD, ids_TK, weights_TK), expected_TD)
 
 
 def test_host_outputs_without_experts_is_zero():
-    *_, config, _ = layer_of("gqa", np.float32, 2)
+    records_ER, *_, config, _ = layer_of("gqa", np.float32, 2)
     x_TD = np.ones((2, config.d_model), np.float32)
     ids_TK, weights_TK = np.zeros((2, 3), np.int32), np.ones((2, 3), np.float32)
-    y_TD = host_outputs(config, [], [], x_TD, ids_TK, weights_TK)
-    np.testing.assert_array_equal(np.asarray(y_TD), np.zeros_like(x_TD))
+    host = HostExperts(config, list(records_ER))
+    y_TD = host.outputs([], x_TD, ids_TK, weights_TK)
+    np.testing.assert_array_equal(y_TD, np.zeros_like(x_TD))
 
 
 def test_host_outputs_input_on_another_device_is_moved():
@@ -166,10 +166,10 @@ def test_host_outputs_input_on_another_device_is_moved():
         pytest.skip("needs two devices")
     elsewhere = jax.device_put(x_TD, jax.devices()[1])
     ids = [int(ids_TK[0, 0])]
-    args = config, [records_ER[ids[0]]], ids
-    here_TD = host_outputs(*args, x_TD, ids_TK, weights_TK)
-    there_TD = host_outputs(*args, elsewhere, ids_TK, weights_TK)
-    np.testing.assert_array_equal(np.asarray(here_TD), np.asarray(there_TD))
+    host = HostExperts(config, list(records_ER))
+    here_TD = host.outputs(ids, x_TD, ids_TK, weights_TK)
+    there_TD = host.outputs(ids, elsewhere, ids_TK, weights_TK)
+    np.testing.assert_array_equal(here_TD, there_TD)
 
 
 def test_host_array_of_bfloat16_is_its_bits():

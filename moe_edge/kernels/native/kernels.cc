@@ -185,7 +185,10 @@ std::string RunExperts(const ExpertArgs& a) {
   const double bytes = double(a.layout.record_bytes) * groups.count;
   float *hidden = s.hidden.data(), *outputs = s.outputs.data();
   const int most = team.Chunks(bytes);
-  if (groups.count >= 2 * most) {
+  // Many small experts: their outputs come while their hidden is near. A large one is
+  // read faster in long runs of rows.
+  constexpr size_t kSmall = 256 << 10;  // bytes
+  if (groups.count >= 2 * most && a.layout.record_bytes < kSmall) {
     const int chunks[] = {most, team.Chunks(sizeof(float) * D * real)};
     team.Run(chunks, [&](int phase, int chunk, int count) {
       if (phase == 0) {

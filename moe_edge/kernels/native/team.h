@@ -1,9 +1,10 @@
 // One team of threads for all kernels of a process.
 //
 // A job is a few phases, each cut into chunks that members take one by one; a phase
-// begins when all chunks of the one before are done. So nobody is waited for who has
-// taken nothing: a member that wakes late, or whose core another process has, costs a
-// chunk at most. Between two jobs members spin for a moment, giving way to whoever wants
+// begins when all chunks of the one before are done. A member begins with a run of
+// chunks of its own, as memory is read faster in one stream, and then takes what is left
+// of the others'. So nobody is waited for who has taken nothing: a member that wakes
+// late, or whose core another process has, costs a chunk at most. Between two jobs members spin for a moment, giving way to whoever wants
 // their core, and then sleep.
 // While the team works for one caller, another waits.
 #pragma once
@@ -109,10 +110,11 @@ class Team {
   void Run(const int (&chunks)[N], const Phase& phase) {
     std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
     SpinUntil([&] { return lock.try_lock(); });
-    const int members = size();
-    Job<Phase> job(&phase, N, chunks);
-    if (members == 1 || *std::max_element(chunks, chunks + N) == 1) {
-      job.Work(false);
+    const bool is_alone = *std::max_element(chunks, chunks + N) == 1;
+    const int members = is_alone ? 1 : size();
+    Job<Phase> job(this, &phase, N, chunks, members);
+    if (members == 1) {
+      job.Work(0, false);
       return;
     }
     Start(members - 1);
@@ -121,7 +123,7 @@ class Team {
     state_.fetch_add(kJob, std::memory_order_release);  // odd: it is open
     turn_.fetch_add(1, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) turn_.notify_all();
-    job.Work(false);
+    job.Work(0, false);
     state_.fetch_add(kJob, std::memory_order_acq_rel);  // even: nobody may enter
     SpinUntil([&] { return (state_.load(std::memory_order_acquire) & kInside) == 0; });
   }
@@ -138,39 +140,65 @@ class Team {
     }
   }
 
+  static constexpr int kPhases = 4;
+
+  // A member's own run of a phase's chunks, and how many of the phase are done (in the
+  // first member's).
+  struct alignas(64) Counter {
+    std::atomic<int> next{0}, done{0};
+  };
+
   struct AnyJob {
-    virtual void Work(bool may_leave) = 0;
+    virtual void Work(int number, bool may_leave) = 0;
   };
 
   template <class Phase>
   struct Job final : AnyJob {
-    static constexpr int kPhases = 4;
-    struct alignas(64) Counter {
-      std::atomic<int> next{0}, done{0};
-    };
-
-    Job(const Phase* phase, int count, const int* chunks)
-        : phase(phase), count(count), chunks(chunks) {}
-
-    // Takes chunks until none is left; `may_leave`: without waiting for the last ones.
-    void Work(bool may_leave) override {
-      const FlushToZero flush_to_zero;
+    Job(Team* team, const Phase* phase, int count, const int* chunks, int members)
+        : team(team), phase(phase), count(count), chunks(chunks), members(members) {
       for (int n = 0; n < count; ++n) {
-        Counter& at = counters[n];
-        int chunk;
-        while ((chunk = at.next.fetch_add(1, std::memory_order_relaxed)) < chunks[n]) {
-          (*phase)(n, chunk, chunks[n]);
-          at.done.fetch_add(1, std::memory_order_release);
+        for (int m = 0; m < members; ++m) {
+          team->counters_[n][m].next.store(First(n, m), std::memory_order_relaxed);
         }
-        if (may_leave && n == count - 1) return;
-        SpinUntil([&] { return at.done.load(std::memory_order_acquire) >= chunks[n]; });
+        team->counters_[n][0].done.store(0, std::memory_order_relaxed);
       }
     }
 
+    int First(int n, int member) const { return chunks[n] * member / members; }
+
+    // A chunk that nobody has taken, -1: there is none. First of the member's own run,
+    // whose memory is one stream, then of the others'.
+    int Take(int n, int number) {
+      for (int i = 0; i < members; ++i) {
+        const int m = number + i < members ? number + i : number + i - members;
+        std::atomic<int>& next = team->counters_[n][m].next;
+        const int end = First(n, m + 1);
+        if (next.load(std::memory_order_relaxed) >= end) continue;
+        const int chunk = next.fetch_add(1, std::memory_order_relaxed);
+        if (chunk < end) return chunk;
+      }
+      return -1;
+    }
+
+    // Takes chunks until none is left; `may_leave`: without waiting for the last ones.
+    void Work(int number, bool may_leave) override {
+      const FlushToZero flush_to_zero;
+      for (int n = 0; n < count; ++n) {
+        std::atomic<int>& done = team->counters_[n][0].done;
+        for (int chunk; (chunk = Take(n, number)) >= 0;) {
+          (*phase)(n, chunk, chunks[n]);
+          done.fetch_add(1, std::memory_order_release);
+        }
+        if (may_leave && n == count - 1) return;
+        SpinUntil([&] { return done.load(std::memory_order_acquire) >= chunks[n]; });
+      }
+    }
+
+    Team* team;
     const Phase* phase;
     const int count;
     const int* chunks;
-    Counter counters[kPhases];
+    const int members;
   };
 
   Team() : size_(Default()) {}
@@ -218,7 +246,7 @@ class Team {
              !state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
       }
       if ((state & kJob) == 0) continue;
-      if (number < members_) job_->Work(true);
+      if (number < members_) job_->Work(number, true);
       state_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -228,6 +256,7 @@ class Team {
   std::atomic<int> size_;
   int started_ = 0, members_ = 0;
   AnyJob* job_ = nullptr;
+  Counter counters_[kPhases][kMost];
   std::atomic<uint64_t> state_{0};  // jobs opened and closed, and members inside
   std::atomic<int> turn_{0}, sleeping_{0};
 };

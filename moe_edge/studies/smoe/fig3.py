@@ -23,7 +23,7 @@ from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from moe_edge.offload.assist import host_outputs
+from moe_edge.offload.assist import HostExperts
 from moe_edge.offload.slots import make_slots
 from moe_edge.studies.rounds import interleave, median_metric, median_panel, seconds_of
 from moe_edge.studies.settings import RULES, StudySettings
@@ -101,6 +101,7 @@ def measure(width: int, neurons: int, settings: ExpertSettings):
     slots = make_slots(settings.experts, layout.size, records[0].dtype)
     for n, record_R in enumerate(records):
         slots.write(n, record_R)
+    on_host = HostExperts(config, records)
     on_device, turns = _device_program(config), itertools.cycle(range(settings.experts))
 
     def copy() -> None:
@@ -114,8 +115,8 @@ def measure(width: int, neurons: int, settings: ExpertSettings):
         routing = np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32)
 
         def host(x_TD=x_TD, routing=routing) -> None:
-            record_R = records[next(turns)]
-            host_outputs(config, [record_R], [0], x_TD, *routing).block_until_ready()
+            one = next(turns)
+            on_host.outputs([one], x_TD, routing[0] + one, routing[1])
 
         def device(x_TD=jax.device_put(x_TD)) -> None:  # noqa: B008
             on_device(x_TD, slots.array).block_until_ready()
