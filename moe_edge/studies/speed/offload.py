@@ -1,7 +1,8 @@
 """Suite `offload`: offloaded runs compared with what link, compute and memory allow.
 
 Also here: the host's cost of `layered` where every expert is hit, what a miss costs in
-`fused`, and SMoE complete against lossless offloading: its time, and what it costs.
+`fused` and on the host, and SMoE complete against lossless offloading: its time, and
+what it costs.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.offload_accelerate import accelerate_rows
+from moe_edge.studies.speed.offload_assist import assist_rows
 from moe_edge.studies.speed.offload_links import LATENCY_S, OPTIONS, link_rows
 from moe_edge.studies.speed.offload_memory import (
     device_rows,
@@ -73,7 +75,7 @@ def offload_models(settings: OffloadSettings, work_dir: Path) -> Models:
 
 
 def offload_rows(settings: OffloadSettings, work_dir: Path) -> Rows:
-    """All rows: memory, host cost, links, SMoE."""
+    """All rows: memory, host cost, CPU assist, links, SMoE."""
     repeats = settings.repeats
     random, default, _ = offload_models(settings, work_dir)
     # Processes first: their memory is then not competed for by our own engines.
@@ -83,6 +85,8 @@ def offload_rows(settings: OffloadSettings, work_dir: Path) -> Rows:
     rows += device_rows(*random, settings)
     # A small difference of short runs: more rounds.
     rows += host_rows(*random, settings, HOST_ROUNDS * repeats)
+    rows += assist_rows(*random, repeats)
+    rows += assist_rows("olmoe_large", large[1], repeats)
     rows += link_rows(*random, settings, OPTIONS, forced=True)
     rows += link_rows(*default, settings, ("none",))
     return rows + smoe_rows(settings)

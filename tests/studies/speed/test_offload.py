@@ -19,6 +19,7 @@ from moe_edge.studies.speed import (
     models,
     offload,
     offload_accelerate,
+    offload_assist,
     offload_links,
     offload_memory,
     runs,
@@ -187,6 +188,15 @@ def test_step_beside_transfers_waits_for_its_blocks(folder):
     assert manager.queue.stats().demand.count - moved == 20
     assert (manager.cache.slot_LE < 0).all() and not manager.queue.link.emulated
     offloaded.close()
+
+
+def test_an_absent_expert_on_the_host_is_compared_with_its_bytes(folder):
+    (row,) = offload_assist.assist_rows("tiny", folder, 2)
+    assert row["unit"] == "us" and len(row["runs"]["ours"]) == 2
+    assert row["block_bytes"] == 2 * 3 * 48 * 16  # gate, up and down of bfloat16
+    expected_us = 1e6 * row["block_bytes"] / row["bandwidth_bytes_per_s"]
+    assert row["peer"] == pytest.approx(expected_us, rel=0.5)
+    assert row["ours"] > 0 and row["bar"] == 1.5
 
 
 def test_host_rows_allow_a_copy_for_each_miss(folder):
