@@ -45,7 +45,8 @@ class Backend(Protocol):
         """Begins with them; the result waits and gives their weighted sum.
 
         That is float32 `[T, D]` on the host, zeros if there are none, so that one
-        program serves both cases.
+        program serves both cases. Nobody writes it afterwards: a program may read it
+        where it is.
         """
 
     def note(self, transfers) -> None:
@@ -76,7 +77,12 @@ class HostBackend:
     ):
         check_known("CPU assist", rule, ASSIST_RULES)
         self.rule, self._store, self._config = rule, store, config
-        self._layers: dict[int, HostExperts] = {}
+        self._layers = {
+            layer: HostExperts(
+                config, [store.record(layer, e) for e in range(store.num_experts)]
+            )
+            for layer in store.moe_layers
+        }
         self._expert_s = expert_s
         # An expert on the device, for Fiddler's rule. On a CPU, where a host can only
         # be emulated, that is what it really takes here.
@@ -95,17 +101,10 @@ class HostBackend:
 
     def _first_host_s(self) -> float:
         """One expert on one token; the first call compiles."""
-        experts = self._experts_of(self._store.moe_layers[0])
+        experts = self._layers[self._store.moe_layers[0]]
         x_TD = np.ones((1, self._config.d_model), np.float32)
         token = x_TD, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
         return _timed(lambda: experts.outputs([0], *token))
-
-    def _experts_of(self, layer: int) -> HostExperts:
-        if layer not in self._layers:
-            store = self._store
-            records = [store.record(layer, e) for e in range(store.num_experts)]
-            self._layers[layer] = HostExperts(self._config, records)
-        return self._layers[layer]
 
     def take(self, reading: Reading, absent: list[int]) -> list[int]:
         costs = self.load.mean_s, self.host.mean_s
@@ -151,7 +150,7 @@ class HostBackend:
 
     def _outputs(self, hidden_TD, reading: Reading, experts: list[int]) -> np.ndarray:
         routing = reading.ids_TK, reading.host_weights_TK
-        return self._experts_of(reading.layer).outputs(experts, hidden_TD, *routing)
+        return self._layers[reading.layer].outputs(experts, hidden_TD, *routing)
 
     def note(self, transfers) -> None:
         for transfer in transfers:

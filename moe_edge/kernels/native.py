@@ -249,7 +249,7 @@ class ExpertsAt:
     a few microseconds and what it computes.
 
     Args:
-      records: `[R]` each, of one dtype; read in place.
+      records: `[R]` each, of one dtype; read in place, so valid as long as this is.
       layout: of the records.
       activation, limit: as of `model.experts.run_experts`.
     Raises:
@@ -275,7 +275,7 @@ class ExpertsAt:
                 )
         addresses = (record_R.ctypes.data for record_R in records)
         self._each = (ctypes.c_void_p * len(records))(*addresses)
-        self._records, self._d_model = list(records), layout.d_model  # kept alive
+        self._records, self._d_model = list(records), layout.d_model
         dtype = records[0].dtype.name if records else "float32"
         self._constant = (
             *(len(records), layout.d_model, layout.expert_dim, layout.has_bias),

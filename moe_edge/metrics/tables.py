@@ -82,17 +82,18 @@ class Table:
 
     def telling(self, count: int, text: str) -> list[str]:
         """`count` row labels: what the text names first, then a column's least and
-        largest, then from the top."""
-        rows = self.rows
+        largest, then from the top. Of those named, least and largest come first."""
+        rows, extremes = self.rows, {}
         if len(rows) <= count:
             return rows
-        found = {row: None for row in rows if row and _names(text, row)}
         for column in self.columns:
             known = [row for row in rows if (row, column) in self.cells]
             values = [self.cells[row, column]["value"] for row in known]
             for extreme in (min(values), max(values)):
-                found[known[values.index(extreme)]] = None
-        chosen = [*found, *(row for row in rows if row not in found)][:count]
+                extremes[known[values.index(extreme)]] = None
+        named = [row for row in rows if row and _names(text, row)]
+        both = [row for row in extremes if row in named]
+        chosen = [*dict.fromkeys([*both, *named, *extremes, *rows])][:count]
         return [row for row in rows if row in chosen]
 
     def lines(self, count: int, text: str) -> list[str]:
@@ -208,7 +209,8 @@ def side_by_side(tables: Iterable[Table]) -> list[Table]:
 
 def _names(text: str, label: str) -> bool:
     """Whether the label stands in the text, not only as a part of a longer word."""
-    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", text) is not None
+    alone = rf"(?<![\w.-]){re.escape(label)}(?![\w-]|\.\d|'s)"
+    return re.search(alone, text) is not None
 
 
 def _alike(some: Sequence[str], others: Sequence[str]) -> bool:

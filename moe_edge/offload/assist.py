@@ -167,15 +167,15 @@ class HostExperts:
 
     Args:
       config: the model.
-      records: of all experts of the layer, in host memory.
+      records: of all experts of the layer, in host memory, valid as long as this is.
     """
 
     def __init__(self, config: ModelConfig, records: Sequence[np.ndarray]):
-        self._config, self._records, self._run_at = config, records, None
+        self._config, self._records, self._kernel = config, records, None
         moe, layout = config.moe, RecordLayout.of(config)
         if native.choice() == "native" and records[0].dtype.name in native.HOST_DTYPES:
             limits = moe.activation, moe.swiglu_limit
-            self._run_at = native.ExpertsAt(records, layout, *limits)
+            self._kernel = native.ExpertsAt(records, layout, *limits)
 
     def outputs(
         self,
@@ -196,13 +196,13 @@ class HostExperts:
         """
         if not len(experts):
             return np.zeros(x_TD.shape, np.float32)
-        if self._run_at is not None and len(ids_TK) <= native.MAX_ROWS:
+        experts = np.asarray(experts)
+        if self._kernel is not None and len(ids_TK) <= native.MAX_ROWS:
             E = len(self._records)
-            here_E = np.full(max(E, self._config.moe.num_experts) + 1, E, np.int32)
-            here_E[experts] = experts
-            # A NumPy view of a jax array of the host, without a copy.
-            return self._run_at(np.asarray(x_TD), here_E[ids_TK], weights_TK)
-        is_it_NTK = np.asarray(ids_TK)[None] == np.asarray(experts)[:, None, None]
+            record_E = np.full(E + 1, E, np.int32)  # E: none, also for padding
+            record_E[experts] = experts
+            return self._kernel(np.asarray(x_TD), record_E[ids_TK], weights_TK)
+        is_it_NTK = np.asarray(ids_TK)[None] == experts[:, None, None]
         weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
         arrays = zip(experts, weights_NT, is_it_NTK.any(axis=2), strict=True)
         x_TD = jax.device_put(x_TD, jax.devices("cpu")[0])

@@ -248,6 +248,28 @@ def test_records_anywhere_give_the_bits_of_one_array(dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_many_large_experts_give_the_bits_of_one_alone(dtype):
+    native.resize(2)
+    layout, rng, many = RecordLayout(512, 256), np.random.default_rng(0), 24
+    values = rng.normal(0, 0.05, (many, layout.size)).astype(np.float32)
+    records_ER = values if dtype == np.float32 else (values.view(np.uint32) >> 16)
+    run_at = native.ExpertsAt(list(records_ER.astype(dtype)), layout, "silu", None)
+    x_TD = rng.normal(size=(3, 512)).astype(np.float32)
+    # All of them: more than twice the chunks of two members.
+    ids_TK = rng.permutation(many).reshape(3, 8).astype(np.int32)
+    for k in range(8):
+        weights_TK = np.zeros((3, 8), np.float32)
+        weights_TK[:, k] = 0.7
+        alone_TK = np.where(np.arange(8) == k, ids_TK, many).astype(np.int32)
+        for t in range(3):
+            one = slice(t, t + 1)
+            alone_TD = run_at(x_TD[one], alone_TK[one], weights_TK[one])
+            together_TD = run_at(x_TD, ids_TK, weights_TK)[one]
+            assert (together_TD == alone_TD).all() and alone_TD.any()
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     "change, message",
     [

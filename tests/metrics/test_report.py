@@ -89,6 +89,23 @@ def test_a_long_table_keeps_the_extreme_rows_and_says_so():
     text = "\n".join(tables_of(metrics, 15, "At K=30 it falls, not at K=255."))
     assert all(f"| K={k} |" in text for k in (0, 20, 30, 39))
     assert "| K=25 |" not in text
+    # Of more names than rows the least and largest stay; LG is not named by LG-FT.
+    names = [*(f"p{n}" for n in range(8)), "LG", "LG-FT"]
+    metrics = [metric(name, "time", n, "ms") for n, name in enumerate(names)]
+    metrics += [metric(name, "loss", 1.0, "nats") for name in names]
+    named = ", ".join(names[1:8]) + ", LG-FT"
+    (table,) = all_tables(metrics)
+    assert table.telling(7, named) == [*names[1:7], "LG-FT"]
+
+
+def test_lines_that_are_left_go_to_the_first_tables():
+    metrics = rows([f"p{n}" for n in range(9)], ("time, a", "time, b", "time, c"))
+    metrics += rows([f"q{n}" for n in range(9)], ("loss, a", "loss, b", "loss, c"))
+    for more in range(3):
+        text = tables_of(metrics, 2 * (5 + 6) + more)
+        first = next(n for n, line in enumerate(text) if line.startswith("**loss"))
+        of_each = [sum("| p" in t for t in text[:first]), sum("| q" in t for t in text)]
+        assert of_each == ([6, 6], [7, 6], [7, 7])[more]
 
 
 def test_tables_without_room_are_named():

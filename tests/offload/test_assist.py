@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import (
@@ -130,6 +131,7 @@ def test_host_and_device_parts_sum_to_the_layer(name, dtype, tokens):
     stored = jnp.array(records_ER.view(np.uint16) if dtype == BF16 else records_ER)
     x, weights = jnp.array(x_TD), jnp.array(weights_TK)
     host = HostExperts(config, list(records_ER))
+    assert (host._kernel is not None) == (native.choice() == "native")
     host_TD = host.outputs(on_host, x, ids_TK, weights_TK)
     host_only = jnp.array(np.where(is_host_TK, ids_TK, E))
     assert_close(host_TD, run(x, host_only, weights, stored))

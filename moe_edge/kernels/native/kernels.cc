@@ -186,9 +186,11 @@ std::string RunExperts(const ExpertArgs& a) {
   float *hidden = s.hidden.data(), *outputs = s.outputs.data();
   const int most = team.Chunks(bytes);
   // Many small experts: their outputs come while their hidden is near. A large one is
-  // read faster in long runs of rows.
+  // read faster in long runs of rows, unless its decoding takes longer than reading it.
   constexpr size_t kSmall = 256 << 10;  // bytes
-  if (groups.count >= 2 * most && a.layout.record_bytes < kSmall) {
+  const bool is_small =
+      a.layout.record_bytes < kSmall || a.layout.kind == Kind::kMxfp4;
+  if (groups.count >= 2 * most && is_small) {
     const int chunks[] = {most, team.Chunks(sizeof(float) * D * real)};
     team.Run(chunks, [&](int phase, int chunk, int count) {
       if (phase == 0) {

@@ -4,8 +4,8 @@
 // begins when all chunks of the one before are done. A member begins with a run of
 // chunks of its own, as memory is read faster in one stream, and then takes what is left
 // of the others'. So nobody is waited for who has taken nothing: a member that wakes
-// late, or whose core another process has, costs a chunk at most. Between two jobs members spin for a moment, giving way to whoever wants
-// their core, and then sleep.
+// late, or whose core another process has, costs a chunk at most. Between two jobs
+// members spin for a moment, giving way to whoever wants their core, and then sleep.
 // While the team works for one caller, another waits.
 #pragma once
 
@@ -77,7 +77,7 @@ inline void Share(long count, long grain, int chunk, int chunks, long* first,
 
 class Team {
  public:
-  static constexpr int kMost = 256;
+  static constexpr int kMost = 256, kPhases = 4;  // members, and phases of a job
 
   // The process's team; a child of fork() gets its own, as it has no threads.
   static Team& Get() {
@@ -108,6 +108,7 @@ class Team {
   // Runs phase(number, chunk, chunks) for the chunks of all phases, and returns.
   template <int N, class Phase>
   void Run(const int (&chunks)[N], const Phase& phase) {
+    static_assert(N <= kPhases);
     std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
     SpinUntil([&] { return lock.try_lock(); });
     const bool is_alone = *std::max_element(chunks, chunks + N) == 1;
@@ -140,12 +141,9 @@ class Team {
     }
   }
 
-  static constexpr int kPhases = 4;
-
-  // A member's own run of a phase's chunks, and how many of the phase are done (in the
-  // first member's).
+  // Alone in its cache line.
   struct alignas(64) Counter {
-    std::atomic<int> next{0}, done{0};
+    std::atomic<int> value{0};
   };
 
   struct AnyJob {
@@ -157,22 +155,25 @@ class Team {
     Job(Team* team, const Phase* phase, int count, const int* chunks, int members)
         : team(team), phase(phase), count(count), chunks(chunks), members(members) {
       for (int n = 0; n < count; ++n) {
-        for (int m = 0; m < members; ++m) {
-          team->counters_[n][m].next.store(First(n, m), std::memory_order_relaxed);
+        for (int run = 0; run < Runs(n); ++run) {
+          team->next_[n][run].value.store(First(n, run), std::memory_order_relaxed);
         }
-        team->counters_[n][0].done.store(0, std::memory_order_relaxed);
+        team->done_[n].value.store(0, std::memory_order_relaxed);
       }
     }
 
-    int First(int n, int member) const { return chunks[n] * member / members; }
+    // Runs of a phase's chunks: one a member, none empty where there are chunks.
+    int Runs(int n) const { return std::max(1, std::min(members, chunks[n])); }
 
-    // A chunk that nobody has taken, -1: there is none. First of the member's own run,
-    // whose memory is one stream, then of the others'.
+    int First(int n, int run) const { return chunks[n] * run / Runs(n); }
+
+    // Returns a chunk that nobody has taken, or -1. First of the member's own run, whose
+    // memory is one stream, then of the others'; each is taken from its front only.
     int Take(int n, int number) {
-      for (int i = 0; i < members; ++i) {
-        const int m = number + i < members ? number + i : number + i - members;
-        std::atomic<int>& next = team->counters_[n][m].next;
-        const int end = First(n, m + 1);
+      const int runs = Runs(n);
+      for (int i = 0, run = number % runs; i < runs; ++i, run = (run + 1) % runs) {
+        std::atomic<int>& next = team->next_[n][run].value;
+        const int end = First(n, run + 1);
         if (next.load(std::memory_order_relaxed) >= end) continue;
         const int chunk = next.fetch_add(1, std::memory_order_relaxed);
         if (chunk < end) return chunk;
@@ -184,7 +185,7 @@ class Team {
     void Work(int number, bool may_leave) override {
       const FlushToZero flush_to_zero;
       for (int n = 0; n < count; ++n) {
-        std::atomic<int>& done = team->counters_[n][0].done;
+        std::atomic<int>& done = team->done_[n].value;
         for (int chunk; (chunk = Take(n, number)) >= 0;) {
           (*phase)(n, chunk, chunks[n]);
           done.fetch_add(1, std::memory_order_release);
@@ -208,7 +209,7 @@ class Team {
     if (const char* given = std::getenv("MOE_EDGE_THREADS")) {
       if (const int count = std::atoi(given); count > 0) return std::min(count, kMost);
     }
-    return Cores();
+    return std::min(Cores(), kMost);
   }
 
   static std::atomic<Team*>& Current() {
@@ -256,7 +257,8 @@ class Team {
   std::atomic<int> size_;
   int started_ = 0, members_ = 0;
   AnyJob* job_ = nullptr;
-  Counter counters_[kPhases][kMost];
+  Counter next_[kPhases][kMost];  // chunk of each phase and run
+  Counter done_[kPhases];         // chunks of each phase
   std::atomic<uint64_t> state_{0};  // jobs opened and closed, and members inside
   std::atomic<int> turn_{0}, sleeping_{0};
 };

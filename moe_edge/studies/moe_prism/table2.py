@@ -99,7 +99,7 @@ def in_words(ratio: Ratio) -> str:
 def in_short(ratio: Ratio) -> str:
     """The same for an answer."""
     level = "-" if ratio.level is None else f"{ratio.level:.3f}"
-    return f"{ratio.at_k:.3f}, {level}"
+    return f"{ratio.at_k:.3f}/{level}"
 
 
 def worse_points(found: Mapping[str, Mapping[int, Ratio]]) -> list[str]:
@@ -119,7 +119,8 @@ def findings(
     found, of_curve = ratios(table), ratios(curve)
     ks = found[min(found)]
     first = next(k for k in (*SHOWN, *sorted(ks)) if k in ks)
-    whole = table[max(key for key in table if key[0] == ORIGINAL)].perplexity
+    last = max(k for name, k in table if name == ORIGINAL)
+    whole = table[ORIGINAL, last].perplexity
     worse = worse_points(found)
     exact = [
         abs(ratio.at_k - 1) < EXACT
@@ -140,7 +141,7 @@ def findings(
         + "."
         for name, by_k in found.items()
     ]
-    points = sum(map(len, found.values()))
+    points = sum(r.level is not None for ks in found.values() for r in ks.values())
     details.append(
         f"Worse than the original at as many active neurons in {len(worse)} of "
         f"{points} points: "
@@ -149,9 +150,9 @@ def findings(
     )
     return models.findings(
         settings,
-        answer=f"Perplexity over the original's at K = {first}, and neuron for neuron: "
+        answer=f"Perplexity over the original's, K = {first} / equal neurons: "
         + "".join(f"{name} {in_short(ks[first])}; " for name, ks in found.items())
-        + f"all experts {whole / table[ORIGINAL, first].perplexity:.3f}.",
+        + f"original at K = {last} {whole / table[ORIGINAL, first].perplexity:.3f}.",
         details=details,
         model=model,
         workload=workload,

@@ -20,7 +20,6 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -200,14 +199,13 @@ def watched_rows(watched: dict[tuple, Brought]) -> list[dict]:
 def told_of_cpu(timing: Timing) -> str:
     """Where the base whose absent experts the host computes beats the whole of SMoE."""
     faster = [
-        all(map(operator.lt, one.tpot_s, timing["+BA", budget, batch].tpot_s))
+        all(np.less(one.tpot_s, timing["+BA", budget, batch].tpot_s))
         for (policy, budget, batch), one in timing.timed.items()
         if policy == ON_CPU
     ]
     return (
         f"`{ON_CPU}`, lossless, takes less time than +BA in every round of "
-        f"{sum(faster)} of {len(faster)} settings: here the host is the device and "
-        "computes as fast."
+        f"{sum(faster)} of {len(faster)} settings; here the host is the device."
     )
 
 

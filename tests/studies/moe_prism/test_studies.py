@@ -88,8 +88,8 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     entry = findings(settings, points, points, {}, {})
     assert entry.checks == {"LG equals the original at every K that U divides": True}
     assert entry.answer == (
-        "Perplexity over the original's at K = 4, and neuron for neuron: "
-        "LG 1.000, 1.000; CG 0.375, 0.750; all experts 0.250."
+        "Perplexity over the original's, K = 4 / equal neurons: "
+        "LG 1.000/1.000; CG 0.375/0.750; original at K = 8 0.250."
     )
     assert "in 1 of 4 points: CG K=8 (1.250)" in entry.details[-1]
     other = points | {(LG, 8): Point(20, nats(4.1))}
