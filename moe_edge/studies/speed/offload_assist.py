@@ -24,11 +24,8 @@ def assist_rows(name: str, folder, repeats: int) -> Rows:
     """One expert of one token after the other by the engine's host backend, in a random
     order."""
     engine = load_offloaded(folder, device_memory=SHARE, assist="two_pointer")
-    (backend,), store, config = (
-        engine.backends,
-        engine.manager.queue.store,
-        engine.config,
-    )
+    backend, config = engine.backends[0], engine.config
+    store = engine.manager.queue.store
     rng, top_k = np.random.default_rng(0), config.moe.top_k
     hidden_TD = rng.standard_normal((1, config.d_model), np.float32)
     weights_TK = np.full((1, top_k), 1 / top_k, np.float32)
