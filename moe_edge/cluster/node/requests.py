@@ -111,8 +111,8 @@ class Requests:
             last_B = jax.device_put(np.array(request.tokens[-1:], np.int32))
             active_B = jax.device_put(np.ones(1, bool))
             logits = engine.decode(request.session, last_B, active_B)
-        step = jax.device_put(np.int32(index))
-        chosen_B = next_token(logits, self._keys_B, step, GREEDY)
+        # As `generate`, which warmed it up, passes the step.
+        chosen_B = next_token(logits, self._keys_B, np.int32(index), GREEDY)
         token = int(np.asarray(chosen_B)[0])  # all programs of the step have run
         known = index < len(request.known)
         if known:
