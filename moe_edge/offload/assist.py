@@ -18,6 +18,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.kernels import native
+from moe_edge.kernels.experts_at import DTYPES, ExpertsAt
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.record import RecordLayout
@@ -173,9 +174,9 @@ class HostExperts:
     def __init__(self, config: ModelConfig, records: Sequence[np.ndarray]):
         self._config, self._records, self._kernel = config, records, None
         moe, layout = config.moe, RecordLayout.of(config)
-        if native.choice() == "native" and records[0].dtype.name in native.HOST_DTYPES:
+        if native.choice() == "native" and records[0].dtype.name in DTYPES:
             limits = moe.activation, moe.swiglu_limit
-            self._kernel = native.ExpertsAt(records, layout, *limits)
+            self._kernel = ExpertsAt(records, layout, *limits)
 
     def outputs(
         self,

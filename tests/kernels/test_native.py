@@ -11,6 +11,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import native
+from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_experts, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
@@ -205,7 +206,7 @@ def test_what_is_too_small_to_be_exact_is_0_whoever_computes(threads):
     given, _ = case(layout, 3, 2, np.float32)
     layout.part(given[3], "down")[:] = 1e-39
     x_TD, ids_TK, weights_TK, records_ER = given
-    run_at = native.ExpertsAt(list(records_ER), layout, "silu", None)
+    run_at = ExpertsAt(list(records_ER), layout, "silu", None)
     assert not run_at(x_TD, ids_TK, weights_TK).any()
 
 
@@ -242,9 +243,9 @@ def test_records_anywhere_give_the_bits_of_one_array(dtype):
     for record_R, e in zip(records, kept, strict=True):
         record_R[:] = records_ER[e]
     host = x_TD, place_E[ids_TK], weights_TK
-    got_TD = native.ExpertsAt(records, layout, "silu", None)(*host)
+    got_TD = ExpertsAt(records, layout, "silu", None)(*host)
     assert (got_TD == want_TD).all() and got_TD.any()
-    assert not native.ExpertsAt([], layout, "silu", None)(*host).any()
+    assert not ExpertsAt([], layout, "silu", None)(*host).any()
 
 
 @needs_kernels
@@ -254,7 +255,7 @@ def test_many_large_experts_give_the_bits_of_one_alone(dtype):
     layout, rng, many = RecordLayout(512, 256), np.random.default_rng(0), 24
     values = rng.normal(0, 0.05, (many, layout.size)).astype(np.float32)
     records_ER = values if dtype == np.float32 else (values.view(np.uint32) >> 16)
-    run_at = native.ExpertsAt(list(records_ER.astype(dtype)), layout, "silu", None)
+    run_at = ExpertsAt(list(records_ER.astype(dtype)), layout, "silu", None)
     x_TD = rng.normal(size=(3, 512)).astype(np.float32)
     # All of them: more than twice the chunks of two members.
     ids_TK = rng.permutation(many).reshape(3, 8).astype(np.int32)
@@ -292,7 +293,7 @@ def test_records_that_do_not_fit_are_refused(change, message):
     }
     given |= change
     with pytest.raises(ConfigError, match=message):
-        native.ExpertsAt(given.pop("records"), layout, "silu", 0.0)(**given)
+        ExpertsAt(given.pop("records"), layout, "silu", 0.0)(**given)
 
 
 @needs_kernels

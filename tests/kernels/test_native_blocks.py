@@ -9,6 +9,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import native
+from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.quantised import KINDS
@@ -101,7 +102,7 @@ def test_weights_are_decoded_exactly_by_all_instructions(kind):
     want_TD = layout.part(records[0], "down").T
     for name in native.INSTRUCTIONS:
         if native.use(name):
-            run_at = native.ExpertsAt(records, layout, "clamped_swiglu", 7.0)
+            run_at = ExpertsAt(records, layout, "clamped_swiglu", 7.0)
             y_TD = run_at(x_TD, ids_TK, ones_TK)
             # Each row is a weight times the same activation of 1.
             factor = np.float32(1 / (1 + np.exp(-1.702)))
@@ -132,7 +133,7 @@ def test_records_anywhere_give_the_bits_of_one_array(kind):
     zeros_TD = np.zeros_like(x_TD)
     want_TD = compiled(layout)(x_TD, only_TK, weights_TK, records_ER, zeros_TD)
     records = [records_ER[e].copy() for e in kept]
-    run_at = native.ExpertsAt(records, layout, "silu", None)
+    run_at = ExpertsAt(records, layout, "silu", None)
     got_TD = run_at(x_TD, place_E[ids_TK], weights_TK)
     np.testing.assert_array_equal(got_TD, want_TD)
     assert got_TD.any()
@@ -175,10 +176,10 @@ def test_records_of_another_kind_are_refused():
         call(records_ER.view(np.int8), 2)
     with pytest.raises(ConfigError, match="float32 with a layout of kind q8_0"):
         floats = [np.zeros(layout.size, np.float32)]
-        native.ExpertsAt(floats, layout, "silu", None)
+        ExpertsAt(floats, layout, "silu", None)
     with pytest.raises(ConfigError, match="uint8 with a layout of kind None"):
         plain = layout.unquantised
-        native.ExpertsAt([np.zeros(plain.size, np.uint8)], plain, "silu", None)
+        ExpertsAt([np.zeros(plain.size, np.uint8)], plain, "silu", None)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])

@@ -13,6 +13,7 @@ import pytest
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import blocks, gradients, native
+from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from tests.support.host_kernels import needs_kernels
@@ -36,7 +37,7 @@ def case(layout, tokens=4, experts=8, chosen=4):
 def host_call(layout):
     """A call without a program: a child of fork has no JAX."""
     x_TD, ids_TK, weights_TK, records_ER = case(layout)
-    run_at = native.ExpertsAt(list(records_ER), layout, "silu", None)
+    run_at = ExpertsAt(list(records_ER), layout, "silu", None)
     return functools.partial(run_at, x_TD, ids_TK, weights_TK)
 
 
