@@ -14,6 +14,7 @@ STUDIES = {
     "benchmark_coserve": "moe_edge.studies.speed.coserve",
     "benchmark_decode": "moe_edge.studies.speed.decode",
     "benchmark_forms": "moe_edge.studies.speed.forms",
+    "benchmark_large": "moe_edge.studies.speed.large",
     "benchmark_offload": "moe_edge.studies.speed.offload",
     "benchmark_placement": "moe_edge.studies.speed.placement",
     "benchmark_prefill": "moe_edge.studies.speed.decode",

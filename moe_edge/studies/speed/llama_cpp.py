@@ -150,7 +150,7 @@ class LlamaCpp:
         if not model:
             raise ConfigError(f"llama.cpp does not load {gguf_file}")
         vocab = llama_cpp.llama_model_get_vocab(model)
-        self._vocab = llama_cpp.llama_vocab_n_tokens(vocab)
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(vocab)
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = most_rows * most_tokens
         options.n_batch = options.n_ubatch = 512
@@ -211,7 +211,7 @@ class LlamaCpp:
 
     def _logits_at(self, place: int) -> np.ndarray:
         found = self._lib.llama_get_logits_ith(self._context, place)
-        return np.ctypeslib.as_array(found, shape=(self._vocab,))
+        return np.ctypeslib.as_array(found, shape=(self.vocabulary,))
 
     def _best(self, place: int) -> int:
         return int(self._logits_at(place).argmax())
