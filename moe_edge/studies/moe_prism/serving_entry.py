@@ -70,10 +70,12 @@ class Runs:
         """Of the rounds."""
         return float(np.median(self(kind, system, load, name)))
 
-    def gain(self, kind: str, system: str, base: str, load: float, name: str) -> float:
-        """Median over rounds of the system's figure over the base's, less 1."""
+    def gain(self, kind: str, system: str, base: str, load: float, name: str) -> str:
+        """Median over rounds of the system's figure over the base's, less 1, and half
+        the range of the rounds."""
         mine, its = (self(kind, who, load, name) for who in (system, base))
-        return float(np.median(np.divide(mine, its))) - 1
+        middle, (_, width) = median_and_spread(np.divide(mine, its))
+        return f"{100 * (middle - 1):+.1f} ± {100 * width:.1f}%"
 
     def to_json(self) -> str:
         """All of them."""
@@ -118,7 +120,7 @@ def parts(settings: ServingStudySettings, runs: Runs, load: float) -> list[str]:
         tpot = runs.gain(MEASURED, system, without, load, "TPOT")
         found.append(
             f"Brought by {part} ({system} over {without}): throughput with all "
-            f"requests at once {rate:+.1%}, TPOT at {label_of(load)} {tpot:+.1%}."
+            f"requests at once {rate}, TPOT at {label_of(load)} {tpot}."
         )
     return found
 
@@ -150,14 +152,14 @@ def findings(
             runs.gain(kind, system, base, AT_ONCE, "throughput")
             for kind in (MEASURED, COMPUTED)
         ]
-        ours[f"throughput over {base}, {system}"] = f"{rates[0]:+.1%}"
+        ours[f"throughput over {base}, {system}"] = rates[0]
         times = ", ".join(
-            f"{name} {runs.gain(MEASURED, system, base, top, name):+.1%}"
+            f"{name} {runs.gain(MEASURED, system, base, top, name)}"
             for name in SHOWN[1:]
         )
         details.append(
             f"{system} against {base}: throughput with all requests at once "
-            f"{rates[0]:+.1%} (computed {rates[1]:+.1%}); at {label_of(top)} {times}."
+            f"{rates[0]} (computed {rates[1]}); at {label_of(top)} {times}."
         )
     details += parts(settings, runs, top)
     off = differences(runs, settings)
@@ -173,11 +175,11 @@ def findings(
     gain = runs.gain(MEASURED, best, base, AT_ONCE, "throughput")
     answer = (
         f"{best} serves most, {rate_of[best]:.2f} requests/s with all requests at once "
-        f"({gain:+.1%} to {base})"
+        f"({gain} to {base})"
     )
     if PRISM in settings.systems and best != PRISM:
         gain = runs.gain(MEASURED, PRISM, base, AT_ONCE, "throughput")
-        answer += f"; {PRISM}'s scheduler {gain:+.1%}"
+        answer += f"; {PRISM}'s scheduler {gain}"
     below = sum(
         sum(runs(kind, system, load, "below the floor"))
         for kind in (MEASURED, COMPUTED)
