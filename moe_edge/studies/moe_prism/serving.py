@@ -213,4 +213,6 @@ def run(settings: ServingStudySettings) -> Findings:
                     figures.add(COMPUTED, name, load, servers.computed(name, longer))
         late = servers.num_compiled() - before
         model = describe_models([(n, Path(p)) for n, p in servers.paths.items()])
+        is_ours = settings.checkpoint == "default"
+        model["weights"] = "toy trained here" if is_ours else "given"
     return findings(settings, figures, rate, late, model)
