@@ -27,6 +27,7 @@ from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.studies.study import weights_of
 
 
 def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
     return {
         "name": checkpoint,
         "params": params + weights.num_bytes // (2 if narrow else 4),
-        "weights": "toy trained here" if checkpoint == "default" else "given",
+        "weights": weights_of(checkpoint),
     }
 
 

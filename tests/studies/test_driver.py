@@ -11,7 +11,14 @@ from moe_edge.metrics import results
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.registry import STUDIES, find
-from moe_edge.studies.study import Claim, Findings, Study, run_study, study_root
+from moe_edge.studies.study import (
+    Claim,
+    Findings,
+    Study,
+    run_study,
+    study_root,
+    weights_of,
+)
 
 LIGHT = (  # what measures is imported when it runs
     *("quickstart", "fidelity_default", "moe_prism_fig3", "moe_prism_fig8"),
@@ -139,3 +146,10 @@ def test_settings_of_studies_are_checked_without_jax():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    "checkpoint, weights", [("default", "toy trained here"), ("folder", "given")]
+)
+def test_an_entry_says_whose_weights_it_is_of(checkpoint, weights):
+    assert weights_of(checkpoint) == weights

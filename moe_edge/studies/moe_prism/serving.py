@@ -48,7 +48,7 @@ from moe_edge.studies.moe_prism.serving_studies import (
 )
 from moe_edge.studies.rounds import round_order
 from moe_edge.studies.speed.suite import describe_models
-from moe_edge.studies.study import Findings
+from moe_edge.studies.study import Findings, weights_of
 from moe_edge.workload.served import summarise
 
 BATCHES = 12  # of requests that come at once: what a system sustains
@@ -213,6 +213,5 @@ def run(settings: ServingStudySettings) -> Findings:
                     figures.add(COMPUTED, name, load, servers.computed(name, longer))
         late = servers.num_compiled() - before
         model = describe_models([(n, Path(p)) for n, p in servers.paths.items()])
-        is_ours = settings.checkpoint == "default"
-        model["weights"] = "toy trained here" if is_ours else "given"
+        model["weights"] = weights_of(settings.checkpoint)
     return findings(settings, figures, rate, late, model)

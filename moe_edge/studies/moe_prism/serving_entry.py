@@ -71,11 +71,11 @@ class Runs:
         return float(np.median(self(kind, system, load, name)))
 
     def gain(self, kind: str, system: str, base: str, load: float, name: str) -> str:
-        """Median over rounds of the system's figure over the base's, less 1, and half
-        the range of the rounds."""
+        """The system's figure over the base's, less 1: the rounds' median and range."""
         mine, its = (self(kind, who, load, name) for who in (system, base))
-        middle, (_, width) = median_and_spread(np.divide(mine, its))
-        return f"{100 * (middle - 1):+.1f} ± {100 * width:.1f}%"
+        gains = np.divide(mine, its) - 1
+        low, high = gains.min(), gains.max()
+        return f"{np.median(gains):+.1%} [{low:+.1%}, {high:+.1%}]"
 
     def to_json(self) -> str:
         """All of them."""

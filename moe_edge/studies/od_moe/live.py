@@ -20,7 +20,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
 from moe_edge.studies.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.studies.settings import RULES, Rules
-from moe_edge.studies.study import Claim, Study, median_and_spread
+from moe_edge.studies.study import Claim, Study, median_and_spread, weights_of
 
 CASES = {  # of section 4.2: shadow, token period, KV period
     "1 both aligned": ("int8", 1, 1),
@@ -94,7 +94,7 @@ class LiveRuns:
         self.model = {
             "name": name,
             "params": count_parameters(reader.config),
-            "weights": "toy trained here" if name == "default" else "given",
+            "weights": weights_of(name),
         }
         count = settings.rounds * settings.prompts
         pool = make_pool(settings, tokenizer, count, settings.prompt_tokens)
