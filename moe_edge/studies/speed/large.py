@@ -8,6 +8,7 @@ import functools
 import math
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,14 +61,15 @@ def large_rows(settings: SuiteSettings, work_dir: Path) -> Rows:
     Raises:
       CapacityError: too little memory for the model, or disk for its two files.
     """
-    check_room(work_dir)
+    has_peer = installed("llama_cpp", "gguf")
+    check_machine(work_dir, (NAME, GGUF) if has_peer else (NAME,))
     folder = write_random(work_dir / NAME, SHAPE)
     cases = {"ours": functools.partial(alone, _ours, folder)}
-    if installed("llama_cpp", "gguf"):
+    if has_peer:
         # In a process of its own, too: it holds the whole model.
         file = alone(write_gguf, folder, work_dir / GGUF, KIND)
         cases["llama.cpp"] = functools.partial(alone, _llama_cpp, file)
-    rate = max(memory_bandwidth(SPAN).values())
+    bandwidth = memory_bandwidth(SPAN)
     found = interleave(cases, settings.repeats)
     rows = []
     for name, case in (("decode", "decode/{}/batch1"), ("prefill", "prefill/{}/512")):
@@ -80,22 +82,23 @@ def large_rows(settings: SuiteSettings, work_dir: Path) -> Rows:
                 "peer_build": found["llama.cpp"][0].build,
             }
         rows.append(make_row(case.format(NAME), figures["ours"], "tokens/s", **peer))
-    step_bytes = statistics.median(m.step_bytes for m in found["ours"])
+    step_bytes = found["ours"][0].step_bytes
     rows[0] |= {
         "bytes_per_step": step_bytes,
-        "bandwidth_bytes_per_s": rate,
-        "limit_fraction": rows[0]["ours"] * step_bytes / rate,
+        "bandwidth_bytes_per_s": bandwidth,
+        "limit_fraction": rows[0]["ours"] * step_bytes / max(bandwidth.values()),
     }
     return rows
 
 
-def check_room(work_dir: Path) -> None:
-    """Raises CapacityError where the model, or its files in work_dir, have no room."""
+def check_machine(work_dir: Path, folders: Sequence[str]) -> None:
+    """Raises CapacityError where the model has no room in memory, or those of these
+    folders that are to be made in work_dir, which exists, have none on its disk."""
     shapes = hf_shapes(config_from_hf(SHAPE)).values()
     num_bytes = 2 * sum(map(math.prod, shapes))
-    wanted = [folder for folder in (NAME, GGUF) if not (work_dir / folder).exists()]
+    wanted = [folder for folder in folders if not (work_dir / folder).exists()]
     for what, needed, got in (
-        ("memory", 1.2 * num_bytes, ram_bytes() or math.inf),
+        ("memory", 1.4 * num_bytes, ram_bytes() or math.inf),
         ("disk", len(wanted) * num_bytes, shutil.disk_usage(work_dir).free),
     ):
         if got < needed:
@@ -111,7 +114,7 @@ def _ours(folder: Path) -> Measured:
     return Measured(
         _median(lambda: decode_rate(engine, short, STEPS)),
         _median(lambda: prefill_rate(engine, long)),
-        bytes_per_step(engine, short, STEPS),
+        bytes_per_step(engine, short, steps=1),
     )
 
 

@@ -130,6 +130,9 @@ class LlamaCpp:
 
     Args:
       most_rows, most_tokens: of all that `rate` is asked for.
+
+    Attributes:
+      vocabulary: number of tokens.
     """
 
     ways = ("cpu",)

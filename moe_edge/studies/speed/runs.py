@@ -123,7 +123,7 @@ def decode_run(
     on_routing=None,
 ) -> Run:
     """N greedy steps after prompts [B, S], of one chunk; only the steps are timed. The
-    host reads every token, as a user does.
+    host reads every token before the next step, which no engine begins ahead here.
 
     Args:
       engine: resident, layered or fused.

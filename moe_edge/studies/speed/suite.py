@@ -47,8 +47,8 @@ class SuiteSettings(StudySettings):
 
     Attributes:
       repeats: measured rounds of every case.
-      work_dir: where random checkpoints (up to 4 GB) are made and kept for a next run;
-        None: a temporary folder.
+      work_dir: where random checkpoints (up to 4 GB, of suite `large` 28) are made and
+        kept for a next run; None: a temporary folder.
     """
 
     repeats: int = 5

@@ -313,7 +313,7 @@ def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Row
         if batch:
             shape = batch, PROMPT_TOKENS
         prompts = rng.integers(0, case.vocabulary, shape)
-        # Both read each token that they choose.
+        # Both read each token that they choose, ours beside the next step (`generate`).
         rate = functools.partial(decode_rate, case.engine, prompts, steps)
         if not batch:
             rate = functools.partial(prefill_rate, case.engine, prompts)
@@ -355,7 +355,8 @@ def answer_of(rows: Rows) -> str:
 
 LIMIT = (
     "Random weights: speed only, no quality claim. Routers repeat a recorded trace; "
-    "tokens are known beforehand."
+    "tokens are known beforehand. Beside transformers ours begins the next step before it "
+    "reads a token, as generate does; the peer waits for each."
 )
 STUDY = speed_study(
     "traced",

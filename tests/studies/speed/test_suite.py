@@ -9,6 +9,7 @@ import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.generate import Generation
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.quantised import KINDS
 from moe_edge.studies.speed import convert, decode, models
@@ -124,6 +125,15 @@ def test_describe_models_counts_one_and_lists_several(tiny):
     two = describe_models([("a", tiny), ("default", tiny)])
     listed = f"a ({count / 1e6:.1f} M), default ({count / 1e6:.1f} M)"
     assert (two["name"], two["params"]) == (listed, 0)
+
+
+def test_decoding_is_timed_as_generate_does_it(monkeypatch):
+    def generate(engine, prompts, max_new_tokens):
+        assert (engine, prompts, max_new_tokens) == ("engine", [[1, 2], [3, 4]], 11)
+        return Generation([[0] * 11] * 2, ttft_s=9.0, decode_s=4.0, steps=10)
+
+    monkeypatch.setattr(decode, "generate", generate)
+    assert decode.decode_rate("engine", np.array([[1, 2], [3, 4]]), 10) == 5.0
 
 
 @pytest.mark.slow
