@@ -118,6 +118,13 @@ def test_what_a_row_does_not_see_is_not_read():
             cache[2 * b : 2 * b + 2, start + 2 :] = np.nan
     got = run(q, k, v, start_B, NO_WINDOW, 0.2)
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+    # Nor by the token before, which shares a pass over the keys with it.
+    v[0, 1] = np.nan
+    got = run(q, k, v, start_B, NO_WINDOW, 0.2)
+    np.testing.assert_allclose(got[0, 0], want[0, 0], rtol=0, atol=3e-6)
+    assert np.isnan(got[0, 1, :3]).all()
+    v[0, 1] = 0.0
+    want = exact(q, k, v, start_B, NO_WINDOW, 0.2)
     # One that it does see is seen by nobody else.
     k[2, 3] = np.nan
     assert np.isnan(run(q, k, v, start_B, NO_WINDOW, 0.2)[1, :, :3]).all()
