@@ -91,12 +91,27 @@ def test_bits_depend_on_neither_company_nor_capacity_nor_threads():
         assert (alone == want[row]).all()
     alone = run(q[:1], k[0], v[0], start_B[:1], NO_WINDOW, 0.2)
     assert (alone == run(q[:1], k[:1], v[:1], start_B[:1], NO_WINDOW, 0.2)).all()
-    # Token by token: what a chunk computes is what steps compute.
-    steps = [
-        run(q[:, s : s + 1], k, v, start_B + np.int32(s), NO_WINDOW, 0.2)
-        for s in range(3)
-    ]
-    assert (np.concatenate(steps, axis=1) == want).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [NO_WINDOW, 18, 1])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 2, 1, 32, 40)])
+def test_what_a_chunk_computes_is_what_steps_compute(shape, has_sinks, window):
+    """Whoever shares its pass, a token has the same bits."""
+    q, k, v, start_B = case(*shape)
+    sinks_H = np.linspace(-2, 3, q.shape[2]).astype(np.float32) if has_sinks else None
+    begins = start_B, np.full_like(start_B, min(13, shape[5] - shape[1]))
+    for name in native.INSTRUCTIONS:
+        if not native.use(name):
+            continue
+        for start_B in begins:
+            whole = run(q, k, v, start_B, window, 0.2, sinks_H)
+            steps = [
+                run(q[:, s : s + 1], k, v, start_B + np.int32(s), window, 0.2, sinks_H)
+                for s in range(shape[1])
+            ]
+            assert (np.concatenate(steps, axis=1) == whole).all()
 
 
 @needs_kernels
@@ -119,18 +134,31 @@ def test_what_a_row_does_not_see_is_not_read():
     got = run(q, k, v, start_B, NO_WINDOW, 0.2)
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
     # Nor by the token before, which shares a pass over the keys with it.
-    v[0, 1] = np.nan
-    got = run(q, k, v, start_B, NO_WINDOW, 0.2)
-    np.testing.assert_allclose(got[0, 0], want[0, 0], rtol=0, atol=3e-6)
-    assert np.isnan(got[0, 1, :3]).all()
-    v[0, 1] = 0.0
-    want = exact(q, k, v, start_B, NO_WINDOW, 0.2)
+    for cache in (k, v):
+        before, cache[0, 1] = cache[0, 1].copy(), np.nan
+        got = run(q, k, v, start_B, NO_WINDOW, 0.2)
+        np.testing.assert_allclose(got[0, 0], want[0, 0], rtol=0, atol=3e-6)
+        assert np.isnan(got[0, 1, :3]).all()
+        cache[0, 1] = before
     # One that it does see is seen by nobody else.
     k[2, 3] = np.nan
     assert np.isnan(run(q, k, v, start_B, NO_WINDOW, 0.2)[1, :, :3]).all()
     got = run(q, k, v, start_B, NO_WINDOW, 0.2)
     want[1, :, :3] = np.nan
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+
+
+@needs_kernels
+def test_what_a_window_has_left_behind_is_not_read():
+    q, k, v, _ = case(1, 4, 1, 3, 32, 40)
+    start_B = np.array([9], np.int32)
+    want = exact(q, k, v, start_B, 2, 0.2)
+    for cache in (k, v):
+        before, cache[0, 8] = cache[0, 8].copy(), np.nan  # the first token's alone
+        got = run(q, k, v, start_B, 2, 0.2)
+        assert np.isnan(got[0, 0]).all()
+        np.testing.assert_allclose(got[0, 1:], want[0, 1:], rtol=0, atol=3e-6)
+        cache[0, 8] = before
 
 
 @needs_kernels

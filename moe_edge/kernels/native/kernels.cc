@@ -6,63 +6,14 @@
 #include <utility>
 #include <vector>
 
-#if defined(__x86_64__)
-// GCC 12 warns of the undefined vectors in its own intrinsics.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#endif
-
 #include "blocks.h"
 #include "gradients.h"
+#include "sets.h"
 #include "team.h"
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace moe_edge {
-
-// MOE_EDGE_SET: which intrinsics rows.inc may use.
-#define MOE_EDGE_SET 0
-// Floats in a register, and the tiles of sums that registers hold (blocks.inc and
-// gradients.inc). Not by macros such as __AVX512F__: the compiler has read all of them
-// before the pragmas act.
-namespace portable {
-#if defined(__aarch64__)
-constexpr int kLanes = 4, kGroup = 8, kMany = 3;  // 24 of 32 registers
-constexpr int kSpread = 6, kSpreadVectors = 4;
-#else
-constexpr int kLanes = 4, kGroup = 4, kMany = 2;  // 8 of 16: products need some, too
-constexpr int kSpread = 4, kSpreadVectors = 2;
-#endif
-#include "one_set.inc"
-constexpr Kernels kKernels = KernelsOf("portable");
-}  // namespace portable
-
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#undef MOE_EDGE_SET
-#define MOE_EDGE_SET 2
-namespace avx2 {
-constexpr int kLanes = 8, kGroup = 4, kMany = 3;  // 12 of 16
-constexpr int kSpread = 6, kSpreadVectors = 2;
-#include "one_set.inc"
-constexpr Kernels kKernels = KernelsOf("avx2");
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")
-#undef MOE_EDGE_SET
-#define MOE_EDGE_SET 512
-namespace avx512 {
-constexpr int kLanes = 16, kGroup = 8, kMany = 3;  // 24 of 32
-constexpr int kSpread = 6, kSpreadVectors = 4;
-#include "one_set.inc"
-constexpr Kernels kKernels = KernelsOf("avx512");
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
 
 // Those that this processor can run, the best first; null: the end.
 const Kernels* const* Available() {
@@ -137,7 +88,9 @@ void RunAttend(const AttendArgs& a) {
   for (int b = 0; b < a.B; ++b) {
     positions += std::min(std::min(a.start[b], a.M) + a.S, a.window);
   }
-  const int chunks[] = {team.Chunks(positions * a.S * a.G * a.P * 2 * sizeof(float))};
+  const long passes = (long(a.S) * a.Q + kTile - 1) / kTile, items = a.B * a.G * passes;
+  const int most = team.Chunks(positions * passes * a.G * a.P * 2 * sizeof(float));
+  const int chunks[] = {int(std::min<long>(most, items))};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
 }
 

@@ -9,6 +9,7 @@ namespace moe_edge {
 // How weights are stored. Blocks are GGUF's: a scale and 32 weights.
 enum class Kind { kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4 };
 constexpr int kBlock = 32;
+constexpr int kTile = 4;  // vectors that share a pass over a row, or over keys
 
 constexpr size_t RowBytes(Kind kind, size_t width) {
   switch (kind) {

@@ -355,8 +355,8 @@ def answer_of(rows: Rows) -> str:
 
 LIMIT = (
     "Random weights: speed only, no quality claim. Routers repeat a recorded trace; "
-    "tokens are known beforehand. Beside transformers ours begins the next step before it "
-    "reads a token, as generate does; the peer waits for each."
+    "tokens are known beforehand. Beside transformers ours begins the next step before "
+    "it reads a token, as generate does; the peer waits for each."
 )
 STUDY = speed_study(
     "traced",
