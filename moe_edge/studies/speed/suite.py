@@ -22,6 +22,7 @@ import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
+from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
@@ -161,10 +162,21 @@ def findings_of(
 
 
 def alone(function: Callable[..., Any], *args) -> Any:
-    """What a call returns in a fresh process: its time and memory are its own."""
+    """What a call returns in a fresh process: its time and memory are its own.
+
+    Raises:
+      CapacityError: the process was ended from outside.
+    """
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *args).result()
+        try:
+            return pool.submit(function, *args).result()
+        except concurrent.futures.process.BrokenProcessPool as error:
+            raise CapacityError(
+                f"the process of {function.__name__} was ended without an answer, as a "
+                "system does whose memory runs out; use a machine with more of it (a "
+                "--work_dir on a tmpfs takes memory, too)"
+            ) from error
 
 
 def peak_rss_bytes() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.generate import Generation
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.quantised import KINDS
@@ -82,6 +82,8 @@ def test_a_call_in_a_process_of_its_own_gives_its_result_or_its_error():
     assert alone(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
         alone(divmod, 1, 0)
+    with pytest.raises(CapacityError, match="process of _exit was ended.*memory"):
+        alone(os._exit, 3)
 
 
 def test_memory_bandwidth_is_positive():
