@@ -31,6 +31,7 @@ from moe_edge.model.sub_experts import split_config
 
 MANIFEST_NAME = "manifest.json"
 HF_FOLDER = "hf"
+TOKENIZER_NAME = "tokenizer.json"
 FORMAT_VERSION = 1
 _MAX_BYTES = 64 << 20
 _TYPES: dict[str, type | tuple[type, ...]] = {

@@ -10,6 +10,7 @@ from moe_edge.checkpoint.dtypes import RECORD_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
 from moe_edge.checkpoint.manifest import (
     HF_FOLDER,
+    TOKENIZER_NAME,
     check_manifest,
     config_of_manifest,
     with_kind,
@@ -75,7 +76,8 @@ class CheckpointReader(DenseReader):
     @property
     def tokenizer_path(self) -> Path | None:
         if self.manifest["tokenizer"] is None:
-            return None
+            path = self.hf_files / TOKENIZER_NAME  # a user may have put it there
+            return path if path.is_file() else None
         path = (self.path / self.manifest["tokenizer"]).resolve()
         if not path.is_relative_to(self.path) or not path.is_file():
             raise CheckpointError(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, cast
-from moe_edge.checkpoint.manifest import with_kind
+from moe_edge.checkpoint.manifest import TOKENIZER_NAME, with_kind
 from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors
 from moe_edge.convert import gguf_names
@@ -24,7 +24,6 @@ from moe_edge.convert.gguf_config import hf_config
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
-from moe_edge.convert.hf_reader import TOKENIZER_NAME
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.quantised import KINDS as KINDS_OF_RECORDS
 from moe_edge.model.record import RecordLayout

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from moe_edge.checkpoint.manifest import TOKENIZER_NAME
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_pretokenizers import KNOWN, byte_level, pre_tokenizer
-from moe_edge.convert.hf_reader import TOKENIZER_NAME
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 
 _PREFIX = "tokenizer.ggml."

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32
+from moe_edge.checkpoint.manifest import TOKENIZER_NAME
 from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors, name_some
 from moe_edge.convert import rules
@@ -16,7 +17,6 @@ from moe_edge.core.files import read_json
 from moe_edge.model.record import RecordLayout
 
 GENERATION_NAME = "generation_config.json"
-TOKENIZER_NAME = "tokenizer.json"
 
 
 class HfReader(DenseReader):

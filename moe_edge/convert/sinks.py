@@ -13,11 +13,15 @@ import numpy as np
 
 from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
-from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, make_manifest
+from moe_edge.checkpoint.manifest import (
+    HF_FOLDER,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    make_manifest,
+)
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import dense_pieces
 from moe_edge.convert.hf_files import copy_small_files, dump_json
-from moe_edge.convert.hf_reader import TOKENIZER_NAME
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.model.config import ModelConfig
 

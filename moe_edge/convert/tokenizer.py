@@ -168,7 +168,9 @@ def load_tokenizer(reader) -> Tokenizer:
     """
     path = reader.tokenizer_path
     if path is None:
+        made = "hf/ of what launch/convert.py makes of it"
+        where = reader.hf_files if reader.path.is_dir() else made
         raise CheckpointError(
-            f"{reader.path} has no tokenizer.json; put the model's tokenizer.json there"
+            f"{reader.path} has no tokenizer.json; put the model's into {where}"
         )
     return Tokenizer(path, reader.config)

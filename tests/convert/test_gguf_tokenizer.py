@@ -188,5 +188,7 @@ def test_unknown_rule_is_refused_before_weights_are_read(tmp_path):
 def test_a_file_without_tokenizer_says_so(tmp_path):
     raw = raw_config("olmoe", rms_norm_eps=1e-5)
     file = write_gguf(tmp_path / "x.gguf", *from_hf(raw, random_tensors(raw)))
-    with pytest.raises(CheckpointError, match="x.gguf has no tokenizer.json"):
+    with pytest.raises(
+        CheckpointError, match="x.gguf has no tokenizer.json.* hf/ of what"
+    ):
         load_tokenizer(open_checkpoint(file))

@@ -12,6 +12,7 @@ from tokenizers import (
     processors,
 )
 
+from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError
@@ -49,6 +50,18 @@ def test_tokenizer_missing_is_a_clear_error(tmp_path):
     reader = open_checkpoint(hf_folder(tmp_path / "hf", "olmoe"))
     with pytest.raises(CheckpointError, match="hf has no tokenizer.json"):
         load_tokenizer(reader)
+
+
+def test_tokenizer_may_be_added_to_either_format(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    ours = tmp_path / "ours"
+    convert_checkpoint(hf, ours, progress=False)
+    for folder, place in ((hf, hf), (ours, ours / "hf")):
+        with pytest.raises(CheckpointError) as told:
+            load_tokenizer(open_checkpoint(folder))
+        assert str(told.value).endswith(f"put the model's into {place}")
+        byte_tokenizer(False).save(str(place / "tokenizer.json"))
+        assert load_tokenizer(open_checkpoint(folder)).encode("ab")
 
 
 def test_tokenizer_damaged_is_a_clear_error(tmp_path):
