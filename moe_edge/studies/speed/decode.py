@@ -33,13 +33,22 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
             case = f"decode/{name}/batch{batch}"
             beside = _rows(case, settings.repeats, ours, found, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
-            row = beside[0]
-            row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
-            if bandwidth:
-                limit = batch * max(bandwidth.values()) / step_bytes
-                row["limit_fraction"] = row["ours"] / limit
+            add_limit(beside[0], batch, step_bytes, bandwidth)
             rows += beside
     return rows
+
+
+def add_limit(row: dict, batch: int, step_bytes: float, bandwidth) -> None:
+    """Adds to a row of decoding its share of what reading the weights allows.
+
+    Args:
+      step_bytes: what a step reads (`bytes_per_step`).
+      bandwidth: as `memory_bandwidth` gives it; None: not known.
+    """
+    row |= {"bytes_per_step": step_bytes, "bandwidth_bytes_per_s": bandwidth}
+    if bandwidth:
+        limit = batch * max(bandwidth.values()) / step_bytes
+        row["limit_fraction"] = row["ours"] / limit
 
 
 def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:

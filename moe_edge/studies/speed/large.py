@@ -22,6 +22,7 @@ from moe_edge.metrics.machine import ram_bytes
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
+    add_limit,
     bytes_per_step,
     decode_rate,
     memory_bandwidth,
@@ -82,12 +83,7 @@ def large_rows(settings: SuiteSettings, work_dir: Path) -> Rows:
                 "peer_build": found["llama.cpp"][0].build,
             }
         rows.append(make_row(case.format(NAME), figures["ours"], "tokens/s", **peer))
-    step_bytes = found["ours"][0].step_bytes
-    rows[0] |= {
-        "bytes_per_step": step_bytes,
-        "bandwidth_bytes_per_s": bandwidth,
-        "limit_fraction": rows[0]["ours"] * step_bytes / max(bandwidth.values()),
-    }
+    add_limit(rows[0], 1, found["ours"][0].step_bytes, bandwidth)
     return rows
 
 
