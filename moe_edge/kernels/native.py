@@ -69,6 +69,8 @@ def library() -> ctypes.CDLL | None:
         ctypes.c_float,
         ctypes.c_int,
     )
+    lib.moe_edge_copy.restype = None
+    lib.moe_edge_copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
     for name in TARGETS:
         capsule = jax.ffi.pycapsule(getattr(lib, f"moe_edge_{name}"))
         jax.ffi.register_ffi_target(f"moe_edge_{name}", capsule, platform="cpu")
@@ -109,6 +111,33 @@ def resize(threads: int) -> None:
         the process's affinity mask.
     """
     library().moe_edge_resize(threads)
+
+
+def spin(microseconds: int) -> None:
+    """How long the team's members stay awake after a call, 200 us at the start.
+
+    One that sleeps is back after 40-100 us; one that is awake gives way to whoever
+    wants its core, but not at once.
+    """
+    library().moe_edge_spin(microseconds)
+
+
+def copy(target: np.ndarray, source: np.ndarray) -> None:
+    """Copies an array over another of its shape and dtype, by all cores of the team.
+
+    Without native kernels, or for what is not contiguous, by one.
+    """
+    flags = target.flags, source.flags
+    if choice() == "xla" or not all(each.c_contiguous for each in flags):
+        np.copyto(target, source, casting="no")
+        return
+    same = target.dtype == source.dtype and target.shape == source.shape
+    if not (same and target.flags.writeable):
+        raise ConfigError(
+            f"a copy of {source.dtype} {source.shape} over {target.dtype} "
+            f"{target.shape}; give two arrays alike, the first writeable"
+        )
+    library().moe_edge_copy(target.ctypes.data, source.ctypes.data, target.nbytes)
 
 
 def use(instructions: str | None) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import blocks, gradients, native
@@ -177,3 +178,27 @@ def test_where_no_thread_can_be_started_the_caller_computes_alone():
         return (call() == wanted).all()
 
     assert ends_well_in_a_child(without_memory_for_stacks)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, 3_000_001])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_copy_by_all_is_the_whole_array_and_nothing_beside_it(size, dtype):
+    rng = np.random.default_rng(size)
+    source = rng.integers(0, 256, size + 5).astype(dtype)[3:-2]  # unaligned
+    whole = np.full(size + 2, 7, dtype)
+    native.copy(whole[1:-1], source)
+    np.testing.assert_array_equal(whole[1:-1], source)
+    assert whole[0] == whole[-1] == 7
+
+
+def test_a_copy_of_other_arrays_is_refused_or_done_by_one():
+    target, source = np.zeros((4, 6), np.float32), np.ones((6, 4), np.float32)
+    native.copy(target, source.T)  # not contiguous
+    assert target.all()
+    fixed = np.zeros(3, np.float32)
+    fixed.flags.writeable = False
+    for wrong in (source, np.ones((4, 6), np.float64)):
+        with pytest.raises(ConfigError, match="two arrays alike, the first writeable"):
+            native.copy(target, wrong)
+    with pytest.raises(ConfigError, match="writeable"):
+        native.copy(fixed, np.ones(3, np.float32))

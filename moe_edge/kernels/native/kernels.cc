@@ -408,9 +408,22 @@ const char* moe_edge_experts_at(const float* x, const int32_t* ids,
   return wrong.empty() ? nullptr : wrong.c_str();
 }
 
+// Copies bytes from memory to memory: one core does not read as fast as memory gives.
+void moe_edge_copy(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  moe_edge::Team& team = moe_edge::Team::Get();
+  const int chunks[] = {team.Chunks(bytes)};
+  team.Run(chunks, [&](int, int chunk, int of) {
+    long first, last;
+    moe_edge::Share(bytes, 4096, chunk, of, &first, &last);
+    std::memcpy(to + first, from + first, last - first);
+  });
+}
+
 int moe_edge_threads() { return moe_edge::Team::Get().size(); }
 
 void moe_edge_resize(int threads) { moe_edge::Team::Get().Resize(threads); }
+
+void moe_edge_spin(int microseconds) { moe_edge::Team::Get().Spin(microseconds); }
 
 }  // extern "C"
 #pragma GCC visibility pop

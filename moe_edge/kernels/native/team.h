@@ -97,6 +97,9 @@ class Team {
     size_.store(size > 0 ? std::min(size, kMost) : Default());
   }
 
+  // How long members spin after a job before they sleep.
+  void Spin(int microseconds) { spin_us_.store(microseconds); }
+
   // Chunks that a phase over so many bytes is worth.
   int Chunks(double bytes) const {
     constexpr double kLeast = 24 << 10;  // below, a hand-over costs more
@@ -228,7 +231,8 @@ class Team {
   void Member(int number, int seen) {
     using Clock = std::chrono::steady_clock;
     for (;;) {
-      const auto spin_until = Clock::now() + std::chrono::microseconds(200);
+      const std::chrono::microseconds spin(spin_us_.load(std::memory_order_relaxed));
+      const auto spin_until = Clock::now() + spin;
       for (int i = 0; turn_.load(std::memory_order_acquire) == seen; ++i) {
         if (i % 64 != 63) {
           Pause();
@@ -260,7 +264,7 @@ class Team {
   Counter next_[kPhases][kMost];  // chunk of each phase and run
   Counter done_[kPhases];         // chunks of each phase
   std::atomic<uint64_t> state_{0};  // jobs opened and closed, and members inside
-  std::atomic<int> turn_{0}, sleeping_{0};
+  std::atomic<int> turn_{0}, sleeping_{0}, spin_us_{200};
 };
 
 }  // namespace moe_edge
