@@ -5,6 +5,7 @@ is computed, the next group travels into other slots. Decoding with very few slo
 follows the order of the (token, expert) pairs, so that sums keep their order.
 """
 
+import jax
 import numpy as np
 
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
@@ -16,10 +17,18 @@ MAX_GROUP = 8  # experts of a wave: more overlap worse, fewer cost more dispatch
 
 
 class LayerWaves:
-    """Runs the experts of a layer in waves."""
+    """Runs the experts of a layer in waves.
 
-    def __init__(self, programs: LayerPrograms, manager: OffloadManager):
+    Args:
+      asks_first: the next group is asked for before a group is computed, not after its
+        program was dispatched: for programs that run in the calling thread.
+    """
+
+    def __init__(
+        self, programs: LayerPrograms, manager: OffloadManager, asks_first: bool
+    ):
         self._programs, self._manager = programs, manager
+        self._asks_first = asks_first
         self.last = None  # output of the last program here that reads slots
 
     def run(self, routed: Routed, reading: Reading, visit: LayerVisit):
@@ -51,26 +60,32 @@ class LayerWaves:
         left, transfers = [expert for expert in chosen if row[expert] < 0], []
         size = max(1, min(MAX_GROUP, residency.cache.room_L[visit.layer] // 2))
         busy, last = [], None
+
+        def ask():
+            # The lookup protects what it found; from here the waves do.
+            visit.release()
+            return visit.demand(left[:size], busy)
+
         while group or left:
+            coming = []
             if group:
                 visit.wait(transfers)
                 busy = [row[expert] for expert in group]
+                if self._asks_first:
+                    jax.block_until_ready(last)
+                    coming = ask()
                 slot_E = np.full(spec.num_experts, spec.num_slots, np.int32)
                 slot_E[group] = busy
                 carry, done = self._wave(carry, routed, reading, slot_E)
-                if last is not None:
-                    last.block_until_ready()  # its slots are about to be written
+                jax.block_until_ready(last)  # its slots are about to be written
                 last = done
-            # The lookup protects what it found; from here the waves do.
-            visit.release()
-            transfers = visit.demand(left[:size], busy)
-            if not transfers and left:
+            coming = coming or ask()
+            if not coming and left:
                 last.block_until_ready()
                 busy = []
-                transfers = visit.demand(left[:size], busy)
-            group, left = left[: len(transfers)], left[len(transfers) :]
-        if last is not None:
-            last.block_until_ready()
+                coming = ask()
+            group, left, transfers = left[: len(coming)], left[len(coming) :], coming
+        jax.block_until_ready(last)
         return carry
 
     def _segments(self, carry, routed, reading, visit):

@@ -81,7 +81,10 @@ class LayeredEngine(Engine):
         super().__init__(weights, programs)
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
-        self._waves = LayerWaves(programs, manager)
+        # On a CPU programs run in this thread (`inline.py`): what shall travel
+        # meanwhile is asked for before.
+        self._plans_first = jax.default_backend() == "cpu"
+        self._waves = LayerWaves(programs, manager, self._plans_first)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
         # By number of tokens. Programs are compiled by whoever runs first, so backends
@@ -271,8 +274,7 @@ class LayeredEngine(Engine):
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         manager, reader = self.manager, self._reader
-        if not self._slots.safe_in_thread:
-            manager.queue.poll()  # what has arrived goes into its slots
+        manager.queue.poll()  # what has arrived, or may begin to travel
         where = layer, self._turn.step, session.sequences
         reading = reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
@@ -284,13 +286,16 @@ class LayeredEngine(Engine):
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, bookkeeping meanwhile.
+                visit = self._plans_first and self._plan(reading)
                 chosen = slot_TK, reading, chunk, other_TD
                 state = self._dispatch(session, routed, *chosen)
-                reader.finish(reading, reader.look_up(reading))
+                reader.finish(reading, visit or reader.look_up(reading))
                 return state
         visit = reader.look_up(reading)
         if pairs and visit.fits:
             slot_TK, other_TD = self._bring(session, routed, reading, visit, chunk)
+            if self._plans_first:
+                visit.think_ahead()
             state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
         else:
             state = self._waves.run(routed, reading, visit)
@@ -298,6 +303,11 @@ class LayeredEngine(Engine):
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
         return state
+
+    def _plan(self, reading: Reading) -> LayerVisit:
+        visit = self._reader.look_up(reading)
+        visit.think_ahead()
+        return visit
 
     def _may_pass(self, tokens: int) -> bool:
         """Whether a layer whose experts are all here needs nobody's help."""

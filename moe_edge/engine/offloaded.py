@@ -19,6 +19,8 @@ from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
@@ -29,7 +31,7 @@ from moe_edge.offload.slot_plan import (
     slots_for,
     static_hit_curves,
 )
-from moe_edge.offload.slots import DonatedSlots, make_slots
+from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
@@ -144,6 +146,17 @@ def device_memory_bytes() -> int | None:
     return None
 
 
+def make_queue(
+    store: HostStore, slots: Slots, link: Link, recorder, asynchronous: bool = True
+) -> TransferQueue:
+    """The queue for where blocks come from and go to; `asynchronous`: False is the
+    serial reference. A thread waits for a disk or copies to another device; from
+    memory to memory it would only take a core from the programs."""
+    if asynchronous and slots.safe_in_thread and store.memory == "host":
+        return CarriedQueue(store, slots, link, recorder)
+    return TransferQueue(store, slots, link, recorder, asynchronous)
+
+
 def make_offloaded(
     reader, options: OffloadOptions, *, check_finite: bool = False, **assembly
 ) -> LayeredEngine | FusedEngine:
@@ -228,7 +241,7 @@ def assemble(
             rule = options.assist, options.assist_expert_s
             backends.append(HostBackend(config, store, link, *rule))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-        queue = TransferQueue(store, slots, link, recorder, options.asynchronous)
+        queue = make_queue(store, slots, link, recorder, options.asynchronous)
         try:
             manager = OffloadManager(
                 cache,

@@ -1,8 +1,9 @@
 """What every queue of expert blocks does: who waits, who goes first, what it came to.
 
-Two queues carry: `transfer_queue.TransferQueue` in real time, `virtual_queue.
-VirtualQueue` in computed time. Blocks go one after another, demands before prefetches,
-each in order, and a transfer under way is never interrupted.
+Three queues carry: `transfer_queue.TransferQueue` by a thread, `carried_queue.
+CarriedQueue` by whoever asks, both in real time, and `virtual_queue.VirtualQueue` in
+computed time. Blocks go one after another, demands before prefetches, each in order,
+and a transfer under way is never interrupted.
 
 Blocks that were asked for together and lie next to one another in the store travel as
 one (`Link.merges`): the link's latency passes once. They stay requests of their own

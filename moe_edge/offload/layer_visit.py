@@ -7,7 +7,8 @@ through this object, so none has an order of its own:
    layer did not choose are taken back;
 2. demand: misses, best first, after late prefetches, which become as urgent;
 3. prefetch: what the predictor names, while demands travel; where nothing travels,
-   once the layer is dispatched (`finish`);
+   once the layer is dispatched (`finish`), or just before on a device that is the
+   caller's own thread (`think_ahead`);
 4. wait for what was demanded;
 5. release: chosen experts stay in their slots until the next lookup, whose routing
    shows that this layer has been computed, or between the waves of a layer.
@@ -82,6 +83,11 @@ class LayerVisit:
         """Absent experts that are not fetched: a backend computes them."""
         self.missed += experts
 
+    def think_ahead(self) -> None:
+        """Prefetches, unless this visit has done so or does not."""
+        if self._may_prefetch:
+            self.prefetch()
+
     def prefetch(self) -> None:
         """Asks for what the predictor names, once a visit."""
         self._may_prefetch = False
@@ -136,8 +142,8 @@ class LayerVisit:
         self.transfers = transfers + fetched
         # While demands travel there is time to think ahead; if all is here there is
         # none before the dispatch.
-        if self._may_prefetch and self.travels:
-            self.prefetch()
+        if self.travels:
+            self.think_ahead()
         if meanwhile is not None:
             meanwhile()
         self.wait(self.transfers)
@@ -169,6 +175,5 @@ class LayerVisit:
 
     def finish(self) -> None:
         """The layer is dispatched: thinks ahead if that is still to do, and counts."""
-        if self._may_prefetch:
-            self.prefetch()
+        self.think_ahead()
         self._manager.statistics.count(self)

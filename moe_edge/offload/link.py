@@ -23,10 +23,12 @@ class Link:
     Attributes:
       merges: whether blocks that lie next to one another in the store may travel as one
         transfer, with one latency.
+      free_s: when it may take the next transfer, by `time.perf_counter`.
     """
 
     emulated = False
     merges = True
+    free_s = 0.0
 
     def rest(self) -> None:
         """Returns when the link may take the next transfer."""
@@ -81,7 +83,7 @@ class EmulatedLink(Link):
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
         self.merges = merges
-        self._free_s = self._last_s = 0.0
+        self.free_s = self._last_s = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         """How long a transfer occupies the link."""
@@ -90,19 +92,19 @@ class EmulatedLink(Link):
     def transfer(
         self, num_bytes: int, ready_s: float, copy: Callable, *args
     ) -> tuple[float, float, Any]:
-        start_s = max(ready_s, self._free_s)
+        start_s = max(ready_s, self.free_s)
         begun_s = time.perf_counter()
         result = copy(*args)
         copy_s = time.perf_counter() - begun_s
         self._last_s = max(self.seconds(num_bytes), copy_s)
-        self._free_s = start_s + self._last_s
-        return start_s, max(self._free_s, time.perf_counter()), result
+        self.free_s = start_s + self._last_s
+        return start_s, max(self.free_s, time.perf_counter()), result
 
     def rest(self) -> None:
         # Rather early than late: a start before the link is free is dated later. Not
         # by whole transfers, though: who has begun cannot be overtaken.
         early_s = min(_OVERSHOOT_S, self._last_s / 2)
-        left_s = self._free_s - time.perf_counter() - early_s
+        left_s = self.free_s - time.perf_counter() - early_s
         if left_s > 0:
             time.sleep(left_s)
 

@@ -56,6 +56,10 @@ class AliasedSlots:
         """Copies a record into a row; see the contract above."""
         np.copyto(self._host_SR[slot], record_R, casting="no")
 
+    def row(self, slot: int) -> np.ndarray:
+        """The row itself [R], for a writer of its own; see the contract above."""
+        return self._host_SR[slot]
+
     def read(self, slot: int) -> np.ndarray:
         """A copy of a row."""
         return self._host_SR[slot].copy()

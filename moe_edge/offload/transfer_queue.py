@@ -90,24 +90,29 @@ class TransferQueue(BlockQueue):
                 raise IndexError(f"slot {slot}; there are {self.slots.num_slots}")
         transfers = super().request_all(blocks, cause, step)
         if transfers and not self.asynchronous:
-            self._carry_now(self._queues[cause])
-            wait_until(max(transfer.arrival_s for transfer in transfers))
-            self._wait_s += time.perf_counter() - transfers[0].requested_s
+            self._carry_now(transfers)
         return transfers
 
-    def _carry_now(self, waiting: deque[Transfer]) -> None:
-        """The serial reference."""
+    def _carry_now(self, transfers: Sequence[Transfer]) -> None:
+        """The serial reference: carries what was just asked for, and waits for it."""
+        waiting = self._queues[transfers[0].cause]
         try:
             while waiting:
-                run = self._take(waiting)
-                sources = [self._source(t.layer, t.expert) for t in run]
-                self._carry(run, self._write, run, sources)
-                for transfer in run:
-                    transfer.state = "done"
+                self._carry_next(waiting)
         finally:
             for transfer in waiting:  # of an error: nobody will carry them
                 transfer.state = "cancelled"
             waiting.clear()
+        wait_until(max(transfer.arrival_s for transfer in transfers))
+        self._wait_s += time.perf_counter() - transfers[0].requested_s
+
+    def _carry_next(self, waiting: deque[Transfer]) -> None:
+        """Carries the next blocks of a queue in the calling thread."""
+        run = self._take(waiting)
+        sources = [self._source(t.layer, t.expert) for t in run]
+        self._carry(run, self._write, run, sources)
+        for transfer in run:
+            transfer.state = "done"
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """Returns when all blocks are in their slots: the seconds it took.
@@ -119,12 +124,7 @@ class TransferQueue(BlockQueue):
         transfers = list(transfers)
         start_s = time.perf_counter()
         while not all(transfer.state == "done" for transfer in transfers):
-            for transfer in transfers:
-                if transfer.state == "cancelled":
-                    raise RuntimeError(
-                        f"layer {transfer.layer}, expert {transfer.expert}: waiting "
-                        "for a transfer that was cancelled"
-                    )
+            refuse_cancelled(transfers)
             with self._finished:
                 self._check()
                 while not self._staged:
@@ -271,3 +271,13 @@ class TransferQueue(BlockQueue):
                     return self._take(waiting, room, apart)
                 self._work.wait()
         return None
+
+
+def refuse_cancelled(transfers: Iterable[Transfer]) -> None:
+    """Raises RuntimeError if one of them will never arrive."""
+    for transfer in transfers:
+        if transfer.state == "cancelled":
+            raise RuntimeError(
+                f"layer {transfer.layer}, expert {transfer.expert}: waiting for a "
+                "transfer that was cancelled"
+            )

@@ -15,6 +15,7 @@ import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
+from moe_edge.engine.inline import run_inline
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.load import load_engine
@@ -60,6 +61,7 @@ class Bench:
     """
 
     def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
+        run_inline()  # for the engines to come; the resident one reads every token
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
         self.store = HostStore(open_checkpoint(checkpoint))

@@ -304,8 +304,12 @@ def test_mode_names_the_engine_and_fused_writes_no_trace():
         make_offloaded(StoreReader(GQA), options, with_trace=True)
 
 
+# Blocks that a thread carries, also where the device shares the host's memory.
+BY_THREAD = OffloadOptions(memory="pinned")
+
+
 def test_closed_engine_lets_go_of_its_records():
-    engine = make_offloaded(StoreReader(GQA), OffloadOptions())
+    engine = make_offloaded(StoreReader(GQA), BY_THREAD)
     thread = engine.manager.queue._thread
     assert thread.is_alive() and isinstance(engine.manager.queue.store, HostStore)
     engine.close()
@@ -338,7 +342,7 @@ def queues(monkeypatch):
 def test_refused_assembly_leaves_no_thread(queues, config, dtype, message):
     programs = LayerPrograms(config, dtype)
     with pytest.raises(ConfigError, match=message):
-        make_offloaded(StoreReader(GQA), OffloadOptions(), programs=programs)
+        make_offloaded(StoreReader(GQA), BY_THREAD, programs=programs)
     (queue,) = queues
     assert not queue._thread.is_alive()
 

@@ -1,0 +1,167 @@
+"""The queue whose user carries blocks: same order and times as in computed time."""
+
+import time
+
+import numpy as np
+import pytest
+
+from moe_edge.core.events import Recorder
+from moe_edge.offload import carried_queue
+from moe_edge.offload import link as links
+from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.slots import AliasedSlots
+from moe_edge.offload.virtual_queue import VirtualQueue
+from tests.offload.test_merged_transfers import Script, noting
+from tests.offload.test_transfer_queue import BLOCK, EXPERTS, SIZE, Store, contents
+from tests.support.slot_kinds import on_cpu
+
+pytestmark = on_cpu
+
+
+def make(slots=8, kind=CarriedQueue, **options):
+    options.setdefault("recorder", Recorder())
+    return kind(Store(), AliasedSlots(slots, SIZE, np.float32), **options)
+
+
+class Clock:
+    """In place of `time`: it stands still unless somebody sleeps."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def perf_counter(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += max(seconds, 1e-6)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(links, "time", clock)
+    monkeypatch.setattr(carried_queue, "time", clock)
+    return clock
+
+
+def on(clock, queue):
+    queue._clock = clock.perf_counter
+    return queue
+
+
+def test_without_an_emulated_link_a_block_is_there_when_the_request_returns():
+    queue = make()
+    transfers = queue.request_all([(3, e, e + 1) for e in range(5)], "prefetch")
+    assert all(transfer.done for transfer in transfers)
+    assert contents(queue) == [0, 300, 301, 302, 303, 304, 0, 0]
+    assert queue._thread is None and queue.wait(transfers) < 1.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_carries_the_runs_of_computed_time_in_the_same_order(seed, clock):
+    script, queues = Script(seed), []
+    for kind in (VirtualQueue, CarriedQueue):
+        link = EmulatedLink(BLOCK, 1.0)  # 1 s of latency and 1 s a block
+        if kind is VirtualQueue:
+            queue = noting(kind)(link, BLOCK, EXPERTS)
+            queue.now_s = clock.now_s
+        else:
+            slots = AliasedSlots(script.slots + 1, SIZE, np.float32)
+            queue = on(clock, noting(kind)(Store(), slots, link))
+        first = queue.request(0, 0, script.slots, "demand")
+        if kind is VirtualQueue:
+            queue.now_s += 1e-3
+            queue.poll()  # begins, as the other did at once
+        transfers = script.run(queue)
+        queue.wait([first, *transfers])
+        queues.append((queue, first, transfers))
+    (computed, *_, expected), (carried, *_, found) = queues
+    assert carried.runs == computed.runs and any(len(run) > 1 for run in carried.runs)
+    for transfer in found:
+        held = contents(carried)[transfer.slot]
+        assert held == 100 * transfer.layer + transfer.expert
+    for name in ("merged", "cancelled"):
+        assert getattr(carried.stats(), name) == getattr(computed.stats(), name)
+    base_s = queues[0][1].arrival_s, queues[1][1].arrival_s
+    after_s = [
+        [transfer.arrival_s - base for transfer in transfers]
+        for transfers, base in zip((expected, found), base_s, strict=True)
+    ]
+    np.testing.assert_allclose(after_s[1], after_s[0], atol=1e-2)
+
+
+def test_who_looks_late_finds_transfers_dated_to_when_the_link_was_free(clock):
+    queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))  # 1 s a block
+    transfers = queue.request_all([(0, e, e) for e in (0, 2, 4)], "prefetch")
+    assert [transfer.state for transfer in transfers] == ["done", "queued", "queued"]
+    clock.now_s += 2.5  # two more have begun meanwhile, and one of them has ended
+    queue.poll()
+    assert [transfer.state for transfer in transfers] == 3 * ["done"]
+    assert [transfer.done for transfer in transfers] == [True, True, False]
+    begun_s = transfers[0].requested_s
+    arrivals_s = [transfer.arrival_s - begun_s for transfer in transfers]
+    # None arrives before it is copied; the link was not idle for it.
+    np.testing.assert_allclose(arrivals_s, [1, 2.5, 3], atol=1e-6)
+    assert queue.wait(transfers) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_demand_overtakes_what_has_not_begun(clock):
+    queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))
+    prefetches = queue.request_all([(0, e, e) for e in (0, 2, 4)], "prefetch")
+    demand = queue.request(1, 0, 6, "demand")
+    assert queue.wait([demand]) == pytest.approx(2.0, abs=1e-3)
+    assert queue.cancel_prefetches() == [(0, 2, 2), (0, 4, 4)]
+    assert [transfer.done for transfer in prefetches] == [True, False, False]
+    with pytest.raises(RuntimeError, match="expert 2: .* cancelled"):
+        queue.wait(prefetches)
+    assert contents(queue) == [0, 0, 0, 0, 0, 0, 100, 0]
+
+
+def test_a_copy_slower_than_the_link_makes_the_transfer_longer(clock, monkeypatch):
+    row = AliasedSlots.row
+
+    def slowly(slots, slot):
+        clock.now_s += 3.0
+        return row(slots, slot)
+
+    monkeypatch.setattr(AliasedSlots, "row", slowly)
+    queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))
+    transfer = queue.request(0, 1, 0, "demand")
+    assert transfer.arrival_s == pytest.approx(transfer.requested_s + 3.0, abs=1e-3)
+
+
+def test_error_stays_until_recovery():
+    queue = make()
+    with pytest.raises(KeyError, match="no expert 6"):
+        queue.request(0, EXPERTS, 0, "demand")
+    for again in (queue.poll, lambda: queue.request(0, 1, 2, "demand")):
+        with pytest.raises(KeyError):
+            again()
+    queue.recover()
+    queue.wait(queue.request_all([(1, e, e) for e in range(3)], "demand"))
+    assert contents(queue)[:3] == [100, 101, 102]
+
+
+def test_closed_and_refused():
+    queue = make(link=EmulatedLink(BLOCK / 60.0))
+    first = queue.request_all([(0, 0, 0), (0, 2, 5)], "prefetch")
+    with pytest.raises(RuntimeError, match="slot 5 awaits layer 0, expert 2"):
+        queue.request(0, 3, 5, "demand")
+    with pytest.raises(IndexError, match="slot 8; there are 8"):
+        queue.request(0, 0, 8, "demand")
+    queue.close()
+    queue.close()  # twice is fine
+    for again in (queue.poll, lambda: queue.wait(first)):
+        with pytest.raises(RuntimeError, match="queue is closed"):
+            again()
+
+
+def test_time_passes_while_nobody_looks():
+    queue = make(link=EmulatedLink(BLOCK / 20e-3))
+    begun_s = time.perf_counter()
+    transfer = queue.request(0, 0, 0, "demand")
+    time.sleep(20e-3)
+    waited_s = queue.wait([transfer])
+    assert transfer.done and time.perf_counter() - begun_s >= 20e-3
+    assert waited_s < 20e-3
