@@ -6,20 +6,29 @@ threads that wake up, 160 us a layer on two cores of a Xeon (docs/measurements.m
 """
 
 import jax
+from jax._src.xla_bridge import backends_are_initialized
 
 from moe_edge.kernels import native
 
 # What a host takes between two layers, and a short wait for blocks. Nobody else wants
 # the cores meanwhile, as the caller is one of the threads that compute.
 SPIN_US = 1000
+_is_inline = False
 
 
 def run_inline() -> None:
-    """From here on, if nothing has run on this process's CPU yet; else nothing changes.
+    """From here on, if nothing has run in this process yet; else nothing changes.
 
-    A resident engine of the same process then begins no step ahead. The kernels' other
-    threads stay awake between two layers in any case.
+    A resident engine of the same process then gains nothing by beginning a step ahead:
+    decoding the default model takes a third longer.
     """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if native.choice() == "native":
+    global _is_inline
+    if not backends_are_initialized():  # later JAX would not notice
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        _is_inline = True
+
+
+def stay_awake() -> None:
+    """The kernels' other threads spin between two layers, where programs run inline."""
+    if _is_inline and native.choice() == "native":
         native.spin(SPIN_US)

@@ -81,8 +81,8 @@ class LayeredEngine(Engine):
         super().__init__(weights, programs)
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
-        # On a CPU programs run in this thread (`inline.py`): what shall travel
-        # meanwhile is asked for before.
+        # On a CPU programs run in this thread, if no other engine came first
+        # (`inline.py`): what shall travel meanwhile is asked for before.
         self._plans_first = jax.default_backend() == "cpu"
         self._waves = LayerWaves(programs, manager, self._plans_first)
         self._predictor = manager.predictor_run.predictor
@@ -214,7 +214,7 @@ class LayeredEngine(Engine):
         session = super().new_session(batch, capacity, with_caches)
         sessions = self._turn.sessions
         if sessions:
-            self.manager.queue.poll()  # raises what its thread died of
+            self.manager.queue.poll()  # raises what went wrong
         else:
             self.manager.drain()
         sessions.add(session)
@@ -232,12 +232,10 @@ class LayeredEngine(Engine):
             self._foreseen = self._shadow.step(session, tokens_B, active_B)
 
     def _run_layers(self, session, x, chunk, on_routing):
+        if self._plans_first:
+            self._look_ahead()
         state = self._attend(session, 0, x, chunk)
-        if self._turn.reader is not None:
-            # Nothing above depends on the last step's experts where the caller knows
-            # its tokens beforehand, and slots that a program reads must not change.
-            jax.block_until_ready(self._turn.reader)
-        if self._foreseen is not None:
+        if not self._plans_first:
             self._look_ahead()
         for layer in range(self.config.num_layers):
             if self._is_moe[layer]:
@@ -250,6 +248,12 @@ class LayeredEngine(Engine):
 
     def _look_ahead(self) -> None:
         """Asks for what the shadow expects of this token, layer by layer as it runs."""
+        if self._turn.reader is not None:
+            # Nothing depends on the last step's experts where the caller knows its
+            # tokens beforehand, and slots that a program reads must not change.
+            jax.block_until_ready(self._turn.reader)
+        if self._foreseen is None:
+            return
         choices, self._foreseen = self._foreseen, None
         E = self.config.moe.num_experts
         wanted_LE = np.full((len(choices), E), NOT_WANTED, np.float32)
@@ -267,14 +271,15 @@ class LayeredEngine(Engine):
     def _attend(self, session, layer: int, x, chunk):
         arguments = self._layer_arguments(session, layer, chunk)
         is_moe = self._is_moe[layer]
-        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
         self._reader.note_dispatch()
+        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         manager, reader = self.manager, self._reader
-        manager.queue.poll()  # what has arrived, or may begin to travel
+        if not self._slots.safe_in_thread:
+            manager.queue.poll()  # what has arrived goes into its slots
         where = layer, self._turn.step, session.sequences
         reading = reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
@@ -286,7 +291,7 @@ class LayeredEngine(Engine):
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, bookkeeping meanwhile.
-                visit = self._plans_first and self._plan(reading)
+                visit = self._plan(reading) if self._plans_first else None
                 chosen = slot_TK, reading, chunk, other_TD
                 state = self._dispatch(session, routed, *chosen)
                 reader.finish(reading, visit or reader.look_up(reading))
@@ -362,10 +367,10 @@ class LayeredEngine(Engine):
             state = self.programs.experts(*chosen)
         else:
             arguments = self._layer_arguments(session, following, chunk)
+            self._reader.note_dispatch()
             state, session.caches[following] = self.programs.advance(
                 self._is_moe[following], chosen, *arguments
             )
-            self._reader.note_dispatch()
         self._turn.reader = state
         return state
 

@@ -54,14 +54,11 @@ def load_engine(
       ConfigError: k out of range.
     """
     keep_heap()
-    if offload is not None and offload.mode != "fused":
-        from moe_edge.engine.inline import run_inline
-
-        run_inline()
     reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
 
+    from moe_edge.engine.inline import run_inline
     from moe_edge.engine.offloaded import make_offloaded
     from moe_edge.engine.resident import ResidentEngine
     from moe_edge.engine.weights import load_weights
@@ -72,6 +69,8 @@ def load_engine(
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
+        if offload.mode != "fused":
+            run_inline()
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)

@@ -12,6 +12,7 @@ from moe_edge.core.events import Recorder
 from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
+from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -149,9 +150,14 @@ def device_memory_bytes() -> int | None:
 def make_queue(
     store: HostStore, slots: Slots, link: Link, recorder, asynchronous: bool = True
 ) -> TransferQueue:
-    """The queue for where blocks come from and go to; `asynchronous`: False is the
-    serial reference. A thread waits for a disk or copies to another device; from
-    memory to memory it would only take a core from the programs."""
+    """The queue for where blocks come from and go to.
+
+    A thread waits for a disk or copies to another device; from memory to memory it
+    would only take a core from the programs.
+
+    Args:
+      asynchronous: False is the serial reference.
+    """
     if asynchronous and slots.safe_in_thread and store.memory == "host":
         return CarriedQueue(store, slots, link, recorder)
     return TransferQueue(store, slots, link, recorder, asynchronous)
@@ -190,7 +196,7 @@ def assemble(
     """An offloaded engine over weights and a store, which engines may share.
 
     The one place where cache, queue, policies and backends become an engine. A queue's
-    thread starts here, and ends if the engine is refused.
+    thread may start here, and ends if the engine is refused.
 
     Args:
       weights: all but the experts.
@@ -235,6 +241,7 @@ def assemble(
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:
         cache = SlotCache(spec, policy)
+        stay_awake()
         slots = make_slots(spec.num_slots, store.record_size, store.dtype)
         link, backends = options.link(), []
         if options.assist is not None:

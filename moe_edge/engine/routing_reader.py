@@ -76,6 +76,7 @@ class RoutingReader:
         """Waits for a layer's routing and applies the route policy."""
         manager, routing = self._manager, routed.routing
         ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
+        manager.queue.poll()  # what the link has done meanwhile
         host_TK = scores_TE = wanted_NE = None
         if self._keeps_weights:
             host_TK = np.asarray(weights_TK)

@@ -127,17 +127,17 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
 
     Without native kernels, or for what is not contiguous, by one.
     """
-    flags = target.flags, source.flags
-    if choice() == "xla" or not all(each.c_contiguous for each in flags):
-        np.copyto(target, source, casting="no")
-        return
     same = target.dtype == source.dtype and target.shape == source.shape
     if not (same and target.flags.writeable):
         raise ConfigError(
             f"a copy of {source.dtype} {source.shape} over {target.dtype} "
             f"{target.shape}; give two arrays alike, the first writeable"
         )
-    library().moe_edge_copy(target.ctypes.data, source.ctypes.data, target.nbytes)
+    flags = target.flags, source.flags
+    if choice() == "xla" or not all(each.c_contiguous for each in flags):
+        np.copyto(target, source)
+    else:
+        library().moe_edge_copy(target.ctypes.data, source.ctypes.data, target.nbytes)
 
 
 def use(instructions: str | None) -> bool:

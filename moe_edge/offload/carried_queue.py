@@ -20,9 +20,10 @@ from moe_edge.offload.transfer_queue import Blocks, TransferQueue, refuse_cancel
 class CarriedQueue(TransferQueue):
     """Moves blocks into slots in the thread that calls it, when the link is free.
 
-    A transfer begins when somebody looks (`request_all`, `poll`, `wait`) after the link
-    became free, and is dated to that moment; until then it can be overtaken or taken
-    back. A link that is not emulated is always free.
+    A transfer begins when somebody looks after the link became free, and is dated to
+    that moment, though it arrives no earlier than it is copied. Whatever changes the
+    order looks first, so nothing is overtaken that would have begun. A link that is not
+    emulated is always free. Copying what is demanded counts as waiting for it.
     """
 
     def __init__(
@@ -33,6 +34,25 @@ class CarriedQueue(TransferQueue):
         recorder: Recorder | None = None,
     ):
         super().__init__(store, slots, link, recorder, asynchronous=False)
+        self._copied_s = 0.0  # copying demands, since somebody last waited
+
+    def request_all(
+        self,
+        blocks: Sequence[tuple[int, int, int]],
+        cause: str,
+        step: int | None = None,
+    ) -> list[Transfer]:
+        """As `TransferQueue.request_all`."""
+        self.poll()
+        return super().request_all(blocks, cause, step)
+
+    def promote(self, transfer: Transfer) -> None:
+        self.poll()
+        super().promote(transfer)
+
+    def cancel_prefetches(self, keep=()) -> list[tuple[int, int, int]]:
+        self.poll()
+        return super().cancel_prefetches(keep)
 
     def _carry_now(self, transfers: Sequence[Transfer]) -> None:
         self.poll()
@@ -50,14 +70,16 @@ class CarriedQueue(TransferQueue):
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """As `TransferQueue.wait`."""
+        transfers = list(transfers)
+        if not transfers:
+            return 0.0
         self._check()
-        transfers, start_s = list(transfers), time.perf_counter()
         refuse_cancelled(transfers)
+        start_s, self._copied_s = time.perf_counter() - self._copied_s, 0.0
         while any(transfer.state == "queued" for transfer in transfers):
             self._begin()
-        if transfers:
-            wait_until(max(transfer.arrival_s for transfer in transfers))
-        waited_s = time.perf_counter() - start_s
+        wait_until(max(transfer.arrival_s for transfer in transfers))
+        waited_s, self._copied_s = time.perf_counter() - start_s, 0.0
         self._wait_s += waited_s
         return waited_s
 
@@ -66,8 +88,15 @@ class CarriedQueue(TransferQueue):
             native.copy(self.slots.row(transfer.slot), source_R)  # by all cores
 
     def _begin(self) -> None:
+        begun_s, waiting = time.perf_counter(), self._next_queue()
+        is_demand = waiting[0].cause == "demand"
         try:
-            self._carry_next(self._next_queue())
-        except BaseException as error:
+            self._carry_next(waiting)
+        except Exception as error:
             self._error = error
             raise
+        except BaseException:  # by a signal
+            self._error = RuntimeError("a transfer was interrupted")
+            raise
+        if is_demand:
+            self._copied_s += time.perf_counter() - begun_s

@@ -57,8 +57,8 @@ class LayerVisit:
 
     @property
     def travels(self) -> bool:
-        """Whether something is on its way that the layer waits for."""
-        return not all(transfer.done for transfer in self.transfers)
+        """Whether something was asked for that the layer waits for."""
+        return bool(self.transfers)
 
     def demand(self, experts, busy=()) -> list[Transfer]:
         """Asks for experts, best first: transfers of those that got a slot.
@@ -140,8 +140,7 @@ class LayerVisit:
                     "experts got slots"
                 )
         self.transfers = transfers + fetched
-        # While demands travel there is time to think ahead; if all is here there is
-        # none before the dispatch.
+        # While demands travel there is time to think ahead.
         if self.travels:
             self.think_ahead()
         if meanwhile is not None:

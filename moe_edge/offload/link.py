@@ -43,7 +43,8 @@ class Link:
           ready_s: when the transfer was asked for, by `time.perf_counter`.
         Returns:
           Start and end by `time.perf_counter`, and what `copy` returned. The end may
-          lie ahead: until then the block has not arrived (`wait_until`).
+          lie ahead: until then the block has not arrived (`wait_until`). Or behind: of
+          a copy made late, when the link would have been done.
         """
         start_s = time.perf_counter()
         result = copy(*args)
@@ -98,7 +99,7 @@ class EmulatedLink(Link):
         copy_s = time.perf_counter() - begun_s
         self._last_s = max(self.seconds(num_bytes), copy_s)
         self.free_s = start_s + self._last_s
-        return start_s, max(self.free_s, time.perf_counter()), result
+        return start_s, self.free_s, result
 
     def rest(self) -> None:
         # Rather early than late: a start before the link is free is dated later. Not
@@ -134,6 +135,11 @@ class SharedLink(Link):
         self.emulated, self.describe = link.emulated, link.describe
         self.merges = link.merges
         self._link, self._turns = link, turns
+
+    @property
+    def free_s(self) -> float:
+        """When it and what it shares are free."""
+        return max(self._link.free_s, self._turns.free_s)
 
     def transfer(
         self, num_bytes: int, ready_s: float, copy: Callable, *args

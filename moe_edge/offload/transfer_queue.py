@@ -27,7 +27,7 @@ class Blocks(Protocol):
 
 
 class TransferQueue(BlockQueue):
-    """Moves blocks into slots by a thread of its own.
+    """Moves blocks into slots by a thread of its own, from a disk or to a GPU.
 
     All methods belong to one thread, the engine's. The background thread writes slots
     that allow it (`safe_in_thread`); for the others it brings blocks to the device, and
@@ -209,6 +209,9 @@ class TransferQueue(BlockQueue):
             num_bytes, run[0].requested_s, copy, *args
         )
         self._carried(run, start_s, end_s)
+        now_s = self._clock()
+        for transfer in run:  # not before it is copied
+            transfer.arrival_s = max(end_s, now_s)
         if self.recorder.enabled:
             self._record(run, start_s)
         return result

@@ -115,17 +115,14 @@ def assert_prefetched_and_used(engine, least=5):
 def test_logits_equal_resident_under_every_predictor(predictor, horizon, options):
     if predictor == "oracle":
         options = {"chosen_SLK": chosen_SLK()}
-    link = {}
-    if predictor == "smoe_partial":  # looks ahead only while something travels
-        link = {"link_bytes_per_s": 1e7}  # 0.4 ms a block
-    named = {"predictor": predictor, "predictor_options": options}
-    engine = engine_of(horizon=horizon, **named, **link)
+    engine = engine_of(predictor=predictor, predictor_options=options, horizon=horizon)
     if predictor == "moe_infinity":  # speaks from the second sequence on
         assert_same_bits(engine, *BITS)
         engine.reset_records()
     assert_same_bits(engine, *BITS)
     assert_prefetched_and_used(engine)
     accuracy = engine.manager.predictor_run.accuracy
+    # SMoE's looks ahead only where demands travel.
     least = STEPS / 2 if predictor == "smoe_partial" else STEPS - 1
     assert accuracy.rounds_LA.sum() >= least
     if predictor == "oracle":
@@ -154,18 +151,17 @@ def test_logits_of_a_batch_equal_resident_under_every_predictor(predictor, horiz
 
 @pytest.mark.parametrize("predictor", ["none", "previous"])
 def test_asynchronous_equals_serial(predictor):
-    engines = [
-        engine_of(predictor=predictor, asynchronous=asynchronous)
-        for asynchronous in (True, False)
-    ]
-    for engine in engines:
+    serial = engine_of(predictor=predictor, asynchronous=False)
+    assert_same_bits(serial, *BITS)
+    assert serial.manager.counters[True].late == 0
+    for memory in ("host", "pinned"):  # by the engine's thread, and by another
+        engine = engine_of(predictor=predictor, memory=memory)
         assert_same_bits(engine, *BITS)
-    counters = [engine.manager.counters[True] for engine in engines]
-    if predictor == "none":
-        assert counters[0].misses == counters[1].misses
-    assert counters[1].late == 0
-    bytes_moved = [engine.manager.queue.stats().demand.bytes for engine in engines]
-    assert (bytes_moved[0] == bytes_moved[1]) or predictor != "none"
+        if predictor == "none":
+            counters = [each.manager.counters[True].misses for each in (serial, engine)]
+            assert counters[0] == counters[1]
+            stats = [each.manager.queue.stats().demand for each in (serial, engine)]
+            assert stats[0].bytes == stats[1].bytes
 
 
 def test_slow_link_makes_true_prefetches_late_and_takes_wrong_ones_back():

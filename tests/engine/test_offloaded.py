@@ -16,6 +16,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.model import kv_cache
+from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.store import HostStore
 from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.conversion import convert
@@ -28,6 +29,7 @@ from tests.support.layered import (
     layered,
     resident_logits,
 )
+from tests.support.slot_kinds import on_cpu
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
@@ -317,6 +319,23 @@ def test_closed_engine_lets_go_of_its_records():
     assert not thread.is_alive()
     assert STEPS  # the engine is still there to be asked for its counters
     assert engine.movement()["bytes_moved"] == 0
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "options, kind, has_thread",
+    [
+        ({}, CarriedQueue, False),
+        ({"link_bytes_per_s": 1e9}, CarriedQueue, False),
+        ({"memory": "pinned"}, TransferQueue, True),
+        ({"asynchronous": False}, TransferQueue, False),
+    ],
+)
+def test_who_carries_depends_on_where_blocks_come_from(options, kind, has_thread):
+    engine = make_offloaded(StoreReader(GQA), OffloadOptions(**options))
+    assert type(engine.manager.queue) is kind
+    assert (engine.manager.queue._thread is not None) == has_thread
+    engine.close()
 
 
 @pytest.fixture

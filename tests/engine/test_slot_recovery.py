@@ -50,7 +50,8 @@ CASES = [
     ("resident", "gqa", programs, "decode", 2, True),
     ("layered", "mla", programs, "advance", 3, True),
     ("layered", "mla", programs, "experts", 2, False),
-    ("layered", "mla", transfers, "_source", 5, False),  # the queue's thread dies
+    ("layered", "mla", transfers, "_source", 5, False),  # of whoever carries blocks
+    ("threaded", "mla", transfers, "_source", 5, False),  # the queue's thread dies
     ("layered", "mla", transfers, "wait", 3, False),
     ("waves", "gpt_oss", programs, "wave", 2, True),
     ("waves", "gpt_oss", transfers, "_source", 40, False),

@@ -42,6 +42,12 @@ def host_call(layout):
     return functools.partial(run_at, x_TD, ids_TK, weights_TK)
 
 
+def copied(source):
+    target = np.zeros_like(source)
+    native.copy(target, source)
+    return target
+
+
 def all_calls():
     """Every kernel, large enough for several threads, by name."""
     rng = np.random.default_rng(0)
@@ -76,6 +82,7 @@ def all_calls():
         "experts, q8_0": experts("q8_0"),
         "experts, q4_0": experts("q4_0"),
         "experts_at": host_call(RecordLayout(96, 96)),
+        "copy": functools.partial(copied, normal(300_000)),
     }
 
 

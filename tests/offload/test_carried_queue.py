@@ -37,6 +37,17 @@ class Clock:
         self.now_s += max(seconds, 1e-6)
 
 
+def slow_copies(clock, monkeypatch):
+    """3 s each."""
+    row = AliasedSlots.row
+
+    def slowly(slots, slot):
+        clock.now_s += 3.0
+        return row(slots, slot)
+
+    monkeypatch.setattr(AliasedSlots, "row", slowly)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
@@ -55,7 +66,19 @@ def test_without_an_emulated_link_a_block_is_there_when_the_request_returns():
     transfers = queue.request_all([(3, e, e + 1) for e in range(5)], "prefetch")
     assert all(transfer.done for transfer in transfers)
     assert contents(queue) == [0, 300, 301, 302, 303, 304, 0, 0]
-    assert queue._thread is None and queue.wait(transfers) < 1.0
+    assert queue._thread is None
+
+
+def test_copying_a_demand_is_waiting_for_it(clock, monkeypatch):
+    slow_copies(clock, monkeypatch)
+    queue = on(clock, make())
+    prefetched = queue.request(0, 1, 0, "prefetch")
+    assert queue.wait([prefetched]) == 0.0
+    demands = queue.request_all([(0, e, e) for e in (2, 4)], "demand")
+    assert queue.wait([]) == 0.0
+    assert queue.wait(demands) == pytest.approx(6.0, abs=1e-3)
+    assert queue.wait(demands) == 0.0
+    assert queue.stats().wait_s == pytest.approx(6.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -103,6 +126,7 @@ def test_who_looks_late_finds_transfers_dated_to_when_the_link_was_free(clock):
     arrivals_s = [transfer.arrival_s - begun_s for transfer in transfers]
     # None arrives before it is copied; the link was not idle for it.
     np.testing.assert_allclose(arrivals_s, [1, 2.5, 3], atol=1e-6)
+    np.testing.assert_allclose([transfer.seconds for transfer in transfers], 1)
     assert queue.wait(transfers) == pytest.approx(0.5, abs=1e-3)
 
 
@@ -111,21 +135,45 @@ def test_a_demand_overtakes_what_has_not_begun(clock):
     prefetches = queue.request_all([(0, e, e) for e in (0, 2, 4)], "prefetch")
     demand = queue.request(1, 0, 6, "demand")
     assert queue.wait([demand]) == pytest.approx(2.0, abs=1e-3)
-    assert queue.cancel_prefetches() == [(0, 2, 2), (0, 4, 4)]
-    assert [transfer.done for transfer in prefetches] == [True, False, False]
-    with pytest.raises(RuntimeError, match="expert 2: .* cancelled"):
+    assert [transfer.state for transfer in prefetches] == ["done", "queued", "queued"]
+    assert queue.cancel_prefetches() == [(0, 4, 4)]  # the other has begun by now
+    with pytest.raises(RuntimeError, match="expert 4: .* cancelled"):
         queue.wait(prefetches)
-    assert contents(queue) == [0, 0, 0, 0, 0, 0, 100, 0]
+    assert contents(queue) == [0, 0, 2, 0, 0, 0, 100, 0]
+
+
+@pytest.mark.parametrize("how", ["request", "promote", "cancel_prefetches"])
+def test_what_has_begun_by_now_is_neither_overtaken_nor_taken_back(how, clock):
+    queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))
+    prefetches = queue.request_all([(0, e, e) for e in (0, 2, 4)], "prefetch")
+    clock.now_s += 1.5  # the second one travels, but nobody has looked
+    if how == "request":
+        demand = queue.request(1, 0, 6, "demand")
+        assert queue.wait([demand]) == pytest.approx(1.5, abs=1e-3)
+    elif how == "promote":
+        queue.promote(prefetches[2])
+        assert queue.wait([prefetches[2]]) == pytest.approx(1.5, abs=1e-3)
+    else:
+        assert queue.cancel_prefetches() == [(0, 4, 4)]
+    assert prefetches[1].done or how == "cancel_prefetches"
+    assert prefetches[1].state == "done"
+
+
+def test_an_interrupted_copy_never_arrives(monkeypatch):
+    def interrupted(slots, slot):
+        raise KeyboardInterrupt
+
+    queue = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(AliasedSlots, "row", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.request(0, 1, 0, "demand")
+    with pytest.raises(RuntimeError, match="a transfer was interrupted"):
+        queue.poll()
 
 
 def test_a_copy_slower_than_the_link_makes_the_transfer_longer(clock, monkeypatch):
-    row = AliasedSlots.row
-
-    def slowly(slots, slot):
-        clock.now_s += 3.0
-        return row(slots, slot)
-
-    monkeypatch.setattr(AliasedSlots, "row", slowly)
+    slow_copies(clock, monkeypatch)
     queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))
     transfer = queue.request(0, 1, 0, "demand")
     assert transfer.arrival_s == pytest.approx(transfer.requested_s + 3.0, abs=1e-3)

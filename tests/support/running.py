@@ -25,6 +25,8 @@ MODELS = {
 OPTIONS = {
     # A record for each row, where rows join and leave.
     "layered": {"device_memory": "50%", "predictor": "previous"},
+    # Blocks are carried by a thread.
+    "threaded": {"device_memory": "50%", "memory": "pinned"},
     # Fewer slots than a step chooses: 4.
     "waves": {"device_memory": "17%", "predictor": "stale_gate"},
     "fused": {"device_memory": "50%", "mode": "fused"},
