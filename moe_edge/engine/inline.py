@@ -19,13 +19,19 @@ _is_inline = False
 def run_inline() -> None:
     """From here on, if nothing has run in this process yet; else nothing changes.
 
-    A resident engine of the same process then gains nothing by beginning a step ahead:
-    decoding the default model takes a third longer.
+    Not for whom the thread of JAX's is of use: a resident engine of the same process
+    then gains nothing by beginning a step ahead (decoding the default model takes a
+    third longer), and a shadow computes alone.
     """
     global _is_inline
     if not backends_are_initialized():  # later JAX would not notice
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         _is_inline = True
+
+
+def is_inline() -> bool:
+    """Whether `run_inline` came in time."""
+    return _is_inline
 
 
 def stay_awake() -> None:

@@ -22,6 +22,7 @@ from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
+from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
@@ -81,9 +82,9 @@ class LayeredEngine(Engine):
         super().__init__(weights, programs)
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
-        # On a CPU programs run in this thread, if no other engine came first
-        # (`inline.py`): what shall travel meanwhile is asked for before.
-        self._plans_first = jax.default_backend() == "cpu"
+        # Where programs run in this thread, what shall travel meanwhile is asked for
+        # before.
+        self._plans_first = jax.default_backend() == "cpu" and is_inline()
         self._waves = LayerWaves(programs, manager, self._plans_first)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
@@ -232,10 +233,12 @@ class LayeredEngine(Engine):
             self._foreseen = self._shadow.step(session, tokens_B, active_B)
 
     def _run_layers(self, session, x, chunk, on_routing):
-        if self._plans_first:
-            self._look_ahead()
         state = self._attend(session, 0, x, chunk)
-        if not self._plans_first:
+        if self._turn.reader is not None:
+            # Nothing above depends on the last step's experts where the caller knows
+            # its tokens beforehand, and slots that a program reads must not change.
+            jax.block_until_ready(self._turn.reader)
+        if self._foreseen is not None:
             self._look_ahead()
         for layer in range(self.config.num_layers):
             if self._is_moe[layer]:
@@ -248,12 +251,6 @@ class LayeredEngine(Engine):
 
     def _look_ahead(self) -> None:
         """Asks for what the shadow expects of this token, layer by layer as it runs."""
-        if self._turn.reader is not None:
-            # Nothing depends on the last step's experts where the caller knows its
-            # tokens beforehand, and slots that a program reads must not change.
-            jax.block_until_ready(self._turn.reader)
-        if self._foreseen is None:
-            return
         choices, self._foreseen = self._foreseen, None
         E = self.config.moe.num_experts
         wanted_LE = np.full((len(choices), E), NOT_WANTED, np.float32)

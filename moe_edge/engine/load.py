@@ -69,7 +69,7 @@ def load_engine(
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
-        if offload.mode != "fused":
+        if offload.mode != "fused" and not offload.has_shadow:
             run_inline()
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)

@@ -93,6 +93,11 @@ class OffloadOptions:
             raise ConfigError(f"mode fused has no {wrong}; use mode layered")
 
     @property
+    def has_shadow(self) -> bool:
+        """Whether the predictor is another engine."""
+        return "shadow" in PREDICTORS[self.predictor].needs
+
+    @property
     def layered_only(self) -> list[str]:
         """Options given that mode fused does not have."""
         found = {

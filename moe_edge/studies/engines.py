@@ -53,6 +53,8 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
 class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
+    Args:
+      has_shadows: engines to come have shadows; then programs do not run inline.
     Attributes:
       tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
@@ -60,8 +62,14 @@ class Bench:
       model: `model` of a results entry.
     """
 
-    def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
-        run_inline()  # for the engines to come; the resident one reads every token
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        with_tokenizer: bool = True,
+        has_shadows: bool = False,
+    ):
+        if not has_shadows:
+            run_inline()  # for the engines to come
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
         self.store = HostStore(open_checkpoint(checkpoint))
