@@ -84,7 +84,7 @@ class LayeredEngine(Engine):
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, what shall travel meanwhile is asked for
         # before.
-        self._plans_first = jax.default_backend() == "cpu" and is_inline()
+        self._plans_first = is_inline()
         self._waves = LayerWaves(programs, manager, self._plans_first)
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
@@ -333,8 +333,8 @@ class LayeredEngine(Engine):
         outputs = []
 
         def meanwhile():
-            # Where nothing travels the state is whole: the next layer's own router
-            # sees it as soon.
+            # Where nothing had to be brought the next layer's own router sees the
+            # state as soon.
             is_new = len(reading.ids_TK) not in self._peeked
             if self._peeks and reading.is_decode and (visit.travels or is_new):
                 self._peek(session, routed, reading, visit, chunk)

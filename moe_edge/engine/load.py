@@ -40,8 +40,8 @@ def load_engine(
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
 
     Also tells the C library to keep freed memory (`core/heap.py`): prefill of 512
-    tokens is about 15 % faster for it; and JAX to run programs in the calling thread
-    where a host plans every layer (`engine/inline.py`).
+    tokens is about 15 % faster for it; and JAX, if it has not started, to run programs
+    in the calling thread where a host plans every layer (`engine/inline.py`).
 
     Args:
       with_tokenizer: False where only token ids are used.
@@ -69,8 +69,7 @@ def load_engine(
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
-        if offload.mode != "fused" and not offload.has_shadow:
-            run_inline()
+        run_inline(offload)
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
@@ -94,6 +93,8 @@ def check_checkpoint(
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
+        from moe_edge.engine.inline import run_inline
         from moe_edge.engine.offloaded import check_offload
 
+        run_inline(offload)  # before the check asks JAX for the device's memory
         check_offload(reader, offload)

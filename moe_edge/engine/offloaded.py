@@ -152,8 +152,8 @@ def make_queue(
 ) -> TransferQueue:
     """The queue for where blocks come from and go to.
 
-    A thread waits for a disk or copies to another device; from memory to memory it
-    would only take a core from the programs.
+    A thread waits for a disk or copies to another device (and from pinned memory
+    anywhere); from memory to memory it would only take a core from the programs.
 
     Args:
       asynchronous: False is the serial reference.

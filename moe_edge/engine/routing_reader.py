@@ -76,6 +76,7 @@ class RoutingReader:
         """Waits for a layer's routing and applies the route policy."""
         manager, routing = self._manager, routed.routing
         ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
+        read_s = manager.statistics.now()
         manager.queue.poll()  # what the link has done meanwhile
         host_TK = scores_TE = wanted_NE = None
         if self._keeps_weights:
@@ -87,7 +88,7 @@ class RoutingReader:
         if routed.wanted_NE is not None:
             wanted_NE = np.asarray(routed.wanted_NE)
         if manager.recorder.enabled:
-            self._note_compute(layer, step)
+            self._note_compute(layer, step, read_s)
         if self._route.needs_resident and shape_BS[1] == 1:
             resident_E = manager.residency.arrived(layer)
             own_TK = ids_TK
@@ -159,11 +160,10 @@ class RoutingReader:
         """The device has work from here on."""
         self._dispatched_s = self._manager.statistics.now()
 
-    def _note_compute(self, layer: int, step: int) -> None:
+    def _note_compute(self, layer: int, step: int, read_s: float) -> None:
         """The time from a dispatch to its read-back: the experts of the layer before,
         then attention and router of this one."""
         recorder, started_s = self._manager.recorder, self._dispatched_s
-        read_s = recorder.clock.now()
         where = {"layer": layer, "step": step}
         recorder.add("compute", started_s, read_s - started_s, **where)
         recorder.add("route", read_s, **where)

@@ -1,9 +1,9 @@
 """The queue of a machine whose device is the host's own CPU: its user carries blocks.
 
-A device of its own has an engine that copies while programs run. On a CPU a thread
-that copies takes a core from the programs, and Python's lock and a wake-up from
-whoever plans: so blocks are copied by the thread that asks for them, looks or waits,
-and an emulated link dates their arrival as if it had begun when it was free.
+A GPU copies while its programs run. On a CPU a thread that copies takes a core from
+the programs, and whoever plans waits for Python's lock and for that thread to wake up.
+So blocks are copied by the thread that asks for them, looks or waits, and an emulated
+link dates them as if it had begun when it was free.
 """
 
 import time
@@ -21,9 +21,9 @@ class CarriedQueue(TransferQueue):
     """Moves blocks into slots in the thread that calls it, when the link is free.
 
     A transfer begins when somebody looks after the link became free, and is dated to
-    that moment, though it arrives no earlier than it is copied. Whatever changes the
-    order looks first, so nothing is overtaken that would have begun. A link that is not
-    emulated is always free. Copying what is demanded counts as waiting for it.
+    when it became free, though it arrives no earlier than it is copied. Whatever
+    changes the order looks first, so nothing is overtaken that would have begun. A link
+    that is not emulated is always free. Copying what is demanded counts as waiting.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class CarriedQueue(TransferQueue):
         link: Link | None = None,
         recorder: Recorder | None = None,
     ):
-        super().__init__(store, slots, link, recorder, asynchronous=False)
         self._copied_s = 0.0  # copying demands, since somebody last waited
+        super().__init__(store, slots, link, recorder, asynchronous=False)
 
     def request_all(
         self,
@@ -69,7 +69,7 @@ class CarriedQueue(TransferQueue):
             self._begin()
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """As `TransferQueue.wait`."""
+        """As `TransferQueue.wait`; copying demands since the last wait is counted."""
         transfers = list(transfers)
         if not transfers:
             return 0.0
@@ -82,6 +82,16 @@ class CarriedQueue(TransferQueue):
         waited_s, self._copied_s = time.perf_counter() - start_s, 0.0
         self._wait_s += waited_s
         return waited_s
+
+    def recover(self) -> None:
+        """As `TransferQueue.recover`."""
+        super().recover()
+        self._copied_s = 0.0
+
+    def reset_stats(self) -> None:
+        """As `BlockQueue.reset_stats`."""
+        super().reset_stats()
+        self._copied_s = 0.0
 
     def _write(self, run: Sequence[Transfer], sources: Sequence) -> None:
         for transfer, source_R in zip(run, sources, strict=True):
@@ -96,7 +106,9 @@ class CarriedQueue(TransferQueue):
             self._error = error
             raise
         except BaseException:  # by a signal
-            self._error = RuntimeError("a transfer was interrupted")
+            self._error = RuntimeError(
+                "a transfer was interrupted; call the engine's `recover`"
+            )
             raise
         if is_demand:
             self._copied_s += time.perf_counter() - begun_s

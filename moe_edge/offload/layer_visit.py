@@ -96,19 +96,21 @@ class LayerVisit:
     def wait(self, transfers) -> None:
         """Returns when the blocks are in their slots."""
         if transfers:
-            statistics, residency = self._manager.statistics, self._manager.residency
-            start_s = statistics.now()
+            residency = self._manager.residency
             waited_s = residency.queue.wait(transfers)
             residency.pins.settle()
-            statistics.waited(self, start_s, waited_s)
+            self._note_wait(waited_s)
 
     def _drain(self) -> None:
         """Nothing is on its way any more; the layer has waited for that too."""
+        if waited_s := self._manager.residency.drain():
+            self._note_wait(waited_s)
+
+    def _note_wait(self, waited_s: float) -> None:
+        """A wait has ended, part of which may have passed before it was asked for."""
         statistics = self._manager.statistics
-        start_s = statistics.now()
-        waited_s = self._manager.residency.drain()
-        if waited_s:
-            statistics.waited(self, start_s, waited_s)
+        start_s = max(self.begun_s, statistics.now() - waited_s)
+        statistics.waited(self, start_s, waited_s)
 
     def release(self) -> None:
         """A wave is computed: its experts may leave their slots."""

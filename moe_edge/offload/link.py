@@ -61,7 +61,8 @@ class EmulatedLink(Link):
     Transfers follow one another on a deadline clock: one begins when it was asked for
     or when the link becomes free, whichever is later, not when the thread happens to
     wake up, so that delays of waking do not add up. The copy runs at the beginning of
-    the transfer's time; only a copy that is slower than the link makes it longer.
+    the transfer's time, or later if nobody looked; only a copy that is slower than the
+    link makes it longer.
 
     Nobody stays awake for the rest of that time but an engine that has nothing else
     to do: on a machine with few cores a thread that spins takes them from the model,

@@ -27,7 +27,7 @@ class Blocks(Protocol):
 
 
 class TransferQueue(BlockQueue):
-    """Moves blocks into slots by a thread of its own, from a disk or to a GPU.
+    """Moves blocks into slots by a thread of its own: from a disk, from pinned memory.
 
     All methods belong to one thread, the engine's. The background thread writes slots
     that allow it (`safe_in_thread`); for the others it brings blocks to the device, and

@@ -54,7 +54,7 @@ class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
     Args:
-      has_shadows: engines to come have shadows; then programs do not run inline.
+      inline: whether programs run inline, if JAX has not started; not with shadows.
     Attributes:
       tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
@@ -66,10 +66,10 @@ class Bench:
         self,
         checkpoint: str | Path,
         with_tokenizer: bool = True,
-        has_shadows: bool = False,
+        inline: bool = True,
     ):
-        if not has_shadows:
-            run_inline()  # for the engines to come
+        if inline:
+            run_inline()
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
         self.store = HostStore(open_checkpoint(checkpoint))

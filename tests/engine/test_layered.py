@@ -164,6 +164,35 @@ def test_asynchronous_equals_serial(predictor):
             assert stats[0].bytes == stats[1].bytes
 
 
+@pytest.mark.parametrize("inline", [True, False])
+def test_prefetches_are_asked_for_before_the_dispatch_only_if_inline(
+    inline, monkeypatch
+):
+    """Gate A too, with the order of either kind of dispatch."""
+    monkeypatch.setattr("moe_edge.engine.layered.is_inline", lambda: inline)
+    engine = engine_of(predictor="stale_gate", slots=9)
+    seen = []
+    for owner, name in ((engine.programs, "advance"), (engine.programs, "experts")):
+        call = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, call=call: (seen.append("run"), call(*given))[1]
+        )
+    ask = engine.manager.queue.request_all
+
+    def request_all(blocks, cause, step=None):
+        seen.append(cause)
+        return ask(blocks, cause, step)
+
+    monkeypatch.setattr(engine.manager.queue, "request_all", request_all)
+    assert_same_bits(engine, *BITS)
+    # After a demand a prefetch comes before the dispatch in any case.
+    alone = [i for i, each in enumerate(seen) if each == "prefetch"]
+    alone = [i for i in alone if seen[i - 1] == "run"]
+    assert len(alone) > 3
+    followed = [seen[i + 1] == "run" for i in alone if i + 1 < len(seen)]
+    assert all(followed) if inline else not all(followed)
+
+
 def test_slow_link_makes_true_prefetches_late_and_takes_wrong_ones_back():
     wrong_SLK = np.random.default_rng(0).integers(0, 12, (1 + STEPS, 3, 4))
     wrong_SLK[:, 0] = -1  # a dense layer

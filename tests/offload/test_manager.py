@@ -365,7 +365,8 @@ def test_events_tell_hits_misses_and_waits():
     manager = make(recorder=Recorder())
     bring(manager, 0, 0, 1)
     bring(manager, 0, 0, 2, step=1)
-    events = sorted(manager.recorder.events(), key=lambda event: event.t_s)
+    order = ("hit", "miss", "wait").index
+    events = sorted(manager.recorder.events(), key=lambda e: (e.t_s, order(e.kind)))
     events = [(e.kind, e.expert, e.step) for e in events]
     assert events == [
         *[("miss", 0, 0), ("miss", 1, 0), ("wait", None, 0)],

@@ -174,8 +174,9 @@ def _rows_at(
         predictor: _row(f"{case}, {predictor}", engine, runs[predictor], costs)
         for predictor, engine in engines.items()
     }
+    wait_s = rows["none"]["peer"] / MS - statistics.median(resident_s)
     controls = _controls(
-        rows["oracle"], rows["none"], runs["beside"], bench.by_layer, decode
+        rows["oracle"], rows["none"], runs["beside"], wait_s, bench.by_layer, decode
     )
     extra = {
         "emulated": True,
@@ -228,15 +229,20 @@ def replayed(
     )
 
 
-def _controls(oracle: dict, plain: dict, beside_s, by_layer, decode) -> Rows:
+def _controls(
+    oracle: dict, plain: dict, beside_s, wait_s: float, by_layer, decode
+) -> Rows:
     """How much of the distance of two rows is this machine's.
 
     The oracle row's bound is a step that nothing disturbs, or the link alone. Here the
     resident engine reads every layer's routing back, as a host that plans does, while
     as many blocks are copied over the link by the same cores; this has no bar. And the
     replay counts a layer's compute as it is when nothing ever waits.
+
+    Args:
+      wait_s: for how long a step waits in the replay.
     """
-    wait_s = plain["waited_ms_per_token"] / MS / by_layer.config.num_layers
+    wait_s = max(0.0, wait_s) / by_layer.config.num_layers
     sizes = {name: decode.keywords[name] for name in ("prompts", "steps")}
     lost_s = [
         step_after_waits(by_layer, wait_s=wait_s, **sizes)

@@ -285,7 +285,7 @@ def step_beside_transfers(
     queue.link = _fresh(link)
     try:
         run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
-        waited_s = queue.wait(underway)
+        waited_s = seconds_of(functools.partial(queue.wait, underway))
     finally:
         queue.link = Link()
     return run.mean_s + waited_s / steps
