@@ -58,7 +58,6 @@ def load_engine(
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
 
-    from moe_edge.engine.inline import run_inline
     from moe_edge.engine.offloaded import make_offloaded
     from moe_edge.engine.resident import ResidentEngine
     from moe_edge.engine.weights import load_weights
@@ -69,7 +68,7 @@ def load_engine(
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
-        run_inline(offload)
+        choose_dispatch(offload)
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
@@ -80,6 +79,17 @@ def _open(checkpoint: str | Path, k: int | None):
     reader = open_checkpoint(checkpoint)
     reader.config = at_k(reader.config, k)  # the same weights, another operating point
     return reader
+
+
+def choose_dispatch(offload: OffloadOptions | None) -> None:
+    """Where programs of an offloaded engine to come run (`engine/inline.py`).
+
+    For who asks JAX for something, or has `check_checkpoint` do so, before loading.
+    """
+    if offload is not None:
+        from moe_edge.engine.inline import run_inline
+
+        run_inline(offload)
 
 
 def check_checkpoint(
@@ -93,8 +103,6 @@ def check_checkpoint(
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
-        from moe_edge.engine.inline import run_inline
         from moe_edge.engine.offloaded import check_offload
 
-        run_inline(offload)  # before the check asks JAX for the device's memory
         check_offload(reader, offload)

@@ -25,8 +25,6 @@ LIMITS = (
     "bookkeeping, host-computed experts and the model itself share.",
     "A few short continuations of real prompts: spreads are over rounds with prompts "
     "of their own, not confidence intervals.",
-    "The resident engine runs in the process of the offloaded ones, where programs run "
-    "in the calling thread: it begins no step ahead, as it would alone.",
 )
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
-from moe_edge.engine.inline import run_inline
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.load import load_engine
@@ -53,8 +52,9 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
 class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
-    Args:
-      inline: whether programs run inline, if JAX has not started; not with shadows.
+    Programs run inline (`engine/inline.py`) only if the study has said so before: it
+    makes a layer's time longer, by which studies name their links.
+
     Attributes:
       tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
@@ -62,14 +62,7 @@ class Bench:
       model: `model` of a results entry.
     """
 
-    def __init__(
-        self,
-        checkpoint: str | Path,
-        with_tokenizer: bool = True,
-        inline: bool = True,
-    ):
-        if inline:
-            run_inline()
+    def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
         self.store = HostStore(open_checkpoint(checkpoint))

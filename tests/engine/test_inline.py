@@ -12,7 +12,7 @@ pytestmark = on_cpu
 
 SCRIPT = """
 import sys
-from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.load import check_checkpoint, choose_dispatch, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 
 checkpoint, modes = sys.argv[1:]
@@ -23,7 +23,7 @@ for mode in modes.split(","):
         offload = OffloadOptions(predictor="shadow")
     else:
         offload = OffloadOptions(mode=mode)
-    # As servers do; it asks JAX for the device's memory.
+    choose_dispatch(offload)  # as servers do before the check, which asks JAX
     check_checkpoint(checkpoint, with_tokenizer=False, offload=offload)
     load_engine(checkpoint, with_tokenizer=False, offload=offload)
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.engine.generate import generate
-from moe_edge.engine.inline import run_inline
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
@@ -57,7 +56,6 @@ Case = tuple[str, int, str]  # model, level (K that is asked for), budget
 
 def run(settings: Fig8Settings) -> Findings:
     """Times every service level under every budget."""
-    run_inline()  # before models are made, which may compute
     settings = making.make_models(settings)
     paths = settings.checkpoints()
     name = list(paths)[1]

@@ -65,7 +65,7 @@ def cases_of(
 
 def run(settings: OneMachineSettings) -> Findings:
     """Times all cases at every link."""
-    with Bench(settings.checkpoint, inline=False) as bench:
+    with Bench(settings.checkpoint) as bench:
         store, tokens = bench.store, settings.prompt_tokens + settings.new_tokens
         experts_bytes = (
             store.block_bytes * len(store.moe_layers) * bench.config.moe.num_experts

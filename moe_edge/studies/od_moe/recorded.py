@@ -141,7 +141,7 @@ class Runs:
     """
 
     def __init__(self, settings: RecallSettings):
-        self._bench = Bench(settings.checkpoint, inline=False)
+        self._bench = Bench(settings.checkpoint)
         self.config = self._bench.config
         resident, tokenizer = self._bench.resident, self._bench.tokenizer
         pool = make_pool(settings, tokenizer, settings.rounds, settings.prompt_tokens)

@@ -81,7 +81,7 @@ def run(settings: Table1Settings) -> Findings:
     ]
     judged = {policy: Judged() for policy in options}
     is_same = []
-    with Bench(settings.checkpoint, inline=False) as bench:
+    with Bench(settings.checkpoint) as bench:
         ready = prepare(bench, cases, settings)
         per_step = len(bench.config.moe_layers) * bench.config.moe.top_k
         for prompts in ready.rounds:

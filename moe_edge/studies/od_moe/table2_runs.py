@@ -192,7 +192,7 @@ def run(settings: Table2Settings) -> Findings:
     with (
         tempfile.TemporaryDirectory() as folder,
         kept_compiled(Path(folder)),
-        Bench(settings.checkpoint, inline=False) as bench,
+        Bench(settings.checkpoint) as bench,
     ):
         table = Table2(bench, settings)
         first = table.live(settings.departures[0], settings.at[0], table.rounds[0])

@@ -30,7 +30,7 @@ def host_link(factor: float) -> tuple[float, float]:
     A layer is of a decoded token, by the resident engine with nothing else running.
     """
     prompts = [list(range(PROMPT * n, PROMPT * (n + 1))) for n in range(ROUNDS)]
-    with Bench(DEFAULT_MODEL, with_tokenizer=False, inline=False) as bench:
+    with Bench(DEFAULT_MODEL, with_tokenizer=False) as bench:
         layer_s = bench.layer_seconds(prompts, NEW_TOKENS, ROUNDS)
         return bench.standard_link(layer_s, factor, 0.0).bytes_per_s, layer_s
 
