@@ -288,7 +288,10 @@ class LayeredEngine(Engine):
             slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
             if slot_TK is not None:
                 # Nothing to wait for: the device first, bookkeeping meanwhile.
-                visit = self._plan(reading) if self._plans_first else None
+                visit = None
+                if self._plans_first:
+                    visit = reader.look_up(reading)
+                    visit.think_ahead()
                 chosen = slot_TK, reading, chunk, other_TD
                 state = self._dispatch(session, routed, *chosen)
                 reader.finish(reading, visit or reader.look_up(reading))
@@ -305,11 +308,6 @@ class LayeredEngine(Engine):
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
         return state
-
-    def _plan(self, reading: Reading) -> LayerVisit:
-        visit = self._reader.look_up(reading)
-        visit.think_ahead()
-        return visit
 
     def _may_pass(self, tokens: int) -> bool:
         """Whether a layer whose experts are all here needs nobody's help."""

@@ -101,6 +101,10 @@ class BlockQueue:
     def close(self) -> None:
         """Ends what runs in the background."""
 
+    def _catch_up(self) -> None:
+        """Before the order changes: begins what travels by now, where nobody else does,
+        so that it is neither overtaken nor taken back."""
+
     def _check(self) -> None:
         """Refuses requests where there is a reason; the lock is held."""
 
@@ -139,6 +143,7 @@ class BlockQueue:
           RuntimeError: a queued request aims at the same slot.
         """
         check_known("transfer cause", cause, CAUSES)
+        self._catch_up()
         now_s, clock, E = self._clock(), self._clock, self.num_experts
         self._batches += 1
         transfers = [
@@ -202,6 +207,7 @@ class BlockQueue:
 
     def promote(self, transfer: Transfer) -> None:
         """The block is needed now: a queued prefetch becomes the last demand."""
+        self._catch_up()
         with self._lock:
             if transfer.state == "queued" and transfer.cause == "prefetch":
                 self._queues["prefetch"].remove(transfer)
@@ -223,6 +229,7 @@ class BlockQueue:
         Returns:
           (layer, expert, slot) of each; nothing was written there.
         """
+        self._catch_up()
         keeps = keep if callable(keep) else keep.__contains__
         with self._lock:
             queued = self._queues["prefetch"]

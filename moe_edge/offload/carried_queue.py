@@ -9,12 +9,10 @@ link dates them as if it had begun when it was free.
 import time
 from collections.abc import Iterable, Sequence
 
-from moe_edge.core.events import Recorder
 from moe_edge.kernels import native
 from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.link import Link, wait_until
-from moe_edge.offload.slots import Slots
-from moe_edge.offload.transfer_queue import Blocks, TransferQueue, refuse_cancelled
+from moe_edge.offload.link import wait_until
+from moe_edge.offload.transfer_queue import TransferQueue, refuse_cancelled
 
 
 class CarriedQueue(TransferQueue):
@@ -26,33 +24,12 @@ class CarriedQueue(TransferQueue):
     that is not emulated is always free. Copying what is demanded counts as waiting.
     """
 
-    def __init__(
-        self,
-        store: Blocks,
-        slots: Slots,
-        link: Link | None = None,
-        recorder: Recorder | None = None,
-    ):
-        self._copied_s = 0.0  # copying demands, since somebody last waited
-        super().__init__(store, slots, link, recorder, asynchronous=False)
+    def __init__(self, *given, **options):
+        """As `TransferQueue`, without a thread."""
+        super().__init__(*given, **options, asynchronous=False)
 
-    def request_all(
-        self,
-        blocks: Sequence[tuple[int, int, int]],
-        cause: str,
-        step: int | None = None,
-    ) -> list[Transfer]:
-        """As `TransferQueue.request_all`."""
+    def _catch_up(self) -> None:
         self.poll()
-        return super().request_all(blocks, cause, step)
-
-    def promote(self, transfer: Transfer) -> None:
-        self.poll()
-        super().promote(transfer)
-
-    def cancel_prefetches(self, keep=()) -> list[tuple[int, int, int]]:
-        self.poll()
-        return super().cancel_prefetches(keep)
 
     def _carry_now(self, transfers: Sequence[Transfer]) -> None:
         self.poll()
@@ -91,7 +68,7 @@ class CarriedQueue(TransferQueue):
     def reset_stats(self) -> None:
         """As `BlockQueue.reset_stats`."""
         super().reset_stats()
-        self._copied_s = 0.0
+        self._copied_s = 0.0  # copying demands, since somebody last waited
 
     def _write(self, run: Sequence[Transfer], sources: Sequence) -> None:
         for transfer, source_R in zip(run, sources, strict=True):

@@ -40,11 +40,13 @@ class DatedQueue(VirtualQueue):
         while (left_s := moment_s - time.perf_counter()) > 0:
             time.sleep(left_s)  # to the end: others need the core
 
+    def _catch_up(self) -> None:
+        self.poll()
+
     def request(
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
     ) -> Transfer:
         """As `BlockQueue.request`."""
-        self.poll()  # what has begun by now is not overtaken
         transfer = super().request(layer, expert, slot, cause, step)
         self._uncopied.append(transfer)
         return transfer
@@ -60,11 +62,3 @@ class DatedQueue(VirtualQueue):
     def wait(self, transfers: Iterable[Transfer]) -> float:
         self.copy()
         return super().wait(transfers)
-
-    def promote(self, transfer: Transfer) -> None:
-        self.poll()  # as in `request`
-        super().promote(transfer)
-
-    def cancel_prefetches(self, keep=()) -> list[tuple[int, int, int]]:
-        self.poll()
-        return super().cancel_prefetches(keep)
