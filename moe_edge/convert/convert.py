@@ -5,7 +5,6 @@ Nothing appears at the destination before everything is there.
 
 import contextlib
 import math
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
 from moe_edge.core.files import check_room
+from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.quantised import KINDS
 
@@ -128,7 +128,7 @@ def convert_checkpoint(
         "bytes": num_bytes,
         "seconds": round(time.monotonic() - start, 3),
         # ru_maxrss is in KiB on Linux.
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_rss_bytes(),
         "content_sha256": digest,
         "tensors": len(dtypes),
         "dropped": reader.dropped,

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from moe_edge.convert.convert import convert_checkpoint
+from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.engine.session import cache_bytes
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.studies.speed.models import write_random
@@ -17,7 +18,7 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import Rows, alone, make_row, peak_rss_bytes
+from moe_edge.studies.speed.suite import Rows, make_row
 
 CAPACITY = 64  # tokens of the KV cache that an absolute budget leaves room for
 CHILD_STEPS = 8

@@ -12,6 +12,7 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.core.npy import load_npy
+from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.refactor.partition.alternate import (
     FIRST,
     WIDE,
@@ -29,15 +30,7 @@ from moe_edge.refactor.partition.problem import (
 )
 from moe_edge.refactor.settings import PartitionOptions
 from moe_edge.studies.rounds import interleave_seconds, seconds_of, timed
-from moe_edge.studies.speed.suite import (
-    MS,
-    Rows,
-    SuiteSettings,
-    alone,
-    make_row,
-    peak_rss_bytes,
-    speed_study,
-)
+from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 
 SUBS = 4
 WITHIN = 1.005  # of the annealer's objective

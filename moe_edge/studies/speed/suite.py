@@ -5,13 +5,9 @@ a bar or a limit is set, `limit_fraction` is the share of it that was used: up t
 bar holds.
 """
 
-import concurrent.futures
 import dataclasses
 import json
 import math
-import multiprocessing
-import re
-import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +18,6 @@ import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
-from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
@@ -159,36 +154,6 @@ def findings_of(
         files={"benchmark.json": json.dumps(rows, indent=1, default=float) + "\n"},
         summary={"suite": name, "rows": shown},
     )
-
-
-def alone(function: Callable[..., Any], *args) -> Any:
-    """What a call returns in a fresh process: its time and memory are its own.
-
-    Raises:
-      CapacityError: the process was ended from outside.
-    """
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        try:
-            return pool.submit(function, *args).result()
-        except concurrent.futures.process.BrokenProcessPool as error:
-            raise CapacityError(
-                f"the process of {function.__name__} was ended without an answer, as a "
-                "system does whose memory runs out; use a machine with more of it (a "
-                "--work_dir on a tmpfs takes memory, too)"
-            ) from error
-
-
-def peak_rss_bytes() -> int:
-    """Most memory this process ever occupied.
-
-    `ru_maxrss` may start with the parent's peak, from before `exec`.
-    """
-    try:
-        text = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:  # no Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
 
 
 def answer_of(rows: Rows) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.resident import ResidentEngine
@@ -24,7 +25,6 @@ from moe_edge.studies.speed import (
     offload_memory,
     runs,
 )
-from moe_edge.studies.speed.suite import alone, peak_rss_bytes
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow

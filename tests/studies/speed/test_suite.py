@@ -9,13 +9,13 @@ import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.core.process import alone
 from moe_edge.engine.generate import Generation
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.quantised import KINDS
 from moe_edge.studies.speed import convert, decode, models
 from moe_edge.studies.speed.suite import (
     SuiteSettings,
-    alone,
     answer_of,
     describe_models,
     make_row,

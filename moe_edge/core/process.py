@@ -1,0 +1,41 @@
+"""A process of its own for what is measured, and the memory a process took."""
+
+import concurrent.futures
+import multiprocessing
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moe_edge.core.checks import CapacityError
+
+
+def alone(function: Callable[..., Any], *args) -> Any:
+    """What a call returns in a fresh process: its time and memory are its own.
+
+    Raises:
+      CapacityError: the process was ended from outside.
+    """
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, *args).result()
+        except concurrent.futures.process.BrokenProcessPool as error:
+            raise CapacityError(
+                f"the process of {function.__name__} was ended without an answer, as a "
+                "system does whose memory runs out; use a machine with more of it (a "
+                "--work_dir on a tmpfs takes memory, too)"
+            ) from error
+
+
+def peak_rss_bytes() -> int:
+    """Most memory this process ever occupied.
+
+    `ru_maxrss` may start with the parent's peak, from before `exec`.
+    """
+    try:
+        text = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:  # no Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
