@@ -61,9 +61,14 @@ def scores_ahead(
     graph = nnx.split(nnx.eval_shape(lambda: Router(config, nnx.Rngs(0))))[0]
 
     def probe(gate):
-        """The router's rule without weights: values are shares of tokens that choose
-        an expert, and only their order counts."""
-        values_TE = linear(hidden_TD, gate["probe"]) + gate["probe_bias"][None]
+        """The router's rule without weights: the largest values are chosen, and scores
+        are how likely a token chooses an expert."""
+        read = {
+            name: linear(hidden_TD, gate[name]) + gate[f"{name}_bias"][None]
+            for name in ("probe", "probe_gate", "probe_up")
+        }
+        active_TN = jax.nn.silu(read["probe_gate"]) * read["probe_up"]
+        values_TE = read["probe"] + linear(active_TN, gate["probe_out"])
         plain = MoeConfig(
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
@@ -73,7 +78,7 @@ def scores_ahead(
         ranked = dataclasses.replace(plain, scoring="softmax_topk")
         routing = choose(values_TE, ranked, k_T=k_T)
         ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, jnp.maximum(values_TE, 1e-6), plain)
+        return wanted_scores(ids_TK, jax.nn.sigmoid(values_TE), plain)
 
     def run(gate):
         if "probe" in gate:

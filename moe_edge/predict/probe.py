@@ -1,8 +1,8 @@
-"""Prediction by linear probes: fitted rows that name a later layer's experts.
+"""Prediction by probes: small networks that name a later layer's experts.
 
 Ours. The router of a later layer, run on an earlier state (`stale_gate.py`), was never
-trained for that state. A probe was: ridge regression, on a calibration text, of which
-experts layer l + j chose on the state that the router of layer l saw
+trained for that state. A probe was: rows and gated neurons that name, on the state that
+the router of layer l saw, which experts layer l + j chose in a calibration text
 (`profile/probes.py` fits them, `launch/profile_model.py --probes` writes them).
 """
 
@@ -27,9 +27,15 @@ def probe_path(profile: str | Path, layer: int, target: int) -> Path:
     return Path(profile) / FOLDER / f"{layer:03d}_{target:03d}.npy"
 
 
+def neurons_path(profile: str | Path, layer: int, target: int) -> Path:
+    """File of the neurons beside them."""
+    path = probe_path(profile, layer, target)
+    return path.with_name(f"{path.stem}_neurons.npy")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe(LooksAhead):
-    """Rows of a profile on the current state, for the next layers.
+    """Probes of a profile on the current state, for the next layers.
 
     Attributes:
       profile: folder of launch/profile_model.py of this model, with probes that reach
@@ -82,13 +88,23 @@ class Probe(LooksAhead):
         }
 
     def _read(self, layer: int, target: int) -> Flat:
-        """Rows `[E, D]` and constants `[E]`.
+        """Rows `[E, D]`, neurons `[N, D]` twice and `[E, N]`, and their constants.
 
         Raises:
           CheckpointError: no such probe, or of another model.
         """
-        path = probe_path(self.profile, layer, target)
-        expected = self.config.moe.num_experts, self.config.d_model + 1
+        E, C = self.config.moe.num_experts, self.config.d_model + 1
+        rows_EC = self._load(probe_path(self.profile, layer, target), (E, C))
+        neurons = neurons_path(self.profile, layer, target)
+        neurons_NX = self._load(neurons, (None, 2 * C + E))
+        gate_NC, up_NC = neurons_NX[:, :C], neurons_NX[:, C : 2 * C]
+        found = {"probe": rows_EC, "probe_gate": gate_NC, "probe_up": up_NC}
+        ends = {f"{name}_bias": array[:, -1].copy() for name, array in found.items()}
+        found = {name: array[:, :-1].copy() for name, array in found.items()}
+        return found | ends | {"probe_out": neurons_NX[:, 2 * C :].T.copy()}
+
+    def _load(self, path: Path, shape: tuple[int | None, int]) -> np.ndarray:
+        """A file of a probe; None: of any length."""
         try:
             array = load_npy(path)
         except (OSError, ValueError, EOFError) as error:
@@ -96,12 +112,13 @@ class Probe(LooksAhead):
                 f"{path} cannot be read: {error}; run launch/profile_model.py with "
                 f"--probes {self.look_ahead}"
             ) from error
-        if array.shape != expected or array.dtype != np.float32:
+        wanted = (shape[0] or len(array), shape[1])
+        if array.shape != wanted or array.dtype != np.float32:
             raise CheckpointError(
                 f"{path} holds {array.dtype} {array.shape}, expected float32 "
-                f"{expected}: is the profile of this model?"
+                f"{wanted}: is the profile of this model?"
             )
-        return {"probe": array[:, :-1].copy(), "probe_bias": array[:, -1].copy()}
+        return array
 
     @functools.cached_property
     def _on_device(self) -> dict[int, tuple[Flat, ...]]:

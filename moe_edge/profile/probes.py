@@ -1,22 +1,27 @@
-"""Fits linear probes: which experts a later layer chooses, from an earlier state.
+"""Fits probes: what names the experts that a later layer chooses, on an earlier state.
 
-Ours. For every expert of the later layer ridge regression of whether a token chooses
-it; the K largest values name the token's experts. How strongly coefficients are held
-down is chosen by the recall on a tenth of the text, and then all of it is fitted.
+Ours. An expert's value is linear in the state, plus what gated neurons add; its sigmoid
+says how likely a token chooses the expert, and the K largest name the token's. Rows and
+neurons are trained on nine tenths of the text by the cross-entropy of each choice; the
+tenth says their recall.
 """
 
-import dataclasses
+import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import optax
 
-from moe_edge.core.ridge import solve_ridge
-
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean variance of a coordinate
 STRETCH, EVERY = 512, 10  # tokens: of ten stretches the last is held out
-LEAST_TOKENS = 64  # of a text
 ROWS = 8192  # of a product: states lie in files
+BATCH, PASSES, STEPS = 1024, 24, (1000, 4000)  # tokens a step; at least, at most
+RATE, DECAY = 3e-3, 1e-2
+FIRST_VALUE = -2.0  # few experts are chosen
+CONSTANT = 1e-6  # a coordinate that varies less is one
+
+Params = dict[str, Any]
 
 
 class Probe(NamedTuple):
@@ -24,19 +29,24 @@ class Probe(NamedTuple):
 
     Attributes:
       rows_EC: float32, C = D + 1: an expert's row, and its constant.
+      neurons_NX: float32, X = 2 (D + 1) + E: a neuron's gate and its constant, its row
+        and its constant, and what it adds to each expert.
       recall: share of the chosen experts that it names, on text that it had not seen.
-      penalty: that was chosen.
     """
 
     rows_EC: np.ndarray
+    neurons_NX: np.ndarray
     recall: float
-    penalty: float
 
 
 def fit_probe(
-    x_PD: np.ndarray, place_T: np.ndarray, ids_TK: np.ndarray, num_experts: int
+    x_PD: np.ndarray,
+    place_T: np.ndarray,
+    ids_TK: np.ndarray,
+    num_experts: int,
+    num_neurons: int,
 ) -> Probe:
-    """Rows that name experts.
+    """Trains a probe.
 
     Args:
       x_PD: float32 states of a layer's router, perhaps in a file.
@@ -47,77 +57,113 @@ def fit_probe(
     held_T = np.arange(T) // STRETCH % EVERY == EVERY - 1
     if not held_T.any():
         held_T[-max(T // EVERY, 1) :] = True
-    # Near the mean, so that float32 products of what is left are exact enough.
-    shift_D = x_PD[place_T[:ROWS]].mean(axis=0)
-    text = Text(x_PD, place_T, ids_TK, shift_D, num_experts)
-    fitted, kept = (text.sums(np.flatnonzero(which)) for which in (~held_T, held_T))
-    held = np.flatnonzero(held_T)
-    recalls = [text.recall(held, *one) for one in fitted.solve(PENALTIES)]
-    best = int(np.argmax(recalls))
-    ((weight_DE, bias_E),) = (fitted + kept).solve((PENALTIES[best],))
-    bias_E = bias_E - shift_D @ weight_DE
-    rows_EC = np.concatenate([weight_DE.T, bias_E[:, None]], axis=1)
-    return Probe(rows_EC.astype(np.float32), recalls[best], PENALTIES[best])
+    seen, held = np.flatnonzero(~held_T), np.flatnonzero(held_T)
+    some_TD = x_PD[place_T[seen[:ROWS]]]
+    mean_D, spread_D = some_TD.mean(axis=0), some_TD.std(axis=0)
+    spread_D = np.where(spread_D > CONSTANT, spread_D, 1).astype(np.float32)
+    steps = int(np.clip(PASSES * len(seen) // BATCH, *STEPS))
+    optimizer, step = _trainer(steps)
+    params = _first(x_PD.shape[1], num_experts, num_neurons)
+    state, rng = optimizer.init(params), np.random.default_rng(0)
+    for _ in range(steps):
+        part = rng.choice(seen, BATCH)
+        x_TD = (x_PD[place_T[part]] - mean_D) / spread_D
+        params, state = step(params, state, x_TD, _chosen(ids_TK[part], num_experts))
+    rows_EC, neurons_NX = _written(jax.device_get(params), mean_D, spread_D)
+    named = sum(
+        _named(values_of(rows_EC, neurons_NX, x_PD[place_T[part]]), ids_TK[part])
+        for part in _parts(held)
+    )
+    return Probe(rows_EC, neurons_NX, named / ids_TK[held].size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sums:
-    """Of shifted states: products with each other and with choices, and counts."""
-
-    gram_DD: np.ndarray
-    cross_DE: np.ndarray
-    state_D: np.ndarray
-    count_E: np.ndarray
-    tokens: int
-
-    def __add__(self, other: "Sums") -> "Sums":
-        mine, others = vars(self), vars(other)
-        return Sums(*(mine[name] + others[name] for name in mine))
-
-    def solve(self, penalties) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(coefficients [D, E], constants [E]) of shifted states, for each penalty."""
-        T = self.tokens
-        mean_D, share_E = self.state_D / T, self.count_E / T
-        gram_DD = self.gram_DD - T * np.outer(mean_D, mean_D)
-        cross_DE = self.cross_DE - T * np.outer(mean_D, share_E)
-        weights = [solve_ridge(gram_DD, cross_DE, penalty) for penalty in penalties]
-        return [(weight_DE, share_E - mean_D @ weight_DE) for weight_DE in weights]
+def values_of(rows_EC, neurons_NX, x_TD) -> np.ndarray:
+    """float32 [T, E] that a written probe gives states; the largest name experts."""
+    C = rows_EC.shape[1]
+    gate_TN, up_TN = (
+        x_TD @ part_NC[:, :-1].T + part_NC[:, -1]
+        for part_NC in (neurons_NX[:, :C], neurons_NX[:, C : 2 * C])
+    )
+    active_TN = gate_TN / (1 + np.exp(-np.clip(gate_TN, -80, 80))) * up_TN
+    more_TE = active_TN @ neurons_NX[:, 2 * C :]
+    return x_TD @ rows_EC[:, :-1].T + rows_EC[:, -1] + more_TE
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """States of a text and what a later layer chose; see `fit_probe`."""
+def _first(D: int, E: int, N: int) -> Params:
+    """Neurons at random that add nothing yet."""
+    rng, scale = np.random.default_rng(0), np.float32(D**-0.5)
+    zero = functools.partial(np.zeros, dtype=np.float32)
+    return {
+        "row_DE": zero((D, E)),
+        "row_E": np.full(E, FIRST_VALUE, np.float32),
+        "gate_DN": scale * rng.standard_normal((D, N), np.float32),
+        "gate_N": zero(N),
+        "up_DN": scale * rng.standard_normal((D, N), np.float32),
+        "up_N": zero(N),
+        "out_NE": zero((N, E)),
+    }
 
-    x_PD: np.ndarray
-    place_T: np.ndarray
-    ids_TK: np.ndarray
-    shift_D: np.ndarray
-    num_experts: int
 
-    def parts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Shifted states [t, D] and choices [t, K] of some tokens, ROWS at a time."""
-        for first in range(0, len(tokens), ROWS):
-            some = tokens[first : first + ROWS]
-            yield self.x_PD[self.place_T[some]] - self.shift_D, self.ids_TK[some]
+def _values(params: Params, x_TD: jax.Array) -> jax.Array:
+    gate_TN = x_TD @ params["gate_DN"] + params["gate_N"][None]
+    up_TN = x_TD @ params["up_DN"] + params["up_N"][None]
+    more_TE = (jax.nn.silu(gate_TN) * up_TN) @ params["out_NE"]
+    return x_TD @ params["row_DE"] + params["row_E"][None] + more_TE
 
-    def sums(self, tokens: np.ndarray) -> Sums:
-        """Of some tokens."""
-        D, E = self.x_PD.shape[1], self.num_experts
-        gram_DD, cross_DE, state_D = np.zeros((D, D)), np.zeros((D, E)), np.zeros(D)
-        for x_tD, ids_tK in self.parts(tokens):
-            chosen_tE = np.zeros((len(ids_tK), E), np.float32)
-            np.put_along_axis(chosen_tE, ids_tK, 1.0, axis=1)
-            gram_DD += x_tD.T @ x_tD
-            cross_DE += x_tD.T @ chosen_tE
-            state_D += x_tD.sum(axis=0)
-        count_E = np.bincount(self.ids_TK[tokens].ravel(), minlength=E)
-        return Sums(gram_DD, cross_DE, state_D, count_E.astype(float), len(tokens))
 
-    def recall(self, tokens: np.ndarray, weight_DE, bias_E) -> float:
-        """Share of the chosen experts of some tokens that are among the K best."""
-        K, named = self.ids_TK.shape[1], 0
-        for x_tD, ids_tK in self.parts(tokens):
-            values_tE = x_tD @ weight_DE + bias_E
-            best_tK = np.argpartition(-values_tE, K - 1, axis=1)[:, :K]
-            named += int((best_tK[:, :, None] == ids_tK[:, None]).sum())
-        return named / (K * len(tokens))
+@functools.cache
+def _trainer(steps: int):
+    """(optimizer, one step of it)."""
+    rate = optax.cosine_decay_schedule(RATE, steps)
+    optimizer = optax.adamw(rate, weight_decay=DECAY)
+
+    def loss(params, x_TD, chosen_TE):
+        values_TE = _values(params, x_TD)
+        each_TE = optax.sigmoid_binary_cross_entropy(values_TE, chosen_TE)
+        return each_TE.sum(axis=1).mean()
+
+    @jax.jit
+    def step(params, state, x_TD, chosen_TE):
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
+            grads = jax.grad(loss)(params, x_TD, chosen_TE)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+    return optimizer, step
+
+
+def _written(params: Params, mean_D, spread_D) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, neurons) of states as they are, from those of states with mean 0 and
+    spread 1."""
+
+    def folded(weight_DN, bias_N):
+        weight_DN = weight_DN / spread_D[:, None]
+        return np.concatenate([weight_DN.T, (bias_N - mean_D @ weight_DN)[:, None]], 1)
+
+    ends = {
+        name: folded(params[f"{name}_DN"], params[f"{name}_N"])
+        for name in ("gate", "up")
+    }
+    neurons_NX = np.concatenate([*ends.values(), params["out_NE"]], axis=1)
+    rows_EC = folded(params["row_DE"], params["row_E"])
+    return rows_EC.astype(np.float32), neurons_NX.astype(np.float32)
+
+
+def _chosen(ids_TK: np.ndarray, num_experts: int) -> np.ndarray:
+    """float32 [T, E]: 1 where a token chose the expert."""
+    chosen_TE = np.zeros((len(ids_TK), num_experts), np.float32)
+    np.put_along_axis(chosen_TE, ids_TK, 1.0, axis=1)
+    return chosen_TE
+
+
+def _parts(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """ROWS of them at a time."""
+    for first in range(0, len(tokens), ROWS):
+        yield tokens[first : first + ROWS]
+
+
+def _named(values_TE: np.ndarray, ids_TK: np.ndarray) -> int:
+    """How many of the chosen experts are among the K best."""
+    K = ids_TK.shape[1]
+    best_TK = np.argpartition(-values_TE, K - 1, axis=1)[:, :K]
+    return int((best_TK[:, :, None] == ids_TK[:, None]).sum())

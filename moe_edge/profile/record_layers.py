@@ -113,8 +113,10 @@ def _record_layer(
         if earlier not in config.moe_layers:
             continue
         states_NWD = writer.scratch(hidden_name(earlier, ahead), shape)
-        probe = fit_probe(states_NWD.reshape(N * W, -1), place_T, ids_TK, E)
-        writer.write_probe(earlier, layer, probe.rows_EC)
+        probe = fit_probe(
+            states_NWD.reshape(N * W, -1), place_T, ids_TK, E, facts["probe_neurons"]
+        )
+        writer.write_probe(earlier, layer, probe.rows_EC, probe.neurons_NX)
         probes.append({"layer": earlier, "target": layer, "recall": probe.recall})
     writer.write_coactivation(layer, coactivation(ids_TK, E))
     domain_T = calibration.domain_T

@@ -16,7 +16,6 @@ from moe_edge.core.checks import (
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.profile.calibration import parse_files, read_calibration
-from moe_edge.profile.probes import LEAST_TOKENS
 from moe_edge.profile.reader import FORMAT_VERSION
 from moe_edge.profile.space import check_space, needed_bytes
 from moe_edge.profile.writer import (
@@ -28,6 +27,7 @@ from moe_edge.profile.writer import (
 
 # float16 rows of one expert may reach this; more is refused before the run.
 MAX_ROWS = 1 << 20
+LEAST_TOKENS = 64  # of a text that probes are fitted on
 
 
 @root
@@ -42,6 +42,7 @@ def run_profile(
     batch_size: int = 4,
     hidden: bool = False,
     probes: int = 0,
+    probe_neurons: int = 256,
     seed: int = 0,
     resume: bool = True,
     data_dir: str | None = None,
@@ -59,8 +60,9 @@ def run_profile(
         tokens it gains nothing, and freed buffers go back to the kernel.
       hidden: keep the experts' inputs of these rows, too: `--gate calibrated` of
         launch/refactor.py is fitted on them.
-      probes: fit rows that name the experts of so many layers ahead, for predictor
+      probes: fit what names the experts of so many layers ahead, for predictor
         `probe`.
+      probe_neurons: of each probe; more name experts better and cost a layer more.
       seed: of the choice of rows.
       resume: go on with a killed run, which must have had the same settings (but for
         batch_size); False: discard it.
@@ -74,6 +76,7 @@ def run_profile(
     check_count("max_tokens_per_expert", max_tokens_per_expert)
     check_count("batch_size", batch_size)
     check_from_zero("probes", probes)
+    check_count("probe_neurons", probe_neurons)
     if max_tokens_per_expert > MAX_ROWS:
         raise ConfigError(
             f"max_tokens_per_expert {max_tokens_per_expert} exceeds {MAX_ROWS}; keep "
@@ -100,6 +103,7 @@ def run_profile(
         max_tokens_per_expert,
         hidden,
         probes,
+        probe_neurons,
     )
     check_space(work_folder(run.path), *need)
     if run.dry_run:
@@ -115,6 +119,7 @@ def run_profile(
         "max_tokens_per_expert": max_tokens_per_expert,
         "hidden": hidden,
         "probes": probes,
+        "probe_neurons": probe_neurons,
         "seeds": [seed],
         "domains": list(calibration.domains),
         "files": list(calibration.files),

@@ -26,12 +26,13 @@ def needed_bytes(
     max_rows: int,
     hidden: bool = False,
     probes: int = 0,
+    probe_neurons: int = 0,
 ) -> tuple[int, int]:
     """(scratch, profile): bytes that a run over N windows of W tokens writes at most.
 
     Args:
       max_rows: kept of each expert; hidden: their inputs, too.
-      probes: layers that they look ahead.
+      probes: layers that they look ahead; probe_neurons: of each.
     """
     moe, tokens = config.moe, windows * window
     float_bytes = np.dtype(np.float32).itemsize
@@ -41,8 +42,10 @@ def needed_bytes(
     experts = rows * (values * VALUE_BYTES + BESIDE_BYTES)
     together = moe.num_experts**2 * np.dtype(np.int64).itemsize
     files = (ARRAYS + hidden) * moe.num_experts + 1
-    rows_of_probe = moe.num_experts * (config.d_model + 1) * float_bytes
-    layer = experts + together + files * HEADER + probes * (rows_of_probe + HEADER)
+    row = config.d_model + 1
+    values = moe.num_experts * row + probe_neurons * (2 * row + moe.num_experts)
+    probe = values * float_bytes + 2 * HEADER
+    layer = experts + together + files * HEADER + probes * probe
     return scratch, len(config.moe_layers) * layer
 
 

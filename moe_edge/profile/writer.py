@@ -22,7 +22,7 @@ from moe_edge.core.files import (
     write_text,
 )
 from moe_edge.predict.probe import FOLDER as PROBES
-from moe_edge.predict.probe import probe_path
+from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.profile.space import allocate
 
 PROGRESS_NAME = "progress.json"
@@ -115,8 +115,9 @@ class ProfileWriter:
         for kind, array in arrays.items():
             np.save(expert_path(self.folder, kind, layer, expert), array)
 
-    def write_probe(self, layer: int, target: int, rows_EC: np.ndarray) -> None:
+    def write_probe(self, layer: int, target: int, rows_EC, neurons_NX) -> None:
         np.save(probe_path(self.folder, layer, target), rows_EC)
+        np.save(neurons_path(self.folder, layer, target), neurons_NX)
 
     def write_coactivation(self, layer: int, both_EE: np.ndarray) -> None:
         np.save(coactivation_path(self.folder, layer), both_EE)

@@ -19,9 +19,10 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
 from moe_edge.predict.device_scores import partial_gate, scores_ahead, wanted_scores
-from moe_edge.predict.probe import probe_path
+from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.predict.stale_gate import GatePredictor, PartialState
+from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
 from tests.support.tiny_models import ALL, BF16, random_weights
 
@@ -240,8 +241,9 @@ def test_gate_scores_compile_once_for_all_layers():
 
 
 def write_probes(folder, config, look_ahead, seed=0):
-    """Random rows between all MoE layers, by (layer, target)."""
+    """Random rows and neurons between all MoE layers, by (layer, target)."""
     shape = config.moe.num_experts, config.d_model + 1
+    neurons = 5, 2 * shape[1] + shape[0]
     rng, rows = np.random.default_rng(seed), {}
     (folder / "probes").mkdir()
     info = {"layers": list(config.moe_layers), "E": shape[0], "D": config.d_model}
@@ -249,9 +251,11 @@ def write_probes(folder, config, look_ahead, seed=0):
     for layer in config.moe_layers:
         for target in config.moe_layers:
             if layer < target <= layer + look_ahead:
-                rows_EC = rng.standard_normal(shape, np.float32)
+                rows_EC = 0.1 * rng.standard_normal(shape, np.float32)
+                neurons_NX = 0.3 * rng.standard_normal(neurons, np.float32)
                 np.save(probe_path(folder, layer, target), rows_EC)
-                rows[layer, target] = rows_EC
+                np.save(neurons_path(folder, layer, target), neurons_NX)
+                rows[layer, target] = rows_EC, neurons_NX
     return rows
 
 
@@ -267,10 +271,10 @@ def test_probe_names_what_its_rows_say(name, tmp_path):
     ids_NM, scores_NM = predictor.predict(state, 1, 3)
     hidden_D = np.asarray(now.hidden_TD)[0]  # the other row is padding
     for row, target in enumerate((2, 3)):
-        values_E = rows[1, target][:, :-1] @ hidden_D + rows[1, target][:, -1]
+        values_E = values_of(*rows[1, target], hidden_D[None])[0]
         ids_K = np.argsort(-values_E)[: config.moe.top_k]
         assert ids_NM[row].tolist() == ids_K.tolist()
-        scores_K = np.maximum(values_E[ids_K], 1e-6)
+        scores_K = scipy.special.expit(values_E[ids_K])
         np.testing.assert_allclose(scores_NM[row], scores_K, rtol=1e-4)
     assert (ids_NM[2] == -1).all(), "the next token's layers are not known yet"
 
@@ -290,6 +294,9 @@ def test_probe_refuses_profiles_that_do_not_fit(tmp_path):
         get_predictor("probe", **given | {"config": other})
     with pytest.raises(CheckpointError, match=r"001_003.npy cannot be .* --probes 2"):
         get_predictor("probe", **given, look_ahead=2)
+    neurons_path(tmp_path, 1, 2).unlink()
+    with pytest.raises(CheckpointError, match=r"002_neurons.npy cannot be .* --probes"):
+        get_predictor("probe", **given)
     np.save(probe_path(tmp_path, 1, 2), np.zeros((3, 3), np.float32))
     with pytest.raises(CheckpointError, match=r"holds float32 \(3, 3\), expected"):
         get_predictor("probe", **given)

@@ -1,11 +1,11 @@
-"""Probes name a later layer's experts better than chance, of tokens they never saw."""
+"""Probes name a later layer's experts, of tokens they never saw."""
 
 import numpy as np
 import pytest
 
-from moe_edge.profile.probes import fit_probe
+from moe_edge.profile.probes import fit_probe, values_of
 
-T, D, E, K = 3000, 20, 12, 3
+T, D, E, K, NEURONS = 3000, 20, 12, 3, 16
 
 
 def routed(noise, seed=0):
@@ -21,18 +21,42 @@ def routed(noise, seed=0):
     return x_PD, place_T, ids_TK
 
 
+def named(probe, x_TD, ids_TK):
+    """Recall of the K largest values."""
+    values_TE = values_of(probe.rows_EC, probe.neurons_NX, x_TD)
+    named_TK = np.argsort(-values_TE, axis=1)[:, :K]
+    return (named_TK[:, :, None] == ids_TK[:, None]).sum() / ids_TK.size
+
+
 def test_planted_choices_are_named_also_of_new_tokens():
     x_PD, place_T, ids_TK = routed(0.0)
-    probe = fit_probe(x_PD, place_T, ids_TK, E)
+    probe = fit_probe(x_PD, place_T, ids_TK, E, NEURONS)
     assert probe.rows_EC.shape == (E, D + 1) and probe.rows_EC.dtype == np.float32
-    assert probe.recall > 0.8  # a line through what is 0 or 1
-    values_TE = x_PD[place_T] @ probe.rows_EC[:, :-1].T + probe.rows_EC[:, -1]
-    # Values are shares: over all tokens those of an expert are how often it is chosen.
+    assert probe.neurons_NX.shape == (NEURONS, 2 * (D + 1) + E)
+    assert probe.neurons_NX.dtype == np.float32
+    assert probe.recall > 0.9
+    assert abs(named(probe, x_PD[place_T], ids_TK) - probe.recall) < 0.03
+
+
+def test_values_say_how_likely_an_expert_is_chosen():
+    x_PD, place_T, ids_TK = routed(1.0)
+    probe = fit_probe(x_PD, place_T, ids_TK, E, NEURONS)
+    values_TE = values_of(probe.rows_EC, probe.neurons_NX, x_PD[place_T])
     share_E = np.bincount(ids_TK.ravel(), minlength=E) / T
-    np.testing.assert_allclose(values_TE.mean(axis=0), share_E, atol=1e-3)
-    named_TK = np.argsort(-values_TE, axis=1)[:, :K]
-    found = (named_TK[:, :, None] == ids_TK[:, None]).sum() / (T * K)
-    assert abs(found - probe.recall) < 0.03
+    found_E = (1 / (1 + np.exp(-values_TE))).mean(axis=0)
+    np.testing.assert_allclose(found_E, share_E, atol=0.02)
+
+
+def test_neurons_name_what_no_line_can():
+    """Expert 0 where two coordinates have one sign, else expert 1."""
+    rng = np.random.default_rng(0)
+    x_TD = rng.standard_normal((T, 4)).astype(np.float32)
+    ids_TK = (x_TD[:, :1] * x_TD[:, 1:2] < 0).astype(np.int32)
+    probe = fit_probe(x_TD, np.arange(T), ids_TK, 2, NEURONS)
+    assert probe.recall > 0.9
+    lines = probe._replace(neurons_NX=0 * probe.neurons_NX)
+    values_TE = values_of(lines.rows_EC, lines.neurons_NX, x_TD)
+    assert (values_TE.argmax(axis=1) == ids_TK[:, 0]).mean() < 0.7
 
 
 def test_recall_is_of_tokens_that_were_not_fitted():
@@ -40,11 +64,14 @@ def test_recall_is_of_tokens_that_were_not_fitted():
     rng = np.random.default_rng(1)
     x_TD = rng.standard_normal((400, 150)).astype(np.float32)
     ids_TK = np.stack([rng.permutation(E)[:K] for _ in range(400)]).astype(np.int32)
-    probe = fit_probe(x_TD, np.arange(400), ids_TK, E)
+    probe = fit_probe(x_TD, np.arange(400), ids_TK, E, NEURONS)
     assert probe.recall == pytest.approx(K / E, abs=0.12)
+    assert named(probe, x_TD, ids_TK) > 0.5
 
 
 def test_few_tokens_and_constant_states_give_finite_rows():
     ids_TK = np.tile(np.arange(K, dtype=np.int32), (5, 1))
-    probe = fit_probe(np.ones((5, D), np.float32), np.arange(5), ids_TK, E)
-    assert np.isfinite(probe.rows_EC).all() and probe.recall == 1.0
+    x_TD = np.ones((5, D), np.float32)
+    probe = fit_probe(x_TD, np.arange(5), ids_TK, E, NEURONS)
+    assert np.isfinite(probe.rows_EC).all() and np.isfinite(probe.neurons_NX).all()
+    assert probe.recall == 1.0

@@ -28,7 +28,9 @@ def test_full_disk_is_refused_before_the_run(tiny, two, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("more", [{}, {"hidden": True, "probes": 1}])
+@pytest.mark.parametrize(
+    "more", [{}, {"hidden": True, "probes": 1, "probe_neurons": 8}]
+)
 def test_need_bounds_what_is_written(more, tiny, two, tmp_path, monkeypatch):
     written = {}
 
