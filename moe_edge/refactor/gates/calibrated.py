@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.core.ridge import solve_ridge
-
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the mean variance of a coordinate
 TRIED = 0.25  # of the tokens, on which the penalty is chosen
 FLOOR = 1e-3  # of a block's mean norm: below it logarithms say nothing
@@ -64,8 +62,20 @@ def _ridge(x_TD, y_TU, penalties) -> tuple[list[np.ndarray], list[np.ndarray]]:
     centred_TD = x_TD - mean_D
     gram_DD = centred_TD.T @ centred_TD
     cross_DU = centred_TD.T @ (y_TU - mean_U)
-    weights = [solve_ridge(gram_DD, cross_DU, penalty) for penalty in penalties]
+    weights = [_solve(gram_DD, cross_DU, penalty) for penalty in penalties]
     return weights, [mean_U - mean_D @ weight_DU for weight_DU in weights]
+
+
+def _solve(gram_DD, cross_DU, penalty: float) -> np.ndarray:
+    """float64 [D, U] from sums over centred samples, the penalty relative to the mean
+    variance."""
+    # Half a second, which checking a study's settings need not wait for.
+    from scipy.linalg import cho_factor, cho_solve
+
+    D = len(gram_DD)
+    scale = max(np.trace(gram_DD) / D, np.finfo(np.float64).tiny)
+    held_DD = gram_DD + penalty * scale * np.eye(D)
+    return cho_solve(cho_factor(held_DD), cross_DU)
 
 
 def flat_rows(mean_U: np.ndarray, width: int) -> LevelRows:
