@@ -127,7 +127,6 @@ def convert_checkpoint(
     return {
         "bytes": num_bytes,
         "seconds": round(time.monotonic() - start, 3),
-        # ru_maxrss is in KiB on Linux.
         "peak_rss_bytes": peak_rss_bytes(),
         "content_sha256": digest,
         "tensors": len(dtypes),

@@ -4,6 +4,7 @@ import concurrent.futures
 import multiprocessing
 import re
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def alone(function: Callable[..., Any], *args) -> Any:
         except concurrent.futures.process.BrokenProcessPool as error:
             raise CapacityError(
                 f"the process of {function.__name__} was ended without an answer, as a "
-                "system does whose memory runs out; use a machine with more of it (a "
-                "--work_dir on a tmpfs takes memory, too)"
+                "system does whose memory runs out; use a machine with more of it "
+                "(files on a tmpfs take memory, too)"
             ) from error
 
 
@@ -37,5 +38,9 @@ def peak_rss_bytes() -> int:
     try:
         text = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # no Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
+        text = ""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)
+    if found:
+        return int(found[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -61,24 +61,21 @@ def scores_ahead(
     graph = nnx.split(nnx.eval_shape(lambda: Router(config, nnx.Rngs(0))))[0]
 
     def probe(gate):
-        """The router's rule without weights: the largest values are chosen, and scores
-        are how likely a token chooses an expert."""
-        read = {
-            name: linear(hidden_TD, gate[name]) + gate[f"{name}_bias"][None]
-            for name in ("probe", "probe_gate", "probe_up")
-        }
-        active_TN = jax.nn.silu(read["probe_gate"]) * read["probe_up"]
-        values_TE = read["probe"] + linear(active_TN, gate["probe_out"])
+        """The router's rule without weights: the largest values are chosen."""
+        read_TR = linear(hidden_TD, gate["probe"]) + gate["probe_bias"][None]
+        E, N = gate["probe_out"].shape
+        values_TE, gate_TN, up_TN = jnp.split(read_TR, (E, E + N), axis=1)
+        values_TE += linear(jax.nn.silu(gate_TN) * up_TN, gate["probe_out"])
         plain = MoeConfig(
             num_experts=config.moe.num_experts,
             top_k=config.moe.top_k,
             expert_dim=config.moe.expert_dim,
         )
-        # By the values as they are: some are below 0, which no score may be.
+        # By the values as they are; scores keep their order and are never below 0.
         ranked = dataclasses.replace(plain, scoring="softmax_topk")
         routing = choose(values_TE, ranked, k_T=k_T)
         ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, jax.nn.sigmoid(values_TE), plain)
+        return wanted_scores(ids_TK, jax.nn.softplus(values_TE), plain)
 
     def run(gate):
         if "probe" in gate:

@@ -39,7 +39,7 @@ class Probe(LooksAhead):
 
     Attributes:
       profile: folder of launch/profile_model.py of this model, with probes that reach
-        `look_ahead` layers. Its shape is checked, not its weights: rows of another
+        `look_ahead` layers. Its shape is checked, not its weights: those of another
         model of the same shape predict badly.
     """
 
@@ -58,7 +58,7 @@ class Probe(LooksAhead):
                 f"profile {self.profile} has no probes; run launch/profile_model.py "
                 f"with --probes {self.look_ahead} or more"
             )
-        _ = self._rows  # all of them are read before anything runs
+        _ = self._probes  # all of them are read before anything runs
 
     def _check_model(self) -> None:
         """Raises CheckpointError: the profile is of a model of another shape."""
@@ -81,51 +81,71 @@ class Probe(LooksAhead):
             )
 
     @functools.cached_property
-    def _rows(self) -> dict[int, tuple[Flat, ...]]:
-        return {
+    def _probes(self) -> dict[int, tuple[Flat, ...]]:
+        """By layer, one for each target.
+
+        Raises:
+          CheckpointError: numbers of neurons that differ.
+        """
+        probes = {
             layer: tuple(self._read(layer, target) for target in self.targets(layer))
             for layer in self.config.moe_layers
         }
+        found = {one["probe_out"].shape[1] for each in probes.values() for one in each}
+        if len(found) > 1:
+            raise CheckpointError(
+                f"probes of {self.profile} have {sorted(found)} neurons, expected one "
+                "number; run launch/profile_model.py again"
+            )
+        return probes
 
     def _read(self, layer: int, target: int) -> Flat:
-        """Rows `[E, D]`, neurons `[N, D]` twice and `[E, N]`, and their constants.
+        """Rows of experts, gates of neurons and their rows `[E + 2 N, D]`, what neurons
+        add `[E, N]`, and constants.
 
         Raises:
           CheckpointError: no such probe, or of another model.
         """
         E, C = self.config.moe.num_experts, self.config.d_model + 1
-        rows_EC = self._load(probe_path(self.profile, layer, target), (E, C))
+        rows_EC = self._load(probe_path(self.profile, layer, target), C, E)
         neurons = neurons_path(self.profile, layer, target)
-        neurons_NX = self._load(neurons, (None, 2 * C + E))
-        gate_NC, up_NC = neurons_NX[:, :C], neurons_NX[:, C : 2 * C]
-        found = {"probe": rows_EC, "probe_gate": gate_NC, "probe_up": up_NC}
-        ends = {f"{name}_bias": array[:, -1].copy() for name, array in found.items()}
-        found = {name: array[:, :-1].copy() for name, array in found.items()}
-        return found | ends | {"probe_out": neurons_NX[:, 2 * C :].T.copy()}
+        neurons_NX = self._load(neurons, 2 * C + E)
+        read_RC = [rows_EC, neurons_NX[:, :C], neurons_NX[:, C : 2 * C]]
+        read_RC = np.concatenate(read_RC)
+        return {
+            "probe": read_RC[:, :-1].copy(),
+            "probe_bias": read_RC[:, -1].copy(),
+            "probe_out": neurons_NX[:, 2 * C :].T.copy(),
+        }
 
-    def _load(self, path: Path, shape: tuple[int | None, int]) -> np.ndarray:
-        """A file of a probe; None: of any length."""
+    def _load(self, path: Path, width: int, length: int | None = None) -> np.ndarray:
+        """A file of a probe; of any length, if None is given."""
+        again = f"run launch/profile_model.py with --probes {self.look_ahead}"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} cannot be found: the profile looks less far ahead, or is of "
+                f"an earlier version, without neurons; {again}"
+            )
         try:
             array = load_npy(path)
-        except (OSError, ValueError, EOFError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error}; run launch/profile_model.py with "
-                f"--probes {self.look_ahead}"
-            ) from error
-        wanted = (shape[0] or len(array), shape[1])
-        if array.shape != wanted or array.dtype != np.float32:
+        except (OSError, ValueError, EOFError, OverflowError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; {again}") from error
+        is_probe = array.ndim == 2 and array.dtype == np.float32 and len(array) > 0
+        if not is_probe or array.shape != (length or len(array), width):
             raise CheckpointError(
                 f"{path} holds {array.dtype} {array.shape}, expected float32 "
-                f"{wanted}: is the profile of this model?"
+                f"({length or 'any number'}, {width}): is the profile of this model?"
             )
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"{path} holds values that are not finite; {again}")
         return array
 
     @functools.cached_property
     def _on_device(self) -> dict[int, tuple[Flat, ...]]:
         import jax
 
-        return jax.tree.map(jax.numpy.array, self._rows)
+        return jax.tree.map(jax.numpy.array, self._probes)
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
-        """Arguments of `scores_ahead` after `layer`: rows for each target."""
+        """Arguments of `scores_ahead` after `layer`: a probe for each target."""
         return self._on_device.get(layer, ())

@@ -14,12 +14,16 @@ import jax
 import numpy as np
 import optax
 
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.matvec import dot
+
 STRETCH, EVERY = 512, 10  # tokens: of ten stretches the last is held out
 ROWS = 8192  # of a product: states lie in files
 BATCH, PASSES, STEPS = 1024, 24, (1000, 4000)  # tokens a step; at least, at most
 RATE, DECAY = 3e-3, 1e-2
 FIRST_VALUE = -2.0  # few experts are chosen
-CONSTANT = 1e-6  # a coordinate that varies less is one
+CONSTANT = 1e-6  # of its mean: a coordinate that varies less is one
+CLIP = 10.0  # norm of gradients
 
 Params = dict[str, Any]
 
@@ -52,15 +56,19 @@ def fit_probe(
       x_PD: float32 states of a layer's router, perhaps in a file.
       place_T: the row of each token, in order of the text.
       ids_TK: experts that a later layer chose for the same tokens.
+    Raises:
+      ConfigError: training did not converge.
     """
     T = len(place_T)
     held_T = np.arange(T) // STRETCH % EVERY == EVERY - 1
     if not held_T.any():
         held_T[-max(T // EVERY, 1) :] = True
     seen, held = np.flatnonzero(~held_T), np.flatnonzero(held_T)
-    some_TD = x_PD[place_T[seen[:ROWS]]]
+    # All over the text, whose domains follow each other.
+    some_TD = x_PD[place_T[seen[:: -(-len(seen) // ROWS)]]].astype(np.float64)
     mean_D, spread_D = some_TD.mean(axis=0), some_TD.std(axis=0)
-    spread_D = np.where(spread_D > CONSTANT, spread_D, 1).astype(np.float32)
+    spread_D = np.where(spread_D > CONSTANT * (1 + np.abs(mean_D)), spread_D, 1)
+    mean_D, spread_D = mean_D.astype(np.float32), spread_D.astype(np.float32)
     steps = int(np.clip(PASSES * len(seen) // BATCH, *STEPS))
     optimizer, step = _trainer(steps)
     params = _first(x_PD.shape[1], num_experts, num_neurons)
@@ -70,6 +78,11 @@ def fit_probe(
         x_TD = (x_PD[place_T[part]] - mean_D) / spread_D
         params, state = step(params, state, x_TD, _chosen(ids_TK[part], num_experts))
     rows_EC, neurons_NX = _written(jax.device_get(params), mean_D, spread_D)
+    if not (np.isfinite(rows_EC).all() and np.isfinite(neurons_NX).all()):
+        raise ConfigError(
+            "training a probe gave values that are not finite; give more text, or "
+            "--probes 0"
+        )
     named = sum(
         _named(values_of(rows_EC, neurons_NX, x_PD[place_T[part]]), ids_TK[part])
         for part in _parts(held)
@@ -78,7 +91,14 @@ def fit_probe(
 
 
 def values_of(rows_EC, neurons_NX, x_TD) -> np.ndarray:
-    """float32 [T, E] that a written probe gives states; the largest name experts."""
+    """What a written probe says of states: its largest values name experts.
+
+    Args:
+      rows_EC, neurons_NX: see `Probe`.
+      x_TD: states of a layer's router.
+    Returns:
+      float32 `[T, E]`.
+    """
     C = rows_EC.shape[1]
     gate_TN, up_TN = (
         x_TD @ part_NC[:, :-1].T + part_NC[:, -1]
@@ -105,17 +125,19 @@ def _first(D: int, E: int, N: int) -> Params:
 
 
 def _values(params: Params, x_TD: jax.Array) -> jax.Array:
-    gate_TN = x_TD @ params["gate_DN"] + params["gate_N"][None]
-    up_TN = x_TD @ params["up_DN"] + params["up_N"][None]
-    more_TE = (jax.nn.silu(gate_TN) * up_TN) @ params["out_NE"]
-    return x_TD @ params["row_DE"] + params["row_E"][None] + more_TE
+    gate_TN = dot(x_TD, params["gate_DN"].T) + params["gate_N"][None]
+    up_TN = dot(x_TD, params["up_DN"].T) + params["up_N"][None]
+    more_TE = dot(jax.nn.silu(gate_TN) * up_TN, params["out_NE"].T)
+    return dot(x_TD, params["row_DE"].T) + params["row_E"][None] + more_TE
 
 
 @functools.cache
 def _trainer(steps: int):
     """(optimizer, one step of it)."""
     rate = optax.cosine_decay_schedule(RATE, steps)
-    optimizer = optax.adamw(rate, weight_decay=DECAY)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(CLIP), optax.adamw(rate, weight_decay=DECAY)
+    )
 
     def loss(params, x_TD, chosen_TE):
         values_TE = _values(params, x_TD)

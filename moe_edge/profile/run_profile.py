@@ -62,7 +62,8 @@ def run_profile(
         launch/refactor.py is fitted on them.
       probes: fit what names the experts of so many layers ahead, for predictor
         `probe`.
-      probe_neurons: of each probe; more name experts better and cost a layer more.
+      probe_neurons: of each probe; more of them name experts better and take a layer
+        more time.
       seed: of the choice of rows.
       resume: go on with a killed run, which must have had the same settings (but for
         batch_size); False: discard it.
@@ -119,11 +120,12 @@ def run_profile(
         "max_tokens_per_expert": max_tokens_per_expert,
         "hidden": hidden,
         "probes": probes,
-        "probe_neurons": probe_neurons,
         "seeds": [seed],
         "domains": list(calibration.domains),
         "files": list(calibration.files),
     }
+    if probes:
+        facts["probe_neurons"] = probe_neurons
     with open_writer(run.path, facts, overwrite=run.overwrite, resume=resume) as writer:
         record_layers(reader, calibration, writer, facts, batch_size)
         reports = [report for report in writer.reports.values() if report]

@@ -43,8 +43,8 @@ def needed_bytes(
     together = moe.num_experts**2 * np.dtype(np.int64).itemsize
     files = (ARRAYS + hidden) * moe.num_experts + 1
     row = config.d_model + 1
-    values = moe.num_experts * row + probe_neurons * (2 * row + moe.num_experts)
-    probe = values * float_bytes + 2 * HEADER
+    probe_values = moe.num_experts * row + probe_neurons * (2 * row + moe.num_experts)
+    probe = probe_values * float_bytes + 2 * HEADER
     layer = experts + together + files * HEADER + probes * probe
     return scratch, len(config.moe_layers) * layer
 

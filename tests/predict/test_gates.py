@@ -227,10 +227,14 @@ def test_gate_predictor_zero_norm_weight_stays_finite():
     assert gate["scale"][5] == 0 and np.isfinite(np.asarray(gate["scale"])).all()
 
 
-def test_gate_scores_compile_once_for_all_layers():
+@pytest.mark.parametrize("name", ["n_layer_gate", "probe"])
+def test_gate_scores_compile_once_for_all_layers(name, tmp_path):
     weights = model()
     config, seen = weights.config, decode_step()[0]
     predictor = GatePredictor(config, weights.layers)
+    if name == "probe":
+        write_probes(tmp_path, config, 1)
+        predictor = get_predictor("probe", config=config, profile=str(tmp_path))
     program = jax.jit(functools.partial(scores_ahead, config))
     for layer in (1, 2):
         out = program(
@@ -251,8 +255,8 @@ def write_probes(folder, config, look_ahead, seed=0):
     for layer in config.moe_layers:
         for target in config.moe_layers:
             if layer < target <= layer + look_ahead:
-                rows_EC = 0.1 * rng.standard_normal(shape, np.float32)
-                neurons_NX = 0.3 * rng.standard_normal(neurons, np.float32)
+                rows_EC = rng.standard_normal(shape, np.float32)
+                neurons_NX = rng.standard_normal(neurons, np.float32)
                 np.save(probe_path(folder, layer, target), rows_EC)
                 np.save(neurons_path(folder, layer, target), neurons_NX)
                 rows[layer, target] = rows_EC, neurons_NX
@@ -274,7 +278,7 @@ def test_probe_names_what_its_rows_say(name, tmp_path):
         values_E = values_of(*rows[1, target], hidden_D[None])[0]
         ids_K = np.argsort(-values_E)[: config.moe.top_k]
         assert ids_NM[row].tolist() == ids_K.tolist()
-        scores_K = scipy.special.expit(values_E[ids_K])
+        scores_K = np.logaddexp(0, values_E[ids_K])
         np.testing.assert_allclose(scores_NM[row], scores_K, rtol=1e-4)
     assert (ids_NM[2] == -1).all(), "the next token's layers are not known yet"
 
@@ -294,7 +298,19 @@ def test_probe_refuses_profiles_that_do_not_fit(tmp_path):
         get_predictor("probe", **given | {"config": other})
     with pytest.raises(CheckpointError, match=r"001_003.npy cannot be .* --probes 2"):
         get_predictor("probe", **given, look_ahead=2)
-    neurons_path(tmp_path, 1, 2).unlink()
+    neurons = neurons_path(tmp_path, 1, 2)
+    right = np.load(neurons)
+    for wrong, words in (
+        (right[:3], r"have \[3, 5\] neurons, expected one number"),
+        (right[:, :-1], r"expected float32 \(any number, "),
+        (np.float32(1), r"holds float32 \(\), expected"),
+        (right[:0], r"holds float32 \(0, .*\), expected"),
+        (np.nan * right, "holds values that are not finite"),
+    ):
+        np.save(neurons, wrong)
+        with pytest.raises(CheckpointError, match=words):
+            get_predictor("probe", **given)
+    neurons.unlink()
     with pytest.raises(CheckpointError, match=r"002_neurons.npy cannot be .* --probes"):
         get_predictor("probe", **given)
     np.save(probe_path(tmp_path, 1, 2), np.zeros((3, 3), np.float32))

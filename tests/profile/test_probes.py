@@ -75,3 +75,22 @@ def test_few_tokens_and_constant_states_give_finite_rows():
     probe = fit_probe(x_TD, np.arange(5), ids_TK, E, NEURONS)
     assert np.isfinite(probe.rows_EC).all() and np.isfinite(probe.neurons_NX).all()
     assert probe.recall == 1.0
+
+
+def test_coordinates_that_do_not_vary_get_no_weight():
+    """A float32 mean of many equal numbers is not that number."""
+    x_PD, place_T, ids_TK = routed(0.0)
+    x_PD[:, 3] = 3.7
+    probe = fit_probe(x_PD, place_T, ids_TK, E, NEURONS)
+    assert np.abs(probe.rows_EC[:, 3]).max() < 1
+    assert np.abs(probe.neurons_NX[:, 3]).max() < 5
+
+
+def test_texts_that_differ_are_named_alike():
+    """The second half's states have five times the spread of the first's."""
+    rng = np.random.default_rng(2)
+    x_TD = rng.standard_normal((4 * 8192, 6)).astype(np.float32)
+    x_TD[len(x_TD) // 2 :] *= 5
+    ids_TK = np.argsort(-x_TD, axis=1)[:, :2].astype(np.int32)
+    probe = fit_probe(x_TD, np.arange(len(x_TD)), ids_TK, 6, NEURONS)
+    assert probe.recall > 0.9

@@ -50,6 +50,9 @@ def test_need_bounds_what_is_written(more, tiny, two, tmp_path, monkeypatch):
     files = 3 + more.get("probes", 0)
     assert written["scratch"] == scratch + files * space.HEADER
     arrays = written["."] - written["scratch"]
+    probes = list((work_folder(tmp_path / "p") / "probes").glob("*.npy"))
+    bare = space.needed_bytes(config, N, W, 20, more.get("hidden", False))[1]
+    assert sum(path.stat().st_size for path in probes) * 2 == kept - bare
     assert 0.7 * kept < arrays <= kept
     # The folder counts as there already: a run that goes on needs no second place.
     disk_with(monkeypatch, kept // 2)
