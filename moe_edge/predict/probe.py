@@ -110,8 +110,8 @@ class Probe(LooksAhead):
         rows_EC = self._load(probe_path(self.profile, layer, target), C, E)
         neurons = neurons_path(self.profile, layer, target)
         neurons_NX = self._load(neurons, 2 * C + E)
-        read_RC = [rows_EC, neurons_NX[:, :C], neurons_NX[:, C : 2 * C]]
-        read_RC = np.concatenate(read_RC)
+        gate_NC, up_NC = neurons_NX[:, :C], neurons_NX[:, C : 2 * C]
+        read_RC = np.concatenate([rows_EC, gate_NC, up_NC])
         return {
             "probe": read_RC[:, :-1].copy(),
             "probe_bias": read_RC[:, -1].copy(),
