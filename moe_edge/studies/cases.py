@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.engine.generate import generate, warm_up
+from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
@@ -107,10 +108,11 @@ def workload_of(settings: PromptSettings, pool: PromptPool) -> dict[str, Any]:
 
 
 def describe_link(link: EmulatedLink, layer_s: float, settings: LinkSettings) -> dict:
-    """The link, and what it was made from."""
+    """The link, what it was made from, and whose thread programs run in."""
     return link.describe() | {
         "expert_load_in_layers_of_compute": settings.link_factor,
         "layer_compute_s": layer_s,
+        "programs": "inline" if is_inline() else "in JAX's thread",
     }
 
 

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.process import alone
 from moe_edge.engine.generate import generate
+from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.load import load_engine
@@ -52,9 +54,6 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
 class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
-    Programs run inline (`engine/inline.py`) only if the study has said so before: it
-    makes a layer's time longer, by which studies name their links.
-
     Attributes:
       tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
@@ -63,6 +62,7 @@ class Bench:
     """
 
     def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
+        self.checkpoint = checkpoint
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
         self.store = HostStore(open_checkpoint(checkpoint))
@@ -134,20 +134,40 @@ class Bench:
     def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
         """Median time of one layer of a resident decode step, batch 1.
 
-        Embedding and head are counted in, as shares of the layers, which are programs
-        of their own as in the offloading engines.
+        Where programs of this process are inline, in which a resident engine begins no
+        step ahead, it is measured in another one: links are named by what users have.
         """
-        steps_s = []
-        for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), rounds)]:
-            run = generate(self.by_layer, [prompt], new_tokens)
-            steps_s.append(run.decode_s / run.steps)
-        return float(np.median(steps_s[1:])) / self.config.num_layers  # 0: compilation
+        sizes = (prompts, new_tokens, rounds)
+        if is_inline():
+            return alone(load_and_time_layer, self.checkpoint, *sizes)
+        return time_layer(self.by_layer, *sizes)
 
     def standard_link(
         self, layer_s: float, factor: float, latency_s: float
     ) -> EmulatedLink:
         """An expert's bytes take `factor` layers of compute, plus the latency."""
         return EmulatedLink(self.store.block_bytes / (factor * layer_s), latency_s)
+
+
+def load_and_time_layer(checkpoint: str | Path, *sizes) -> float:
+    """`time_layer` of a checkpoint's resident engine."""
+    loaded = load_engine(checkpoint, with_tokenizer=False, layers_per_program=1)
+    return time_layer(loaded.engine, *sizes)
+
+
+def time_layer(
+    by_layer: ResidentEngine, prompts, new_tokens: int, rounds: int
+) -> float:
+    """Median seconds of one layer of a decode step, batch 1.
+
+    Embedding and head are counted in, as shares of the layers, which are programs
+    of their own as in the offloading engines.
+    """
+    steps_s = []
+    for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), rounds)]:
+        run = generate(by_layer, [prompt], new_tokens)
+        steps_s.append(run.decode_s / run.steps)
+    return float(np.median(steps_s[1:])) / by_layer.config.num_layers  # 0: compilation
 
 
 def record_history(resident: ResidentEngine, prompts, new_tokens: int) -> list[dict]:

@@ -62,6 +62,8 @@ class Study:
         its fields and holds only what this study reads.
       measure: runs the study; `later` where its module loads JAX.
       check: refuses what can be refused before weights are read (for --dry_run).
+      inline: it times offloaded engines only: their programs run in the thread that
+        calls them, as where users load one (`engine/inline.py`).
       claim: the paper's statement, if there is one.
     """
 
@@ -70,6 +72,7 @@ class Study:
     settings: type
     measure: Callable[[Any], Findings]
     check: Callable[[Any], None] = nothing_to_check
+    inline: bool = False
     claim: Claim | None = None
 
 
@@ -99,6 +102,10 @@ def run_study(
     started_s = time.time()
     check_out_dir(out_dir, overwrite)
     check_clean(out_dir, allow_dirty)
+    if study.inline:
+        from moe_edge.engine.inline import run_inline  # JAX, which others check without
+
+        run_inline()
     study.check(settings)
     if dry_run:
         from moe_edge.kernels import native  # JAX, which checks do without

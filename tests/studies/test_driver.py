@@ -87,6 +87,19 @@ def test_study_writes_an_entry_and_tells_it(tmp_path, capsys):
     assert (out / "more.png").is_file() and (out / "rows.json").is_file()
 
 
+@pytest.mark.parametrize("inline", [True, False])
+def test_programs_become_inline_before_a_check_may_start_jax(inline, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "moe_edge.engine.inline.run_inline", lambda: calls.append("inline")
+    )
+    study = dataclasses.replace(
+        STUDY, inline=inline, check=lambda settings: calls.append("check")
+    )
+    run_study(study, Size(), out_dir="o", dry_run=True)
+    assert calls == ["inline"] * inline + ["check"]
+
+
 def test_a_long_answer_is_told_and_its_measurement_kept(tmp_path, capsys):
     def long_winded(settings):
         return dataclasses.replace(measure(settings), answer="word " * 41)

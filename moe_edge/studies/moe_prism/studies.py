@@ -225,6 +225,7 @@ FIG8 = Study(
     settings=Fig8Settings,
     measure=later("moe_prism.fig8.run"),
     check=making.check_inputs,
+    inline=True,
     claim=Claim(
         source="MoE-Prism, section 6.2.3 and fig. 8: change of latency per step",
         paper={"16 GB": PAPER_CHANGE, "24 GB": PAPER_CHANGE},

@@ -220,6 +220,7 @@ STUDY = Study(
     settings=TpotSettings,
     measure=run,
     check=check,
+    inline=True,
     claim=Claim(
         source="SMoE, fig. 10, section V-C: TPOT falls generally linearly with alpha",
         paper={"shape": "linear fall"},

@@ -217,6 +217,7 @@ STUDY = Study(
     settings=Fig11Settings,
     measure=run,
     check=check,
+    inline=True,
     claim=Claim(
         source="SMoE, section VI-B and fig. 11: change of TPOT against the best "
         "existing approach, by batch size",

@@ -139,6 +139,7 @@ STUDY = Study(
     settings=Fig12Settings,
     measure=run,
     check=check_inputs,
+    inline=True,
     claim=Claim(
         source="SMoE, section VI-B and fig. 12: gain in cache ratio over the best "
         "existing approach",

@@ -314,6 +314,7 @@ STUDY = Study(
     settings=BudgetSettings,
     measure=run,
     check=check_inputs,
+    inline=True,
     claim=Claim(
         source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
         paper=PAPER | {"table I": PAPER_TABLE1},

@@ -188,6 +188,7 @@ STUDY = Study(
     settings=TtftSettings,
     measure=run,
     check=check_inputs,
+    inline=True,
     claim=Claim(
         source="SMoE, section VI-B, fig. 13: TTFT against the best existing approach",
         paper={"change": PAPER_CHANGE},

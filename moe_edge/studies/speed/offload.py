@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.engine.inline import run_inline
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.studies.cases import Case
@@ -77,7 +76,6 @@ def offload_models(settings: OffloadSettings, work_dir: Path) -> Models:
 
 def offload_rows(settings: OffloadSettings, work_dir: Path) -> Rows:
     """All rows: memory, host cost, CPU assist, links, SMoE."""
-    run_inline()  # before the first engine, a resident one
     repeats = settings.repeats
     random, default, _ = offload_models(settings, work_dir)
     # Processes first: their memory is then not competed for by our own engines.
@@ -241,4 +239,5 @@ STUDY = speed_study(
     offload_rows,
     offload_models,
     settings=OffloadSettings,
+    inline=True,
 )
