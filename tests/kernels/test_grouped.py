@@ -1,6 +1,5 @@
 """The kernel of a GPU, interpreted: sums of experts, waves, halves of a row."""
 
-import contextlib
 import functools
 
 import jax
@@ -16,6 +15,7 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
+from tests.support.gpu_compiler import on_some_gpu
 
 E, K = 9, 3
 # The second fills no tile; the third has biases.
@@ -178,16 +178,6 @@ def test_kernel_lowers_to_triton_without_a_gpu(tiles, dtype, layout, monkeypatch
         traced = run.trace(*given, blocks, shape((30,), jnp.float32))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "moe_edge_grouped" in text or "triton" in text
-
-
-def on_some_gpu():
-    """JAX 0.11 asks which GPU it lowers for."""
-    if jax.__version_info__ < (0, 11):
-        return contextlib.nullcontext()
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 def test_places_are_those_of_a_stable_sort():

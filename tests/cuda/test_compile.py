@@ -1,0 +1,76 @@
+"""Programs of the engines compile for a GPU; how many kernels a layer launches."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import pytest
+
+from moe_edge.convert.families import config_from_hf
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
+from moe_edge.model.kv_cache import empty_caches
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.shapes import layer_shapes
+from moe_edge.model.transformer import make_chunk
+from moe_edge.studies.speed.models import olmoe_config
+from tests.support.layered import BLOCKS, StoreReader, forced_logits
+from tests.support.tiny_models import ALL, random_prompts, random_weights
+
+if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    pytest.skip("needs the extra `gpu_compiler`", allow_module_level=True)
+
+from tests.support.gpu_compiler import Call, compile_all, launches, programs_of
+
+pytestmark = pytest.mark.cuda
+LENGTHS = (20, 3, 33)  # a prefill by the kernel's larger blocks, then single tokens
+TRITON = "__gpu$xla.gpu.triton"
+# Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
+MOST_LAUNCHES = 24
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_resident(name):
+    def run():
+        engine = ResidentEngine(random_weights(ALL[name], dtype=ml_dtypes.bfloat16))
+        forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
+
+    texts = compile_all(programs_of(run))
+    assert any(TRITON in text for text in texts) == (ALL[name].moe.expert_kind is None)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss", "q8_0"])
+def test_offloaded(name, mode):
+    def run():
+        # Fewer slots than a prompt's experts: waves.
+        options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
+        reader = StoreReader(ALL[name], dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
+
+    texts = compile_all(programs_of(run))
+    in_host_memory = "S(5)"
+    assert any(in_host_memory in text for text in texts) == (mode == "fused")
+
+
+def test_launches_of_a_layer():
+    hf_config = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
+    config, layers = config_from_hf(hf_config), 2
+    shape, size = jax.ShapeDtypeStruct, RecordLayout.of(config).size
+    dense = {
+        name: shape(dims, jnp.float32 if len(dims) == 1 else jnp.bfloat16)
+        for name, dims in layer_shapes(config, 0).items()
+    }
+    experts = shape((config.moe.num_experts, size), jnp.bfloat16)
+    start_B, valid_BS = shape((1,), jnp.int32), shape((1, 1), bool)
+    chunk = jax.eval_shape(lambda *given: make_chunk(config, *given), start_B, valid_BS)
+    caches = jax.eval_shape(lambda: empty_caches(config, 1, 512, layers))
+    windows = layers * (shape((), jnp.int32),)
+    x_BSD = shape((1, 1, config.d_model), jnp.float32)
+    args = (layers * (dense,), layers * (experts,), windows, x_BSD, chunk, caches)
+    step = ResidentPrograms(config)._layers_step
+    (text,) = compile_all([Call(step, {"donate_argnums": 5}, args, {})])
+    assert len(launches(text)) <= MOST_LAUNCHES * layers + 1  # the first norm

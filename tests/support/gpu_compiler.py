@@ -1,0 +1,188 @@
+"""What XLA makes of our programs for an NVIDIA H200, on a machine without one.
+
+The CUDA plugin compiles for a described device. So a program that a GPU would refuse
+fails here, and the kernels that a step launches can be counted. Nothing runs.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import compiler
+from jax.experimental import topologies
+
+from moe_edge.kernels import grouped
+
+# As an H200 says of itself.
+_H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 150000000000
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 7 }
+runtime_version { major: 12 minor: 9 }
+device_description_str: "NVIDIA H200"
+"""
+# Choosing tiles by timing them needs the device.
+_OPTIONS = {"xla_gpu_autotune_level": "0"}
+_NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+# Ends of what has begun: part of one launch.
+_NO_KERNEL |= {"fusion-done", "copy-done", "async-done"}
+_jit = jax.jit
+
+
+@functools.cache
+def _device():
+    """The described device."""
+    given = {"topology": "1x1x1", "target_config": _H200}
+    return topologies.get_topology_desc("h200", "cuda", **given).devices[0]
+
+
+def on_some_gpu():
+    """JAX 0.11 asks which GPU it lowers for."""
+    if jax.__version_info__ < (0, 11):
+        return contextlib.nullcontext()
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+    device = AbstractDevice("NVIDIA H200", 132, "gpu")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+
+
+class Call(NamedTuple):
+    """A program, and what it was called with: shapes in place of arrays."""
+
+    function: Callable[..., Any]
+    options: dict[str, Any]  # of `jax.jit`
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def compile(self) -> str:
+        """The text of the compiled program, `as_on_a_gpu`.
+
+        Lowered for arrays of a CPU, whose kinds of memory are a GPU's: the described
+        device has none.
+        """
+        with on_some_gpu():
+            traced = _jit(self.function, **self.options).trace(
+                *self.args, **self.kwargs
+            )
+            lowered = traced.lower(lowering_platforms=("cuda",))
+        options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=1,
+            device_assignment=np.zeros((1, 1), int),
+            env_options_overrides=_OPTIONS,
+        )
+        device = _device()
+        executable = device.client.compile(
+            lowered.compiler_ir("stablehlo"),
+            executable_devices=type(_cpu_devices())((device,)),
+            compile_options=options,
+        )
+        return executable.hlo_modules()[0].to_string()
+
+
+def _cpu_devices():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    return sharding._internal_device_list
+
+
+class _Recorded:
+    """A jitted function that notes its calls."""
+
+    def __init__(self, calls: dict[str, Call], function, options):
+        self._calls, self._function, self._options = calls, function, options
+        self._jitted = _jit(function, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._jitted, name)
+
+    def __call__(self, *args, **kwargs):
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+            shapes = jax.tree.map(shape_of, (args, kwargs))
+            call = Call(self._function, self._options, *shapes)
+            self._calls.setdefault(f"{self._function}{shapes}", call)
+        return self._jitted(*args, **kwargs)
+
+
+def shape_of(leaf):
+    """What a program needs to know of an array."""
+    if isinstance(leaf, np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    if isinstance(leaf, jax.Array):
+        place = {"sharding": leaf.sharding, "weak_type": leaf.weak_type}
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, **place)
+    return leaf
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
+    """Our code takes the ways that it takes on a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        jax.clear_caches()
+        yield patch
+    jax.clear_caches()
+
+
+def programs_of(run: Callable[[], Any]) -> list[Call]:
+    """The programs that `run` calls, made by `jax.jit` in it, a shape each once.
+
+    They run on the CPU, but for the Triton kernel: values mean nothing.
+    """
+    calls: dict[str, Call] = {}
+
+    def jit(function=None, **options):
+        if function is None:
+            return functools.partial(jit, **options)
+        return _Recorded(calls, function, options)
+
+    def product(x_PI, records_SR, first, blocks, tiles, outputs, **_):
+        if not isinstance(outputs, int):
+            return outputs
+        return jnp.zeros((x_PI.shape[0], outputs), jnp.float32)
+
+    with as_on_a_gpu() as patch:
+        patch.setattr(jax, "jit", jit)
+        patch.setattr(grouped, "product", product)
+        run()
+    return list(calls.values())
+
+
+def compile_all(calls: list[Call]) -> list[str]:
+    """Texts of all programs."""
+    with as_on_a_gpu():
+        return [call.compile() for call in calls]
+
+
+def launches(text: str) -> list[str]:
+    """What a program without loops launches, a line of its text each."""
+    found = []
+    for line in text[text.index("\nENTRY") :].splitlines():
+        match = re.match(r"\s+(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", line)
+        if match and match[1] not in _NO_KERNEL:
+            found.append(line.strip())
+    return found
