@@ -14,10 +14,12 @@ the further products are free.
 The bits of a row depend neither on the other rows nor on its place. Biases, weights of
 pairs and parts are the kernel's work for that reason, too: XLA rounds a product and a
 sum at once wherever it sees both, and what it sees differs from program to program.
+Finding rows and what stands between two products are, because a kernel of their own
+takes longer to launch than to run.
 """
 
-import functools
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -130,46 +132,54 @@ def split(x: jax.Array, dtype, parts: int) -> list[jax.Array]:
 
 
 def product(
-    x_PI: jax.Array,
+    x_TI: jax.Array,
     records_SR: jax.Array,
     first: int,
     blocks: Blocks,
     tiles: Tiles,
-    outputs: int | jax.Array,
+    outputs: tuple[int, int] | jax.Array,
     *,
+    source_P: jax.Array | None = None,
+    combine: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     bias: int | None = None,
     scale_P: jax.Array | None = None,
 ) -> jax.Array:
-    """Rows times their experts' matrices, `(x @ weight.T + bias) * scale`.
+    """Sorted rows times their experts' matrices, `(x @ weight.T + bias) * scale`.
 
     Args:
-      x_PI: float32, sorted rows.
+      x_TI: float32, or `[T, 2 * I]` for `combine`.
       records_SR: float32 or bfloat16.
       first: where the matrix `[O, I]` begins in a record.
       blocks: of rows, see `plan`.
       tiles: `rows` as given to `plan`.
-      outputs: O, then rows in no block are arbitrary; or a float32 array `[P, O]` that
-        becomes the result, then they stay as they are.
+      outputs: (P, O), then rows in no block are arbitrary; or a float32 array `[P, O]`
+        that becomes the result, then they stay as they are.
+      source_P: int32, the row of x that each sorted row is; None: the only one, or all
+        in this order.
+      combine: makes a row `[I]` of its two halves, element by element.
       bias: where the bias `[O]` begins in a record; None: there is none.
       scale_P: float32, a factor of each row; None: 1.
     Returns:
       float32 `[P, O]`.
     """
     interpret = jax.default_backend() != "gpu"  # tests
-    given, aliases = [*blocks, records_SR, x_PI], {}
-    if scale_P is not None:
-        given.append(scale_P)
+    # One array, which XLA makes in one kernel.
+    given = {"blocks": jnp.stack(blocks), "records": records_SR, "x": x_TI}
+    given |= {"source": source_P, "scale": scale_P}
+    given = {name: array for name, array in given.items() if array is not None}
+    aliases, shape = {}, outputs
     if isinstance(outputs, jax.Array):
-        aliases = {len(given): 0}
-        given.append(outputs)
-        outputs = outputs.shape[1]
-    kernel = functools.partial(
-        _kernel, first=first, tiles=tiles, bias=bias, is_scaled=scale_P is not None
-    )
+        aliases, shape = {len(given): 0}, outputs.shape
+        given["before"] = outputs
+
+    def kernel(*refs):
+        refs = dict(zip((*given, "out"), refs, strict=True))
+        _kernel(refs, first=first, tiles=tiles, combine=combine, bias=bias)
+
     call = pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((x_PI.shape[0], outputs), jnp.float32),
-        grid=(pl.cdiv(outputs, tiles.outputs), blocks.row_B.size),
+        out_shape=jax.ShapeDtypeStruct(shape, jnp.float32),
+        grid=(pl.cdiv(shape[1], tiles.outputs), blocks.row_B.size),
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(
             num_warps=tiles.warps, num_stages=tiles.stages
@@ -177,21 +187,25 @@ def product(
         interpret=interpret,
         name="moe_edge_grouped",
     )
-    return call(*given)
+    return call(*given.values())
 
 
-def _kernel(
-    record_B, row_B, count_B, records_SR, x_PI, *refs, first, tiles, bias, is_scaled
-):
-    out_PO, (outputs, width) = refs[-1], (refs[-1].shape[1], x_PI.shape[1])
+def _kernel(refs, *, first, tiles, combine, bias):
+    blocks_3B, records_SR, x_TI = refs["blocks"], refs["records"], refs["x"]
+    out_PO, (T, width) = refs["out"], x_TI.shape
+    outputs, width = out_PO.shape[1], width if combine is None else width // 2
     tile, block = pl.program_id(0), pl.program_id(1)
-    record, row, count = record_B[block], row_B[block], count_B[block]
+    record, row, count = (blocks_3B[part, block] for part in range(3))
 
     @pl.when(count > 0)
     def _():
         rows_M = row + jnp.arange(tiles.rows, dtype=jnp.int32)
         is_row_M = jnp.arange(tiles.rows, dtype=jnp.int32) < count
         is_row_M1 = is_row_M[:, None]
+        if "source" in refs:
+            source_M = triton.load(refs["source"].at[rows_M], mask=is_row_M, other=0)
+        else:
+            source_M = jnp.zeros_like(rows_M) if T == 1 else rows_M
         outs_N = tile * tiles.outputs + jnp.arange(tiles.outputs, dtype=jnp.int32)
         is_out_N = outs_N < outputs
         known_N = jnp.where(is_out_N, outs_N, 0)
@@ -202,7 +216,7 @@ def _kernel(
         def add(step, sums_MN):
             here_1C = (step * tiles.inputs + columns_C)[None]
             at_MC = jnp.broadcast_to(here_1C, (tiles.rows, tiles.inputs))
-            row_MC = jnp.broadcast_to(rows_M[:, None], at_MC.shape)
+            row_MC = jnp.broadcast_to(source_M[:, None], at_MC.shape)
             known_MC = jnp.broadcast_to(is_row_M1, at_MC.shape)
             where_NC, masked = starts_N1 + here_1C, {}
             if not is_even:
@@ -211,7 +225,10 @@ def _kernel(
                 mask_NC = jnp.broadcast_to(is_in_1C, where_NC.shape)
                 masked = {"mask": mask_NC, "other": 0.0}
             weight_NC = triton.load(records_SR.at[record, where_NC], **masked)
-            x_MC = triton.load(x_PI.at[row_MC, at_MC], mask=known_MC, other=0.0)
+            x_MC = triton.load(x_TI.at[row_MC, at_MC], mask=known_MC, other=0.0)
+            if combine is not None:
+                second = x_TI.at[row_MC, width + at_MC]
+                x_MC = combine(x_MC, triton.load(second, mask=known_MC, other=0.0))
             parts = split(x_MC, weight_NC.dtype, tiles.parts)
             for part_MC in parts:
                 sums_MN += lax.dot_general(
@@ -228,8 +245,8 @@ def _kernel(
         if bias is not None:
             bias_N = triton.load(records_SR.at[record, bias + known_N])
             sums_MN += bias_N.astype(jnp.float32)[None]
-        if is_scaled:
-            scale_M = triton.load(refs[0].at[rows_M], mask=is_row_M, other=0.0)
+        if "scale" in refs:
+            scale_M = triton.load(refs["scale"].at[rows_M], mask=is_row_M, other=0.0)
             sums_MN *= scale_M[:, None]
         out_MN = jnp.broadcast_to(outs_N[None], sums_MN.shape)
         row_MN = jnp.broadcast_to(rows_M[:, None], sums_MN.shape)

@@ -25,8 +25,8 @@ def fill(out_PD, x_TD, ids_TK, records_SR, record_E, experts: int, layout, act):
         record_E = jnp.where(record_E < records_SR.shape[0], record_E, -1)
     order_P = _inverse(grouped.places(ids_P))
     blocks = grouped.plan(ids_P, record_E, experts, tiles.rows)
-    x_PD = x_TD[order_P // ids_TK.shape[1]]
-    filled_PD = _ffn(out_PD[:P], x_PD, records_SR, blocks, tiles, layout, act)
+    source_P, parts = order_P // ids_TK.shape[1], (blocks, tiles, layout, act)
+    filled_PD = _ffn(out_PD[:P], x_TD, source_P, records_SR, *parts)
     return lax.dynamic_update_slice_in_dim(out_PD, filled_PD, 0, 0)
 
 
@@ -56,18 +56,20 @@ def pair_rows(
     (T, K), S = slot_TK.shape, records_SR.shape[0]
     tiles, slot_P = grouped.FEW, slot_TK.reshape(-1)
     slot_P = jnp.where(slot_P < 0, S, slot_P)
-    x_PD, D = jnp.repeat(x_TD, K, axis=0), layout.d_model
+    shape = T * K, layout.d_model
     if T == 1:  # whose experts are all different: a block each
         rows_P, here_P = jnp.arange(K, dtype=jnp.int32), slot_P < S
         record_P = jnp.where(here_P, slot_P, 0)
         blocks = grouped.Blocks(record_P, rows_P, here_P.astype(jnp.int32))
-        return _ffn(D, x_PD, records_SR, blocks, tiles, layout, act, scale_P)
+        parts = blocks, tiles, layout, act
+        return _ffn(shape, x_TD, None, records_SR, *parts, scale_P)
     place_P = grouped.places(slot_P)
     order_P = _inverse(place_P)
     blocks = grouped.plan(slot_P, None, S, tiles.rows)
     scale_P = None if scale_P is None else scale_P[order_P]
-    given = x_PD[order_P], records_SR, blocks, tiles, layout, act, scale_P
-    return _ffn(D, *given)[place_P]
+    parts = blocks, tiles, layout, act
+    rows_PD = _ffn(shape, x_TD, order_P // K, records_SR, *parts, scale_P)
+    return rows_PD[place_P]
 
 
 def _inverse(place_P):
@@ -75,17 +77,25 @@ def _inverse(place_P):
     return jnp.zeros_like(numbers_P).at[place_P].set(numbers_P, unique_indices=True)
 
 
-def _ffn(outputs, x_PD, records_SR, blocks, tiles, layout, act, scale_P=None):
-    """FFNs of sorted rows, times `scale_P`; `outputs` as of `grouped.product`."""
-    F, offsets = layout.expert_dim, layout.offsets
+def _ffn(outputs, x_TD, source_P, records_SR, blocks, tiles, layout, act, scale_P=None):
+    """FFNs of sorted rows, times `scale_P`; arguments as of `grouped.product`."""
+    offsets = layout.offsets
+    P = outputs.shape[0] if isinstance(outputs, jax.Array) else outputs[0]
     # Gate and up, and their biases, are neighbours in the record.
+    shape = P, 2 * layout.expert_dim
     both_PG = grouped.product(
-        *(x_PD, records_SR, offsets["gate"], blocks, tiles, 2 * F),
+        *(x_TD, records_SR, offsets["gate"], blocks, tiles, shape),
+        source_P=source_P,
         bias=offsets.get("gate_bias"),
     )
-    hidden_PF = act(both_PG[:, :F], both_PG[:, F:])
+    combine = act
+    # Every tile of outputs combines again: of many rows that takes more than a launch.
+    # Triton has no `erf`.
+    if tiles.rows > grouped.FEW.rows or act.keywords.get("kind") == "gelu":
+        both_PG, combine = act(*jnp.split(both_PG, 2, axis=1)), None
     return grouped.product(
-        *(hidden_PF, records_SR, offsets["down"], blocks, tiles, outputs),
+        *(both_PG, records_SR, offsets["down"], blocks, tiles, outputs),
+        combine=combine,
         bias=offsets.get("down_bias"),
         scale_P=scale_P,
     )

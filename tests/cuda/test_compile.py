@@ -1,6 +1,8 @@
 """Programs of the engines compile for a GPU; how many kernels a layer launches."""
 
+import functools
 import importlib.util
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,9 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
+from moe_edge.kernels import native
+from moe_edge.model.config import ACTIVATIONS
+from moe_edge.model.experts import run_experts
 from moe_edge.model.kv_cache import empty_caches
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
@@ -28,7 +33,8 @@ pytestmark = pytest.mark.cuda
 LENGTHS = (20, 3, 33)  # a prefill by the kernel's larger blocks, then single tokens
 TRITON = "__gpu$xla.gpu.triton"
 # Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
-MOST_LAUNCHES = 24
+MOST_LAUNCHES = 21
+TOKENS = (1, 5, 40, 400)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -56,6 +62,22 @@ def test_offloaded(name, mode):
     assert any(in_host_memory in text for text in texts) == (mode == "fused")
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_experts(activation):
+    layout, shape = RecordLayout(64, 128), jax.ShapeDtypeStruct
+    limit = 7.0 if activation == "clamped_swiglu" else None
+    options = {"activation": activation, "swiglu_limit": limit}
+    run = functools.partial(run_experts, layout=layout, **options)
+    calls = []
+    for tokens, dtype in itertools.product(TOKENS, (jnp.float32, jnp.bfloat16)):
+        pairs = tokens, 3
+        args = shape((tokens, 64), jnp.float32), shape(pairs, jnp.int32)
+        args += shape(pairs, jnp.float32), shape((9, layout.size), dtype)
+        calls.append(Call(native.within(run), {}, args, {}))
+    for text in compile_all(calls):
+        assert sum(TRITON in launch for launch in launches(text)) == 2
+
+
 def test_launches_of_a_layer():
     hf_config = olmoe_config(16, "bfloat16", hidden=2048, heads=16)
     config, layers = config_from_hf(hf_config), 2
@@ -71,6 +93,8 @@ def test_launches_of_a_layer():
     windows = layers * (shape((), jnp.int32),)
     x_BSD = shape((1, 1, config.d_model), jnp.float32)
     args = (layers * (dense,), layers * (experts,), windows, x_BSD, chunk, caches)
-    step = ResidentPrograms(config)._layers_step
+    step = native.within(ResidentPrograms(config)._layers_step)
     (text,) = compile_all([Call(step, {"donate_argnums": 5}, args, {})])
-    assert len(launches(text)) <= MOST_LAUNCHES * layers + 1  # the first norm
+    found = launches(text)
+    assert sum(TRITON in launch for launch in found) == 2 * layers
+    assert len(found) <= MOST_LAUNCHES * layers + 1, found  # the last sum

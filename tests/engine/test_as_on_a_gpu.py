@@ -22,17 +22,31 @@ _calls: list[int] = []  # of the kernel: where its matrix begins
 
 
 def product_on_host(
-    x_PI, records_SR, first, blocks, tiles, outputs, *, bias=None, scale_P=None
+    x_TI,
+    records_SR,
+    first,
+    blocks,
+    tiles,
+    outputs,
+    *,
+    source_P=None,
+    combine=None,
+    bias=None,
+    scale_P=None,
 ):
     """`grouped.product`, row by row."""
-    is_given = not isinstance(outputs, int)
-    O = outputs.shape[1] if is_given else outputs  # noqa: E741
+    is_given = isinstance(outputs, jax.Array)
+    P, O = outputs.shape if is_given else outputs  # noqa: E741
+    if combine is not None:
+        x_TI = combine(*jnp.split(x_TI, 2, axis=1))
+    if source_P is None:
+        source_P = jnp.zeros(P, jnp.int32) if len(x_TI) == 1 else jnp.arange(P)
 
-    def compute(x_PI, records_SR, blocks, scale_P, out_PO):
+    def compute(x_TI, source_P, records_SR, blocks, scale_P, out_PO):
         _calls.append(first)
-        x_PI, records_SR = np.asarray(x_PI), np.asarray(records_SR)
+        x_PI, records_SR = np.asarray(x_TI)[source_P], np.asarray(records_SR)
         width = x_PI.shape[1]
-        empty_PO = np.full((len(x_PI), O), np.nan, np.float32)
+        empty_PO = np.full((P, O), np.nan, np.float32)
         out_PO = np.array(out_PO) if is_given else empty_PO
         for record, row, count in zip(*map(np.asarray, blocks), strict=True):
             record_R = records_SR[record]
@@ -44,9 +58,9 @@ def product_on_host(
                 out_PO[each] = y_O if scale_P is None else y_O * scale_P[each]
         return out_PO
 
-    shape = jax.ShapeDtypeStruct((x_PI.shape[0], O), jnp.float32)
+    shape = jax.ShapeDtypeStruct((P, O), jnp.float32)
     given = blocks, scale_P, outputs if is_given else None
-    return jax.pure_callback(compute, shape, x_PI, records_SR, *given)
+    return jax.pure_callback(compute, shape, x_TI, source_P, records_SR, *given)
 
 
 @pytest.fixture(autouse=True)

@@ -170,7 +170,7 @@ def test_kernel_lowers_to_triton_without_a_gpu(tiles, dtype, layout, monkeypatch
 
     @jax.jit
     def run(x_PI, records_SR, blocks, scale_P):
-        where = records_SR, 0, blocks, tiles, 2 * layout.expert_dim
+        where = records_SR, 0, blocks, tiles, (30, 2 * layout.expert_dim)
         bias = layout.offsets.get("gate_bias")
         return grouped.product(x_PI, *where, bias=bias, scale_P=scale_P)
 
@@ -189,9 +189,9 @@ def test_places_are_those_of_a_stable_sort():
 def test_few_rows_an_expert_take_the_smaller_tiles():
     taken = []
 
-    def product(x_PI, records_SR, first, blocks, tiles, outputs, **_):
+    def product(x_TI, records_SR, first, blocks, tiles, outputs, **_):
         taken.append(tiles)
-        return jnp.zeros((len(x_PI), outputs if isinstance(outputs, int) else 64))
+        return jnp.zeros(outputs) if isinstance(outputs, tuple) else outputs
 
     layout, act = LAYOUTS[0], functools.partial(lambda gate, up: gate)
     with pytest.MonkeyPatch.context() as patch:
