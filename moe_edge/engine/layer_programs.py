@@ -84,9 +84,8 @@ class LayerPrograms(Programs):
         shared = seam(block.run_shared(hidden_TD))
         wanted_NE = None
         if gates:
-            valid_T = chunk.valid_BS.reshape(-1)
-            tokens = hidden_TD, valid_T, chunk.k_T
-            wanted_NE = scores_ahead(self.config, gates, *tokens)
+            k_T = chunk.k_T(self.config.moe.top_k)
+            wanted_NE = scores_ahead(self.config, gates, hidden_TD, k_T)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots

@@ -18,7 +18,6 @@ Finding rows and what stands between two products are, because a kernel of their
 takes longer to launch than to run.
 """
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from moe_edge.core.float32 import PRECISION
-from moe_edge.kernels import native
+from moe_edge.kernels import rows
 
 
 class Tiles(NamedTuple):
@@ -59,11 +58,9 @@ class Blocks(NamedTuple):
 def suits(weights: jax.Array) -> bool:
     """Whether rows are to meet these weights by this kernel here."""
     return (
-        native.is_wanted()
+        rows.are_wanted()
         and isinstance(weights, jax.Array)
         and weights.dtype in (jnp.bfloat16, jnp.float32)
-        and jax.default_backend() == "gpu"
-        and os.environ.get("MOE_EDGE_KERNELS") != "xla"
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, rows
 from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.shapes import Shapes, mlp_shapes
 
@@ -33,13 +33,19 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32."""
-    scale_D = weight.astype(jnp.float32)
+    scale_D, D = weight.astype(jnp.float32), x.shape[-1]
     if x.dtype == jnp.float32 and native.suits(0, x):
-        x_TD = x.reshape(-1, x.shape[-1])
-        return native.norm(x_TD, scale_D, eps).reshape(x.shape)
-    variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    scale = scale_D.reshape((1,) * (x.ndim - 1) + (-1,))
-    return x * jax.lax.rsqrt(variance + eps) * scale
+        return native.norm(x.reshape(-1, D), scale_D, eps).reshape(x.shape)
+
+    def norm(x, scale):
+        variance = jnp.sum(jnp.square(x), axis=-1, keepdims=True) / D
+        return x * jax.lax.rsqrt(variance + eps) * scale
+
+    if rows.are_wanted():
+        given = (x.reshape(-1, D), 0.0), (scale_D[None], 0.0)
+        (y_TD,) = rows.per_row(lambda *row: [norm(*row)], given, [(D, jnp.float32)])
+        return y_TD.reshape(x.shape)
+    return norm(x, scale_D.reshape((1,) * (x.ndim - 1) + (-1,)))
 
 
 def add_bias(x: jax.Array, bias) -> jax.Array:

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, rows
 from moe_edge.model.calibrated_gate import predicted_levels
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.layers import add_bias, add_params
@@ -55,21 +54,45 @@ def keep_best_groups(choice_TE: jax.Array, moe: MoeConfig) -> jax.Array:
 def choose(
     logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None
 ) -> Routing:
-    """Applies the family's rule to router logits.
+    """Applies the family's rule to router logits; on a GPU in one kernel.
 
     Args:
       logits_TE: float32.
       moe: the rule.
       correction_E: float32 bias that changes the choice but not the weights.
-      k_T: int32, how many experts each token takes, 1..top_k; ranks beyond get id E
+      k_T: int32, how many experts each token takes, 0..top_k; ranks beyond get id E
         and weight 0. None: all take top_k.
     """
-    ranks = np.arange(moe.top_k, dtype=np.int32)
+    if not rows.are_wanted() or moe.num_groups > 1:
+        k_T1 = None if k_T is None else k_T[:, None]
+        return _choose(logits_TE, moe, correction_E, k_T1, pick=_pick)
+    E, K = moe.num_experts, moe.top_k
+    given = {"logits_TE": (logits_TE, -jnp.inf)}
+    if correction_E is not None:
+        # -inf: nothing beyond the last expert is chosen.
+        given["correction_E"] = correction_E.astype(jnp.float32)[None], -jnp.inf
+    if k_T is not None:
+        given["k_T1"] = k_T[:, None], 0
+
+    def row(*values):
+        values = dict(zip(given, values, strict=True))
+        # Ranks are filled up, too: a k cuts them off.
+        values.setdefault("k_T1", jnp.full((1, 1), K, jnp.int32))
+        return _choose(moe=moe, pick=rows.pick, **values)
+
+    kinds = (K, jnp.int32), (K, jnp.float32), (E, jnp.float32)
+    return Routing(*rows.per_row(row, [*given.values()], kinds))
+
+
+def _choose(
+    logits_TE, moe: MoeConfig, correction_E=None, k_T1=None, *, pick
+) -> Routing:
+    """`choose`, also inside a kernel, which has its own way to `pick` the best."""
     if moe.scoring == "softmax_topk":
-        ids = _best(logits_TE, moe.top_k)
-        top = jnp.take_along_axis(logits_TE, ids, axis=-1)
-        weights = jax.nn.softmax(_cut(top, ranks, k_T, -jnp.inf), axis=-1)
-        return Routing(_cut(ids, ranks, k_T, moe.num_experts), weights, logits_TE)
+        ids, top = pick(logits_TE, logits_TE, moe.top_k)
+        weights = jax.nn.softmax(_cut(top, k_T1, -jnp.inf), axis=-1)
+        weights = _cut(weights, k_T1, 0.0)  # a k of 0 leaves none to divide by
+        return Routing(_cut(ids, k_T1, moe.num_experts), weights, logits_TE)
     if moe.scoring == "sigmoid":
         scores = jax.nn.sigmoid(logits_TE)
     else:
@@ -79,26 +102,30 @@ def choose(
         choice = choice + correction_E.astype(jnp.float32).reshape(1, -1)
     if moe.num_groups > 1:
         choice = keep_best_groups(choice, moe)
-    ids = _best(choice, moe.top_k)
-    weights = _cut(jnp.take_along_axis(scores, ids, axis=-1), ranks, k_T, 0.0)
+    ids, weights = pick(choice, scores, moe.top_k)
+    weights = _cut(weights, k_T1, 0.0)
     if moe.norm_topk:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-    ids = _cut(ids, ranks, k_T, moe.num_experts)
+    ids = _cut(ids, k_T1, moe.num_experts)
     return Routing(ids, weights * moe.routed_scaling, scores)
 
 
-def _best(choice_TE: jax.Array, k: int) -> jax.Array:
-    """Ids of the k best, best first; ties go to the lower id."""
+def _pick(choice_TE, values_TE, k: int) -> tuple[jax.Array, jax.Array]:
+    """Ids of the k best, best first, and their values; ties go to the lower id."""
     if native.suits(0, choice_TE):
-        return native.top_k(choice_TE, k)
-    return jax.lax.top_k(choice_TE, k)[1]
+        ids_TK = native.top_k(choice_TE, k)
+    else:
+        ids_TK = jax.lax.top_k(choice_TE, k)[1]
+    return ids_TK, jnp.take_along_axis(values_TE, ids_TK, axis=-1)
 
 
-def _cut(values_TK, ranks_K, k_T, beyond) -> jax.Array:
-    """The values, `beyond` for ranks of k_T and more; all of them without k_T."""
-    if k_T is None:
+def _cut(values_TK, k_T1, beyond, ranks_K=None) -> jax.Array:
+    """The values, `beyond` for ranks of k and more; all of them without k."""
+    if k_T1 is None:
         return values_TK
-    return jnp.where(jnp.asarray(ranks_K)[None] < k_T[:, None], values_TK, beyond)
+    if ranks_K is None:
+        ranks_K = jnp.arange(values_TK.shape[1], dtype=jnp.int32)
+    return jnp.where(ranks_K[None] < k_T1, values_TK, beyond)
 
 
 class Router(nnx.Module):
@@ -127,9 +154,9 @@ class Router(nnx.Module):
             parents.ids_TK, parents.weights_TK, levels_TPU, moe
         )
         if k_T is not None:
-            ranks = block_ranks(moe)
-            ids_TK = _cut(ids_TK, ranks, k_T, moe.num_experts)
-            weights_TK = _cut(weights_TK, ranks, k_T, 0.0)
+            ranks_K, k_T1 = jnp.asarray(block_ranks(moe)), k_T[:, None]
+            ids_TK = _cut(ids_TK, k_T1, moe.num_experts, ranks_K)
+            weights_TK = _cut(weights_TK, k_T1, 0.0, ranks_K)
         return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
 
     def _levels(self, x_TD: jax.Array, parents_TP: jax.Array) -> jax.Array:

@@ -35,12 +35,10 @@ class Chunk(NamedTuple):
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
     k_B: jax.Array | None = None  # int32, experts of a row's tokens; None: the model's
 
-    @property
-    def k_T(self) -> jax.Array | None:
-        """`k_B` of every token."""
-        if self.k_B is None:
-            return None
-        return jnp.repeat(self.k_B, self.valid_BS.shape[1])
+    def k_T(self, top_k: int) -> jax.Array:
+        """int32, how many experts each token takes: 0 if it is padding."""
+        k_B1 = jnp.int32(top_k) if self.k_B is None else self.k_B[:, None]
+        return jnp.where(self.valid_BS, k_B1, 0).reshape(-1)
 
 
 class Shared(NamedTuple):
@@ -72,7 +70,6 @@ class Block(nnx.Module):
         if not is_moe:
             self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
             return
-        self.num_experts = config.moe.num_experts
         self.router = Router(config, rngs)
         if config.moe.shared_dim:
             self.shared = GatedMlp(D, config.moe.shared_dim, config.activation, rngs)
@@ -94,11 +91,7 @@ class Block(nnx.Module):
         """
         hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
         hidden = hidden.reshape(-1, x_BSD.shape[-1])
-        routing = self.router(hidden, chunk.k_T)
-        valid_T1 = chunk.valid_BS.reshape(-1, 1)
-        ids = jnp.where(valid_T1, routing.ids_TK, self.num_experts)
-        weights = jnp.where(valid_T1, routing.weights_TK, 0.0)
-        return hidden, Routing(ids.astype(jnp.int32), weights, routing.scores_TE)
+        return hidden, self.router(hidden, chunk.k_T(self.router.moe.top_k))
 
     def run_shared(self, hidden_TD) -> Shared:
         """The shared expert before its gate."""

@@ -46,15 +46,14 @@ def wanted_scores(
 
 
 def scores_ahead(
-    config: ModelConfig, gates: Sequence[Flat], hidden_TD, valid_T, k_T=None
+    config: ModelConfig, gates: Sequence[Flat], hidden_TD, k_T
 ) -> jax.Array:
     """What later routers would choose, judged by this layer's state.
 
     Args:
       gates: of the later layers, `GatePredictor.gates_after` or `Probe.gates_after`.
       hidden_TD: float32, the normed state that this layer's router sees.
-      valid_T: bool, False for padding.
-      k_T: int32, how many experts each token takes; None: the model's own k.
+      k_T: int32, how many experts each token takes: 0 if it is padding.
     Returns:
       float32 `[N, E]`, a row per gate: see `wanted_scores`.
     """
@@ -74,8 +73,7 @@ def scores_ahead(
         # By the values as they are; scores keep their order and are never below 0.
         ranked = dataclasses.replace(plain, scoring="softmax_topk")
         routing = choose(values_TE, ranked, k_T=k_T)
-        ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, jax.nn.softplus(values_TE), plain)
+        return wanted_scores(routing.ids_TK, jax.nn.softplus(values_TE), plain)
 
     def run(gate):
         if "probe" in gate:
@@ -87,8 +85,7 @@ def scores_ahead(
         ]
         router = nnx.merge(graph, nnx.from_flat_state(params))
         routing = router(hidden_TD * gate["scale"][None], k_T)
-        ids_TK = jnp.where(valid_T[:, None], routing.ids_TK, config.moe.num_experts)
-        return wanted_scores(ids_TK, routing.scores_TE, config.moe)
+        return wanted_scores(routing.ids_TK, routing.scores_TE, config.moe)
 
     return jnp.stack([run(gate) for gate in gates])
 

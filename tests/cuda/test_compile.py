@@ -33,7 +33,7 @@ pytestmark = pytest.mark.cuda
 LENGTHS = (20, 3, 33)  # a prefill by the kernel's larger blocks, then single tokens
 TRITON = "__gpu$xla.gpu.triton"
 # Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
-MOST_LAUNCHES = 21
+MOST_LAUNCHES = 18
 TOKENS = (1, 5, 40, 400)
 
 
@@ -44,7 +44,7 @@ def test_resident(name):
         forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
 
     texts = compile_all(programs_of(run))
-    assert any(TRITON in text for text in texts) == (ALL[name].moe.expert_kind is None)
+    assert sum(TRITON in text for text in texts) >= 3
 
 
 @pytest.mark.parametrize("mode", ["layered", "fused"])
@@ -96,5 +96,6 @@ def test_launches_of_a_layer():
     step = native.within(ResidentPrograms(config)._layers_step)
     (text,) = compile_all([Call(step, {"donate_argnums": 5}, args, {})])
     found = launches(text)
-    assert sum(TRITON in launch for launch in found) == 2 * layers
-    assert len(found) <= MOST_LAUNCHES * layers + 1, found  # the last sum
+    # Four norms, the choice, two products.
+    assert sum(TRITON in launch for launch in found) == 7 * layers
+    assert len(found) <= MOST_LAUNCHES * layers + 1, found  # padding

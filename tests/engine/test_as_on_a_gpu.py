@@ -12,7 +12,7 @@ from moe_edge.engine import layer_programs, programs
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import grouped, native
+from moe_edge.kernels import grouped, native, rows
 from moe_edge.model import experts
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, random_prompts, random_weights
@@ -65,11 +65,8 @@ def product_on_host(
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    def suits(weights):
-        return native.is_wanted() and weights.dtype == jnp.float32
-
     monkeypatch.setattr(native, "suits", lambda rows, weights: False)
-    monkeypatch.setattr(grouped, "suits", suits)
+    monkeypatch.setattr(rows, "are_wanted", native.is_wanted)
     monkeypatch.setattr(grouped, "product", product_on_host)
     for module in (experts, programs, layer_programs):
         monkeypatch.setattr(module, "choose_method", lambda *_: "pairs")

@@ -2,11 +2,22 @@ import jax
 import numpy as np
 import pytest
 
+from moe_edge.kernels import rows
+from moe_edge.model import router
 from moe_edge.model.config import MoeConfig
-from moe_edge.model.router import choose, keep_best_groups
+from moe_edge.model.router import keep_best_groups
 
-choose = jax.jit(choose, static_argnums=1)
 LOGITS = np.random.default_rng(0).standard_normal((7, 12)).astype(np.float32)
+
+
+@pytest.fixture(params=["XLA", "one kernel"])
+def choose(request, monkeypatch):
+    """`router.choose` of either way, compiled."""
+    if request.param == "one kernel":
+        monkeypatch.setattr(rows, "are_wanted", lambda: True)
+    return jax.jit(
+        lambda *given, **more: router.choose(*given, **more), static_argnums=1
+    )
 
 
 def softmax(x):
@@ -19,7 +30,7 @@ def rule(**kwargs) -> MoeConfig:
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_softmax_rule_matches_numpy(normalised):
+def test_softmax_rule_matches_numpy(choose, normalised):
     got = choose(LOGITS, rule(norm_topk=normalised, routed_scaling=2.5))
     probs = softmax(LOGITS)
     ids = np.argsort(-probs, axis=-1)[:, :3]
@@ -31,7 +42,7 @@ def test_softmax_rule_matches_numpy(normalised):
     np.testing.assert_allclose(got.scores_TE, probs, rtol=1e-5)
 
 
-def test_softmax_topk_rule_normalises_over_the_chosen():
+def test_softmax_topk_rule_normalises_over_the_chosen(choose):
     got = choose(LOGITS, rule(scoring="softmax_topk"))
     ids = np.argsort(-LOGITS, axis=-1)[:, :3]
     chosen = np.take_along_axis(LOGITS, ids, -1)
@@ -51,7 +62,7 @@ def _numpy(routing):
         {"scoring": "softmax_topk"},
     ],
 )
-def test_k_of_a_token_is_data(options):
+def test_k_of_a_token_is_data(choose, options):
     k_T = np.array([1, 3, 2, 2, 3, 1, 2], np.int32)
     _, weights_TK, ids_TK = _numpy(choose(LOGITS, rule(**options), k_T=k_T))
     for k in (1, 2, 3):
@@ -64,7 +75,7 @@ def test_k_of_a_token_is_data(options):
         assert not weights_TK[has_k_T, k:].any()
 
 
-def test_correction_bias_changes_choice_not_weight():
+def test_correction_bias_changes_choice_not_weight(choose):
     correction = np.zeros(12, np.float32)
     correction[5] = 10.0
     got = choose(
@@ -91,6 +102,6 @@ def test_group_limit_matches_numpy_loop(group_score):
         np.testing.assert_array_equal(kept, np.asarray(expected, np.float32))
 
 
-def test_ties_go_to_the_lower_id():
+def test_ties_go_to_the_lower_id(choose):
     got = choose(np.zeros((2, 12), np.float32), rule())
     np.testing.assert_array_equal(got.ids_TK, [[0, 1, 2]] * 2)

@@ -159,9 +159,9 @@ run_scores = jax.jit(scores_ahead, static_argnums=0)
 
 def computed(predictor, state, layer, hidden_TD, ids_TK):
     """The state after an engine's program has computed the scores."""
-    valid_T = jnp.asarray(ids_TK[:, 0] < predictor.config.moe.num_experts)
-    gates = predictor.gates_after(layer)
-    wanted_NE = run_scores(predictor.config, gates, jnp.asarray(hidden_TD), valid_T)
+    gates, moe = predictor.gates_after(layer), predictor.config.moe
+    k_T = jnp.where(ids_TK[:, 0] < moe.num_experts, moe.top_k, 0)
+    wanted_NE = run_scores(predictor.config, gates, jnp.asarray(hidden_TD), k_T)
     return predictor.store(state, layer, wanted_NE)
 
 
@@ -237,9 +237,8 @@ def test_gate_scores_compile_once_for_all_layers(name, tmp_path):
         predictor = get_predictor("probe", config=config, profile=str(tmp_path))
     program = jax.jit(functools.partial(scores_ahead, config))
     for layer in (1, 2):
-        out = program(
-            predictor.gates_after(layer), seen[layer].hidden_TD, jnp.ones(BATCH, bool)
-        )
+        k_T = jnp.full(BATCH, config.moe.top_k, jnp.int32)
+        out = program(predictor.gates_after(layer), seen[layer].hidden_TD, k_T)
         assert out.shape == (1, config.moe.num_experts)
     assert program._cache_size() == 1
 

@@ -17,7 +17,7 @@ import pytest
 from jax._src import compiler
 from jax.experimental import topologies
 
-from moe_edge.kernels import grouped
+from moe_edge.kernels import grouped, rows
 
 # As an H200 says of itself.
 _H200 = """
@@ -151,7 +151,7 @@ def as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
 def programs_of(run: Callable[[], Any]) -> list[Call]:
     """The programs that `run` calls, made by `jax.jit` in it, a shape each once.
 
-    They run on the CPU, but for the Triton kernel: values mean nothing.
+    They run on the CPU, but for products of experts: values mean nothing.
     """
     calls: dict[str, Call] = {}
 
@@ -163,8 +163,14 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
     def product(x_TI, records_SR, first, blocks, tiles, outputs, **_):
         return jnp.zeros(outputs) if isinstance(outputs, tuple) else outputs
 
+    def interpreted(*given, per_row=rows.per_row):
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(jax, "default_backend", lambda: "cpu")
+            return per_row(*given)
+
     with as_on_a_gpu() as patch:
         patch.setattr(jax, "jit", jit)
+        patch.setattr(rows, "per_row", interpreted)
         patch.setattr(grouped, "product", product)
         run()
     return list(calls.values())

@@ -1,0 +1,93 @@
+"""Steps of a row on a GPU: one Triton kernel (Pallas) where XLA makes several.
+
+A decode step of one sequence launches dozens of small kernels, which take longer to
+launch than to run. The bits of a row do not depend on the other rows.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from moe_edge.kernels import native
+
+
+def are_wanted() -> bool:
+    """Whether programs are to use Triton kernels here."""
+    chosen = os.environ.get("MOE_EDGE_KERNELS")
+    return native.is_wanted() and jax.default_backend() == "gpu" and chosen != "xla"
+
+
+def per_row(
+    function: Callable[..., Sequence[jax.Array]],
+    inputs: Sequence[tuple[jax.Array, Any]],
+    outputs: Sequence[tuple[int, Any]],
+) -> list[jax.Array]:
+    """Calls a function with each row, as one kernel.
+
+    Args:
+      function: takes an array `[1, W]` an input and gives one an output, W the next
+        power of two; of operations that Triton has, along the last axis at most.
+      inputs: arrays `[T, N]`, or `[1, N]` for all rows, and what fills each up to W.
+      outputs: N and dtype of each.
+    Returns:
+      an array `[T, N]` an output.
+    """
+    T = max(array.shape[0] for array, _ in inputs)
+
+    def kernel(*refs):
+        row = pl.program_id(0)
+
+        def place(ref):
+            (rows, width), at = ref.shape, _columns(ref.shape[1])
+            here_1W = jnp.broadcast_to(row if rows > 1 else 0, at.shape)
+            return ref.at[here_1W, at], at < width
+
+        found = []
+        for ref, (_, other) in zip(refs, inputs, strict=False):
+            at, is_known = place(ref)
+            found.append(triton.load(at, mask=is_known, other=other))
+        for ref, made in zip(refs[len(inputs) :], function(*found), strict=True):
+            at, is_known = place(ref)
+            triton.store(at, made, mask=is_known)
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=[jax.ShapeDtypeStruct((T, width), dtype) for width, dtype in outputs],
+        grid=(T,),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        interpret=jax.default_backend() != "gpu",  # tests
+        name="moe_edge_rows",
+    )
+    return call(*(array for array, _ in inputs))
+
+
+def _columns(width: int) -> jax.Array:
+    """int32 `[1, W]`."""
+    return jnp.arange(pl.next_power_of_2(width), dtype=jnp.int32)[None]
+
+
+def pick(choice_1W: jax.Array, values_1W: jax.Array, k: int):
+    """Inside a kernel: `[1, k']` places of the k largest, best first, and their values.
+
+    Ties go to the lower place. k' is the next power of two; what is beyond k is zero.
+    """
+    at_1W, ranks_1K = _columns(choice_1W.shape[1]), _columns(k)
+    places_1K = jnp.zeros(ranks_1K.shape, jnp.int32)
+    found_1K = jnp.zeros(ranks_1K.shape, values_1W.dtype)
+    is_free = at_1W >= 0
+    for rank in range(k):
+        best = jnp.max(jnp.where(is_free, choice_1W, -jnp.inf), axis=1, keepdims=True)
+        is_best = is_free & (choice_1W >= best)
+        place = jnp.where(is_best, at_1W, choice_1W.shape[1])
+        place_11 = jnp.min(place, axis=1, keepdims=True)
+        is_here = at_1W == place_11
+        value_11 = jnp.sum(jnp.where(is_here, values_1W, 0), axis=1, keepdims=True)
+        places_1K = jnp.where(ranks_1K == rank, place_11, places_1K)
+        found_1K = jnp.where(ranks_1K == rank, value_11, found_1K)
+        is_free &= ~is_here
+    return places_1K, found_1K
