@@ -36,6 +36,8 @@ from tests.support.memory_maps import free_programs  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Started here: no test can make the programs of those after it inline.
+jax.devices()
 
 
 @pytest.fixture(autouse=True, scope="module")

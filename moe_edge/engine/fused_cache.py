@@ -143,11 +143,17 @@ class DeviceCache:
             # In this order (slice, then device) XLA keeps the slice a transfer; any
             # arithmetic in between would move to the host.
             record_1R = lax.dynamic_slice(
-                host_ER, (expert, jnp.int32(0)), (1, host_ER.shape[1])
+                host_ER,
+                (expert, jnp.int32(0)),
+                (1, host_ER.shape[1]),
+                allow_negative_indices=False,  # a kernel for each index
             )
             record_1R = jax.device_put(record_1R, jax.memory.Space.Device)
             slots_SR = lax.dynamic_update_slice(
-                slots_SR, record_1R, (slot, jnp.int32(0))
+                slots_SR,
+                record_1R,
+                (slot, jnp.int32(0)),
+                allow_negative_indices=False,
             )
             evictions = evictions + (old >= 0).astype(jnp.int32)
             return slots_SR, slot_N, state, _set(missing_E, expert, False), evictions
@@ -178,7 +184,9 @@ class DeviceCache:
 def _set(array_N, index, value) -> jax.Array:
     """One element changed, as an update of a slice: a scatter would be a loop."""
     value = jnp.asarray(value, array_N.dtype)
-    return lax.dynamic_update_index_in_dim(array_N, value, index, 0)
+    return lax.dynamic_update_index_in_dim(
+        array_N, value, index, 0, allow_negative_indices=False
+    )
 
 
 def _read_back(slot_N, key_S) -> jax.Array:

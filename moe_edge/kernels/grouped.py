@@ -144,7 +144,7 @@ def product(
     """Sorted rows times their experts' matrices, `(x @ weight.T + bias) * scale`.
 
     Args:
-      x_TI: float32, or `[T, 2 * I]` for `combine`.
+      x_TI: float32; with `combine` `[T, 2 * I]`, both halves side by side.
       records_SR: float32 or bfloat16.
       first: where the matrix `[O, I]` begins in a record.
       blocks: of rows, see `plan`.

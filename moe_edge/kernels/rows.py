@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
@@ -30,14 +31,15 @@ def per_row(
     """Calls a function with each row, as one kernel.
 
     Args:
-      function: takes an array `[1, W]` an input and gives one an output, W the next
-        power of two; of operations that Triton has, along the last axis at most.
+      function: takes one array `[1, W]` for each input, W the next power of two of its
+        N, and returns one for each output. It may use what Triton has: operations
+        element by element, reductions along the last axis. It has no gradient.
       inputs: arrays `[T, N]`, or `[1, N]` for all rows, and what fills each up to W.
       outputs: N and dtype of each.
     Returns:
       an array `[T, N]` an output.
     """
-    T = max(array.shape[0] for array, _ in inputs)
+    T, widest = (max(array.shape[axis] for array, _ in inputs) for axis in (0, 1))
 
     def kernel(*refs):
         row = pl.program_id(0)
@@ -59,7 +61,9 @@ def per_row(
         kernel,
         out_shape=[jax.ShapeDtypeStruct((T, width), dtype) for width, dtype in outputs],
         grid=(T,),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        compiler_params=triton.CompilerParams(
+            num_warps=1 if widest <= 256 else 4, num_stages=1
+        ),
         interpret=jax.default_backend() != "gpu",  # tests
         name="moe_edge_rows",
     )
@@ -74,13 +78,17 @@ def _columns(width: int) -> jax.Array:
 def pick(choice_1W: jax.Array, values_1W: jax.Array, k: int):
     """Inside a kernel: `[1, k']` places of the k largest, best first, and their values.
 
-    Ties go to the lower place. k' is the next power of two; what is beyond k is zero.
+    Ties go to the lower place, NaN is the largest. k' is the next power of two; what is
+    beyond k is zero.
     """
+    choice_1W = jnp.where(choice_1W != choice_1W, jnp.inf, choice_1W)
     at_1W, ranks_1K = _columns(choice_1W.shape[1]), _columns(k)
     places_1K = jnp.zeros(ranks_1K.shape, jnp.int32)
     found_1K = jnp.zeros(ranks_1K.shape, values_1W.dtype)
     is_free = at_1W >= 0
-    for rank in range(k):
+
+    def take(rank, carry):
+        is_free, places_1K, found_1K = carry
         best = jnp.max(jnp.where(is_free, choice_1W, -jnp.inf), axis=1, keepdims=True)
         is_best = is_free & (choice_1W >= best)
         place = jnp.where(is_best, at_1W, choice_1W.shape[1])
@@ -89,5 +97,6 @@ def pick(choice_1W: jax.Array, values_1W: jax.Array, k: int):
         value_11 = jnp.sum(jnp.where(is_here, values_1W, 0), axis=1, keepdims=True)
         places_1K = jnp.where(ranks_1K == rank, place_11, places_1K)
         found_1K = jnp.where(ranks_1K == rank, value_11, found_1K)
-        is_free &= ~is_here
-    return places_1K, found_1K
+        return is_free & ~is_here, places_1K, found_1K
+
+    return lax.fori_loop(0, k, take, (is_free, places_1K, found_1K))[1:]

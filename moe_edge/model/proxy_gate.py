@@ -41,10 +41,10 @@ def _best_shares(moe: MoeConfig) -> np.ndarray:
 
 def block_ranks(moe: MoeConfig) -> np.ndarray:
     """int32 `[K]`: a smaller K computes those of `choose_blocks` ranked below it."""
-    if is_wanted():  # all blocks of the parents, but for padding
-        return np.zeros(moe.parent_top_k * moe.sub_experts, np.int32)
     if moe.gate == "proxy_pattern":
         return np.argsort(_best_shares(moe)).astype(np.int32)  # by rank of parents
+    if is_wanted():  # all blocks of the parents, but for padding
+        return np.zeros(moe.parent_top_k * moe.sub_experts, np.int32)
     return np.arange(moe.top_k, dtype=np.int32)
 
 

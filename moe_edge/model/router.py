@@ -54,7 +54,8 @@ def keep_best_groups(choice_TE: jax.Array, moe: MoeConfig) -> jax.Array:
 def choose(
     logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None
 ) -> Routing:
-    """Applies the family's rule to router logits; on a GPU in one kernel.
+    """Applies the family's rule to router logits; on a GPU in one kernel, unless
+    groups of experts are chosen first.
 
     Args:
       logits_TE: float32.
@@ -163,8 +164,8 @@ class Router(nnx.Module):
         """How active each block of the chosen parents should be: `[T, P, U]`."""
         moe, biases = self.moe, (None, None)
         if moe.gate == "calibrated":
-            rows = self.level_weight[...], self.level_bias[...]
-            return predicted_levels(x_TD, parents_TP, *rows, moe)
+            linear_rows = self.level_weight[...], self.level_bias[...]
+            return predicted_levels(x_TD, parents_TP, *linear_rows, moe)
         if moe.expert_bias:
             biases = self.proxy_gate_bias[...], self.proxy_up_bias[...]
         neurons = GateNeurons(

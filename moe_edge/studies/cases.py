@@ -27,6 +27,12 @@ LIMITS = (
     "A few short continuations of real prompts: spreads are over rounds with prompts "
     "of their own, not confidence intervals.",
 )
+# Of studies that show a resident engine beside offloaded ones (`Study.inline`).
+INLINE_LIMIT = (
+    "The resident engine runs its programs as the offloaded ones beside it do, in the "
+    "thread that calls them, and begins no step ahead: alone it is faster. The link is "
+    "named by a layer of one that does."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,11 +114,11 @@ def workload_of(settings: PromptSettings, pool: PromptPool) -> dict[str, Any]:
 
 
 def describe_link(link: EmulatedLink, layer_s: float, settings: LinkSettings) -> dict:
-    """The link, what it was made from, and whose thread programs run in."""
+    """The link, what it was made from, and whether programs run inline."""
     return link.describe() | {
         "expert_load_in_layers_of_compute": settings.link_factor,
         "layer_compute_s": layer_s,
-        "programs": "inline" if is_inline() else "in JAX's thread",
+        "programs": "inline" if is_inline() else "asynchronous",
     }
 
 

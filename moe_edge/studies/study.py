@@ -62,8 +62,8 @@ class Study:
         its fields and holds only what this study reads.
       measure: runs the study; `later` where its module loads JAX.
       check: refuses what can be refused before weights are read (for --dry_run).
-      inline: it times offloaded engines only: their programs run in the thread that
-        calls them, as where users load one (`engine/inline.py`).
+      inline: it times offloaded engines, and others only beside them: programs run in
+        the thread that calls them, as where users load one (`engine/inline.py`).
       claim: the paper's statement, if there is one.
     """
 

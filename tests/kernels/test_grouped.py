@@ -15,7 +15,7 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
-from tests.support.gpu_compiler import on_some_gpu
+from tests.support.some_gpu import on_some_gpu
 
 E, K = 9, 3
 # The second fills no tile; the third has biases.
@@ -45,6 +45,21 @@ def expected(case, layout):
     weights_TK = np.where(ids_TK < E, weights_TK, 0)
     ids_TK = np.minimum(ids_TK, E - 1)
     return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_activations_inside_the_product(tokens, layout, activation):
+    case = make_case(layout, tokens, np.float32)
+    limit = 0.3 if activation == "clamped_swiglu" else None
+    run = functools.partial(
+        run_experts, layout=layout, activation=activation, swiglu_limit=limit
+    )
+    want_TD = run(*case, method="dense")
+    found_TD = step(functools.partial(run, method="pairs"))(*case)
+    atol = 1e-6 * np.abs(want_TD).max()
+    np.testing.assert_allclose(found_TD, want_TD, rtol=0, atol=atol)
 
 
 def step(function):
@@ -166,16 +181,19 @@ def test_kernel_lowers_to_triton_without_a_gpu(tiles, dtype, layout, monkeypatch
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     shape = jax.ShapeDtypeStruct
     blocks = grouped.Blocks(*3 * [shape((4,), jnp.int32)])
-    given = shape((30, layout.d_model), jnp.float32), shape((E, layout.size), dtype)
+    x_TI = shape((5, 2 * layout.d_model), jnp.float32)
+    given = x_TI, shape((E, layout.size), dtype)
 
     @jax.jit
-    def run(x_PI, records_SR, blocks, scale_P):
+    def run(x_TI, records_SR, blocks, source_P, scale_P):
         where = records_SR, 0, blocks, tiles, (30, 2 * layout.expert_dim)
         bias = layout.offsets.get("gate_bias")
-        return grouped.product(x_PI, *where, bias=bias, scale_P=scale_P)
+        more = {"source_P": source_P, "bias": bias, "scale_P": scale_P}
+        return grouped.product(x_TI, *where, combine=jnp.multiply, **more)
 
     with on_some_gpu():
-        traced = run.trace(*given, blocks, shape((30,), jnp.float32))
+        pairs = shape((30,), jnp.int32), shape((30,), jnp.float32)
+        traced = run.trace(*given, blocks, *pairs)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "moe_edge_grouped" in text or "triton" in text
 

@@ -26,7 +26,7 @@ def test_each_row_is_called_with_its_own_and_with_the_shared_values(width):
     np.testing.assert_allclose(total_T1, x_TD.sum(1, keepdims=True).astype(int), atol=1)
 
 
-@pytest.mark.parametrize("width, k", [(8, 3), (32, 8), (16, 16)])
+@pytest.mark.parametrize("width, k", [(8, 3), (12, 3), (32, 8), (16, 16)])
 def test_pick_takes_what_top_k_takes(width, k):
     random = np.random.default_rng(width)
     # Whole numbers: many ties. Some rows are all -inf but for fewer than k.

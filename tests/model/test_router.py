@@ -63,8 +63,9 @@ def _numpy(routing):
     ],
 )
 def test_k_of_a_token_is_data(choose, options):
-    k_T = np.array([1, 3, 2, 2, 3, 1, 2], np.int32)
+    k_T = np.array([1, 3, 2, 2, 3, 0, 2], np.int32)  # 0: padding
     _, weights_TK, ids_TK = _numpy(choose(LOGITS, rule(**options), k_T=k_T))
+    assert (ids_TK[k_T == 0] == 12).all() and not weights_TK[k_T == 0].any()
     for k in (1, 2, 3):
         alone = MoeConfig(num_experts=12, top_k=k, expert_dim=8, **options)
         _, want_TK, want_ids_TK = _numpy(choose(LOGITS, alone))
@@ -105,3 +106,20 @@ def test_group_limit_matches_numpy_loop(group_score):
 def test_ties_go_to_the_lower_id(choose):
     got = choose(np.zeros((2, 12), np.float32), rule())
     np.testing.assert_array_equal(got.ids_TK, [[0, 1, 2]] * 2)
+
+
+def test_a_state_that_is_no_number_still_names_experts(choose):
+    logits_TE = LOGITS.copy()
+    logits_TE[2] = np.nan
+    logits_TE[3, 7] = np.nan
+    got = choose(logits_TE, rule(scoring="softmax_topk"))
+    assert (np.asarray(got.ids_TK) < 12).all() and np.asarray(got.ids_TK)[3, 0] == 7
+    assert not np.isfinite(np.asarray(got.weights_TK)[2:4]).any()
+
+
+def test_negative_corrections_leave_places_beyond_the_last_expert_alone(choose):
+    correction_E = np.linspace(-3, -2, 12, dtype=np.float32)
+    got = choose(LOGITS, rule(scoring="sigmoid", correction_bias=True), correction_E)
+    values_TE = 1 / (1 + np.exp(-LOGITS)) + correction_E
+    want_TK = np.argsort(-values_TE, axis=-1)[:, :3]
+    np.testing.assert_array_equal(got.ids_TK, want_TK)

@@ -18,6 +18,7 @@ from jax._src import compiler
 from jax.experimental import topologies
 
 from moe_edge.kernels import grouped, rows
+from tests.support.some_gpu import on_some_gpu
 
 # As an H200 says of itself.
 _H200 = """
@@ -59,16 +60,6 @@ def _device():
     """The described device."""
     given = {"topology": "1x1x1", "target_config": _H200}
     return topologies.get_topology_desc("h200", "cuda", **given).devices[0]
-
-
-def on_some_gpu():
-    """JAX 0.11 asks which GPU it lowers for."""
-    if jax.__version_info__ < (0, 11):
-        return contextlib.nullcontext()
-    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-
-    device = AbstractDevice("NVIDIA H200", 132, "gpu")
-    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 class Call(NamedTuple):

@@ -138,15 +138,17 @@ class Measured:
         """A level in experts' worth of compute."""
         return f"{level / self.sub_experts:g}"
 
-    def change(self, levels: Sequence[int], budget: str) -> float:
-        """Mean relative change of the median TPOT against the original."""
-
-        def median_s(who: str, level: int) -> float:
-            return float(np.median(self.rounds_of("tpot_s", (who, level, budget))))
-
-        return mean_change(
-            [(median_s(ORIGINAL, k), median_s(self.refactored, k)) for k in levels]
-        )
+    def changes(self, levels: Sequence[int], budget: str) -> list[float]:
+        """Mean relative change of TPOT against the original over levels, by round."""
+        pairs = [
+            zip(
+                self.rounds_of("tpot_s", (ORIGINAL, level, budget)),
+                self.rounds_of("tpot_s", (self.refactored, level, budget)),
+                strict=True,
+            )
+            for level in levels
+        ]
+        return [mean_change(of_round) for of_round in zip(*pairs, strict=True)]
 
 
 def findings(settings: Fig8Settings, found: Measured, model, workload) -> Findings:
@@ -166,28 +168,35 @@ def findings(settings: Fig8Settings, found: Measured, model, workload) -> Findin
     for (who, level), point in found.perplexity.items():
         told = f"perplexity, level {found.experts(level)} experts"
         rows.append(metric(who, told, point.perplexity, "1", point.tokens))
-    change = {}
+    changes = {}
     for budget in settings.budgets:
         for between in (True, False):
             kept = [k for k in levels if bool(k % found.sub_experts) == between]
             if kept:
                 kind = "between whole experts" if between else "at whole experts"
-                change[f"{budget}, {kind}"] = round(found.change(kept, budget), 3)
-    for what, value in change.items():
-        rows.append(metric(name, f"change of TPOT, {what}", value, "1"))
+                changes[f"{budget}, {kind}"] = found.changes(kept, budget)
+    for what, values in changes.items():
+        rows.append(median_metric(name, f"change of TPOT, {what}", values, "1"))
+    change = {what: round(float(np.median(v)), 3) for what, v in changes.items()}
     worse = []
     for level in levels:
         old, new = (found.perplexity[who, level].perplexity for who in (ORIGINAL, name))
         worse.append(f"{found.experts(level)} experts {new / old:.3f}")
     return models.findings(
         settings,
-        answer="Mean change of TPOT against the original: "
+        answer="Median change of TPOT against the original: "
         + "; ".join(f"{what} {100 * value:+.0f} %" for what, value in change.items())
         + f" (paper about {100 * PAPER_CHANGE:.0f} %).",
         details=[
+            "By round: "
+            + "; ".join(
+                f"{what} {100 * min(values):+.0f} to {100 * max(values):+.0f} %"
+                for what, values in changes.items()
+            )
+            + ".",
             "Perplexity over the original's at the next whole number of experts: "
             + ", ".join(worse)
-            + "."
+            + ".",
         ],
         kind="emulated",
         model=model,

@@ -18,7 +18,7 @@ from moe_edge.engine.load import check_checkpoint
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
-from moe_edge.studies.cases import AHEAD_LIMIT, LIMITS, Case
+from moe_edge.studies.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS, Case
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import prompt_files
 from moe_edge.studies.rounds import interval_panel, median_panel
@@ -95,7 +95,12 @@ def run(settings: TpotSettings) -> Findings:
         model=bench.model,
         workload=timing.ready.workload(settings),
         metrics=[*timing.rows(), *(row for fit in fits for row in fit_rows(fit))],
-        limits=[*LIMITS, AHEAD_LIMIT, "TPOT is of a step of the whole batch."],
+        limits=[
+            *LIMITS,
+            AHEAD_LIMIT,
+            INLINE_LIMIT,
+            "TPOT is of a step of the whole batch.",
+        ],
         kind="emulated",
         baselines=["resident", "a=0"],
         checks=timing.checks()

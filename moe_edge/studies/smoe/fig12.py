@@ -16,7 +16,7 @@ import numpy as np
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.cases import AHEAD_LIMIT, LIMITS
+from moe_edge.studies.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.rounds import median_metric
 from moe_edge.studies.smoe import fig14
@@ -120,6 +120,7 @@ def findings(model: dict, timing: Timing, settings: Fig12Settings) -> Findings:
         limits=[
             *LIMITS,
             AHEAD_LIMIT,
+            INLINE_LIMIT,
             "SMoE's ratio counts what it computes after substitution, as the paper's "
             "does: part of its gain is paid in fidelity (rows of its own).",
         ],

@@ -31,6 +31,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.studies.cases import (
     AHEAD_LIMIT,
+    INLINE_LIMIT,
     LIMITS,
     Case,
     count_history,
@@ -264,7 +265,7 @@ def findings(
         model=model,
         workload=timing.ready.workload(settings),
         metrics=rows,
-        limits=[*LIMITS, AHEAD_LIMIT],
+        limits=[*LIMITS, AHEAD_LIMIT, INLINE_LIMIT],
         kind="emulated",
         baselines=["resident", "static cache from earlier prompts", ON_CPU],
         checks=timing.checks(),

@@ -13,7 +13,13 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import LIMITS, describe_link, linked, workload_of
+from moe_edge.studies.cases import (
+    INLINE_LIMIT,
+    LIMITS,
+    describe_link,
+    linked,
+    workload_of,
+)
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import LinkSettings, PromptPool, check_inputs, make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
@@ -149,6 +155,7 @@ def findings(
         metrics=rows,
         limits=[
             *LIMITS[:2],
+            INLINE_LIMIT,
             "Batch 1. The caches hold what the prompt before left in them.",
             "Layer-wise offload has room for two whole layers on the device, however "
             f"much that is, not {budget}.",
