@@ -146,7 +146,7 @@ class DeviceCache:
                 host_ER,
                 (expert, jnp.int32(0)),
                 (1, host_ER.shape[1]),
-                allow_negative_indices=False,  # a kernel for each index
+                allow_negative_indices=False,  # would take a kernel each
             )
             record_1R = jax.device_put(record_1R, jax.memory.Space.Device)
             slots_SR = lax.dynamic_update_slice(
