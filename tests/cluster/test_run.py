@@ -98,6 +98,7 @@ def test_calls_and_blocks_by_jax_give_the_tokens_of_one_machine(
     assert summary["methods"]["optimal"]["remote_calls"] > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_a_drill_stops_is_replaced(serve, of_one_machine, tmp_path):
     summary = serve(drill="stop:0@10", max_new_tokens=LONG)
     assert tokens_in(tmp_path / "o") == of_one_machine
@@ -194,6 +195,7 @@ def test_a_server_that_dies_while_all_warm_up_ends_the_run(start, tiny, prompts)
     assert not run.below()
 
 
+@pytest.mark.slow
 def test_supervisors_of_several_machines_join_and_lose_a_server(
     start_apart, of_one_machine, tmp_path
 ):

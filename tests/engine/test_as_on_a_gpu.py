@@ -17,6 +17,7 @@ from moe_edge.model import experts
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
+pytestmark = pytest.mark.slow
 STEPS, LENGTHS = 6, (9,)
 _calls: list[int] = []  # of the kernel: where its matrix begins
 

@@ -102,6 +102,7 @@ def test_programs_run_where_the_first_engine_wants_them(modes, is_inline, tmp_pa
     assert said(SCRIPT, checkpoint, modes).split()[-1] == str(is_inline)
 
 
+@pytest.mark.slow
 def test_inline_programs_give_the_resident_tokens(tmp_path):
     said(TOKENS, write_tiny_checkpoint(tmp_path / "tiny"))
 

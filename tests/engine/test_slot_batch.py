@@ -157,6 +157,7 @@ class Meter:
         )
 
 
+@pytest.mark.slow
 def test_caches_are_within_the_budget_also_while_the_batch_moves(deep, monkeypatch):
     slots = RowSlots(deep, **LONG)
     meter = Meter(deep, monkeypatch)

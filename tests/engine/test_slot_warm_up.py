@@ -88,8 +88,8 @@ def test_nothing_compiles_after_a_warm_up_of_many_shapes():
         ("resident", "gqa", {}),
         ("resident", "gqa", {"deterministic": True}),
         ("layered", "mla", {}),
-        ("waves", "gpt_oss", {}),
-        ("fused", "gqa", {}),
+        pytest.param("waves", "gpt_oss", {}, marks=pytest.mark.slow),
+        pytest.param("fused", "gqa", {}, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_compiles_after_a_warm_up(mode, name, options):

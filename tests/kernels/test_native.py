@@ -352,7 +352,14 @@ def test_more_than_there_are_is_refused():
         jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4))))
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gqa",
+        pytest.param("mla", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", marks=pytest.mark.slow),
+    ],
+)
 @needs_kernels
 def test_engines_give_the_same_logits_with_either(name, monkeypatch):
     config = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS}[name]

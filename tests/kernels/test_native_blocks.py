@@ -182,7 +182,7 @@ def test_records_of_another_kind_are_refused():
         ExpertsAt([np.zeros(plain.size, np.uint8)], plain, "silu", None)
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["q8_0", pytest.param("q4_0", marks=pytest.mark.slow)])
 def test_engines_give_the_same_logits_with_either(name, monkeypatch):
     weights, found = random_weights(ALL[name]), {}
     prompts = random_prompts(ALL[name], [5, 9])

@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
+import pytest
 
 from moe_edge.predict.recall import recall
 
 PROMPTS = ["The river runs past", "How many sacks are there?"]
 
 
+@pytest.mark.slow
 def test_processes_give_the_models_tokens_when_a_worker_is_killed(
     run_script, run_process, tiny, tmp_path
 ):

@@ -38,7 +38,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gqa", "one_head"])
+@pytest.mark.parametrize(
+    "name", ["gqa", pytest.param("one_head", marks=pytest.mark.slow)]
+)
 def test_tokens_in_company_are_those_alone(name):
     driver, told, lives = make_driver(name), Told(), []
     for one in ROWS:  # one comes every other step: all join company
