@@ -170,7 +170,7 @@ def prepare(
     sizes = [settings.history, *[max(batches)] * (settings.rounds + 1)]
     pool = make_pool(settings, bench.tokenizer, sum(sizes), settings.prompt_tokens)
     past, warm, *rounds = pool.batches(sizes)
-    layer_s = bench.layer_seconds(past, settings.new_tokens, settings.rounds)
+    layer_s = bench.layer_seconds(past, settings.new_tokens)
     link = bench.standard_link(layer_s, settings.link_factor, settings.link_latency_s)
     history = past_sequences(bench, settings) if history is None else history
     engines = []

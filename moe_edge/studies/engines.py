@@ -135,16 +135,15 @@ class Bench:
         """The resident engine of one layer a program: the host sees where each ends."""
         return ResidentEngine(self.resident.weights, layers_per_program=1)
 
-    def layer_seconds(self, prompts, new_tokens: int, rounds: int) -> float:
-        """Median time of one layer of a resident decode step, batch 1.
+    def layer_seconds(self, prompts, new_tokens: int) -> float:
+        """`time_layer` of the resident engine.
 
         Where programs of this process are inline, in which a resident engine begins no
         step ahead, it is measured in another one: links are named by what users have.
         """
-        sizes = (prompts, new_tokens, rounds)
         if is_inline():
-            return alone(load_and_time_layer, self.checkpoint, *sizes)
-        return time_layer(self.by_layer, *sizes)
+            return alone(load_and_time_layer, self.checkpoint, prompts, new_tokens)
+        return time_layer(self.by_layer, prompts, new_tokens)
 
     def standard_link(
         self, layer_s: float, factor: float, latency_s: float
@@ -153,22 +152,20 @@ class Bench:
         return EmulatedLink(self.store.block_bytes / (factor * layer_s), latency_s)
 
 
-def load_and_time_layer(checkpoint: str | Path, *sizes) -> float:
+def load_and_time_layer(checkpoint: str | Path, prompts, new_tokens: int) -> float:
     """`time_layer` of a checkpoint's resident engine."""
     loaded = load_engine(checkpoint, with_tokenizer=False, layers_per_program=1)
-    return time_layer(loaded.engine, *sizes)
+    return time_layer(loaded.engine, prompts, new_tokens)
 
 
-def time_layer(
-    by_layer: ResidentEngine, prompts, new_tokens: int, rounds: int
-) -> float:
+def time_layer(by_layer: ResidentEngine, prompts, new_tokens: int) -> float:
     """Seconds of one layer of a decode step, batch 1: the lower quartile of some runs.
 
     Embedding and head are counted in, as shares of the layers, which are programs
     of their own as in the offloading engines.
     """
-    steps_s, runs = [], max(rounds, LAYER_RUNS)
-    for prompt in [prompts[0], *itertools.islice(itertools.cycle(prompts), runs)]:
+    steps_s = []
+    for prompt in itertools.islice(itertools.cycle(prompts), 1 + LAYER_RUNS):
         run = generate(by_layer, [prompt], new_tokens)
         steps_s.append(run.decode_s / run.steps)
     steps_s = steps_s[1:]  # 0: compilation

@@ -18,7 +18,7 @@ def test_layer_beside_inline_programs_is_timed_in_another_process(
 ):
     write_tiny_checkpoint(tmp_path / "tiny")
     with engines.Bench(tmp_path / "tiny", with_tokenizer=False) as bench:
-        assert 0 < bench.layer_seconds(PROMPTS, 4, 2) < 1
+        assert 0 < bench.layer_seconds(PROMPTS, 4) < 1
         monkeypatch.setattr(engines, "is_inline", lambda: True)
         monkeypatch.setattr(engines, "time_layer", not_here)
-        assert 0 < bench.layer_seconds(PROMPTS, 4, 2) < 1
+        assert 0 < bench.layer_seconds(PROMPTS, 4) < 1

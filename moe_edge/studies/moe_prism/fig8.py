@@ -69,7 +69,7 @@ def run(settings: Fig8Settings) -> Findings:
         count = settings.rounds + 1
         pool = make_pool(settings, parent.tokenizer, 2 * count, settings.prompt_tokens)
         past, *rounds, warm = pool.batches([count, *[1] * count])
-        layer_s = parent.layer_seconds(past, settings.new_tokens, settings.rounds)
+        layer_s = parent.layer_seconds(past, settings.new_tokens)
         link = parent.standard_link(
             layer_s, settings.link_factor, settings.link_latency_s
         )

@@ -21,7 +21,7 @@ from moe_edge.studies.prism.table1 import (
 from moe_edge.studies.prism.table1_live import TOGETHER, Table1Live
 
 MS = 1e3
-PROMPT, NEW_TOKENS, ROUNDS = 16, 32, 5  # of the measurement of a layer
+PROMPT, NEW_TOKENS, PROMPTS = 16, 32, 5  # of the measurement of a layer
 
 
 def host_link(factor: float) -> tuple[float, float]:
@@ -29,9 +29,9 @@ def host_link(factor: float) -> tuple[float, float]:
 
     A layer is of a decoded token, by the resident engine with nothing else running.
     """
-    prompts = [list(range(PROMPT * n, PROMPT * (n + 1))) for n in range(ROUNDS)]
+    prompts = [list(range(PROMPT * n, PROMPT * (n + 1))) for n in range(PROMPTS)]
     with Bench(DEFAULT_MODEL, with_tokenizer=False) as bench:
-        layer_s = bench.layer_seconds(prompts, NEW_TOKENS, ROUNDS)
+        layer_s = bench.layer_seconds(prompts, NEW_TOKENS)
         return bench.standard_link(layer_s, factor, 0.0).bytes_per_s, layer_s
 
 

@@ -85,7 +85,7 @@ def run(settings: TtftSettings) -> Findings:
                 f"of {limit}; shorten `lengths`"
             )
         past = make_pool(settings, bench.tokenizer, 2, settings.prompt_tokens)
-        layer_s = bench.layer_seconds(past.rows, settings.new_tokens, settings.rounds)
+        layer_s = bench.layer_seconds(past.rows, settings.new_tokens)
         link = bench.standard_link(
             layer_s, settings.link_factor, settings.link_latency_s
         )
