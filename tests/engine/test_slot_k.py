@@ -77,7 +77,14 @@ def alone():
     }
 
 
-@pytest.mark.parametrize("mode", ["resident", "waves", "fused"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "resident",
+        pytest.param("waves", marks=pytest.mark.slow),
+        pytest.param("fused", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_of_different_k_get_what_they_get_alone(mode):
     engine = resident()
     if mode != "resident":

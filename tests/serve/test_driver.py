@@ -255,7 +255,9 @@ def test_prompt_scores_of_a_lossy_route_are_those_of_its_decoding():
     engine.close()
 
 
-@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize(
+    "mode", ["layered", pytest.param("fused", marks=pytest.mark.slow)]
+)
 def test_prompt_scores_of_a_lossy_route_are_those_of_evaluate(mode):
     options = OffloadOptions(device_memory="50%", mode=mode, route="substitute")
     with make_offloaded(StoreReader(MODELS["gqa"]), options) as engine:
