@@ -1,7 +1,8 @@
 """OD-MoE, table 2: speed and bytes beside offloading on one machine; what is compared.
 
-All get the same bytes of device memory in all, and links of the same rate: OD-MoE one a
-worker, the others one. `table2_runs.py` measures, `table2_entry.py` tells.
+Each departure of OD-MoE is booked with its own bytes; the peers get as many as the
+largest, and links of the same rate: OD-MoE one a worker, the others one.
+`table2_runs.py` measures, `table2_entry.py` reports.
 """
 
 import dataclasses
@@ -160,7 +161,7 @@ STUDY = Study(
         paper=paper_ratios(),
         why="The paper's peers run as shipped, three of them quantised, each with its "
         "own memory, and its nodes are machines of their own. Here all decode at the "
-        "stored precision with as many bytes as OD-MoE, most of which go to its shadow "
-        "and to their slots, and all processes share two cores.",
+        "stored precision with as many bytes as OD-MoE at its largest, most of them "
+        "its shadow's and their slots', and all processes share two cores.",
     ),
 )

@@ -110,6 +110,15 @@ class Table2:
             load_bytes_per_s=rate,
         )
 
+    def first_runs(self) -> dict[str, dict]:
+        """A row of each departure: the first measures the rate of every link."""
+        rows = {}
+        for departure in self.settings.departures:
+            rows[departure] = self.live(departure, self.settings.at[0], self.rounds[0])
+            if self.bytes_per_s is None:
+                self.bytes_per_s = rows[departure]["load_bytes_per_s"]
+        return rows
+
     def live_texts(self, departure: str, at: At, prompts: Round) -> tuple[Text, Text]:
         """OD-MoE's text, and that of the same processes with all experts."""
         row = self.live(departure, at, prompts)
@@ -195,10 +204,12 @@ def run(settings: Table2Settings) -> Findings:
         Bench(settings.checkpoint) as bench,
     ):
         table = Table2(bench, settings)
-        first = table.live(settings.departures[0], settings.at[0], table.rounds[0])
-        table.bytes_per_s = first["load_bytes_per_s"]
-        own_bytes = by_role(first["device_bytes"])
-        engines = table.engines(sum(own_bytes.values()))
+        first = table.first_runs()
+        own_bytes = {
+            name_of(departure): by_role(row["device_bytes"])
+            for departure, row in first.items()
+        }
+        engines = table.engines(max(sum(one.values()) for one in own_bytes.values()))
         here = {RESIDENT: bench.resident, **engines}
         table.warm(here)
         measured = measure(table, here)
@@ -206,7 +217,7 @@ def run(settings: Table2Settings) -> Findings:
         dense_bytes, block_bytes = bench.weights.num_bytes, bench.store.block_bytes
         device_bytes = {
             RESIDENT: roles(dense_bytes, 0, table.experts_bytes),
-            **{name_of(departure): own_bytes for departure in settings.departures},
+            **own_bytes,
         }
         for name, engine in engines.items():
             slots_bytes = engine.manager.spec.num_slots * block_bytes
@@ -216,7 +227,10 @@ def run(settings: Table2Settings) -> Findings:
             texts=texts,
             device_bytes=device_bytes,
             **table.fidelity(engines),
-            expert_share=first["expert_bytes_share"],
+            expert_share={
+                name_of(departure): row["expert_bytes_share"]
+                for departure, row in first.items()
+            },
             on_time=measured.checks(),
             model=bench.model,
             workload=workload_of(settings, table.pool) | {"link": link},

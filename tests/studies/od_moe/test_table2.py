@@ -46,7 +46,7 @@ def measured(**texts):
         fidelity={},
         dropped={},
         perplexity=3.0,
-        expert_share=0.3,
+        expert_share={OWN: 0.3},
         on_time={},
         model={},
         workload={},
@@ -112,11 +112,12 @@ def settings(tmp_path_factory):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Live runs are answered here; what was asked."""
+    """Live runs are answered here; what was asked. Speculative workers hold more."""
     calls = []
 
     def answer(texts, **options):
         calls.append((texts, options))
+        speculative = options["departure"] == "speculative"
         return {
             "decode_tokens_per_s": 50.0,
             "resident_tokens_per_s": 100.0,
@@ -124,10 +125,10 @@ def asked(monkeypatch):
             "resident_ttft_s": 0.1,
             "same_tokens": True,
             "load_bytes_per_s": 2e7,
-            "expert_bytes_share": 0.3,
+            "expert_bytes_share": 0.4 if speculative else 0.3,
             "device_bytes": {
                 **{"main": 100_000, "shadow": 10_000},
-                **{f"worker{n}": 4000 for n in range(4)},
+                **{f"worker{n}": 8000 if speculative else 4000 for n in range(4)},
             },
         }
 
@@ -142,17 +143,24 @@ def test_study_writes_an_entry(settings, asked, tmp_path):
     assert summary["checks"]["no program was compiled while measuring"]
     # All but the first run are over the link that the first one found.
     rates = [options["load_bytes_per_s"] for _, options in asked]
-    assert rates == ["balanced", *["20000000.0"] * 4]
-    assert {text for (text,), _ in asked[1:3]} == {asked[0][0][0]}
-    assert "0.50 of the decode speed of the same processes" in result["details"][0]
-    assert result["details"][2].startswith("For Mixtral-offloading stands: LRU and")
+    assert rates == ["balanced", *["20000000.0"] * 5]
+    assert {text for (text,), _ in asked[1:4]} == {asked[0][0][0]}
+    assert "0.50 of the decode speed of the same processes" in result["details"][3]
+    assert result["details"][5].startswith("For Mixtral-offloading stands: LRU and")
     values = {(r["policy"], r["name"]): r["value"] for r in result["metrics"]}
     assert values["OD-MoE, late", "decode, 8 in, 4 out"] == 50
     assert values[SAME_PROCESSES, "TTFT, 8 in, 4 out"] == pytest.approx(100)
     assert values["OD-MoE, late", "device bytes, in all"] == 126_000
+    assert values["OD-MoE, speculative", "device bytes, in all"] == 142_000
     for peer in STAND_INS:
         held = values[peer, "device bytes, in all"]
-        assert 126_000 - 10_000 < held <= 126_000
+        assert 142_000 - 10_000 < held <= 142_000
+    share = "experts on shadow and workers <= 1/3 of the model's bytes"
+    assert summary["checks"][f"OD-MoE, late: {share}"]
+    assert not summary["checks"][f"OD-MoE, speculative: {share}"]
+    assert result["details"][2] == (
+        "The peers hold as many bytes as OD-MoE, speculative."
+    )
     assert values["AdapMoE", "perplexity"] != values[RESIDENT, "perplexity"]
     assert 0 < values["AdapMoE", "chosen experts dropped"] <= 0.5
     assert ("AdapMoE", "agreement") in values and ("HOBBIT", "agreement") not in values
