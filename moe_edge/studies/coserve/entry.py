@@ -18,6 +18,8 @@ from moe_edge.studies.study import Findings
 from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
 
 SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
+SYSTEMS = ("samba", "samba_fifo", "samba_parallel")  # the paper's baselines
+OVER_SYSTEMS = "throughput over Samba-CoE's three systems"
 DISKS = {"one": "", "parallel": ", parallel loads"}  # how places are called
 SPREAD = "half range of seeds"
 REASON = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from moe_edge.coe.machine import parse_executors
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
-from moe_edge.studies.coserve.entry import OURS, PAPER, SAMBA
+from moe_edge.studies.coserve.entry import OURS, OVER_SYSTEMS, PAPER, SAMBA
 from moe_edge.studies.registry import later
 from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Claim, Study
@@ -101,7 +101,7 @@ STUDIES = {
         claim=Claim(
             source="CoServe, sections 5.2 and 5.3, figures 13 to 16",
             paper={
-                "throughput over Samba-CoE": {"numa": "4.5-10.5", "uma": "4.6-12"},
+                OVER_SYSTEMS: {"numa": "4.5-10.5", "uma": "4.6-12"},
                 "switches, numa, b2": {"samba": 1060, "coserve": 65},
                 "trend": "None < EM < EM+RA < CoServe",
             },

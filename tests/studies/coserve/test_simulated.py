@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
+from moe_edge.studies.coserve.entry import OVER_SYSTEMS, SYSTEMS
 from moe_edge.studies.coserve.simulated import Simulated
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
@@ -12,7 +13,10 @@ from moe_edge.studies.study import run_study
 def test_whole_study_writes_a_valid_entry(tmp_path):
     study = find("coserve_fig13")
     settings = study.settings(
-        machines=("uma",), tasks=("b1",), policies=("samba", "coserve"), seeds=1
+        machines=("uma",),
+        tasks=("b1",),
+        policies=(*SYSTEMS, "coserve"),
+        seeds=1,
     )
     summary = run_study(study, settings, out_dir=str(tmp_path / "entry"))
     result = validate_entry(tmp_path / "entry")
@@ -30,7 +34,15 @@ def test_whole_study_writes_a_valid_entry(tmp_path):
         > rows["coserve", "throughput, uma, b1"]
     )
     assert f"switches, {parallel}" in {name for _, name in rows}
-    assert result["paper_claim"]["comparable"] is False
+    claim = result["paper_claim"]
+    assert claim["comparable"] is False
+    # The paper's range is over three baselines; ours is, too.
+    low, high = claim["ours"][OVER_SYSTEMS]["uma"].split("-")
+    rate = {name: rows[name, "throughput, uma, b1"] for name in (*SYSTEMS, "coserve")}
+    times = [rate["coserve"] / rate[name] for name in SYSTEMS]
+    assert float(low) == pytest.approx(min(times), rel=0.05)
+    assert float(high) == pytest.approx(max(times), rel=0.05)
+    assert claim["paper"][OVER_SYSTEMS]["uma"] == "4.6-12"
 
 
 @pytest.mark.parametrize(
