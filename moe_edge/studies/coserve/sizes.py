@@ -214,7 +214,10 @@ STUDIES = {
             source="CoServe, section 5.3, figure 17",
             paper={"best": {"task A": "3 GPU, 1 CPU", "task B": "4 GPU, 1 CPU"}},
             why="Executors of one GPU share it in the paper; here each has its own "
-            "speed, so more of them lose only by smaller pools and batches' memory.",
+            "speed, so more of them lose only by smaller pools and batches' memory. "
+            "On NUMA with parallel loads the best choice (4 GPU, 1 CPU) is the paper's "
+            "for task B; with one disk loads wait for each other, and fewer executors "
+            "are better.",
             not_comparable=REASON,
         ),
     ),
@@ -227,7 +230,9 @@ STUDIES = {
             source="CoServe, section 5.3, figure 18",
             paper={"windows": {"task A": "28-39 (35 taken)", "task B": "31-42 (34)"}},
             why="What a batch saves follows from the assumed K and B; the paper's "
-            "windows for A are ours with start 15, those for B are not.",
+            "windows for A are ours with start 15, those for B are not. On NUMA with "
+            "parallel loads task A stops where the paper's does and B one step later; "
+            "with one disk both stop later.",
             not_comparable=REASON,
         ),
     ),

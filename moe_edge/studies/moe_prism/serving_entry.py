@@ -16,6 +16,7 @@ from moe_edge.studies.moe_prism.serving_studies import (
     OURS,
     PARTS,
     PRISM,
+    SAME_REQUESTS,
     ServingStudySettings,
 )
 from moe_edge.studies.rounds import ON_TIME
@@ -204,6 +205,7 @@ def findings(
             "of a step until it is seen.",
             "Refactored by a linear gate without fine-tuning: floors say what is "
             "computed, not how good it is (moe_prism_table2).",
+            SAME_REQUESTS,
         ],
         ours=ours,
         checks=checks,

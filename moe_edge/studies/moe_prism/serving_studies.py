@@ -95,6 +95,12 @@ class ServingStudySettings(ModelSettings):
 
 
 PAPER_GAIN = {"DeepSeek-V2-Lite": 15.59 / 13 - 1, "OLMoE": 17.89 / 15.57 - 1}
+SAME_REQUESTS = (
+    "Ranges are by round, within one start. Figures 7 and 12 serve the same 96 "
+    "requests at once, measured on two days, and the same ratio differs by more "
+    "between them than between rounds: MoE-Prism's scheduler with sub-experts has no "
+    "effect that could be told from zero."
+)
 WHY = (
     "The paper serves batches of up to 256 on a GPU. On two CPU cores eight rows at "
     "the model's K run only about twice as fast as one after the other, and "

@@ -143,9 +143,10 @@ def findings(settings: Table2, points: Mapping[str, MethodRuns], used) -> Findin
     return simulated(
         settings,
         used,
-        answer="Mean latency against heterogeneous EPLB, the paper's four settings: "
-        f"Prism's placement {spans[PRISM][0]} ({HALF} {spans[PRISM][1]}; paper "
-        f"{percents(told.values())}), our placer {spans[OURS][0]} ({spans[OURS][1]}).",
+        answer="Simulated, assumed skew: mean latency against heterogeneous EPLB, the "
+        f"paper's four settings: Prism's placement {spans[PRISM][0]} ({HALF} "
+        f"{spans[PRISM][1]}; paper {percents(told.values())}), our placer "
+        f"{spans[OURS][0]} ({spans[OURS][1]}).",
         details=details,
         workload={"intervals_s": INTERVAL_S, "unequal": UNEQUAL},
         metrics=[r for at, served in points.items() for r in served.metrics(at, PAIRS)],
