@@ -23,7 +23,7 @@ import numpy as np
 
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       CheckpointError: missing, not JSON, another version, keys missing or mistyped.
     """
     path = folder / MANIFEST_NAME
-    manifest = read_json(path, _MAX_BYTES)
+    manifest = read_json(path, CheckpointError, finite=False, max_bytes=_MAX_BYTES)
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")

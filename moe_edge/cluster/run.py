@@ -7,7 +7,6 @@ happens, nothing stays running.
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import tempfile
@@ -26,6 +25,7 @@ from moe_edge.cluster.transport.keys import new_secret, read_secret
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, check_cores
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
@@ -88,7 +88,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         stored = folder / "cluster.json"
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
-        facts = json.loads(stored.read_text(encoding="utf-8"))
+        facts = read_json(stored, finite=False, max_bytes=LARGE_FILE_BYTES)
     if options.mode == "od_moe":
         return facts["row"]
     keys = (

@@ -12,6 +12,7 @@ from moe_edge.cluster.model_checks import checkpoint_mark
 from moe_edge.cluster.options import ClusterOptions, ServedOptions
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.wire import WIRE_VERSION
+from moe_edge.core.json_reader import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Spec:
 
     @classmethod
     def load(cls, path: str | Path) -> "Spec":
-        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored = read_json(path, finite=False)
         kind = ClusterOptions if stored["served"] is None else ServedOptions
         stored["options"] = kind(**stored["options"])
         stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}

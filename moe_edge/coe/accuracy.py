@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moe_edge.core.checks import CheckpointError, ConfigError, built
-from moe_edge.core.files import read_json, write_text
+from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import read_json
 from moe_edge.workload.coe_graph import CoeGraph
 
 ACCURACY_FILE = "accuracy.json"
@@ -56,7 +57,7 @@ def read_accuracy(folder: Path, graph: CoeGraph) -> Shares | None:
         return None
     mend = "delete it, or let launch/train_board.py --compare write it again"
     try:
-        stored = built(str(path), _File, read_json(path))
+        stored = built(str(path), _File, read_json(path, CheckpointError))
     except ConfigError as error:
         text = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise CheckpointError(f"{text}; {mend}") from error

@@ -22,7 +22,8 @@ from moe_edge.coe.models import get_network
 from moe_edge.coe.store import file_sha256, write_experts
 from moe_edge.coe.train_expert import Part, accuracy_of, train_network
 from moe_edge.core.checks import CheckpointError, ConfigError, built
-from moe_edge.core.files import read_json, write_text
+from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import read_json
 from moe_edge.core.progress import counter, say
 from moe_edge.workload.coe_graph import Architecture, CoeGraph, write_graph
 
@@ -164,7 +165,7 @@ def remove_old(folder: Path, graph: CoeGraph, state: TrainingState) -> None:
 
 
 def _read(path: Path) -> dict[str, Facts]:
-    given = read_json(path)
+    given = read_json(path, CheckpointError)
     try:
         if not isinstance(given, dict):
             raise ConfigError(f"{path} is {given!r:.60}, expected names and values")

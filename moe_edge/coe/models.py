@@ -26,6 +26,7 @@ from moe_edge.core.checks import (
     check_known,
     check_shape,
 )
+from moe_edge.core.json_reader import parse_json
 from moe_edge.workload.coe_graph import OK, Architecture
 from moe_edge.workload.coe_tasks import DEFECTS
 
@@ -178,7 +179,7 @@ def get_network(architecture: Architecture) -> Network:
 
 @functools.cache
 def _network(text: str) -> Network:
-    architecture = Architecture(**json.loads(text))
+    architecture = Architecture(**parse_json("architecture", text))
     network = Network(architecture)
     _check_record(architecture, network)
     return network

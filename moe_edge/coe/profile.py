@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.core.checks import (
+    CheckpointError,
     ConfigError,
     built,
     check_count,
@@ -12,7 +13,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 
 TIERS = ("disk", "host")
 
@@ -82,7 +83,7 @@ def read_profile(path: str | Path) -> Devices:
     Raises:
       CheckpointError: no such file, or no JSON; ConfigError: anything in it is wrong.
     """
-    given = read_json(Path(path))
+    given = read_json(path, CheckpointError)
     if not isinstance(given, Mapping) or not isinstance(given.get("devices"), Mapping):
         raise ConfigError(f"{path} holds no devices; expected a coe_profile.json")
     devices: dict[str, dict[str, ArchitectureCosts]] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 
 CONFIG_NAME = "config.json"
 # Patterns of what belongs to a model besides its weights.
@@ -64,7 +64,10 @@ def copy_small_files(
         shutil.copyfile(path, target / path.name)
         copied.append(path.name)
     original = source / CONFIG_NAME
-    if original.is_file() and read_json(original) == hf_config:
+    if (
+        original.is_file()
+        and read_json(original, CheckpointError, finite=False) == hf_config
+    ):
         shutil.copyfile(original, target / CONFIG_NAME)
     else:
         dump_json(target / CONFIG_NAME, hf_config)

@@ -13,7 +13,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import CONFIG_NAME
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 from moe_edge.model.record import RecordLayout
 
 GENERATION_NAME = "generation_config.json"
@@ -35,7 +35,8 @@ class HfReader(DenseReader):
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
         self.path = self.hf_files = Path(path).resolve()
         self.config = config_from_hf(
-            read_json(self.path / CONFIG_NAME), read_generation(self.path)
+            read_json(self.path / CONFIG_NAME, CheckpointError, finite=False),
+            read_generation(self.path),
         )
         self._source = TensorSource(self.path, self.config, dtype)
         self.dropped = self._source.dropped
@@ -139,7 +140,7 @@ def read_generation(folder: Path) -> dict | None:
     path = folder / GENERATION_NAME
     if not path.is_file():
         return None
-    generation = read_json(path)
+    generation = read_json(path, CheckpointError, finite=False)
     if not isinstance(generation, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return generation

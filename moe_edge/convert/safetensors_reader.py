@@ -7,15 +7,11 @@ read-only views of the mapped file.
 Source: the format description of github.com/huggingface/safetensors.
 """
 
-import collections
-import functools
-import json
 import math
 import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from moe_edge.checkpoint.experts_file import read_bytes
 from moe_edge.checkpoint.schema import name_some
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import parse_json, read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -51,15 +47,6 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def _distinct(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of a name that appears twice `json` would take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        (name, _), *_ = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise CheckpointError(f"{path}: {name} appears twice; copy it again")
-    return found
-
-
 class SafetensorsFile:
     """One mapped safetensors file.
 
@@ -70,13 +57,14 @@ class SafetensorsFile:
 
     def __init__(self, path: Path):
         self.path = path
-        distinct = functools.partial(_distinct, path)
         try:
             with safe_open(path, framework="numpy"):
                 pass  # checks the header
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length), object_pairs_hook=distinct)
+                header = parse_json(
+                    f"header of {path}", file.read(length), CheckpointError
+                )
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
@@ -178,7 +166,7 @@ def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
 
 def _read_index(path: Path) -> dict[str, str]:
     """The weight map of an index, with file names that stay inside the folder."""
-    index = read_json(path, _MAX_INDEX_BYTES)
+    index = read_json(path, CheckpointError, max_bytes=_MAX_INDEX_BYTES)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no weight_map; expected tensor -> file name")

@@ -1,6 +1,5 @@
 """The tokenizer of a checkpoint, through the `tokenizers` library."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.models import BPE
 
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.json_reader import parse_json
 from moe_edge.model.config import ModelConfig
 
 
@@ -151,7 +151,7 @@ def _steps(part, inner: str) -> Iterator[dict[str, Any]]:
     """The steps of a normalizer or pre-tokenizer, one after another."""
     if part is None:
         return
-    todo = [json.loads(part.__getstate__())]
+    todo = [parse_json(type(part).__name__, part.__getstate__(), CheckpointError)]
     while todo:
         step = todo.pop(0)
         if step["type"] == "Sequence":

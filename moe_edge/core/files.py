@@ -13,11 +13,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import CheckpointError, OutputError, RequestError
+from moe_edge.core.checks import OutputError, RequestError
 
 # One of these in a folder says that it is an output of ours (or a checkpoint).
 MARKERS = (
@@ -106,19 +106,24 @@ def check_there(path: str | Path, flag: str, mend: str = "check the path") -> No
         raise FileNotFoundError(f"{flag} {path} does not exist; {mend}".lstrip())
 
 
-def decode_utf8(where: str | Path, raw: bytes, first: int = 0) -> str:
+def decode_utf8(
+    where: str | Path,
+    raw: bytes,
+    error: Callable[[str], Exception] = RequestError,
+    first: int = 0,
+) -> str:
     """The text of some bytes of a file, the first of which is number `first`.
 
     Raises:
-      RequestError: they are not UTF-8.
+      `error`: they are not UTF-8.
     """
     try:
         return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{where} is not UTF-8 text: byte {first + error.start} is "
-            f"0x{raw[error.start]:02x}; save it as UTF-8"
-        ) from error
+    except UnicodeDecodeError as fault:
+        raise error(
+            f"{where} is not UTF-8 text: byte {first + fault.start} is "
+            f"0x{raw[fault.start]:02x}; save it as UTF-8"
+        ) from fault
 
 
 def check_out_file(path: str | Path, out_dir: str | Path) -> None:
@@ -272,25 +277,6 @@ def _is_locked(folder: Path) -> bool:
             return False
     except BlockingIOError:
         return True
-
-
-def read_json(path: Path, limit: int = 16 << 20) -> Any:
-    """Parses a JSON file of at most `limit` bytes.
-
-    Raises:
-      CheckpointError: missing, too large or not JSON.
-    """
-    try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= limit else b""
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    if size > limit:
-        raise CheckpointError(f"{path} has {size} bytes, expected at most {limit}")
-    try:
-        return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 def write_json(path: str | Path, value: Any, **options) -> None:

@@ -1,14 +1,12 @@
 """Prompts from files, and text from tokens while they arrive."""
 
 import dataclasses
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
-from moe_edge.core.files import decode_utf8
+from moe_edge.core.json_reader import json_objects
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
 _MOST_HELD = 16  # tokens that wait for the rest of a character
@@ -20,35 +18,6 @@ class Prompt:
 
     id: str
     text: str
-
-
-def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields ("file:line", object) of a JSON-lines file; blank lines are skipped.
-
-    Raises:
-      RequestError: a line that is not a JSON object, or a file that is not UTF-8.
-      OSError: the file cannot be read.
-    """
-    end = 0
-    with Path(path).open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            where, end = f"{path}:{number}", end + len(raw)
-            if not raw.strip():
-                continue
-            text = decode_utf8(where, raw, end - len(raw))
-            try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise RequestError(
-                    f"{where}: not JSON ({error}); expected one object a line"
-                ) from error
-            if not isinstance(row, dict):
-                raise RequestError(
-                    f"{where}: {type(row).__name__}, expected a JSON object"
-                )
-            if rb"\ud" in raw.lower():  # an escape that may be half a character
-                check_text(where, json.dumps(row, ensure_ascii=False))
-            yield where, row
 
 
 def check_text(where: str, text: str) -> None:
@@ -69,7 +38,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
       RequestError: a bad line (named), an empty or repeated prompt id, no prompt.
     """
     prompts, seen = [], set()
-    for where, row in read_json_lines(path):
+    for where, row in json_objects(path, RequestError):
         for key in ("id", "prompt"):
             if not isinstance(row.get(key), str):
                 raise RequestError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
-from moe_edge.engine.prompts import read_json_lines
+from moe_edge.core.json_reader import json_objects
 from moe_edge.evaluate.likelihood import Forced, score_rows
 
 
@@ -69,7 +69,10 @@ def read_questions(paths: Sequence[str], limit: int | None = None) -> list[Quest
     """
     questions = []
     for path in paths:
-        rows = [parse_question(where, row) for where, row in read_json_lines(path)]
+        rows = [
+            parse_question(where, row)
+            for where, row in json_objects(path, RequestError)
+        ]
         if not rows:
             raise RequestError(f"{path} holds no questions")
         questions += rows[:limit]

@@ -21,7 +21,6 @@ share its cores.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import write_json
+from moe_edge.core.json_reader import read_json
 
 CALIBRATION_FILE = "calibration.json"
 FORMAT_VERSION = 1
@@ -198,10 +198,10 @@ class ClusterCalibration:
           OSError: the file cannot be read.
         """
         path = Path(folder) / name
+        stored = read_json(path)
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
             return cls.from_json(stored)
-        except ValueError as error:  # also what JSON and our checks raise
+        except ConfigError as error:
             raise ConfigError(f"{path}: {error}; run the cluster again") from error
 
     @classmethod

@@ -11,11 +11,11 @@ launches). `launch/profile_machine.py` replaces all of them by measurements.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import check_there
+from moe_edge.core.json_reader import read_json
 from moe_edge.hardware.specs import Device, Gpu, Link
 
 FORMAT_VERSION = 1  # of a machine.json
@@ -129,11 +129,11 @@ def read_machine(path: str | Path) -> Gpu:
     check_there(
         path, "--cluster or a GPU of it:", "launch/profile_machine.py writes it"
     )
+    stored = read_json(path)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
         version = stored["format_version"]
         device, link = stored["device"], stored["host_link"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise ConfigError(
             f"{path} is no machine file ({error!r}); launch/profile_machine.py writes "
             "them"

@@ -26,7 +26,6 @@ time of their own.
 
 import dataclasses
 import itertools
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
 from moe_edge.core.files import check_there
+from moe_edge.core.json_reader import read_json
 
 TIMES = ("prompt_s", "keys", "key_s", "prompt_key_s", "changed_s", "moved_s")
 Shape = tuple[int, int, int]  # rows, size of a chunk, capacity
@@ -195,10 +195,7 @@ def read_step_costs(path: str | Path) -> StepCosts:
     """
     path = Path(path)
     check_there(path, "--costs", "launch/profile_machine.py --checkpoint writes it")
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON file: {error}") from error
+    stored = read_json(path)
     given = stored.get("step_costs") if isinstance(stored, dict) else None
     if given is None:
         raise ConfigError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.json_reader import parse_json
 from moe_edge.load.http_client import (
     BROKEN,
     Answer,
@@ -202,10 +203,7 @@ class UrlLoad:
 
 
 def _event(data: bytes) -> dict[str, Any]:
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise HttpError(f"event {data[:60]!r} is no JSON: {error}") from error
+    event = parse_json(f"event {data[:60]!r}", data, HttpError)
     if not isinstance(event, dict):
         raise HttpError(f"event {data[:60]!r} is no JSON object")
     return event

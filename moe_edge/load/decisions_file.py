@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import MoeEdgeError, RequestError, built
-from moe_edge.core.files import check_there, decode_utf8, write_text
+from moe_edge.core.files import check_there, write_text
+from moe_edge.core.json_reader import json_objects
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay
@@ -91,17 +92,17 @@ def read_decisions(path: str | Path) -> tuple[LoopMade, list[str]]:
       RequestError: no file of decisions; OSError: it cannot be read.
     """
     check_there(path, "--decisions", "a load with this flag writes it")
-    text = decode_utf8(path, Path(path).read_bytes())
-    first, *lines = text.splitlines() or [""]
-    try:
-        given = json.loads(first)["loop"]
-        for line in lines:
-            json.loads(line)["event"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise RequestError(
-            f"{path} is no file of decisions ({error!r}); load --decisions writes them"
-        ) from error
-    return built(f"{path}: loop", LoopMade, given), lines
+    rows = list(json_objects(path, RequestError, finite=False))
+    for number, (where, row) in enumerate(rows):
+        if ("event" if number else "loop") not in row:
+            raise RequestError(
+                f"{where} is no line of decisions; load --decisions writes them"
+            )
+    if not rows:
+        raise RequestError(f"{path} is empty; load --decisions writes decisions")
+    text = Path(path).read_text(encoding="utf-8")
+    _, *lines = filter(str.strip, text.split("\n"))
+    return built(f"{path}: loop", LoopMade, rows[0][1]["loop"]), lines
 
 
 def replay_decisions(

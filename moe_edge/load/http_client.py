@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.json_reader import parse_json
 
 BROKEN = (ConnectionError, asyncio.IncompleteReadError)  # the other side has gone
 
@@ -81,10 +82,7 @@ class Answer:
           HttpError: it is no JSON.
         """
         body = await self.body()
-        try:
-            return json.loads(body)
-        except ValueError as error:
-            raise HttpError(f"answer {body[:60]!r} is no JSON: {error}") from error
+        return parse_json(f"answer {body[:60]!r}", body, HttpError)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The data of each server-sent event."""

@@ -1,12 +1,12 @@
 """What a results entry must hold, and the check of it."""
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.json_reader import read_json
 
 SCHEMA_VERSION = 2  # 1 had no `details`
 ANSWER_WORDS = 40
@@ -70,10 +70,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
       ConfigError: it is damaged or does not fit the schema.
     """
     path = Path(folder) / "result.json"
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    result = read_json(path, finite=False)
     _check_fields(path, result)
     return result
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.npy import load_npy
 
 FORMAT_VERSION = 1
@@ -109,18 +110,18 @@ class Placement:
           OSError: a file is missing.
         """
         on_NLE, path = load_npy(Path(f"{stem}.npy")), Path(f"{stem}.json")
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored.get("format_version") != FORMAT_VERSION:
+        stored = read_json(path, max_bytes=LARGE_FILE_BYTES)
+        version = stored.get("format_version") if isinstance(stored, dict) else None
+        if version != FORMAT_VERSION:
             raise ConfigError(
-                f"{path} has format_version {stored.get('format_version')}, expected "
-                f"{FORMAT_VERSION}"
+                f"{path} has format_version {version}, expected {FORMAT_VERSION}"
             )
-        counts = [len(gpus) for gpus in stored["gpus"]]
         shape = list(on_NLE.shape)
         if on_NLE.dtype != bool or stored["shape"] != shape or len(shape) != 3:
             raise ConfigError(
                 f"{path} is of a placement {stored['shape']}, got {shape}"
             )
+        counts = [len(gpus) for gpus in stored["gpus"]]
         if counts != on_NLE.sum(axis=(1, 2)).tolist():
             raise ConfigError(f"{path} and its .npy disagree about how many blocks")
         gpu_NLE = np.full(shape, ABSENT, np.int8)

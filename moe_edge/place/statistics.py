@@ -5,7 +5,6 @@ the measured files and the `counts.jsonl` of profiles have it.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.json_reader import json_objects
 
 MOST = 2**63 - 1  # 64 bits
 FIELDS = ("domain", "layer", "num_experts", "top_k", "counts")
@@ -47,8 +47,8 @@ def read_statistics(
       server_domains: the domain that each server is asked about.
       model, top_k: which rows, where a file holds several.
     Raises:
-      ConfigError: bad lines or what the file lacks, with what it holds.
-      OSError: the file cannot be read.
+      ConfigError: bad lines or what the file lacks, with what it holds, or it cannot
+        be read.
     """
     rows = read_counts(path)
     model = _chosen("model", model, [row.get("model") for row in rows], path)
@@ -86,23 +86,14 @@ def read_statistics(
 
 def read_counts(path: str | Path) -> list[dict[str, Any]]:
     """All lines of a counts file, checked one by one."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    rows = [
-        _row(line, f"{path}:{number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    rows = [_row(row, where) for where, row in json_objects(path)]
     if not rows:
         raise ConfigError(f"{path} holds no counts")
     return rows
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:  # too many digits, too
-        raise ConfigError(f"{where} is not JSON: {error}") from error
-    missing = [f for f in FIELDS if not isinstance(row, dict) or f not in row]
+def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
+    missing = [field for field in FIELDS if field not in row]
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
     for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1)):

@@ -8,13 +8,13 @@ the router of layer l saw, which experts layer l + j chose in a calibration text
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError, check_count
+from moe_edge.core.json_reader import read_json
 from moe_edge.core.npy import load_npy
 from moe_edge.model.config import ModelConfig
 from moe_edge.predict.stale_gate import Flat, LooksAhead
@@ -64,9 +64,9 @@ class Probe(LooksAhead):
         """Raises CheckpointError: the profile is of a model of another shape."""
         path = Path(self.profile) / "profile.json"
         try:
-            info = json.loads(path.read_text("utf-8"))
+            info = read_json(path)
             found = {name: info[name] for name in ("layers", "E", "D")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ConfigError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is no profile of launch/profile_model.py: "
                 f"{type(error).__name__}: {error}"

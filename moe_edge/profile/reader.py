@@ -1,6 +1,5 @@
 """Reads a profile folder; every file is checked and nothing is ever unpickled."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.json_reader import json_objects, read_json
 from moe_edge.core.npy import load_npy
 from moe_edge.profile.writer import COUNTS_NAME, HIDDEN, PROFILE_NAME, expert_path
 
@@ -131,8 +131,9 @@ def open_profile(path: str | Path) -> Profile:
     layers, domains = info["layers"], info["domains"]
     shape = (len(domains), len(layers), info["E"])
     counts_NLE = np.full(shape, UNSEEN, np.int64)
+    rows = list(json_objects(path / COUNTS_NAME, CheckpointError))
     try:
-        for row in _read_counts(path / COUNTS_NAME):
+        for _, row in rows:
             at = domains.index(row["domain"]), layers.index(row["layer"])
             if counts_NLE[at][0] != UNSEEN:
                 raise ValueError(f"domain and layer {at} stand twice")
@@ -161,10 +162,7 @@ def open_profile(path: str | Path) -> Profile:
 
 
 def _read_info(path: Path) -> dict[str, Any]:
-    try:
-        info = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    info = read_json(path, CheckpointError)
     found = info.get("format_version") if isinstance(info, dict) else None
     if found != FORMAT_VERSION:
         raise CheckpointError(
@@ -177,7 +175,12 @@ def _read_info(path: Path) -> dict[str, Any]:
 
 
 def _is_count(value) -> bool:
-    return type(value) is int and value > 0
+    return type(value) is int and 0 < value < 2**63
+
+
+def _is_size(value) -> bool:
+    """Of an axis; tables are made of this size."""
+    return _is_count(value) and value <= 2**20
 
 
 def _is_text(value) -> bool:
@@ -193,8 +196,8 @@ def _is_list_of(kind: type) -> Callable[[Any], bool]:
 
 # What `profile.json` must hold.
 _FIELDS = {
-    **dict.fromkeys(("tokens", "L", "E", "F", "D", "top_k"), _is_count),
-    "max_tokens_per_expert": _is_count,
+    **dict.fromkeys(("L", "E", "F", "D", "top_k"), _is_size),
+    **dict.fromkeys(("tokens", "max_tokens_per_expert"), _is_count),
     **dict.fromkeys(("content_sha256", "checkpoint"), _is_text),
     "layers": _is_list_of(int),
     "domains": _is_list_of(str),
@@ -224,13 +227,3 @@ def _check_row(row: dict[str, Any], info: dict[str, Any]) -> list[int]:
             f"{info['top_k']} choices"
         )
     return counts
-
-
-def _read_counts(path: Path) -> list[dict]:
-    try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise CheckpointError(f"{path} has a line that is no object")
-    return rows

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import OutputError
+from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.files import (
     atomic_folder,
     check_out_dir,
     locked_folder,
     write_text,
 )
+from moe_edge.core.json_reader import read_json
 from moe_edge.predict.probe import FOLDER as PROBES
 from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.profile.space import allocate
@@ -78,8 +79,8 @@ class ProfileWriter:
     def _progress(self) -> dict | None:
         """What an earlier run noted, if the states it goes on from are there."""
         try:
-            stored = json.loads((self.folder / PROGRESS_NAME).read_text("utf-8"))
-        except (OSError, ValueError):
+            stored = read_json(self.folder / PROGRESS_NAME)
+        except ConfigError:
             return None
         is_there = self._scratch_path(f"states_{len(stored['layers']) % 2}").is_file()
         return stored if is_there else None

@@ -15,6 +15,7 @@ from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.core.checks import ConfigError, build_known, check_count
 from moe_edge.core.files import locked_folder, write_json, write_text
+from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.evaluate.texts import find_path
 from moe_edge.profile.reader import open_profile
@@ -206,8 +207,8 @@ def _finished_report(model: Path, done: Path, facts: dict) -> dict[str, Any] | N
     """The report of a model that only lacks its measurement, if there is one."""
     if not (done.is_file() and (model / MANIFEST_NAME).is_file()):
         return None
-    before, report = json.loads(done.read_text("utf-8"))
-    return report if before == json.loads(json.dumps(facts, default=str)) else None
+    before, report = read_json(done, finite=False)
+    return report if before == as_read_back(facts, default=str) else None
 
 
 def check_mode(given: Mapping[str, Any]) -> None:

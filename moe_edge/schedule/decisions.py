@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Iterable
 
 from moe_edge.core.checks import RequestError
+from moe_edge.core.json_reader import parse_json
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import Job
 
@@ -97,7 +98,7 @@ def replay(lines: Iterable[str], loop: RequestLoop, kind: type[Job] = Job) -> in
     """
     again, jobs, count = Recorder(loop), {}, 0
     for count, line in enumerate(lines, 1):
-        given = json.loads(line)
+        given = parse_json(f"decision {count}", line, RequestError, finite=False)
         _call(again, given, jobs, kind)
         made = again.lines.pop() if again.lines else "nothing"
         if made != line.rstrip("\n"):

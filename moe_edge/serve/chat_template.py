@@ -11,7 +11,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 from moe_edge.serve.errors import ApiError
 
 CONFIG = "tokenizer_config.json"
@@ -214,7 +214,7 @@ def read_tokenizer_config(folder: Path | None) -> dict[str, Any]:
     """
     if folder is None or not (folder / CONFIG).is_file():
         return {}
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG, CheckpointError, finite=False)
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder / CONFIG} is no JSON object")
     return config

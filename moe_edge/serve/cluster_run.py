@@ -5,7 +5,6 @@ Server 0 answers clients. Nothing computes here, and no device is taken.
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import tempfile
@@ -20,6 +19,7 @@ from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.run import LOCAL, shared_secret
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
+from moe_edge.core.json_reader import read_json
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import SIGNALS, listen
@@ -91,7 +91,7 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
             with _signals_to(processes, folder / READY):
                 processes.start([*spec.hosts])
                 processes.watch()
-        return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        return read_json(folder / SUMMARY, finite=False)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,10 @@
 """JSON bodies, read strictly: every field known, of its type and within its bounds."""
 
 import json
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from moe_edge.core.checks import RequestError
-from moe_edge.engine.prompts import check_text
+from moe_edge.core.json_reader import parse_json
 from moe_edge.serve.errors import ApiError, shown
 
 MAX_DEPTH = 16  # of nested lists and objects; the deepest field that is read has 4
@@ -22,29 +20,9 @@ def read_object(body: bytes) -> dict[str, Any]:
         a number that is none or that no float holds, half a character, or lists in
         lists beyond `MAX_DEPTH`.
     """
-    try:
-        value = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_number,
-            parse_float=_finite,
-        )
-    except UnicodeDecodeError as error:
-        raise _invalid(f"not UTF-8 at byte {error.start}") from error
-    except RecursionError as error:
-        raise _invalid(f"nested deeper than {MAX_DEPTH}") from error
-    except json.JSONDecodeError as error:
-        raise _invalid(str(error)) from error
-    except ValueError as error:  # Python's limit of what it reads at all
-        raise _invalid("a number has too many digits") from error
+    value = parse_json("the body", body, _invalid, max_depth=MAX_DEPTH)
     if not isinstance(value, dict):
         raise _invalid(f"the body is {_kind(value)}, expected an object")
-    _check_depth(value)
-    if rb"\ud" in body.lower():  # an escape that may be half a character
-        try:
-            check_text("the body", json.dumps(value, ensure_ascii=False))
-        except RequestError as error:
-            raise _invalid(str(error)) from error
     return value
 
 
@@ -171,42 +149,7 @@ def token_ids(vocab_size: int) -> Reader:
 
 
 def _invalid(fault: str) -> ApiError:
-    return ApiError("invalid_json", f"the body is not valid: {fault}"[:300])
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) < len(pairs):
-        seen: set[str] = set()
-        twice = next(n for n, _ in pairs if n in seen or seen.add(n))
-        raise _invalid(f"{shown(twice)} occurs twice")
-    return names
-
-
-def _refuse_number(name: str) -> float:
-    raise _invalid(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise _invalid(f"the number {shown(text)[1:-1]} is too large")
-    return value
-
-
-_NESTS = frozenset((dict, list))
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = [v.values() if isinstance(v, dict) else v for v in level]
-        # Types are compared first: a long list of token ids is passed fast.
-        inner = [v for v in inner if not _NESTS.isdisjoint(map(type, v))]
-        level = [x for v in inner for x in v if type(x) in _NESTS]
-        if not level:
-            return
-    raise _invalid(f"nested deeper than {MAX_DEPTH}")
+    return ApiError("invalid_json", fault[:300])
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.files import read_json
+from moe_edge.core.json_reader import read_json
 from moe_edge.refactor.run import REPORT_NAME
 from moe_edge.serve.errors import ApiError
 
@@ -145,7 +145,7 @@ def read_perplexities(folder: Path) -> dict[int, float] | None:
     path = folder / REPORT_NAME
     if not path.is_file():
         return None
-    report = read_json(path)
+    report = read_json(path, CheckpointError)
     by_k = report.get("ppl_by_k") if isinstance(report, dict) else None
     try:
         found = {int(k): math.inf if v is None else float(v) for k, v in by_k.items()}

@@ -1,13 +1,13 @@
 """Runs of the live cluster for studies: a cache of programs, and what files say."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_edge.cluster.run import run_cluster
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, json_objects, read_json
 from moe_edge.workload.cluster_run import CLUSTER_FILE
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
@@ -26,7 +26,7 @@ def live_run(folder: Path, **options) -> dict[str, Any]:
       MoeEdgeError: bad options, missing rights, or a cluster that is lost.
     """
     run_cluster(out_dir=str(folder), overwrite=True, **options)
-    return json.loads((folder / CLUSTER_FILE).read_text(encoding="utf-8"))
+    return read_json(folder / CLUSTER_FILE, finite=False, max_bytes=LARGE_FILE_BYTES)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def kept_compiled(folder: Path) -> Iterator[None]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [row for _, row in json_objects(path, finite=False)]
 
 
 def token_times_s(

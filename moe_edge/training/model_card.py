@@ -5,7 +5,6 @@ on held-out text, and writes the model card and its pictures to the same folder.
 """
 
 import dataclasses
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.json_reader import json_objects, read_json
 from moe_edge.core.run_folder import CONFIG_NAME, RunFolder, root
 from moe_edge.evaluate.usage import usage_distances, usage_entropy
 from moe_edge.model.config import ModelConfig
@@ -38,7 +38,7 @@ def read_metrics(path: Path) -> list[dict]:
     """
     if not path.is_file():
         raise ConfigError(f"{path} is missing; expected the folder of a training run")
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = [row for _, row in json_objects(path, finite=False)]
     last = {(row["tokens"], "held_out" in row): row for row in rows}
     rows = sorted(last.values(), key=lambda row: row["tokens"])
     for row in rows:
@@ -57,7 +57,7 @@ def check_run(run: Path) -> list[dict]:
     for name in (CORPUS_FILE, SETTINGS_FILE, TOKENIZER_FILE):
         if not (run / name).is_file():
             raise ConfigError(f"{run / name} is missing; is the run complete?")
-    settings = json.loads((run / SETTINGS_FILE).read_text("utf-8"))
+    settings = read_json(run / SETTINGS_FILE)
     if missing := sorted(CARD_SETTINGS - set(settings)):
         raise ConfigError(
             f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; an older "
@@ -103,7 +103,7 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
     facts = CardFacts(
         config=config,
         progress=progress,
-        settings=json.loads((source / SETTINGS_FILE).read_text("utf-8")),
+        settings=read_json(source / SETTINGS_FILE),
         parameters=sum(int(array.size) for array in params.values()),
         shares=corpus.shares,
         loss=full.loss,

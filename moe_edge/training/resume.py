@@ -3,11 +3,11 @@
 Nothing here writes, so that a refused resume leaves the folder as it was.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -44,8 +44,8 @@ def corpus_facts(
 def _stored(path: Path) -> dict[str, Any] | None:
     """What a run wrote about itself, or None if that cannot be read."""
     try:
-        stored = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        stored = read_json(path)
+    except ConfigError:
         return None
     return stored if isinstance(stored, dict) else None
 

@@ -1,7 +1,6 @@
 """When requests come: Poisson processes and the Azure and Mooncake traces."""
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from moe_edge.core.checks import (
     check_positive,
     one_or_each,
 )
+from moe_edge.core.json_reader import json_objects
 from moe_edge.workload.requests import Request
 
 TRACES = {
@@ -135,15 +135,13 @@ def read_prefix_blocks(path: str | Path, count: int) -> list[tuple[int, ...]]:
     if not path.exists():
         return [()] * count
     blocks = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                blocks.append(tuple(map(int, json.loads(line)["prefix_block_ids"])))
-            except (ValueError, TypeError, KeyError) as error:
-                raise RequestError(
-                    f"{path}, line {number}: {error!r}; expected prefix_block_ids, "
-                    "whole numbers"
-                ) from error
+    for where, row in json_objects(path, RequestError):
+        ids = row.get("prefix_block_ids")
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            raise RequestError(
+                f"{where}: prefix_block_ids is {ids!r:.60}, expected whole numbers"
+            )
+        blocks.append(tuple(ids))
     if len(blocks) != count:
         raise RequestError(
             f"{path} has {len(blocks)} requests, the trace beside it {count}"

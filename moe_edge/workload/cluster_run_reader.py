@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, built, check_known
 from moe_edge.core.files import decode_utf8
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, json_lines, read_json
 from moe_edge.hardware.cluster_calibration import (
     CALIBRATION_FILE,
     ClusterCalibration,
@@ -173,8 +173,8 @@ def read_facts(folder: Path) -> ClusterFacts:
       ConfigError: another content or version.
     """
     path = folder / CLUSTER_FILE
+    stored = read_json(path, finite=False, max_bytes=LARGE_FILE_BYTES)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
         version = stored.get("format_version") if isinstance(stored, dict) else None
         if version != FORMAT_VERSION:
             raise ConfigError(
@@ -182,7 +182,7 @@ def read_facts(folder: Path) -> ClusterFacts:
                 "cluster again"
             )
         return built("cluster", ClusterFacts, stored, ignore_more=True)
-    except ValueError as error:  # also what JSON and our checks raise
+    except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -232,13 +232,8 @@ def read_migrations(path: Path, facts: ClusterFacts) -> list[TableChange]:
     if not path.is_file():
         return changes
     sizes = (facts.num_servers, facts.num_layers, facts.num_experts)
-    text = decode_utf8(path, path.read_bytes())
-    for number, line in enumerate(text.splitlines()):
-        where = f"{path}, line {number + 1}"
-        try:
-            change = built(where, TableChange, json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{where} is not JSON: {error}") from error
+    for number, (where, row) in enumerate(json_lines(path)):
+        change = built(where, TableChange, row)
         before = changes[-1] if changes else None
         if change.version != number + 1 or (before and change.t_s < before.t_s):
             raise ConfigError(

@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, built, check_count, check_known
-from moe_edge.core.files import read_json, write_json
+from moe_edge.core.checks import (
+    CheckpointError,
+    ConfigError,
+    built,
+    check_count,
+    check_known,
+)
+from moe_edge.core.files import write_json
+from moe_edge.core.json_reader import read_json
 
 FORMAT_VERSION = 1
 OK = "ok"  # the one verdict on which a request goes on
@@ -135,7 +142,7 @@ def read_graph(path: str | Path) -> CoeGraph:
     Raises:
       CheckpointError: no such file, or no JSON; ConfigError: anything in it is wrong.
     """
-    return parse_graph(read_json(Path(path)), str(path))
+    return parse_graph(read_json(path, CheckpointError), str(path))
 
 
 def parse_graph(given: Any, where: str = "graph") -> CoeGraph:

@@ -24,7 +24,8 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.core.files import decode_utf8, write_text
+from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import json_lines
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, Expert
 
 PERIOD_S = 0.004
@@ -206,14 +207,10 @@ def read_requests(path: str | Path) -> list[CoeRequest]:
         `check_requests` refuses; OSError: the file cannot be read.
     """
     requests = []
-    text = decode_utf8(path, Path(path).read_bytes())
-    for line, row in enumerate(text.splitlines(), 1):
-        if not row.strip():
-            continue
-        where = f"{path}:{line}"
+    for where, row in json_lines(path, RequestError):
         try:
-            request = built(where, CoeRequest, json.loads(row))
-        except (ValueError, RecursionError) as error:  # ConfigError is one
+            request = built(where, CoeRequest, row)
+        except ConfigError as error:
             text = str(error) if str(error).startswith(where) else f"{where}: {error}"
             raise RequestError(text) from error
         _check_image(where, request.image)

@@ -23,6 +23,7 @@ from scipy.special import ndtr
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import json_objects
 from moe_edge.workload.routing_model import (
     BROAD,
     RoutingModel,
@@ -71,12 +72,7 @@ def fit_all(data_dir: str | Path) -> dict:
     """
     data_dir = Path(data_dir)
     counts, cross = (
-        [
-            json.loads(line)
-            for line in (data_dir / name).read_text().splitlines()
-            if line
-        ]
-        for name in (COUNTS, CROSS)
+        [row for _, row in json_objects(data_dir / name)] for name in (COUNTS, CROSS)
     )
     excess = recall_excess(data_dir)
     time_rho = fit_time_rho(excess)

@@ -15,7 +15,6 @@ are built from broad domains by `DOMAINS`.
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
+from moe_edge.core.json_reader import read_json
 from moe_edge.hardware.models import ModelShape
 
 FITTED = Path(__file__).with_name("routing_domains.json")
@@ -219,7 +219,7 @@ def _frequencies(model: RoutingModel, domain: str, tokens: int) -> np.ndarray:
 @functools.cache
 def _committed(source: str) -> tuple["SourceFit", dict[str, int]]:
     """The committed fit, and the sizes of the model that was measured."""
-    entry = json.loads(FITTED.read_text(encoding="utf-8"))["sources"][source]
+    entry = read_json(FITTED)["sources"][source]
     sizes = {name: entry[name] for name in ("num_layers", "num_experts", "top_k")}
     return SourceFit.from_json(entry), sizes
 

@@ -26,6 +26,7 @@ COSTS = {"hit": bool, "bytes": np.int64, "wait_s": np.float32}
 OF_CLUSTER = ("server", "holder", "version")  # int32
 SCORES_FILE = "scores.npz"
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_EXPERTS = 2**20  # of a layer; tables are made of this size
 
 
 def read_trace(path: str | Path, num_experts: int | None = None) -> Trace:
@@ -83,11 +84,12 @@ def _split(text: str) -> tuple[dict[str, int], list[str], str]:
     header = {}
     if text.startswith("#"):
         line, _, text = text.partition("\n")
-        header = {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)(?!\S)", line)}
-        if not all(header.get(name, 0) > 0 for name in ("num_experts", "top_k")):
+        header = {k: int(v) for k, v in re.findall(r"(\w+)=(\d{1,20})(?!\S)", line)}
+        sizes = [header.get(name, 0) for name in ("num_experts", "top_k")]
+        if not all(0 < size <= MAX_EXPERTS for size in sizes):
             raise ConfigError(
-                f"header line {line.strip()!r}, expected '# num_experts=E top_k=k' "
-                "with numbers above 0"
+                f"header line {line.strip()!r:.80}, expected '# num_experts=E top_k=k' "
+                f"with numbers from 1 to {MAX_EXPERTS}"
             )
     first, _, body = text.partition("\n")
     names = [name.strip() for name in first.split(",")]
@@ -105,6 +107,10 @@ def _split(text: str) -> tuple[dict[str, int], list[str], str]:
 def _num_experts(stated: int | None, given: int | None) -> int:
     if given is not None:
         check_count("num_experts", given)
+        if given > MAX_EXPERTS:
+            raise ConfigError(
+                f"--num_experts is {given}, expected at most {MAX_EXPERTS}"
+            )
     elif stated is None:
         raise ConfigError(
             "it does not say how many experts a layer has: give --num_experts"

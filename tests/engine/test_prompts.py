@@ -79,8 +79,8 @@ def test_read_prompts_ignores_other_keys_and_blank_lines(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "p.jsonl:2: not JSON"),
-        ("[1]", "p.jsonl:2: list, expected a JSON object"),
+        ("{", "p.jsonl:2 is not valid JSON: Expecting property name .* at column 2"),
+        ("[1]", "p.jsonl:2 is a JSON list, expected an object"),
         ('{"id": "b"}', "p.jsonl:2: 'prompt' is None, expected a string"),
         ('{"id": 3, "prompt": "x"}', "p.jsonl:2: 'id' is 3, expected a string"),
         ('{"id": "b", "prompt": ""}', "p.jsonl:2: the prompt is empty"),
@@ -131,5 +131,5 @@ def test_prompt_file_with_half_a_character_is_refused(tmp_path):
     path.write_text('{"id": "a", "prompt": "whole \\ud83d\\ude00"}\n')
     assert read_prompts(path)[0].text == "whole \U0001f600"
     path.write_text('{"id": "a", "prompt": "half \\uD83D"}\n')
-    with pytest.raises(RequestError, match="p.jsonl:1 is not UTF-8 text"):
+    with pytest.raises(RequestError, match="p.jsonl:1 .* half a character, .ud83d"):
         read_prompts(path)

@@ -87,7 +87,10 @@ def test_files_without_costs_are_refused(tmp_path):
     path = tmp_path / "machine.json"
     with pytest.raises(FileNotFoundError, match="--costs .* does not exist; launch/"):
         read_step_costs(path)
-    for text, message in (("{", "is no JSON file"), ("[1]", "has no step_costs; meas")):
+    for text, message in (
+        ("{", "is not valid JSON"),
+        ("[1]", "has no step_costs"),
+    ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"machine.json {message}"):
             read_step_costs(path)

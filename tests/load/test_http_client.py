@@ -85,7 +85,7 @@ def test_events_come_in_any_pieces():
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno",
             HttpError,
-            "answer b'no' is no JSON",
+            "answer b'no' is not valid JSON",
         ),
         (
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",

@@ -116,7 +116,7 @@ def test_a_time_without_requests_is_refused(data):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{}\n{}\n{}\n", "line 1: KeyError.*expected prefix_block_ids, whole numbers"),
+        ("{}\n{}\n{}\n", ":1: prefix_block_ids is None, expected whole numbers"),
         ('{"prefix_block_ids": [1]}\n', "has 1 requests, the trace beside it 3"),
     ],
 )

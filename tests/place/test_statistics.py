@@ -68,7 +68,10 @@ def test_read_statistics_several_top_k_need_a_choice(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"counts": [float("nan"), 1, 1]}, ":1: count of expert 0 is nan"),
+        (
+            {"counts": [float("nan"), 1, 1]},
+            ":1 is not valid JSON: NaN is no JSON number",
+        ),
         ({"counts": [1, -2, 1]}, ":1: count of expert 1 is -2"),
         ({"counts": [0, 0, 0]}, ":1: counts sum to 0"),
         ({"counts": [1, 2]}, ":1 has counts of 2, expected 3"),
@@ -88,7 +91,11 @@ def test_read_statistics_bad_row_is_named(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     "text, message",
-    [("{", ":1 is not JSON"), ('{"layer": 1}', "lacks domain"), ("\n", "no counts")],
+    [
+        ("{", ":1 is not valid JSON"),
+        ('{"layer": 1}', "lacks domain"),
+        ("\n", "no counts"),
+    ],
 )
 def test_read_statistics_bad_file_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):

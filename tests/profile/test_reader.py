@@ -102,6 +102,7 @@ def test_damaged_arrays_are_refused(copy):
     [
         ({"format_version": 2}, "format_version 2"),
         ({"E": "8"}, "wrong E"),
+        ({"E": 10**12}, "wrong E"),
         ({"layers": []}, "layers"),
         ({"content_sha256": None}, "content_sha256"),
         ({"domains": ["t", "u"]}, "lacks a domain"),

@@ -85,8 +85,8 @@ ROW = {"id": 1, "arrival_s": 1.0, "component": "x", "image": "a.npy"}
         ([], "FILE holds no request"),
         ([ROW, ROW], "FILE:2: id 1 occurs twice"),
         ([ROW, ROW | {"id": 2, "arrival_s": 0.5}], "FILE:2: arrival_s is 0.5, expe"),
-        ([ROW | {"arrival_s": float("nan")}], "FILE:1: arrival_s is nan"),
-        ([ROW | {"arrival_s": float("inf")}], "FILE:1: arrival_s is inf"),
+        ([ROW | {"arrival_s": float("nan")}], "FILE:1 is not valid JSON: NaN is no"),
+        ([ROW | {"arrival_s": float("inf")}], "FILE:1 is not valid JSON: Infinity is"),
         ([ROW, {"id": 2}], "FILE:2 lacks arrival_s"),
         ([ROW | {"component": 3}], "FILE:1: component is 3, expected a text"),
         ([ROW | {"image": {"seed": 1}}], "FILE:1: image is {'seed': 1}, expected"),
@@ -111,7 +111,9 @@ def test_wrong_requests_are_refused_with_their_line(rows, message, tmp_path):
 def test_line_that_is_no_json_is_named(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps(ROW) + "\n{oops\n")
-    with pytest.raises(RequestError, match=f"{path}:2: Expecting property name"):
+    with pytest.raises(
+        RequestError, match=f"{path}:2 is not valid JSON: Expecting property name"
+    ):
         read_requests(path)
 
 

@@ -80,6 +80,15 @@ LINE = "0,1,0,0,0,1,1\n"
             r"row 0: the token's experts \[1, 1\]",
         ),
         (OURS_HEAD.replace("=8", "=0"), "header line '# num_experts=0 top_k=2'"),
+        (
+            OURS_HEAD.replace("=8", f"={10**12}"),
+            "num_experts=1000000000000 .* 1 to 1048",
+        ),
+        (
+            OURS_HEAD.replace("=8", "=" + "8" * 5000),
+            "# num_experts=888.*from 1 to 10485",
+        ),
+        (OURS_HEAD.replace("=2", f"={10**12}"), "top_k=1000000000000.* 1 to 1048576"),
         ("# hello\n" + PUBLIC_HEAD + LINE, "header line '# hello', expected"),
         (
             OURS_HEAD + "".join(f"0,1,0,0,{r},{r},1,1,0,0\n" for r in range(3)),

@@ -9,10 +9,10 @@ from moe_edge.cluster.roles import FIRST, MAIN
 from moe_edge.cluster.scheduler.asked import Asked
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
+from moe_edge.core.json_reader import json_objects
 from moe_edge.engine.prompts import (
     Prompt,
     encode_prompts,
-    read_json_lines,
     read_prompts,
 )
 from moe_edge.training.generators import examples
@@ -60,7 +60,7 @@ def from_prompts(path: str, options: ClusterOptions, tokenizer, limit: int) -> W
     """
     texts = read_prompts(path)
     homes = []
-    for number, (where, row) in enumerate(read_json_lines(path)):
+    for number, (where, row) in enumerate(json_objects(path, RequestError)):
         home = row.get("server", number % options.servers)
         if type(home) is not int or not 0 <= home < options.servers:
             raise RequestError(

@@ -7,6 +7,7 @@ import struct
 import numpy as np
 
 from moe_edge.cluster.transport.wire import PREFIX, Kind, WireError, prefix
+from moe_edge.core.json_reader import parse_json
 
 MAX_JSON_BYTES = 8 << 20
 MAX_RANK = 8
@@ -66,10 +67,11 @@ def decode_control(frame: bytes) -> tuple[str, dict, dict[str, np.ndarray]]:
     (length,) = _LENGTH.unpack_from(frame, PREFIX.size)
     if length > min(MAX_JSON_BYTES, len(frame) - _START):
         raise WireError(f"control message states {length} bytes of JSON")
-    try:
-        name, fields, stated = json.loads(bytes(frame[_START : _START + length]))
-    except (ValueError, TypeError, RecursionError):
-        raise WireError("control message without [name, fields, arrays]") from None
+    text = bytes(frame[_START : _START + length])
+    message = parse_json("control message", text, WireError, finite=False)
+    if not (isinstance(message, list) and len(message) == 3):
+        raise WireError("control message without [name, fields, arrays]")
+    name, fields, stated = message
     if not (isinstance(name, str) and isinstance(fields, dict)):
         raise WireError("control message whose name or fields are of another type")
     if not isinstance(stated, list):

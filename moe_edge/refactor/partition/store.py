@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.refactor.partition.objective import check_labels
 
 SETTINGS = "settings.json"
@@ -24,7 +25,7 @@ class LayerStore:
         path = self._dir / SETTINGS
         if path.is_file():
             try:
-                before = json.loads(path.read_text("utf-8"))
+                before = read_json(path)
                 differ = [n for n in settings if before.get(n) != settings[n]]
             except (ValueError, AttributeError) as error:
                 raise OutputError(
@@ -50,7 +51,7 @@ class LayerStore:
         """Labels int16 [E, F], rows and seconds; None if absent or damaged."""
         E, F = self._shape
         try:
-            stored = json.loads(self._path(layer).read_text("utf-8"))
+            stored = read_json(self._path(layer), max_bytes=LARGE_FILE_BYTES)
             rows, labels_EF = stored["experts"], np.array(stored["labels"])
             for labels_F in labels_EF:
                 check_labels(labels_F, F, self._subs)

@@ -18,6 +18,7 @@ from moe_edge.core.checks import (
     build_known,
 )
 from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
@@ -135,8 +136,8 @@ def _best_rate(work: Path, field: str, tuning: dict, settings: ModelSettings) ->
         "fine_tuning": tuning,
         "tokens": settings.rate_tokens,
     }
-    path, facts = work / f"{field}_rates.json", json.loads(json.dumps(facts))
-    known = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    path, facts = work / f"{field}_rates.json", as_read_back(facts)
+    known = read_json(path, finite=False) if path.is_file() else {}
     losses = known["losses"] if known.get("facts") == facts else {}
     for rate in map(float, settings.rates):
         if str(rate) not in losses:
@@ -157,7 +158,7 @@ def _short_loss(work: Path, field: str, tuning: dict, rate: float, settings) -> 
         if "finite" not in str(error):
             raise
         return math.inf
-    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    report = read_json(out / "report.json")
     shutil.rmtree(out)
     after = report["fine_tuning"]["held_out_after"].values()
     return float(np.mean(np.log(list(after))))

@@ -8,7 +8,6 @@ at k' computes as many neurons as the others at k' U.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
+from moe_edge.core.json_reader import read_json
 from moe_edge.studies.settings import StudySettings
 from moe_edge.studies.study import Findings
 
@@ -121,7 +121,7 @@ def provenance(settings: ModelSettings) -> dict:
     for field in BY_FIELD:
         report = Path(getattr(settings, field) or "") / "report.json"
         if getattr(settings, field) and report.is_file():
-            known = json.loads(report.read_text(encoding="utf-8"))
+            known = read_json(report)
             kept = ("gate", "objective", "objective_heldout", "fine_tuning")
             found[field] = {key: known[key] for key in kept if key in known}
             # A path of one machine.

@@ -21,6 +21,7 @@ import numpy as np
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.core.checks import MoeEdgeError
+from moe_edge.core.json_reader import parse_json
 
 DEADLINE_S = 30.0
 
@@ -65,7 +66,7 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             raise MoeEdgeError("the other process has ended; see what it printed")
-        return json.loads(line)
+        return parse_json("the other process's answer", line)
 
     def fetch(self, other: "Peer", layer: int, blocks: int, count: int) -> list[float]:
         """Seconds of each of `count` blocks of another process."""
@@ -140,7 +141,7 @@ def echo(server: socket.socket) -> None:
 
 def main() -> None:
     """Serves until standard input ends."""
-    what = json.loads(sys.stdin.readline())
+    what = parse_json("standard input", sys.stdin.readline())
     computing = Computing(what["checkpoint"])
     server = socket.create_server((what["host"], 0))
     threading.Thread(target=echo, args=(server,), daemon=True).start()
@@ -150,7 +151,7 @@ def main() -> None:
         told = {"address": vars(transport.address), "echo": server.getsockname()}
         print(json.dumps(told), flush=True)
         for line in sys.stdin:
-            order = json.loads(line)
+            order = parse_json("standard input", line)
             transport.connect(order["number"], Address(**order["address"]))
             out_R = np.empty(computing.record_size, computing.dtype)
             seconds = []

@@ -5,7 +5,6 @@ The server is a process of `launch/serve.py`; its client is this process.
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.json_reader import parse_json
 from moe_edge.engine.load import load_engine
 from moe_edge.load.against_url import body_of
 from moe_edge.load.http_client import Client, message_of, parse_url
@@ -66,7 +66,7 @@ class LiveServer:
                 f"launch/serve.py ended with {self._process.returncode} before it was "
                 "ready"
             )
-        self.ready: dict[str, Any] = json.loads(line)
+        self.ready: dict[str, Any] = parse_json("launch/serve.py's first line", line)
 
     def close(self) -> dict[str, Any]:
         """Ends it; what its last line says."""
@@ -76,7 +76,8 @@ class LiveServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
-        return json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+        last = out.strip().splitlines()[-1:]
+        return parse_json("launch/serve.py's last line", last[0]) if last else {}
 
     def rss_bytes(self) -> int:
         """Memory that the process occupies now."""

@@ -235,10 +235,10 @@ def test_encode_control_rejects(fields, arrays, text):
 @pytest.mark.parametrize(
     "content, text",
     [
-        (b"[" * 100_000, "without .name, fields, arrays."),
-        (b'"abc"', "name or fields are of another type"),
+        (b"[" * 100_000, "nested deeper than 100"),
+        (b'"abc"', "without .name, fields, arrays."),
         (b"{}", "without .name, fields, arrays."),
-        (b"\xff", "without"),
+        (b"\xff", "is not UTF-8 text: byte 0"),
         (b'["n", [], []]', "name or fields are of another type"),
         (b'["n", {}, {}]', "its arrays are no list"),
         (b'["n", {}, [["a", "int8"]]]', "an array without"),
