@@ -78,14 +78,14 @@ def qwen2_moe(fields: Fields, common: dict) -> dict:
         qkv_bias=fields.bool("qkv_bias", True),
         windows=read_windows(types, window if sliding else None),
     )
-    shared_dim = fields.int("shared_expert_intermediate_size")
+    shared_dim = fields.int("shared_expert_intermediate_size", low=0)
     moe = read_moe(
         fields,
         common,
         top_k=4,
         norm=False,
         shared_dim=shared_dim,
-        shared_gate=True,
+        shared_gate=shared_dim > 0,
     )
     dense = _qwen_dense_layers(fields, layers, 5632)
     return dense | {"attention": attention, "moe": moe}

@@ -97,8 +97,9 @@ def read_moe(
     if norm is not None:
         parts["norm_topk"] = fields.bool("norm_topk_prob", norm)
     if names.shared:
-        limits = {"low": 0, "null": 0} if shared is None else {}
-        parts["shared_dim"] = expert_dim * fields.int(names.shared[0], shared, **limits)
+        null = 0 if shared is None else None
+        count = fields.int(names.shared[0], shared, low=0, null=null)
+        parts["shared_dim"] = expert_dim * count
     return MoeConfig(
         num_experts=experts,
         top_k=fields.int(names.top_k[0], top_k, aliases=names.top_k[1:]),

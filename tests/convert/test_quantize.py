@@ -10,6 +10,7 @@ from moe_edge.convert import quantize
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
+from tests.support.conversion import load_all
 from tests.support.quantised import FP8, fp8_folder
 from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
 
@@ -110,8 +111,7 @@ def test_fp8_without_its_config_is_refused(tmp_path):
 def test_mxfp4_rejects_missing_and_misshapen_scales(tmp_path):
     hf, _ = mxfp4_folder(tmp_path / "hf")
     raw = open_checkpoint(hf).config.hf_config
-    tensors = dict(open_checkpoint(hf)._source._files)
-    arrays = {name: file.tensor(name) for name, file in tensors.items()}
+    arrays = load_all(hf)
     name = "model.layers.1.mlp.experts.down_proj"
     short = arrays | {name + "_scales": arrays[name + "_scales"][:, 1:]}
     write_folder(tmp_path / "a", raw, short)
