@@ -7,6 +7,7 @@ from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.neutral_fields import neutral_values
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import ModelConfig
 
@@ -69,7 +70,7 @@ def config_from_hf(
         hf_config=raw,
         **parts,
     )
-    fields.finish()
+    fields.finish(neutral_values(config))
     return config
 
 

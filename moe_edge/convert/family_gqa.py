@@ -5,7 +5,6 @@ config classes of transformers 5.23, and so is the meaning of every field.
 """
 
 from moe_edge.convert.family_parts import (
-    no_window,
     read_gqa,
     read_layer_types,
     read_moe,
@@ -16,7 +15,6 @@ from moe_edge.core.checks import ConfigError
 
 
 def olmoe(fields: Fields, common: dict) -> dict:
-    no_window(fields)
     bias = fields.bool("attention_bias", False)
     clip = fields.get("clip_qkv")
     attention = read_gqa(

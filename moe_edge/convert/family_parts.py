@@ -130,12 +130,6 @@ def read_gqa(
     )
 
 
-def no_window(fields: Fields) -> None:
-    """For models that ignore `sliding_window`."""
-    fields.only("sliding_window", (None,), "this family has no sliding window")
-    fields.only("use_sliding_window", (False, None), "no sliding window here")
-
-
 def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
     types = fields.get("layer_types")
     if types is None:
