@@ -16,13 +16,15 @@ from tests.support.tiny_checkpoints import (
     write_folder,
 )
 
+ODD_BYTES = b'{"model":  {"type": "WordLevel", "vocab":{"a" :0}, "unk_token": "a"}}\n'
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_round_trip_every_family_bit_exact(family, tmp_path):
     raw = raw_config(family)
     tensors = random_tensors(raw)
     hf = write_folder(tmp_path / "hf", raw, tensors, shard_bytes=60_000)
-    (hf / "tokenizer.json").write_bytes(b'{"odd":  "bytes"}\n')
+    (hf / "tokenizer.json").write_bytes(ODD_BYTES)
     (hf / "generation_config.json").write_text('{"eos_token_id":[7 ,8]}')
     first = convert(hf, tmp_path / "ours")
     again = convert(tmp_path / "ours", tmp_path / "back", to="hf", shard_size="50KB")
@@ -121,7 +123,7 @@ def test_unused_tensors_are_dropped_by_name(tmp_path):
 def test_dry_run_writes_nothing(tmp_path):
     hf = hf_folder(tmp_path / "hf", "olmoe")
     result = convert(hf, tmp_path / "ours", dry_run=True)
-    assert result == {"dry_run": True, "model_type": "olmoe"}
+    assert result == {"dry_run": True, "model_type": "olmoe", "dropped": []}
     assert not (tmp_path / "ours").exists()
 
 
