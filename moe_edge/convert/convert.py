@@ -25,6 +25,7 @@ from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.requantise import Dequantised, Quantised
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
 from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
@@ -97,8 +98,14 @@ def convert_checkpoint(
         raw = refactored_hf_config(reader.config)
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
+    if reader.tokenizer_path is not None:
+        load_tokenizer(reader)  # a broken one is refused before it is copied
     if dry_run:
-        return {"dry_run": True, "model_type": reader.config.model_type}
+        return {
+            "dry_run": True,
+            "model_type": reader.config.model_type,
+            "dropped": reader.dropped,
+        }
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source

@@ -7,6 +7,7 @@ from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.neutral_fields import neutral_values
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import ModelConfig
 
@@ -54,27 +55,46 @@ def config_from_hf(
     fields.get("quantization_config")  # judged by quantize.py
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
-    stops = fields.get("eos_token_id", family.eos)
-    bos = fields.get("bos_token_id")
-    if generation:
-        stops = generation.get("eos_token_id", stops)
-        bos = generation.get("bos_token_id", bos)
+    vocab = fields.int("vocab_size")
+    stops = _token_ids(fields, "eos_token_id", generation, vocab, family.eos)
+    starts = _token_ids(fields, "bos_token_id", generation, vocab)
     config = ModelConfig(
         model_type=model_type,
-        vocab_size=fields.int("vocab_size"),
+        vocab_size=vocab,
         d_model=fields.int("hidden_size"),
         tie_embeddings=fields.bool("tie_word_embeddings", False),
-        bos_id=_token_ids("bos_token_id", bos)[0] if bos is not None else None,
-        eos_ids=_token_ids("eos_token_id", stops) if stops is not None else (),
+        bos_id=starts[0] if starts else None,
+        eos_ids=stops,
         hf_config=raw,
         **parts,
     )
-    fields.finish()
+    fields.finish(neutral_values(config))
     return config
 
 
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+def _token_ids(
+    fields: Fields,
+    name: str,
+    generation: dict[str, Any] | None,
+    vocab: int,
+    default: int | None = None,
+) -> tuple[int, ...]:
+    """Ids of special tokens, from generation_config.json or else config.json.
+
+    Args:
+      default: the id where neither file names one; nothing where the vocabulary is too
+        small for it.
+    """
+    default = None if default is None or default >= vocab else default
+    value, where = fields.get(name, default), "config.json"
+    if generation and name in generation:
+        value, where = generation[name], "generation_config.json"
+    if value is None:
+        return ()
     ids = value if isinstance(value, list) else [value]
-    if not ids or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise ConfigError(f"{name} is {value!r}, expected an integer or a list of them")
+    if not ids or any(type(i) is not int or not 0 <= i < vocab for i in ids):
+        raise ConfigError(
+            f"{where} of {fields.family}: {name} is {value!r:.60}, expected a token id "
+            f"in 0..{vocab - 1} (vocab_size is {vocab}) or a list of them; correct it"
+        )
     return tuple(ids)

@@ -4,7 +4,7 @@ Each function returns keyword arguments of ModelConfig. V2 and V3 follow transfo
 5.23; the other two are remote-code models, their facts are in the docstrings.
 """
 
-from moe_edge.convert.family_parts import no_window, read_gqa, read_moe
+from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import mla_softmax_scale, rope_config, rope_dict
 from moe_edge.core.checks import ConfigError
@@ -13,9 +13,6 @@ from moe_edge.model.config import AttentionConfig
 
 def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
     """Multi-head latent attention of DeepSeek-V2 and V3."""
-    no_window(fields)
-    for name in ("attention_bias", "mlp_bias"):
-        fields.only(name, (False, None), "no published model has these biases")
     for name in ("head_dim", "qk_head_dim"):
         fields.get(name)  # derived from the rope and nope widths
     heads = fields.int("num_attention_heads")
@@ -57,8 +54,6 @@ def _first_dense(fields: Fields, common: dict, first: int) -> dict:
 
 def deepseek_v2(fields: Fields, common: dict) -> dict:
     """DeepSeek-V2: transformers never normalises the top-k weights."""
-    fields.only("scoring_func", ("softmax", None), "DeepSeek-V2 routes by softmax")
-    fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
     # Not read by transformers' DeepSeek-V2; every published config says false.
     fields.bool("norm_topk_prob", False)
     grouped = fields.choice(
@@ -81,9 +76,7 @@ def deepseek_v2(fields: Fields, common: dict) -> dict:
 
 def deepseek_v3(fields: Fields, common: dict) -> dict:
     """DeepSeek-V3 and Kimi-K2."""
-    fields.only("scoring_func", ("sigmoid", None), "DeepSeek-V3 routes by sigmoid")
     fields.only("topk_method", ("noaux_tc", None), "the only method of DeepSeek-V3")
-    fields.only("moe_layer_freq", (1, None), "every later layer is MoE")
     fields.int(
         "num_nextn_predict_layers", 1, low=0, aliases=("num_mtp_layers",), null=0
     )
@@ -115,8 +108,6 @@ def deepseek(fields: Fields, common: dict) -> dict:
 
     Layer i is MoE if i >= first_k_dense_replace and i % moe_layer_freq == 0.
     """
-    no_window(fields)
-    fields.only("scoring_func", ("softmax", None), "DeepSeek-MoE routes by softmax")
     bias = fields.bool("attention_bias", False)
     first = fields.int("first_k_dense_replace", 0, low=0)
     step = fields.int("moe_layer_freq", 1)
@@ -131,7 +122,5 @@ def deepseek(fields: Fields, common: dict) -> dict:
 
 def xverse(fields: Fields, common: dict) -> dict:
     """XVERSE-MoE (remote code): every layer MoE, shared experts as one block."""
-    no_window(fields)
-    fields.only("attention_bias", (False, None), "XVERSE attention has no bias")
     moe = read_moe(fields, common, norm=False)
     return {"attention": read_gqa(fields, common), "moe": moe}

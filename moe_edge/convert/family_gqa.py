@@ -5,7 +5,6 @@ config classes of transformers 5.23, and so is the meaning of every field.
 """
 
 from moe_edge.convert.family_parts import (
-    no_window,
     read_gqa,
     read_layer_types,
     read_moe,
@@ -16,7 +15,6 @@ from moe_edge.core.checks import ConfigError
 
 
 def olmoe(fields: Fields, common: dict) -> dict:
-    no_window(fields)
     bias = fields.bool("attention_bias", False)
     clip = fields.get("clip_qkv")
     attention = read_gqa(
@@ -78,14 +76,14 @@ def qwen2_moe(fields: Fields, common: dict) -> dict:
         qkv_bias=fields.bool("qkv_bias", True),
         windows=read_windows(types, window if sliding else None),
     )
-    shared_dim = fields.int("shared_expert_intermediate_size")
+    shared_dim = fields.int("shared_expert_intermediate_size", low=0)
     moe = read_moe(
         fields,
         common,
         top_k=4,
         norm=False,
         shared_dim=shared_dim,
-        shared_gate=True,
+        shared_gate=shared_dim > 0,
     )
     dense = _qwen_dense_layers(fields, layers, 5632)
     return dense | {"attention": attention, "moe": moe}

@@ -97,8 +97,9 @@ def read_moe(
     if norm is not None:
         parts["norm_topk"] = fields.bool("norm_topk_prob", norm)
     if names.shared:
-        limits = {"low": 0, "null": 0} if shared is None else {}
-        parts["shared_dim"] = expert_dim * fields.int(names.shared[0], shared, **limits)
+        null = 0 if shared is None else None
+        count = fields.int(names.shared[0], shared, low=0, null=null)
+        parts["shared_dim"] = expert_dim * count
     return MoeConfig(
         num_experts=experts,
         top_k=fields.int(names.top_k[0], top_k, aliases=names.top_k[1:]),
@@ -127,12 +128,6 @@ def read_gqa(
         rope=rope_config(fields, parameters, head_dim, common["max_positions"], False),
         **parts,
     )
-
-
-def no_window(fields: Fields) -> None:
-    """For models that ignore `sliding_window`."""
-    fields.only("sliding_window", (None,), "this family has no sliding window")
-    fields.only("use_sliding_window", (False, None), "no sliding window here")
 
 
 def read_layer_types(fields: Fields, layers: int) -> list[str] | None:

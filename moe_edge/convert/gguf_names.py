@@ -71,6 +71,7 @@ _EXPERTS = {
 _SPLIT = ("attn_k_b.weight", "attn_v_b.weight")
 _PERMUTED = ("attn.q", "attn.k", "attn.q_bias", "attn.k_bias")
 ROPE_FACTORS = "rope_freqs.weight"
+FREQUENCIES = ".attn_rot_embd.weight"
 
 
 class Names(NamedTuple):
@@ -151,12 +152,18 @@ def restore(config: ModelConfig, name: str, arrays: list[np.ndarray]) -> np.ndar
     return array
 
 
-def is_unused(name: str, num_layers: int) -> bool:
-    """Whether a tensor belongs to nothing that the model computes."""
-    if name == ROPE_FACTORS or name.endswith(".attn_rot_embd.weight"):
-        return True  # checked by gguf_config.py, or positions written out
-    if not name.startswith("blk."):
+def is_unused(name: str, num_layers: int, found) -> bool:
+    """Whether a tensor belongs to nothing that the model computes.
+
+    Args:
+      found: names in the file.
+    """
+    # The one is checked by gguf_config.py, the others by the reader.
+    if name == ROPE_FACTORS or name.endswith(FREQUENCIES):
+        return True
+    prefix, _, rest = name.partition(".")
+    layer = rest.split(".")[0]
+    if prefix != "blk" or not layer.isdecimal() or len(layer) > 8:
         return False
-    layer = name.split(".")[1]
     # Multi-token prediction modules are layers behind the last one.
-    return layer.isdecimal() and len(layer) < 9 and int(layer) >= num_layers
+    return int(layer) >= num_layers and f"blk.{layer}.nextn.eh_proj.weight" in found

@@ -24,6 +24,7 @@ from moe_edge.convert.gguf_config import hf_config
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
+from moe_edge.convert.hf_tensors import check_frequencies
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.quantised import KINDS as KINDS_OF_RECORDS
 from moe_edge.model.record import RecordLayout
@@ -52,7 +53,10 @@ class GgufReader(DenseReader):
             raise ConfigError(f"metadata of {path} as a {error}") from error
         found = {name: t.shape for name, t in self._file.tensors.items()}
         layers = self.config.num_layers
-        self.dropped = [name for name in found if gguf_names.is_unused(name, layers)]
+        self.dropped = [n for n in found if gguf_names.is_unused(n, layers, found)]
+        for name in self.dropped:
+            if name.endswith(gguf_names.FREQUENCIES):
+                check_frequencies(path, name, self._file.read(name), self.config)
         expected = gguf_names.all_shapes(self.config, found)
         check_tensors(
             str(path),

@@ -9,6 +9,7 @@ import json
 import math
 from typing import Any
 
+from moe_edge.convert.neutral_fields import is_dropout, same
 from moe_edge.core.checks import ConfigError
 
 REQUIRED = object()
@@ -20,13 +21,13 @@ HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
     _commit_hash _experts_implementation _experts_implementation_internal
-    _from_model_config _name_or_path architectures attention_dropout attn_implementation
-    auto_map aux_loss_alpha chunk_size_feed_forward dtype embd_pdrop ep_size
+    _from_model_config _name_or_path architectures attn_implementation
+    auto_map aux_loss_alpha chunk_size_feed_forward dtype ep_size
     experts_implementation finetuning_task id2label initializer_range
     keys_to_ignore_at_inference label2id max_tokenizer_truncation model_type
     name_or_path num_labels num_return_sequences output_attentions output_hidden_states
     output_router_logits pad_token_id prefix pretraining_tp problem_type pruned_heads
-    resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
+    return_dict return_dict_in_generate router_aux_loss_coef
     router_jitter_noise sep_token_id seq_aux task_specific_params tf_legacy_loss
     tie_encoder_decoder tie_last_hidden_states tokenizer_class torch_dtype torchscript
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
@@ -43,16 +44,6 @@ GENERATION = frozenset(
     suppress_tokens temperature top_k top_p typical_p
     """.split()
 )
-# Fields that would change the arithmetic: accepted only with the value that does not.
-NEUTRAL = {
-    "is_causal": (True, None),
-    "is_decoder": (False, True, None),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "per_layer_config": (None,),
-    "partial_rotary_factor": (None, 1, 1.0),
-}
 
 
 class Fields:
@@ -121,8 +112,8 @@ class Fields:
     def only(self, name: str, allowed: tuple, reason: str) -> None:
         """Refuses `name` unless it is absent or one of `allowed`."""
         value = self.get(name, allowed[0])
-        if not any(value == v and type(value) is type(v) for v in allowed):
-            expected = " or ".join(json.dumps(v) for v in allowed)
+        if not any(same(value, v) for v in allowed):
+            expected = " or ".join(dict.fromkeys(map(json.dumps, allowed)))
             raise self._bad(name, value, f"{expected} ({reason})")
 
     def number(self, name: str, value: Any, *, positive: bool = True) -> float:
@@ -135,21 +126,24 @@ class Fields:
             raise self._bad(name, value, "a positive number")
         return float(value)
 
-    def finish(self) -> None:
-        """Refuses every field that nobody asked for.
+    def finish(self, neutral: dict[str, tuple]) -> None:
+        """Refuses every field that nobody asked for, unless it changes nothing.
 
+        Args:
+          neutral: field -> values with which it changes nothing; null is one always.
         Raises:
-          ConfigError: names each unknown field with its value.
+          ConfigError: names a field with another value, or each unknown field.
         """
-        for name, allowed in NEUTRAL.items():
+        for name, allowed in neutral.items():
             if name in self.raw and name not in self._used:
-                self.only(name, allowed, "nothing else is implemented")
-        known = self._used | HARMLESS | GENERATION
+                reason = "other values are not implemented here"
+                self.only(name, (*allowed, None), reason)
+        known = self._used | HARMLESS | GENERATION | neutral.keys()
         # A null means "not used"; newer writers add such fields freely.
         unknown = {
             name: value
             for name, value in self.raw.items()
-            if name not in known and value is not None
+            if not (name in known or value is None or is_dropout(name))
         }
         if unknown:
             listed = ", ".join(

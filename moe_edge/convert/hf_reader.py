@@ -1,5 +1,6 @@
 """A Hugging Face folder as a checkpoint: config, dense tensors, expert records."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ class HfReader(DenseReader):
       dtype: numpy dtype of the expert records.
       layout: where the parts of an expert stand in a record of `experts(i)`.
       dropped: tensor names of the file that the model does not use.
+      untied: whether the file has a head of its own although its config.json ties it
+        to the embedding; the file is believed, and `config` says so.
     """
 
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
@@ -39,17 +42,27 @@ class HfReader(DenseReader):
             read_generation(self.path),
         )
         self._source = TensorSource(self.path, self.config, dtype)
-        self.dropped = self._source.dropped
-        check_tensors(str(path), self._source.shapes, rules.hf_shapes(self.config))
+        self.dropped, self.untied = self._source.dropped, self._source.untied
+        if self.untied:
+            raw = self.config.hf_config | {"tie_word_embeddings": False}
+            self.config = dataclasses.replace(
+                self.config, tie_embeddings=False, hf_config=raw
+            )
+        found = self._source.shapes
+        check_tensors(str(path), found, rules.hf_shapes(self.config, found))
         self._source.check_dtypes()
         self.layout = RecordLayout.of(self.config)
         self.dtype = self._expert_dtype()
+
+    def _expert_names(self, layer: int) -> list[str]:
+        """The tensors of a layer's experts, as published or fused."""
+        return list(rules.expert_shapes(self.config, layer, self._source.shapes))
 
     def _expert_dtype(self) -> np.dtype:
         """The one dtype of all routed experts."""
         dtypes: dict[np.dtype, str] = {}
         for layer in self.config.moe_layers:
-            for name in rules.expert_shapes(self.config, layer):
+            for name in self._expert_names(layer):
                 dtypes.setdefault(self._source.dtype(name), name)
         if not dtypes:
             raise CheckpointError(
@@ -100,29 +113,17 @@ class HfReader(DenseReader):
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with the records of experts first, first + 1, ..."""
         out_NR[:, self.layout.num_values :] = 0
+        fused = list(rules.fused_shapes(self.config, layer))
+        is_fused = fused[0] in self._source.shapes
         for i, out_R in enumerate(out_NR):
-            if rules.is_fused(self.config):
-                for part, array in self._fused(layer, first + i).items():
+            if is_fused:
+                stored = [self._source.read_expert(n, first + i) for n in fused]
+                for part, array in rules.split_fused(self.config, stored).items():
                     np.copyto(self.layout.part(out_R, part), array)
             else:
                 names = rules.expert_names(self.config, layer, first + i)
                 for part, name in names.items():
                     self._source.read_into(name, self.layout.part(out_R, part))
-
-    def _fused(self, layer: int, expert: int) -> dict[str, np.ndarray]:
-        """Undoes gpt-oss's interleaving and its [in, out] layout."""
-        gate_up, gate_up_bias, down, down_bias = (
-            self._source.read_expert(name, expert)
-            for name in rules.expert_shapes(self.config, layer)
-        )
-        return {
-            "gate": gate_up[:, 0::2].T,
-            "up": gate_up[:, 1::2].T,
-            "down": down.T,
-            "gate_bias": gate_up_bias[0::2],
-            "up_bias": gate_up_bias[1::2],
-            "down_bias": down_bias,
-        }
 
     def release(self) -> None:
         """Lets the kernel take back what was read; arrays stay valid."""

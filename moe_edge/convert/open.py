@@ -1,16 +1,20 @@
 """Opens a checkpoint of either format by path."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.checkpoint.manifest import HF_FOLDER, MANIFEST_NAME, read_manifest
 from moe_edge.checkpoint.reader import CheckpointReader
+from moe_edge.checkpoint.schema import name_some
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import CONFIG_NAME
 from moe_edge.convert.hf_reader import HfReader, read_generation
+from moe_edge.convert.hf_tensors import HEAD
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.core.progress import say
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "default_model"
 
@@ -24,6 +28,26 @@ def check_floats(reader, purpose: str) -> None:
             f"blocks of 32 weights: {purpose} takes the checkpoint it was made from; "
             "quantise the result (launch/convert.py --expert_dtype)"
         )
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    say(line)
+
+
+def _reported(reader, path: str | Path):
+    """The reader; prints what it makes of tensors that its config does not ask for."""
+    if reader.dropped:
+        _say_once(
+            f"{path}: left out, as the model has no use for it: "
+            f"{name_some(reader.dropped)}"
+        )
+    if isinstance(reader, HfReader) and reader.untied:
+        _say_once(
+            f"{path}: {HEAD} differs from the embedding, so it is used, although "
+            "config.json has tie_word_embeddings=true"
+        )
+    return reader
 
 
 def open_checkpoint(
@@ -40,7 +64,7 @@ def open_checkpoint(
     """
     folder = DEFAULT_MODEL if str(path) == "default" else Path(path)
     if folder.is_file():
-        return GgufReader(folder, dtype)
+        return _reported(GgufReader(folder, dtype), path)
     if not folder.is_dir():
         raise CheckpointError(
             f"checkpoint {folder} is not a folder or GGUF file; check the path"
@@ -52,7 +76,7 @@ def open_checkpoint(
         )
         return CheckpointReader(folder, manifest, config, dtype)
     if (folder / CONFIG_NAME).is_file():
-        return HfReader(folder, dtype)
+        return _reported(HfReader(folder, dtype), path)
     raise CheckpointError(
         f"{folder} holds neither {MANIFEST_NAME} (our format) nor {CONFIG_NAME} (a "
         "Hugging Face folder)"

@@ -119,9 +119,14 @@ def dequantize_mxfp4(
 
 
 def check_fp8(name: str, weight_shape, scale_shape, block: tuple[int, int]) -> None:
-    """Refuses a scale grid that does not belong to the weight."""
-    if len(weight_shape) != 2 or tuple(scale_shape) != fp8_scale_shape(
-        weight_shape, block
+    """Refuses a scale grid that does not belong to the weight.
+
+    The weight is a matrix, or one of each expert.
+    """
+    experts, matrix = weight_shape[:-2], weight_shape[-2:]
+    if len(weight_shape) not in (2, 3) or tuple(scale_shape) != (
+        *experts,
+        *fp8_scale_shape(matrix, block),
     ):
         raise CheckpointError(
             f"{name} has FP8 scales of shape {tuple(scale_shape)} for a weight "

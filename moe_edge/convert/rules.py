@@ -1,12 +1,16 @@
 """Names: canonical parameter name <-> Hugging Face tensor name, per family.
 
 The table is used in both directions, so a round trip cannot lose a tensor. Dense
-names map one to one. Routed experts stand either in one tensor per expert and
-matrix, or (gpt-oss) fused per layer: `gate_up_proj [E, D, 2F]` with gate and up
-interleaved, `down_proj [E, F, D]`, and their biases.
+names map one to one. Routed experts stand in one tensor per expert and matrix, or
+fused per layer. gpt-oss is published fused: `gate_up_proj [E, D, 2F]` with gate and up
+interleaved, `down_proj [E, F, D]`, and their biases. Other families are fused where
+transformers 5 saves its own layout: `gate_up_proj [E, 2F, D]` (gate, then up) and
+`down_proj [E, D, F]`. The shapes can be equal, so the family alone tells which it is.
+Source: transformers 5.24, conversion_mapping.py and the families' modeling files.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +88,11 @@ _EXPERTS_OF_FAMILY = {
     },
 }
 FUSED_FAMILIES = ("gpt_oss",)
-_FUSED = "mlp.experts."
+_EXPERTS_MODULE = {"mixtral": "block_sparse_moe.experts."}
+# What a model without a head is saved as lacks the first word of these names.
+_WITHOUT_MODEL = ("embed_tokens.", "layers.", "norm.")
+# transformers 5 calls Mixtral's module as that of all others.
+_MIXTRAL = re.compile(r"(model\.layers\.\d{1,9}\.)mlp\.(?=gate\.|experts\.)")
 
 
 class Piece(NamedTuple):
@@ -99,6 +107,15 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def published_name(config: ModelConfig, name: str) -> str:
+    """The name in published checkpoints of a tensor that a file calls `name`."""
+    if name.startswith(_WITHOUT_MODEL):
+        name = "model." + name
+    if config.model_type == "mixtral":
+        name = _MIXTRAL.sub(r"\1block_sparse_moe.", name)
+    return name
+
+
 def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:
     """Canonical -> HF name of the dense tensors of one item."""
     shapes = item_shapes(config, item)
@@ -109,6 +126,13 @@ def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:
     return {name: prefix + table[name] for name in shapes}
 
 
+def shared_names(config: ModelConfig, layer: int) -> dict[str, str]:
+    """Canonical -> HF name of a layer's shared expert, whether the model has one."""
+    table = _LAYER | _LAYER_OF_FAMILY.get(config.model_type, {})
+    prefix = layer_prefix(layer)
+    return {n: prefix + table[n] for n in table if n.startswith("shared")}
+
+
 def expert_names(config: ModelConfig, layer: int, expert: int) -> dict[str, str]:
     """Record part -> HF name of one expert (families with a tensor per expert)."""
     table = _EXPERTS_OF_FAMILY.get(config.model_type, _EXPERTS)
@@ -117,37 +141,60 @@ def expert_names(config: ModelConfig, layer: int, expert: int) -> dict[str, str]
 
 
 def is_fused(config: ModelConfig) -> bool:
+    """Whether the family is published with fused experts."""
     return config.model_type in FUSED_FAMILIES
 
 
-def expert_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """HF name -> shape of every routed-expert tensor of a MoE layer."""
+def fused_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """HF name -> shape of the fused routed-expert tensors of a MoE layer."""
     moe, D = config.moe, config.d_model
     E, F = moe.num_experts, moe.expert_dim
-    if is_fused(config):
-        prefix = layer_prefix(layer) + _FUSED
+    module = _EXPERTS_MODULE.get(config.model_type, "mlp.experts.")
+    prefix = layer_prefix(layer) + module
+    if not is_fused(config):
         return {
-            prefix + "gate_up_proj": (E, D, 2 * F),
-            prefix + "gate_up_proj_bias": (E, 2 * F),
-            prefix + "down_proj": (E, F, D),
-            prefix + "down_proj_bias": (E, D),
+            prefix + "gate_up_proj": (E, 2 * F, D),
+            prefix + "down_proj": (E, D, F),
         }
+    return {
+        prefix + "gate_up_proj": (E, D, 2 * F),
+        prefix + "gate_up_proj_bias": (E, 2 * F),
+        prefix + "down_proj": (E, F, D),
+        prefix + "down_proj_bias": (E, D),
+    }
+
+
+def expert_shapes(
+    config: ModelConfig, layer: int, found: Container[str] = ()
+) -> Shapes:
+    """HF name -> shape of every routed-expert tensor of a MoE layer.
+
+    Args:
+      found: names in a folder; they tell whether its experts are fused.
+    """
+    fused = fused_shapes(config, layer)
+    if is_fused(config) or any(name in found for name in fused):
+        return fused
     part_shapes = RecordLayout.of(config).shapes
     return {
         name: part_shapes[part]
-        for expert in range(E)
+        for expert in range(config.moe.num_experts)
         for part, name in expert_names(config, layer, expert).items()
     }
 
 
-def hf_shapes(config: ModelConfig) -> Shapes:
-    """HF name -> shape of every tensor of the model, item by item."""
+def hf_shapes(config: ModelConfig, found: Container[str] = ()) -> Shapes:
+    """HF name -> shape of every tensor of the model, item by item.
+
+    Args:
+      found: see `expert_shapes`; without it the names of published checkpoints.
+    """
     shapes: Shapes = {}
     for item in dense_items(config):
         names = dense_names(config, item)
         shapes |= {names[n]: shape for n, shape in item_shapes(config, item).items()}
         if item in config.moe_layers:
-            shapes |= expert_shapes(config, item)
+            shapes |= expert_shapes(config, item, found)
     return shapes
 
 
@@ -167,19 +214,41 @@ def records_to_hf(
             for part, name in expert_names(config, layer, first + i).items():
                 yield Piece(name, 0, layout.part(record_R, part))
         return
-    prefix = layer_prefix(layer) + _FUSED
+    names = list(fused_shapes(config, layer))
     for i, record_R in enumerate(records_NR):
         part = {name: layout.part(record_R, name) for name in layout.shapes}
         # Rows of gate and up, [F, D] each, alternate as columns of one [D, 2F].
         gate_up = np.stack([part["gate"], part["up"]], axis=1)
-        arrays = {
-            "gate_up_proj": gate_up.reshape(-1, config.d_model).T,
-            "gate_up_proj_bias": np.stack(
-                [part["gate_bias"], part["up_bias"]], axis=1
-            ).reshape(-1),
-            "down_proj": part["down"].T,
-            "down_proj_bias": part["down_bias"],
-        }
-        for name, array in arrays.items():
+        bias = np.stack([part["gate_bias"], part["up_bias"]], axis=1)
+        arrays = (
+            gate_up.reshape(-1, config.d_model).T,
+            bias.reshape(-1),
+            part["down"].T,
+            part["down_bias"],
+        )
+        for name, array in zip(names, arrays, strict=True):
             array = np.ascontiguousarray(array)
-            yield Piece(prefix + name, (first + i) * array.size, array)
+            yield Piece(name, (first + i) * array.size, array)
+
+
+def split_fused(
+    config: ModelConfig, arrays: Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The parts of a record, as views of one expert's slices of the fused tensors.
+
+    Args:
+      arrays: in the order of `fused_shapes`.
+    """
+    if not is_fused(config):
+        gate_up, down = arrays
+        gate, up = np.split(gate_up, 2)
+        return {"gate": gate, "up": up, "down": down}
+    gate_up, gate_up_bias, down, down_bias = arrays
+    return {
+        "gate": gate_up[:, 0::2].T,
+        "up": gate_up[:, 1::2].T,
+        "down": down.T,
+        "gate_bias": gate_up_bias[0::2],
+        "up_bias": gate_up_bias[1::2],
+        "down_bias": down_bias,
+    }

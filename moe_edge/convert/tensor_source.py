@@ -2,58 +2,88 @@
 
 Hides shards, FP8 scales and MXFP4 packing: what is asked for by name comes as an
 array of the wanted dtype. Names that no model uses (rotary buffers, multi-token
-prediction layers, the head of a tied model) are set aside and reported.
+prediction layers, a tied model's copy of the embedding) are set aside and reported.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import BFLOAT16, WEIGHT_DTYPES, cast
 from moe_edge.checkpoint.schema import Shapes, name_some
-from moe_edge.convert import quantize
-from moe_edge.convert.rules import TOP
-from moe_edge.convert.safetensors_reader import open_folder
-from moe_edge.core.checks import CheckpointError
+from moe_edge.convert import quantize, rules
+from moe_edge.convert.hf_tensors import EMBED, HEAD, named_tensors
+from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.config import ModelConfig
 
-_LAYER_ID = re.compile(r"model\.layers\.(\d{1,9})\.")
+_ROWS = 4096  # of two tensors that are compared together
 
 
 class TensorSource:
     """Reads logical tensors of one folder.
 
     Attributes:
-      shapes: logical name -> shape.
-      dropped: names set aside because the model does not use them.
+      shapes: published name -> shape.
+      dropped: names, as in the files, set aside because the model does not use them.
+      untied: whether a head in the file differs from the embedding although the config
+        ties them; the model uses it then, as in transformers.
       method: None, "fp8" or "mxfp4".
     """
 
     def __init__(self, folder: Path, config: ModelConfig, dtype: np.dtype | None):
         self.method, self._block = quantize.quantization(config.hf_config)
-        self._files = open_folder(folder)
+        if self.method == "mxfp4" and not rules.is_fused(config):
+            raise ConfigError(
+                "quantization_config has quant_method 'mxfp4', whose layout is known "
+                f"only of gpt_oss, got {config.model_type}; convert from an "
+                "unquantised copy of the model"
+            )
+        self._files, self.dropped = named_tensors(folder, config)
         self._dtype = dtype
-        self.dropped = [name for name in self._files if _is_unused(name, config)]
-        for name in self.dropped:  # its file stays open for its other tensors
-            del self._files[name]
         self.shapes: Shapes = {}
         self._packed: set[str] = set()
         self._collect()
+        if self.method is not None and not self._packed:
+            raise CheckpointError(
+                f"{folder}: config.json has a quantization_config of {self.method}, "
+                f"but no tensor is {self.method} with its scales; remove it if the "
+                "weights are not quantised, else copy the folder again"
+            )
+        self.untied = False
+        if config.tie_embeddings and {EMBED, HEAD} <= self.shapes.keys():
+            self.untied = not self._are_equal(EMBED, HEAD)
+            if not self.untied:
+                self.dropped.append(self._files.pop(HEAD).name)
+                del self.shapes[HEAD]
 
-    def _entry(self, name: str) -> tuple:
-        return self._files[name].entries[name]
+    def _are_equal(self, first: str, second: str) -> bool:
+        """Whether two matrices hold the same values."""
+        if self.shapes[first] != self.shapes[second]:
+            return False
+        pair = [
+            self.read(name) if name in self._packed else self._files[name].tensor()
+            for name in (first, second)
+        ]
+        if pair[0].dtype == pair[1].dtype:
+            pair = [array.view(np.uint8) for array in pair]
+        for start in range(0, len(pair[0]), _ROWS):
+            left, right = (array[start : start + _ROWS] for array in pair)
+            if left.dtype != right.dtype:
+                left, right = left.astype(np.float64), right.astype(np.float64)
+            if not np.array_equal(left, right):
+                return False
+        return True
 
     def _collect(self) -> None:
         """Fills `shapes`, joining quantised tensors with their scales."""
         scales = set()
-        for name in self._files:
-            dtype, shape, _ = self._entry(name)
+        for name, stored in self._files.items():
+            dtype, shape = stored.dtype, stored.shape
             if self.method == "fp8" and dtype in quantize.FP8_DTYPES:
                 scale = name + quantize.SCALE
                 if scale not in self._files:
                     raise CheckpointError(f"FP8 tensor {name} lacks its {scale}")
-                quantize.check_fp8(name, shape, self._entry(scale)[1], self._block)
+                quantize.check_fp8(name, shape, self._files[scale].shape, self._block)
                 scales.add(scale)
                 self._packed.add(name)
                 self.shapes[name] = shape
@@ -64,7 +94,7 @@ class TensorSource:
                     raise CheckpointError(
                         f"{name} needs exactly {scale} next to it, and no {base}"
                     )
-                quantize.check_mxfp4(base, shape, self._entry(scale)[1])
+                quantize.check_mxfp4(base, shape, self._files[scale].shape)
                 scales.add(scale)
                 self._packed.add(base)
                 E, rows, groups, width = shape
@@ -80,9 +110,9 @@ class TensorSource:
         if self._dtype is not None:
             allowed.add(np.dtype(np.float64))
         wrong = [
-            f"{name} ({self._entry(name)[0].name})"
+            f"{name} ({self._files[name].dtype.name})"
             for name in self.shapes
-            if name not in self._packed and self._entry(name)[0] not in allowed
+            if name not in self._packed and self._files[name].dtype not in allowed
         ]
         if wrong:
             raise CheckpointError(
@@ -93,7 +123,7 @@ class TensorSource:
 
     def dtype(self, name: str, keep_float32: bool = False) -> np.dtype:
         """The dtype `read` returns."""
-        stored = BFLOAT16 if name in self._packed else self._entry(name)[0]
+        stored = BFLOAT16 if name in self._packed else self._files[name].dtype
         if self._dtype is None or (keep_float32 and stored == np.float32):
             return stored
         return self._dtype
@@ -101,51 +131,39 @@ class TensorSource:
     def read(self, name: str, keep_float32: bool = False) -> np.ndarray:
         """A whole tensor; a view of the file where nothing has to be computed."""
         dtype = self.dtype(name, keep_float32)
-        if name in self._packed and self.method == "mxfp4":
+        if name not in self._packed:
+            return cast(self._files[name].tensor(), dtype)
+        if len(self.shapes[name]) == 3:
             experts = range(self.shapes[name][0])
             return np.stack([self.read_expert(name, e) for e in experts])
-        array = self._files[name].tensor(name)
-        if name in self._packed:
-            scale = name + quantize.SCALE
-            scales = self._files[scale].tensor(scale)
-            return quantize.dequantize_fp8(array, scales, self._block, dtype)
-        return cast(array, dtype)
+        scales = self._files[name + quantize.SCALE].tensor()
+        weight = self._files[name].tensor()
+        return quantize.dequantize_fp8(weight, scales, self._block, dtype)
 
     def read_into(self, name: str, out: np.ndarray) -> None:
         """Reads a whole tensor into a C-contiguous array of any weight dtype."""
-        if name in self._packed or self._entry(name)[0] != out.dtype:
+        if name in self._packed or self._files[name].dtype != out.dtype:
             np.copyto(out, cast(self.read(name), out.dtype))
         else:
-            self._files[name].read_into(name, out)
+            self._files[name].read_into(out)
 
     def read_expert(self, name: str, expert: int) -> np.ndarray:
         """Slice `expert` of a fused tensor [E, ...]."""
         dtype = self.dtype(name)
         if name not in self._packed:
-            return cast(self._files[name].tensor(name)[expert], dtype)
+            return cast(self._files[name].tensor()[expert], dtype)
+        if self.method == "fp8":
+            weight = self._files[name].tensor()[expert]
+            scales = self._files[name + quantize.SCALE].tensor()[expert]
+            return quantize.dequantize_fp8(weight, scales, self._block, dtype)
         blocks, scales = name + quantize.BLOCKS, name + quantize.SCALES
         return quantize.dequantize_mxfp4(
-            self._files[blocks].tensor(blocks)[expert],
-            self._files[scales].tensor(scales)[expert],
+            self._files[blocks].tensor()[expert],
+            self._files[scales].tensor()[expert],
             dtype,
         ).T
 
     def release(self) -> None:
         """Drops the pages of every file from this process."""
-        for file in set(self._files.values()):
+        for file in {stored.file for stored in self._files.values()}:
             file.release()
-
-
-def _is_unused(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor of the file belongs to nothing that the model computes."""
-    if name.endswith("rotary_emb.inv_freq"):
-        return True
-    if config.tie_embeddings and name == TOP["head"]:
-        return True
-    match = _LAYER_ID.match(name)
-    if match is None or config.model_type not in ("deepseek_v3", "kimi_k2"):
-        return False
-    # Multi-token prediction modules are stored as layers behind the last one.
-    raw = config.hf_config
-    extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers")) or 1
-    return 0 <= int(match[1]) - config.num_layers < extra

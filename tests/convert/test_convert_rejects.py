@@ -1,5 +1,6 @@
 """Conversions that must fail: by name, and leaving nothing half-written."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +88,43 @@ def test_convert_rejects_overflow_of_a_cast(tmp_path):
     write_folder(tmp_path / "hf", raw, tensors)
     with pytest.raises(CheckpointError, match="lm_head.weight .*float16.*overflowed"):
         convert(tmp_path / "hf", tmp_path / "ours", dtype="float16")
+
+
+@pytest.mark.parametrize("to", ["ours", "hf"])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "cannot read tokenizer .*tokenizer.json: EOF while parsing"),
+        ('{"version": "1.0"}', "cannot read tokenizer .*tokenizer.json: "),
+        ("", "cannot read tokenizer .*tokenizer.json: EOF while parsing"),
+    ],
+)
+def test_convert_rejects_a_broken_tokenizer(text, message, to, tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    (hf / "tokenizer.json").write_text(text)
+    for dry_run in (True, False):
+        with pytest.raises(CheckpointError, match=message):
+            convert(hf, tmp_path / "out", to=to, dry_run=dry_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", [101, -1, [5, 101], [], 1.5, True, "</s>"])
+def test_convert_rejects_a_special_token_outside_the_vocabulary(name, value, tmp_path):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    message = rf" of olmoe: {name} is .*, expected a token id in 0\.\.100"
+    valid = {"generation_config.json": {}, "config.json": raw_config("olmoe")}
+    for file, fields in valid.items():
+        (hf / file).write_text(json.dumps({**fields, name: value}))
+        with pytest.raises(ConfigError, match=file + message):
+            convert(hf, tmp_path / "ours")
+        (hf / file).unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_end_that_a_family_fills_in_counts_only_in_its_vocabulary(tmp_path):
+    assert open_checkpoint(hf_folder(tmp_path / "hf", "olmoe")).config.eos_ids == ()
+    assert open_checkpoint(hf_folder(tmp_path / "hf", "mixtral")).config.eos_ids == (2,)
 
 
 def test_convert_rejects_integer_weights(tmp_path):

@@ -221,6 +221,27 @@ def test_modules_of_later_tokens_are_dropped(tmp_path):
     assert result["dropped"] == ["blk.3.nextn.eh_proj.weight", "rope_freqs.weight"]
 
 
+def test_layer_behind_the_last_that_predicts_no_later_token_is_refused(tmp_path):
+    raw, tensors = model("olmoe")
+    extra = {"olmoe.block_count": 2}
+    with pytest.raises(CheckpointError, match="unexpected blk.2.attn_norm"):
+        open_checkpoint(gguf(tmp_path / "x.gguf", raw, tensors, extra=extra))
+
+
+@pytest.mark.parametrize("theta", [9000.0, 8000.0])
+def test_rotary_frequencies_are_left_out_if_they_are_the_models(theta, tmp_path):
+    said, written = from_hf(*model("olmoe"))
+    stored = (theta ** -(np.arange(6, dtype="f4") / 6)).astype("f4")
+    name = "blk.1.attn_rot_embd.weight"
+    written[name] = ("F32", (6,), stored.tobytes())
+    file = write_gguf(tmp_path / "x.gguf", said, written)
+    if theta == 9000.0:
+        assert open_checkpoint(file).dropped == [name]
+        return
+    with pytest.raises(CheckpointError, match=f"{name} differs .*theta 9000.0"):
+        open_checkpoint(file)
+
+
 def test_values_that_are_not_finite_are_refused(tmp_path):
     raw, tensors = model("olmoe")
     tensors["model.layers.1.mlp.experts.2.up_proj.weight"][3, 4] = np.nan

@@ -10,8 +10,14 @@ from moe_edge.convert import quantize
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
+from tests.support.conversion import load_all
 from tests.support.quantised import FP8, fp8_folder
-from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
+from tests.support.tiny_checkpoints import (
+    hf_folder,
+    random_tensors,
+    raw_config,
+    write_folder,
+)
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
 FP4_BY_CODE = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -110,8 +116,7 @@ def test_fp8_without_its_config_is_refused(tmp_path):
 def test_mxfp4_rejects_missing_and_misshapen_scales(tmp_path):
     hf, _ = mxfp4_folder(tmp_path / "hf")
     raw = open_checkpoint(hf).config.hf_config
-    tensors = dict(open_checkpoint(hf)._source._files)
-    arrays = {name: file.tensor(name) for name, file in tensors.items()}
+    arrays = load_all(hf)
     name = "model.layers.1.mlp.experts.down_proj"
     short = arrays | {name + "_scales": arrays[name + "_scales"][:, 1:]}
     write_folder(tmp_path / "a", raw, short)
@@ -121,3 +126,15 @@ def test_mxfp4_rejects_missing_and_misshapen_scales(tmp_path):
     write_folder(tmp_path / "b", raw, arrays)
     with pytest.raises(CheckpointError, match=f"needs exactly {name}_scales"):
         open_checkpoint(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "family, section", [("deepseek_v3", FP8), ("olmoe", FP8), ("gpt_oss", MXFP4)]
+)
+def test_quantisation_that_no_tensor_has_is_refused(family, section, tmp_path):
+    hf = hf_folder(tmp_path / "hf", family, quantization_config=section)
+    method = section["quant_method"]
+    message = f"quantization_config of {method}, but no tensor is {method} with its sc"
+    with pytest.raises(CheckpointError, match=message):
+        convert_checkpoint(hf, tmp_path / "ours", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]

@@ -63,13 +63,23 @@ VARIANTS = {
 CASES = {family: (family, {}) for family in FAMILIES} | VARIANTS
 
 
-def hf_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def hf_checkpoint(
+    case: str,
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    as_published: bool = True,
+    **further,
+) -> Path:
     """Builds the random model of a case, saves it and returns its folder.
 
     Weights, norms, biases and sinks are all drawn, so that none is a neutral 0 or 1.
+
+    Args:
+      as_published: False: in the names and fused experts of transformers 5.
+      **further: fields of its config.
     """
     family, changes = CASES[case]
-    raw = raw_config(family, **changes)
+    raw = raw_config(family, **changes | further)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     torch.manual_seed(sum(map(ord, case)))
     model = AutoModelForCausalLM.from_config(config).to(dtype)
@@ -84,7 +94,7 @@ def hf_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32) -
                 tensor.copy_(1.2 * torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
             else:
                 tensor.copy_(0.3 * torch.randn_like(tensor))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=as_published)
     return folder
 
 
