@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.models import BPE
 
+from moe_edge.convert.special_tokens import read_special_tokens
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 
@@ -33,6 +34,9 @@ _MAY_DROP = ("Split", "Punctuation")  # if told to
 class Tokenizer:
     """Text <-> ids.
 
+    Special and added tokens that only the files next to tokenizer.json name belong to
+    it, too (`special_tokens.py`).
+
     Attributes:
       vocab_size: number of ids the tokenizer knows.
       folder: of its file; others of the tokenizer stand beside it.
@@ -46,6 +50,7 @@ class Tokenizer:
         # Files may ask for padding and truncation; neither is wanted here.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        new = read_special_tokens(path.parent).add_to(self._tokenizer)
         self.vocab_size = self._tokenizer.get_vocab_size()
         self.folder = path.parent
         self._added = {
@@ -54,9 +59,12 @@ class Tokenizer:
         }
         self._decoders = str(self._tokenizer.decoder)
         if self.vocab_size > config.vocab_size:
+            more = ", ".join(new)[:60]
+            more = f", with {more} of the files next to it," if new else ""
             raise CheckpointError(
-                f"tokenizer {path} has {self.vocab_size} tokens, the vocabulary of "
-                f"the model only {config.vocab_size}; use the tokenizer of this model"
+                f"tokenizer {path}{more} has {self.vocab_size} tokens, the "
+                f"vocabulary of the model only {config.vocab_size}; use the tokenizer "
+                "of this model"
             )
 
     def encode(self, text: str) -> list[int]:

@@ -5,12 +5,9 @@ With them lm-eval's `local-completions` needs no tokenizer of its own.
 
 from typing import Any
 
+from moe_edge.convert.special_tokens import read_special_tokens, read_tokenizer_config
 from moe_edge.serve.chat_request import messages_reader
-from moe_edge.serve.chat_template import (
-    ChatTemplate,
-    read_tokenizer_config,
-    special_tokens,
-)
+from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import flag, read_fields, read_object, text, token_ids
 from moe_edge.serve.served_model import ServedModel
@@ -97,6 +94,6 @@ def tokenizer_info(model: ServedModel, template: ChatTemplate) -> dict[str, Any]
         {"tokenizer_class": "PreTrainedTokenizerFast"}
         | config
         | {"eos_token": eos}
-        | special_tokens(config)
+        | read_special_tokens(tokenizer.folder).names
         | {"chat_template": template.source, "model_max_length": model.max_context}
     )
