@@ -39,7 +39,7 @@ class ChatTemplate:
       source: in jinja2, as Hugging Face writes them.
       name: where it comes from.
       tokens: special tokens by name, such as `bos_token`.
-      adds_special: whether the tokenizer still has to add what it puts around a text;
+      adds_special: whether the tokenizer still has to add what it puts before a text;
         templates of checkpoints write that themselves.
     Raises:
       CheckpointError: a template that jinja2 cannot read.

@@ -42,7 +42,7 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
             "invalid_value", "expected either a prompt or messages", param="prompt"
         )
     if "prompt" in values:
-        prompt, special = values["prompt"], True
+        prompt, begin = values["prompt"], True
         if "add_generation_prompt" in values:
             raise ApiError(
                 "invalid_value",
@@ -54,9 +54,10 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
             values["messages"],
             add_generation_prompt=values.get("add_generation_prompt", True),
         )
-        special = template.adds_special
-    special = values.get("add_special_tokens", special)
-    (ids,) = model.tokenizer.encode_batch([prompt], special=special)
+        begin = template.adds_special
+    begin = values.get("add_special_tokens", begin)
+    end = begin and "prompt" in values  # a conversation goes on
+    (ids,) = model.tokenizer.encode_batch([prompt], begin=begin, end=end)
     answer = {"count": len(ids), "max_model_len": model.max_context, "tokens": ids}
     if values.get("return_token_strs", False):
         answer["token_strs"] = [model.tokenizer.token(id) for id in ids]

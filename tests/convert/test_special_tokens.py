@@ -33,7 +33,7 @@ def test_encode_knows_tokens_of_every_file(tmp_path, name, text, ids, shown):
     tokenizer = open_tokenizer(tmp_path, name)
     assert tokenizer.encode(text) == ids
     assert tokenizer.decode(ids) == shown
-    one = tokenizer.encode_batch([text], special=False)[0][0]
+    one = tokenizer.encode_batch([text], begin=False, end=False)[0][0]
     assert tokenizer.token_bytes(one) == tokenizer.token(one).encode()
 
 
