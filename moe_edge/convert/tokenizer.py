@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
 
+from moe_edge.convert.special_tokens import read_special_tokens
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.json_reader import parse_json
 from moe_edge.model.config import ModelConfig
@@ -33,6 +34,9 @@ _MAY_DROP = ("Split", "Punctuation")  # if told to
 class Tokenizer:
     """Text <-> ids.
 
+    Special and added tokens that only the files next to tokenizer.json name belong to
+    it, too (`special_tokens.py`).
+
     Attributes:
       vocab_size: number of ids the tokenizer knows.
       folder: of its file; others of the tokenizer stand beside it.
@@ -46,6 +50,7 @@ class Tokenizer:
         # Files may ask for padding and truncation; neither is wanted here.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        new = read_special_tokens(path.parent).add_to(self._tokenizer)
         self.vocab_size = self._tokenizer.get_vocab_size()
         self.folder = path.parent
         self._added = {
@@ -53,26 +58,40 @@ class Tokenizer:
             for id, token in self._tokenizer.get_added_tokens_decoder().items()
         }
         self._decoders = str(self._tokenizer.decoder)
+        self._begin, self._end = _around(self._tokenizer)
         if self.vocab_size > config.vocab_size:
+            more = ", ".join(new)[:60]
+            more = f", with {more} of the files next to it," if new else ""
             raise CheckpointError(
-                f"tokenizer {path} has {self.vocab_size} tokens, the vocabulary of "
-                f"the model only {config.vocab_size}; use the tokenizer of this model"
+                f"tokenizer {path}{more} has {self.vocab_size} tokens, the "
+                f"vocabulary of the model only {config.vocab_size}; use the tokenizer "
+                "of this model"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; begin-of-text only if the tokenizer itself adds it."""
-        return self._tokenizer.encode(text).ids
-
-    def encode_batch(
-        self, texts: Sequence[str], *, special: bool = True
-    ) -> list[list[int]]:
-        """Ids of texts, while other threads go on (`encode` holds Python's lock).
+    def encode(self, text: str, *, begin: bool = True, end: bool = True) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer puts around it.
 
         Args:
-          special: whether the tokenizer adds what it puts around a text.
+          begin, end: False leaves out those before or after the text. A text that goes
+            on has no end, a piece from the middle of a text neither.
         """
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
-        return [each.ids for each in found]
+        found = self._tokenizer.encode(text, add_special_tokens=begin and end)
+        return self._ids(found, begin, end)
+
+    def encode_batch(
+        self, texts: Sequence[str], *, begin: bool = True, end: bool = True
+    ) -> list[list[int]]:
+        """As `encode`, while other threads go on (`encode` holds Python's lock)."""
+        found = self._tokenizer.encode_batch(
+            list(texts), add_special_tokens=begin and end
+        )
+        return [self._ids(each, begin, end) for each in found]
+
+    def _ids(self, found, begin: bool, end: bool) -> list[int]:
+        """Ids of an encoding that has the special tokens of both sides or of none."""
+        if begin == end:
+            return found.ids
+        return [*self._begin, *found.ids] if begin else [*found.ids, *self._end]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids; special tokens are left out unless asked for."""
@@ -145,6 +164,19 @@ class Tokenizer:
             for token in vocab.keys() - texts
         )
         return shrinks * max([*sizes, *(len(text.encode()) for text in texts)])
+
+
+def _around(tokenizer: _Tokenizer) -> tuple[list[int], list[int]]:
+    """Ids that a tokenizer puts before and after a text, such as a begin token."""
+    if tokenizer.post_processor is None:
+        return [], []
+    probe = _Tokenizer(WordLevel({"x": 0}, unk_token="x"))
+    probe.post_processor = tokenizer.post_processor
+    found = probe.encode("x")
+    if 0 not in found.special_tokens_mask:
+        return found.ids, []
+    at = found.special_tokens_mask.index(0)
+    return found.ids[:at], found.ids[at + 1 :]
 
 
 def _steps(part, inner: str) -> Iterator[dict[str, Any]]:

@@ -43,8 +43,6 @@ class EngineLM(TemplateLM):
                 "context are scored after; add one to its config.json"
             )
         self.max_length = config.max_positions
-        # What the tokenizer puts before every text, such as a begin token.
-        self._special_ids = tokenizer.encode("")
 
     @property
     def eot_token_id(self) -> int:
@@ -62,8 +60,9 @@ class EngineLM(TemplateLM):
         return "moe_edge"
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs) -> list[int]:
-        ids = self._tokenizer.encode(string)
-        return ids[len(self._special_ids) :] if add_special_tokens is False else ids
+        # All that the harness encodes goes on: it gets no end token.
+        begin = add_special_tokens is not False
+        return self._tokenizer.encode(string, begin=begin, end=False)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         rows = [

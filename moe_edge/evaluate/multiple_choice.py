@@ -2,7 +2,8 @@
 
 The text of a choice is the prompt, one space, the choice. Its tokens are those of
 that whole text beyond the longest common prefix with the tokens of the prompt
-alone, so a tokenizer that joins the space to the next word is treated fairly. The
+alone, so a tokenizer that joins the space to the next word is treated fairly; an end
+token that a tokenizer adds is left out of both. The
 sum of their log-probabilities is divided by the choice's UTF-8 bytes; the highest
 wins, the first of equals. A text longer than the context loses its left end.
 """
@@ -90,7 +91,7 @@ def short_questions(
     found = []
     for question in read_questions([path]):
         texts = [f"{question.prompt} {choice}" for choice in question.choices]
-        if all(len(tokenizer.encode(text)) <= max_tokens for text in texts):
+        if all(len(tokenizer.encode(text, end=False)) <= max_tokens for text in texts):
             found.append(question)
         if len(found) == limit:
             break
@@ -107,8 +108,8 @@ def encode_choice(
     Raises:
       CapacityError: the choice alone fills the context.
     """
-    prompt_ids = tokenizer.encode(prompt)
-    ids = tokenizer.encode(f"{prompt} {choice}")
+    prompt_ids = tokenizer.encode(prompt, end=False)
+    ids = tokenizer.encode(f"{prompt} {choice}", end=False)
     common = len(os.path.commonprefix([prompt_ids, ids]))
     first = max(1, min(common, len(ids) - 1))  # the very first token has no context
     if len(ids) - first >= max_positions:

@@ -159,7 +159,7 @@ def run_evaluate(
             )
     else:
         engine = Stepwise(loaded.engine) if lossy else loaded.engine
-        ids = loaded.tokenizer.encode(content)
+        ids = loaded.tokenizer.encode(content, end=False)
         summary = _run_text(engine, ids, content, window, stride, batch_size)
     if lossy:
         summary |= {"lossless": False, **loaded.engine.movement()}

@@ -56,7 +56,7 @@ class DomainScorer:
         """Loss and expert usage of different texts of one domain."""
         counts, tokens, nll, nll_half = [], 0, 0.0, 0.0
         for text in texts:
-            ids = self.tokenizer.encode(text)
+            ids = self.tokenizer.encode(text, end=False)
             counter = UsageCounter(self.full.config)
             result = measure_perplexity(
                 self.full, ids, on_routing=counter, **self._options

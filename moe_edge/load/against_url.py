@@ -109,8 +109,8 @@ async def describe(client: Client, url: str) -> Target:
 
 
 async def tokenize(client: Client, model: str, text: str) -> list[int]:
-    """Ids of a text by the server's tokenizer."""
-    given = {"model": model, "prompt": text}
+    """Ids of a piece of a text by the server's tokenizer, without special tokens."""
+    given = {"model": model, "prompt": text, "add_special_tokens": False}
     found = await client.get_json("POST", "/tokenize", given)
     return list(found["tokens"])
 

@@ -48,7 +48,7 @@ def engine_results(
     requests = offered_requests(load, context)
     if dry_run:
         return None
-    ids = text_ids(load_tokenizer(reader).encode, load.data_dir)
+    ids = text_ids(load_tokenizer(reader), load.data_dir)
     prompts = Prompts(ids, block_tokens(load), load.seed)
     prompts = [prompts(each) for each in requests]
     clock = Clock()

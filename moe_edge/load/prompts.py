@@ -1,6 +1,6 @@
 """Prompts of given lengths, cut out of real text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,8 @@ def text_pieces(data_dir: str | None) -> list[str]:
     return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
 
 
-def text_ids(encode: Callable[[str], list[int]], data_dir: str | None) -> list[int]:
-    """Its ids."""
-    return [token for piece in text_pieces(data_dir) for token in encode(piece)]
+def text_ids(tokenizer, data_dir: str | None) -> list[int]:
+    """Its ids, without special tokens between the pieces."""
+    pieces = text_pieces(data_dir)
+    rows = (tokenizer.encode(piece, begin=False, end=False) for piece in pieces)
+    return [token for row in rows for token in row]

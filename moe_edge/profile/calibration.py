@@ -130,7 +130,7 @@ def _encode(tokenizer, text: str, limit: int | None) -> list[int]:
     """The first `limit` tokens, without tokenising much more than them."""
     if limit is not None:
         beginning = text[: limit * MAX_CHARACTERS]
-        ids = tokenizer.encode(beginning)
+        ids = tokenizer.encode(beginning, end=False)
         if len(ids) >= limit or beginning == text:
             return ids[:limit]
-    return tokenizer.encode(text)[:limit]
+    return tokenizer.encode(text, end=False)[:limit]

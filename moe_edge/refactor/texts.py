@@ -26,7 +26,7 @@ def read_ids(reader, text, data_dir, limit: int) -> tuple[list[int], dict]:
     path = str(PACKAGED) if text is None else find_path(text, data_dir)
     content = read_text(path)
     # A token has at least one character; most have three.
-    ids = load_tokenizer(reader).encode(content[: 16 * limit])[:limit]
+    ids = load_tokenizer(reader).encode(content[: 16 * limit], end=False)[:limit]
     if len(ids) < 2:
         raise RequestError(
             f"{path} has {len(ids)} tokens read, expected at least 2, since the first "

@@ -61,7 +61,8 @@ class ChatRequest(TokenRequest):
           ApiError: also invalid_value: messages that the template refuses.
         """
         prompt = template.render(self.messages)
-        return encode(self, [prompt], model, special=template.adds_special)
+        # The answer goes on where the prompt stops, so no end token is added.
+        return encode(self, [prompt], model, begin=template.adds_special, end=False)
 
 
 def read_chat(body: bytes, model: ServedModel) -> ChatRequest:

@@ -10,12 +10,14 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+from moe_edge.convert.special_tokens import (
+    CONFIG,
+    read_special_tokens,
+    read_tokenizer_config,
+)
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.json_reader import read_json
 from moe_edge.serve.errors import ApiError
 
-CONFIG = "tokenizer_config.json"
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MOST_CHARACTERS = 4 << 20  # of a prompt: four times the largest body by default
 MOST_TURNS = 100_000  # of all `range` of one rendering
 
@@ -37,7 +39,7 @@ class ChatTemplate:
       source: in jinja2, as Hugging Face writes them.
       name: where it comes from.
       tokens: special tokens by name, such as `bos_token`.
-      adds_special: whether the tokenizer still has to add what it puts around a text;
+      adds_special: whether the tokenizer still has to add what it puts before a text;
         templates of checkpoints write that themselves.
     Raises:
       CheckpointError: a template that jinja2 cannot read.
@@ -85,7 +87,7 @@ class ChatTemplate:
         size, parts = 0, []
         try:
             for part in self._template.generate(
-                **self._tokens,
+                self._tokens,
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
@@ -177,7 +179,7 @@ def find_template(folder: Path | None, file: str | Path | None = None) -> ChatTe
       OSError: `file` cannot be read.
     """
     config = read_tokenizer_config(folder)
-    tokens = special_tokens(config)
+    tokens = read_special_tokens(folder).names
     if file is not None:
         return ChatTemplate(_read(Path(file)), str(file), tokens)
     own = None if folder is None else folder / "chat_template.jinja"
@@ -204,31 +206,6 @@ def find_template(folder: Path | None, file: str | Path | None = None) -> ChatTe
             "--chat_template FILE"
         )
     return ChatTemplate(given, CONFIG, tokens)
-
-
-def read_tokenizer_config(folder: Path | None) -> dict[str, Any]:
-    """tokenizer_config.json of a folder; empty if there is none.
-
-    Raises:
-      CheckpointError: it cannot be read.
-    """
-    if folder is None or not (folder / CONFIG).is_file():
-        return {}
-    config = read_json(folder / CONFIG, CheckpointError, finite=False)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / CONFIG} is no JSON object")
-    return config
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names and texts of special tokens of a tokenizer_config.json."""
-    found = {}
-    for name in SPECIAL_NAMES:
-        token = config.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[name] = token
-    return found
 
 
 def _read(path: Path) -> str:

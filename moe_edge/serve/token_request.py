@@ -129,21 +129,22 @@ def encode(
     prompts: Sequence[str | tuple[int, ...]],
     model: ServedModel,
     *,
-    special: bool = True,
+    begin: bool = True,
+    end: bool = True,
 ) -> list[Encoded]:
     """Prompts as ids, each of a length that fits.
 
     Long texts take up to a second: call it in a thread (Python's lock is free).
 
     Args:
-      special: whether the tokenizer adds what it puts around a text.
+      begin, end: whether the tokenizer adds what it puts before and after a text.
     Raises:
       ApiError: context_length_exceeded, invalid_value.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for each in texts:
         request.check_size(each, model)
-    rows = iter(model.tokenizer.encode_batch(texts, special=special))
+    rows = iter(model.tokenizer.encode_batch(texts, begin=begin, end=end))
     encoded = []
     for prompt in prompts:
         is_text = isinstance(prompt, str)

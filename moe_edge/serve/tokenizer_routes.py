@@ -5,12 +5,9 @@ With them lm-eval's `local-completions` needs no tokenizer of its own.
 
 from typing import Any
 
+from moe_edge.convert.special_tokens import read_special_tokens, read_tokenizer_config
 from moe_edge.serve.chat_request import messages_reader
-from moe_edge.serve.chat_template import (
-    ChatTemplate,
-    read_tokenizer_config,
-    special_tokens,
-)
+from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import flag, read_fields, read_object, text, token_ids
 from moe_edge.serve.served_model import ServedModel
@@ -45,7 +42,7 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
             "invalid_value", "expected either a prompt or messages", param="prompt"
         )
     if "prompt" in values:
-        prompt, special = values["prompt"], True
+        prompt, begin = values["prompt"], True
         if "add_generation_prompt" in values:
             raise ApiError(
                 "invalid_value",
@@ -57,9 +54,10 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
             values["messages"],
             add_generation_prompt=values.get("add_generation_prompt", True),
         )
-        special = template.adds_special
-    special = values.get("add_special_tokens", special)
-    (ids,) = model.tokenizer.encode_batch([prompt], special=special)
+        begin = template.adds_special
+    begin = values.get("add_special_tokens", begin)
+    end = begin and "prompt" in values  # a conversation goes on
+    (ids,) = model.tokenizer.encode_batch([prompt], begin=begin, end=end)
     answer = {"count": len(ids), "max_model_len": model.max_context, "tokens": ids}
     if values.get("return_token_strs", False):
         answer["token_strs"] = [model.tokenizer.token(id) for id in ids]
@@ -97,6 +95,6 @@ def tokenizer_info(model: ServedModel, template: ChatTemplate) -> dict[str, Any]
         {"tokenizer_class": "PreTrainedTokenizerFast"}
         | config
         | {"eos_token": eos}
-        | special_tokens(config)
+        | read_special_tokens(tokenizer.folder).names
         | {"chat_template": template.source, "model_max_length": model.max_context}
     )

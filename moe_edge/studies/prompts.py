@@ -133,13 +133,14 @@ def _name(path: Path, settings: PromptSettings) -> str:
 def _rows(path: Path, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
     if path.suffix == ".jsonl":
         for prompt in read_prompts(path):
-            ids = tokenizer.encode(prompt.text)
+            ids = tokenizer.encode(prompt.text, end=False)
             if len(ids) >= tokens:
                 yield list(ids[:tokens])
         return
     text, left = read_text(path), []
     for start in range(0, len(text), PIECE):
-        left += tokenizer.encode(text[start : start + PIECE])
+        piece = text[start : start + PIECE]
+        left += tokenizer.encode(piece, begin=start == 0, end=False)
         while len(left) >= tokens:
             yield left[:tokens]
             left = left[tokens:]

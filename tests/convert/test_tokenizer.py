@@ -82,7 +82,7 @@ def test_token_bytes_of_byte_level_tokens_join_to_the_text(tmp_path):
     hf = hf_folder(tmp_path / "hf", "olmoe")
     byte_tokenizer(False).save(str(hf / "tokenizer.json"))
     tokenizer = load_tokenizer(open_checkpoint(hf))
-    (ids,) = tokenizer.encode_batch(["<s>hello,world"], special=False)
+    (ids,) = tokenizer.encode_batch(["<s>hello,world"], begin=False, end=False)
     text = b"".join(tokenizer.token_bytes(id) for id in ids).decode()
     assert text == "<s>hello,world" == tokenizer.decode(ids, special=True)
     assert tokenizer.decode(ids) == "hello,world"
@@ -115,10 +115,59 @@ def test_encode_batch_adds_bos_only_if_told_and_wanted(tmp_path):
     tokenizer = load_tokenizer(open_checkpoint(hf))
     plain, long = tokenizer.encode_batch(["a", "hello"])
     assert plain[0] == 0 and long == tokenizer.encode("hello")
-    assert tokenizer.encode_batch(["a"], special=False) == [plain[1:]]
+    assert tokenizer.encode_batch(["a"], begin=False, end=False) == [plain[1:]]
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.decode(long * 3000) == "hello" * 3000
     assert tokenizer.decode(long * 3000, special=True) == "<s>hello" * 3000
+
+
+BEGIN, END = ("<s>", 0), ("!", 1)
+
+
+@pytest.mark.parametrize(
+    ("processor", "before", "after"),
+    [
+        (None, [], []),
+        (processors.ByteLevel(), [], []),
+        (processors.RobertaProcessing(END, BEGIN), [0], [1]),
+        (
+            processors.TemplateProcessing(
+                single="<s> <s> $A ! !", special_tokens=[BEGIN, END]
+            ),
+            [0, 0],
+            [1, 1],
+        ),
+        (
+            processors.Sequence(
+                [
+                    processors.ByteLevel(),
+                    processors.TemplateProcessing(single="$A !", special_tokens=[END]),
+                ]
+            ),
+            [],
+            [1],
+        ),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "a!b"])
+def test_encode_with_special_tokens_on_either_side(
+    tmp_path, processor, before, after, text
+):
+    hf = hf_folder(tmp_path / "hf", "olmoe")
+    inner = byte_tokenizer(False)
+    if processor is not None:
+        inner.post_processor = processor
+    inner.save(str(hf / "tokenizer.json"))
+    tokenizer = load_tokenizer(open_checkpoint(hf))
+    ids = tokenizer.encode(text, begin=False, end=False)
+    assert len(ids) == len(text)
+    for begin in (True, False):
+        for end in (True, False):
+            want = [*before * begin, *ids, *after * end]
+            options = {"begin": begin, "end": end}
+            assert tokenizer.encode(text, **options) == want
+            assert tokenizer.encode_batch([text], **options) == [want]
+    assert tokenizer.encode(text) == [*before, *ids, *after]
 
 
 def whole_alphabet(*tokens: str) -> Tokenizer:

@@ -37,6 +37,11 @@ def test_encode_choice_without_common_prefix_skips_the_first_token():
     assert (len(item.ids), item.first) == (2, 1)
 
 
+def test_encode_choice_scores_no_end_token():
+    want = encode_choice(LetterTokenizer(), "ab", "cd", 64)
+    assert encode_choice(LetterTokenizer(adds_end=True), "ab", "cd", 64) == want
+
+
 def test_encode_choice_long_prompt_loses_its_left_end():
     whole = encode_choice(LetterTokenizer(), "abcdefgh", "xy", 64)
     item = encode_choice(LetterTokenizer(), "abcdefgh", "xy", 6)

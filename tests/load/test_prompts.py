@@ -32,13 +32,20 @@ def test_prompts_of_their_own_are_parts_of_the_text_which_begins_again():
     assert len(prompts(request(2, 1000))) == 1000
 
 
+class Lengths:
+    """One token a text, and one before and behind it."""
+
+    def encode(self, text, begin=True, end=True):
+        return [0] * begin + [len(text)] + [1] * end
+
+
 def test_the_text_is_of_the_data_folder_or_our_own(tmp_path):
     assert "".join(text_pieces(None)) == OWN_TEXT.read_text(encoding="utf-8")
     assert text_pieces(str(tmp_path)) == text_pieces(None)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "tinyshakespeare.txt").write_text("ab" * 30_000)
     assert [len(piece) for piece in text_pieces(str(tmp_path))] == [50_000, 10_000]
-    assert text_ids(lambda text: [len(text)], str(tmp_path)) == [50_000, 10_000]
+    assert text_ids(Lengths(), str(tmp_path)) == [50_000, 10_000]
 
 
 def test_a_text_without_tokens_is_refused():

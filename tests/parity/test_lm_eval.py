@@ -3,17 +3,22 @@
 Without the extra these tests fail; the marker alone keeps them out of a plain run.
 """
 
+import types
+
 import numpy as np
 import pytest
+from tokenizers import processors
 
+from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import decode_after
+from moe_edge.evaluate.likelihood import Forced, score_rows
 from moe_edge.evaluate.multiple_choice import answer_questions
 from moe_edge.evaluate.perplexity import measure_perplexity
 from tests.support.lm_eval_tasks import QUESTIONS, as_requests, engine_lm
-from tests.support.tiny_checkpoint import TEXT
+from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
@@ -84,3 +89,29 @@ def test_generate_until_equals_generate(loaded):
         prompt = loaded.tokenizer.encode(text)
         run = generate(loaded.engine, [prompt], option["max_gen_toks"])
         assert got == decode_after(loaded.tokenizer, prompt, run.tokens[0])
+
+
+@pytest.mark.parametrize("single", ["$A <|end|>", "<|end|> $A <|end|>"])
+def test_end_token_of_the_tokenizer_is_no_part_of_a_text(loaded, tmp_path, single):
+    inner = tiny_tokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[("<|end|>", 0)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    vocab = types.SimpleNamespace(vocab_size=loaded.engine.config.vocab_size)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", vocab)
+    model = engine_lm(types.SimpleNamespace(engine=loaded.engine, tokenizer=tokenizer))
+    ids, more = loaded.tokenizer.encode("ab cd"), loaded.tokenizer.encode("ab cd mill")
+    begin = [0] if single.startswith("<") else []
+    rows = [Forced([0, *ids], 1), Forced([*begin, *more], len(begin) + len(ids))]
+    want = [score for score, _ in score_rows(loaded.engine, rows, 8)]
+    asked = as_requests(("", "ab cd"), ("ab cd", " mill"))
+    found = [score for score, _ in model.loglikelihood(asked)]
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+    (rolling,) = model.loglikelihood_rolling(as_requests(("ab cd",)))
+    assert rolling == pytest.approx(want[0], rel=1e-6)
+    ending = {"max_gen_toks": 6, "until": []}
+    (text,) = model.generate_until(as_requests(("ab cd", ending)))
+    run = generate(loaded.engine, [begin + ids], 6, stop_ids=(0,))
+    kept = [token for token in run.tokens[0] if token != 0]
+    assert text == decode_after(loaded.tokenizer, begin + ids, kept)

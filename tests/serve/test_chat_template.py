@@ -66,7 +66,7 @@ def test_template_named_default_of_several(tmp_path):
 @pytest.mark.parametrize(
     "config, message",
     [
-        ("[]", "tokenizer_config.json is no JSON object"),
+        ("[]", r"tokenizer_config.json is \[\], expected an object"),
         ("{", "tokenizer_config.json is not valid JSON"),
         ('{"chat_template": 5}', "chat_template is 5, expected text"),
         ('{"chat_template": "{% if %}"}', "chat template of tokenizer_config.json: "),

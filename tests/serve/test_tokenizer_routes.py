@@ -1,13 +1,18 @@
 """The routes by which lm-eval and others tokenize."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from tokenizers import processors
 
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info
 from tests.support.served import EOS, body_of, model_of
+from tests.support.tiny_checkpoint import CONFIG, tiny_tokenizer
 
 PLAIN = find_template(None)
 
@@ -29,6 +34,25 @@ def test_tokenize_a_conversation(model, tokenizer):
         body = body_of(messages=messages, add_generation_prompt=prompted)
         text = PLAIN.render(messages, add_generation_prompt=prompted)
         assert tokenize(body, model, PLAIN)["tokens"] == tokenizer.encode(text)
+
+
+def test_conversation_gets_no_end_token(tmp_path):
+    inner = tiny_tokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", EOS)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    vocab = SimpleNamespace(vocab_size=CONFIG["vocab_size"])
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", vocab)
+    model = model_of(tokenizer)
+    body = body_of(messages=[{"role": "user", "content": "mill"}])
+    ids = tokenizer.encode("User: mill\n\nAssistant:")
+    assert ids[0] == ids[-1] == EOS
+    assert tokenize(body, model, PLAIN)["tokens"] == ids[:-1]
+    (encoded,) = read_chat(body, model).encode(model, PLAIN)
+    assert encoded.ids == tuple(ids[:-1])
+    answer = tokenize(body_of(prompt="User: mill\n\nAssistant:"), model, PLAIN)
+    assert answer["tokens"] == ids
 
 
 def test_detokenize_is_the_way_back(model, tokenizer):

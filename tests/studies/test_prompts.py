@@ -5,6 +5,7 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.studies import prompts
 from moe_edge.studies.prompts import PromptSettings, make_pool, prompt_files
 from moe_edge.studies.smoe.fig14 import BudgetSettings
 from moe_edge.studies.study import mean_change, median_and_spread
@@ -13,8 +14,15 @@ from moe_edge.studies.study import mean_change, median_and_spread
 class Words:
     """A tokenizer of one id a word."""
 
-    def encode(self, text):
+    def encode(self, text, begin=True, end=True):
         return [len(word) for word in text.split()]
+
+
+class Wrapped(Words):
+    """Puts 100 before a text and 200 after it."""
+
+    def encode(self, text, begin=True, end=True):
+        return [100] * begin + super().encode(text) + [200] * end
 
 
 def test_settings_bad_value_is_refused():
@@ -59,6 +67,13 @@ def test_pool_takes_files_in_turn_and_skips_short_prompts(tmp_path):
     assert [source["path"] for source in pool.sources] == ["p.jsonl", "t.txt"]
     assert all(len(source["sha256"]) == 64 for source in pool.sources)
     assert pool.batches([1, 2]) == [[[3, 3, 5]], [[6, 6, 6], [1, 2, 3]]]
+
+
+def test_pool_has_no_special_tokens_inside_of_a_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "PIECE", 14)  # characters: two words
+    pool = make_pool(write_sources(tmp_path), Wrapped(), 6, 3)
+    assert list(pool.rows)[:3] == [[100, 3, 3], [100, 6, 6], [100, 3, 5]]
+    assert list(pool.rows)[3:] == [[6, 6, 6], [100, 1, 2], [6, 6, 6]]
 
 
 def test_pool_too_little_text_is_refused(tmp_path):

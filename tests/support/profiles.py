@@ -44,7 +44,7 @@ def calibration_of(checkpoint, text):
     tokenizer = tiny_tokenizer()
 
     class Ids:
-        def encode(self, text):
+        def encode(self, text, end=True):
             return tokenizer.encode(text).ids
 
     return read_calibration(parse_files(text), Ids(), WINDOW, None)

@@ -34,14 +34,15 @@ class TableEngine:
 
 
 class LetterTokenizer:
-    """One token a character; `joined` pairs are one token."""
+    """One token a character; `joined` pairs are one token, `~` may end each text."""
 
-    def __init__(self, joined=()):
-        self.joined = joined
+    def __init__(self, joined=(), adds_end=False):
+        self.joined, self.adds_end = joined, adds_end
         self.tokens = [chr(i) for i in range(32, 127)] + list(joined)
 
-    def encode(self, text):
+    def encode(self, text, end=True):
         ids, at = [], 0
+        text += "~" if self.adds_end and end else ""
         while at < len(text):
             piece = text[at : at + 2] if text[at : at + 2] in self.joined else text[at]
             ids.append(self.tokens.index(piece))

@@ -9,7 +9,7 @@ from moe_edge.studies.fidelity.study import ForcedText
 def forced_rows(settings: ForcedText, tokenizer) -> list[Forced]:
     """The pieces of the text."""
     return cut_rows(
-        tokenizer.encode(read_text(settings.path)),
+        tokenizer.encode(read_text(settings.path), end=False),
         rows=settings.rows,
         prompt_tokens=settings.prompt_tokens,
         forced_tokens=settings.forced_tokens,

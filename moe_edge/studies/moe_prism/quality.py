@@ -99,7 +99,7 @@ def read_tokens(settings: QualitySettings, tokenizer) -> tuple[list, list[dict]]
         path = find_file(name, settings.data_dir)
         text = read_plain_text(path)
         # A token has one character at least; most have three.
-        ids = tokenizer.encode(text[: 16 * settings.max_tokens])
+        ids = tokenizer.encode(text[: 16 * settings.max_tokens], end=False)
         texts.append(ids[: settings.max_tokens])
         sources.append({"path": name, "sha256": sha256_of(path)})
     return texts, sources

@@ -70,7 +70,7 @@ class Servers:
             self._file(name).write_text(json.dumps({"step_costs": costs.to_json()}))
         own = {name: each.config.moe.top_k for name, each in self._engines.items()}
         self._own, self._subs = own, max(own.values()) // own[ORIGINAL]
-        ids = text_ids(loaded.tokenizer.encode, settings.data_dir)
+        ids = text_ids(loaded.tokenizer, settings.data_dir)
         self._prompts = Prompts(ids, block_tokens(self._load(1.0, 1.0, 0)))
         self._drivers: dict[str, Driver] = {}
         for name in settings.systems:
