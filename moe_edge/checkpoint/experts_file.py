@@ -1,22 +1,28 @@
 """experts/layer_LLL.bin: the expert records of one MoE layer, one after another.
 
 Record (e, sub) begins at byte (e * U + sub) * record bytes. Records are padded to 64
-bytes, so one record is one aligned `preadv` or one memory-mapped row.
+bytes, so one record is one aligned `preadv` or one memory-mapped row. After the last
+one follow 64 bytes that say which layer's file it is (checksums.py).
 """
 
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
 
+from moe_edge.checkpoint.checksums import check_records, check_trailer
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.process import cpu_cores
 
 EXPERTS_FOLDER = "experts"
 _MAX_VIEWS = os.sysconf("SC_IOV_MAX")  # arrays the kernel takes in one call
+PART_BYTES = 4 << 20  # of records that a thread reads, then checks in its cache
+_MAX_THREADS = 8  # more would wait for the disk, or for memory
 
 
 def experts_path(folder: Path, layer: int) -> Path:
@@ -36,13 +42,41 @@ def write_arrays(file: RawIOBase, offset: int, arrays: Iterable[np.ndarray]) -> 
             views[0] = views[0][count:]
 
 
-def read_records(path: Path, first: int, out_NR: np.ndarray) -> None:
+def read_records(
+    path: Path, first: int, out_NR: np.ndarray, crcs: Sequence[int] | None
+) -> None:
     """Reads consecutive records into memory that the caller reuses.
 
     Copying from a mapping would map fresh pages, which costs several times the copy.
+
+    Args:
+      crcs: of all records of the layer; None: they are not checked.
+    Raises:
+      CheckpointError: the file became shorter, or a record is damaged.
     """
     with path.open("rb", buffering=0) as file:
-        read_bytes(file.fileno(), first * out_NR[0].nbytes, out_NR, path)
+
+        def read(part: slice) -> None:
+            start, records = first + part.start, out_NR[part]
+            read_bytes(file.fileno(), start * out_NR[0].nbytes, records, path)
+            if crcs is not None:
+                check_records(path, start, records, crcs)
+
+        in_parts(out_NR, read)
+
+
+def in_parts(records_NR: np.ndarray, call: Callable[[slice], None]) -> None:
+    """Calls a function for parts of records, in several threads if there are several.
+
+    Raises: what the first part that fails raises.
+    """
+    size = max(1, PART_BYTES // records_NR[0].nbytes)
+    parts = [slice(row, row + size) for row in range(0, len(records_NR), size)]
+    if len(parts) == 1:
+        return call(parts[0])
+    with ThreadPoolExecutor(min(len(parts), cpu_cores(), _MAX_THREADS)) as pool:
+        for _ in pool.map(call, parts):
+            pass
 
 
 def read_bytes(descriptor: int, offset: int, out: np.ndarray, path: Path) -> None:
@@ -55,13 +89,19 @@ def read_bytes(descriptor: int, offset: int, out: np.ndarray, path: Path) -> Non
         flat, offset = flat[count:], offset + count
 
 
-def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
+def open_records(
+    path: Path, rows: int, width: int, dtype: np.dtype, trailer: bytes = b""
+) -> np.ndarray:
     """Memory-maps a layer file as [rows, width], read-only.
 
+    Args:
+      trailer: what must follow the records.
     Raises:
-      CheckpointError: missing, or not exactly rows x width elements long.
+      CheckpointError: missing, not exactly rows x width elements and the trailer long,
+        or with another trailer.
     """
-    expected = rows * width * dtype.itemsize
+    record_bytes = rows * width * dtype.itemsize
+    expected = record_bytes + len(trailer)
     try:
         size = path.stat().st_size
         if size != expected:
@@ -71,6 +111,7 @@ def open_records(path: Path, rows: int, width: int, dtype: np.dtype) -> np.ndarr
                 f"records of {width * dtype.itemsize} bytes; convert the model again"
             )
         raw = np.memmap(path, np.uint8, mode="r", shape=(expected,))
+        check_trailer(path, raw[record_bytes:].tobytes(), trailer)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    return raw.view(dtype).reshape(rows, width)
+    return raw[:record_bytes].view(dtype).reshape(rows, width)

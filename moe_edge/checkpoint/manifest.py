@@ -10,6 +10,8 @@ A refactored model has an object `refactor`: {"gate": one of `model.config.GATES
 seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
 parent's; only `U` and the records tell of the split.
 
+`checksums` (checksums.py) are new in format version 2; version 1 is still read.
+
 `dtype` is of the experts' records. q8_0, q4_0 and mxfp4 are quantised
 (model/record.py); `hf_config` still says in which dtype the model was, and the dense
 weights are.
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.checkpoint.checksums import KEY, Checksums
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.json_reader import read_json
@@ -32,7 +35,8 @@ from moe_edge.model.sub_experts import split_config
 MANIFEST_NAME = "manifest.json"
 HF_FOLDER = "hf"
 TOKENIZER_NAME = "tokenizer.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_WITHOUT_CHECKSUMS = 1
 _MAX_BYTES = 64 << 20
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "format_version": int,
@@ -68,6 +72,7 @@ def make_manifest(
     source: dict[str, Any] | None = None,
     content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
+    checksums: Checksums | None = None,
 ) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are already written.
 
@@ -79,6 +84,7 @@ def make_manifest(
       source: where it came from.
       content_sha256: see `convert/content_hash.py`.
       refactor: gate and provenance of a refactored model.
+      checksums: of the files as written.
     """
     layout = record_layout(config, subs)
     return {
@@ -100,7 +106,9 @@ def make_manifest(
         "tokenizer": tokenizer,
         "source": source or {},
         "content_sha256": content_sha256,
-    } | ({} if refactor is None else {"refactor": refactor})
+        **({} if refactor is None else {"refactor": refactor}),
+        KEY: (checksums or Checksums()).as_json(),
+    }
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -114,12 +122,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION) or version is True:
         raise CheckpointError(
             f"{path} has format_version {version!r}, this program reads "
-            f"{FORMAT_VERSION}; convert the model again"
+            f"{_WITHOUT_CHECKSUMS} and {FORMAT_VERSION}; convert the model again"
         )
-    for key, kind in _TYPES.items():
+    types = _TYPES | ({} if version == _WITHOUT_CHECKSUMS else {KEY: dict})
+    for key, kind in types.items():
         value = manifest.get(key)
         if key not in manifest or not isinstance(value, kind) or value is True:
             raise CheckpointError(
@@ -131,6 +140,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"expected one of {', '.join(RECORD_DTYPES)} and U >= 1"
         )
     return manifest
+
+
+def read_checksums(
+    folder: Path, manifest: dict[str, Any], config: ModelConfig
+) -> Checksums | None:
+    """The checksums of a manifest, as `Checksums.of_manifest`; None: version 1."""
+    if manifest["format_version"] == _WITHOUT_CHECKSUMS:
+        return None
+    return Checksums.of_manifest(folder / MANIFEST_NAME, manifest[KEY], config)
 
 
 def check_manifest(

@@ -1,23 +1,40 @@
 """Reads a checkpoint of ours: lazily, layer by layer."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.checksums import check_records, make_trailer
+from moe_edge.checkpoint.dense import DenseFiles, item_path
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES, cast, cast_dense
-from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
+from moe_edge.checkpoint.experts_file import (
+    experts_path,
+    in_parts,
+    open_records,
+    read_records,
+)
 from moe_edge.checkpoint.manifest import (
     HF_FOLDER,
     TOKENIZER_NAME,
     check_manifest,
     config_of_manifest,
+    read_checksums,
     with_kind,
 )
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
+
+_said: set[str] = set()
+
+
+def _say_once(line: str) -> None:
+    """Prints a line on stderr, once a process."""
+    if line not in _said:
+        _said.add(line)
+        print(line, file=sys.stderr, flush=True)
 
 
 class DenseReader:
@@ -42,6 +59,7 @@ class CheckpointReader(DenseReader):
       dtype: numpy dtype of the expert records as returned; uint8 of quantised ones,
         which `dtype` of the constructor leaves as they are.
       layout: where the parts of a record stand.
+      checksums: of the files, checked as weights are read; None: an old checkpoint.
     """
 
     quantized = None
@@ -63,6 +81,13 @@ class CheckpointReader(DenseReader):
         self.dtype = self._stored if as_stored else np.dtype(dtype)
         self.layout = check_manifest(self.path, manifest, config)
         self.config = config_of_manifest(self.path, manifest, config)
+        self.checksums = read_checksums(self.path, manifest, self.config)
+        if self.checksums is None:
+            _say_once(
+                f"{self.path} is of format version 1, without checksums: damaged or "
+                "exchanged files would not be noticed; convert (or refactor) the model "
+                "again to have them checked"
+            )
         self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.
         for layer in config.moe_layers:
@@ -71,7 +96,9 @@ class CheckpointReader(DenseReader):
     def _records(self, layer: int) -> np.ndarray:
         rows = self.config.moe.num_experts
         path = experts_path(self.path, layer)
-        return open_records(path, rows, self.layout.size, self._stored)
+        sums = self.checksums
+        trailer = make_trailer(layer, sums.experts[layer]) if sums else b""
+        return open_records(path, rows, self.layout.size, self._stored, trailer)
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -99,6 +126,8 @@ class CheckpointReader(DenseReader):
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""
         arrays = self._dense.load(item, item_shapes(self.config, item))
+        if self.checksums is not None:
+            self.checksums.check_dense(item_path(self.path, item), item, arrays)
         return {
             name: cast_dense(name, array, self._cast) for name, array in arrays.items()
         }
@@ -110,18 +139,30 @@ class CheckpointReader(DenseReader):
         return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
 
     def experts(self, layer: int) -> np.ndarray:
-        """Records [E, R] of a MoE layer; memory-mapped unless cast."""
+        """Records [E, R] of a MoE layer, checked; memory-mapped unless cast."""
         records = self._records(layer)
+        if self.checksums is not None:
+            path, crcs = experts_path(self.path, layer), self.checksums.experts[layer]
+            in_parts(
+                records,
+                lambda part: check_records(path, part.start, records[part], crcs),
+            )
         return cast(records, self.dtype)
+
+    def map_experts(self, layer: int) -> np.ndarray:
+        """Records [E, R] of a MoE layer as stored, memory-mapped and not read: of the
+        checksums only the layer and the tag of their file are checked."""
+        return self._records(layer)
 
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with consecutive records beginning with row `first`."""
         path = experts_path(self.path, layer)
+        crcs = None if self.checksums is None else self.checksums.experts[layer]
         if out_NR.dtype == self._stored:
-            read_records(path, first, out_NR)
+            read_records(path, first, out_NR, crcs)
         else:
             stored = np.empty(out_NR.shape, self._stored)
-            read_records(path, first, stored)
+            read_records(path, first, stored, crcs)
             np.copyto(out_NR, cast(stored, out_NR.dtype))
 
     def release(self) -> None:

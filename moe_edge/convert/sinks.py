@@ -5,12 +5,14 @@ that layer's records in order by `experts(layer, first, records_NR)`. `finish` c
 the folder; `close` stops, complete or not.
 """
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moe_edge.checkpoint.checksums import Checksums, crc32, item_crc32, make_trailer
 from moe_edge.checkpoint.dense import DenseFiles
 from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
 from moe_edge.checkpoint.manifest import (
@@ -59,10 +61,12 @@ class OursSink:
         self._saver = ThreadPoolExecutor(1)
         self._dense = self._saver.submit(DenseFiles, folder)
         self._saving: Future | None = None
-        self._file = None
+        self._file, self._layer = None, None
+        self._checksums = Checksums()
 
     def dense(self, item, arrays):
         self._wait()
+        self._checksums.dense[item] = item_crc32(arrays)
         dense = self._dense
         self._saving = self._saver.submit(lambda: dense.result().save(item, arrays))
         if sum(array.nbytes for array in arrays.values()) > _LARGE_BYTES:
@@ -75,13 +79,25 @@ class OursSink:
 
     def experts(self, layer, first, records_NR):
         if first == 0:
-            self._close_file()
+            self._finish_file()
             self._file = experts_path(self._folder, layer).open("wb", buffering=0)
+            self._layer = layer
         write_arrays(self._file, first * records_NR[0].nbytes, [records_NR])
+        self._checksums.experts.setdefault(layer, []).extend(map(crc32, records_NR))
+
+    def _finish_file(self):
+        """Adds the trailer, once all records of a layer are written."""
+        if self._file is not None:
+            crcs = self._checksums.experts[self._layer]
+            end = self._file.seek(0, os.SEEK_END)
+            trailer = np.frombuffer(make_trailer(self._layer, crcs), np.uint8)
+            write_arrays(self._file, end, [trailer])
+            self._close_file()
 
     def _close_file(self):
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def close(self):
         self._close_file()
@@ -89,6 +105,7 @@ class OursSink:
 
     def finish(self, content_sha256):
         self._wait()
+        self._finish_file()
         self.close()
         reader = self._reader
         source = {"hf_path": reader.hf_source, "quantized": reader.quantized}
@@ -100,6 +117,7 @@ class OursSink:
             source=source | {"dropped": reader.dropped},
             content_sha256=content_sha256,
             refactor=self._refactor,
+            checksums=self._checksums,
         )
         # Last, so that a folder with a manifest is complete.
         dump_json(self._folder / MANIFEST_NAME, manifest)

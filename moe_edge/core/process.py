@@ -1,7 +1,8 @@
-"""A process of its own for what is measured, and the memory a process took."""
+"""A process of its own for what is measured, and what a process has and took."""
 
 import concurrent.futures
 import multiprocessing
+import os
 import re
 import resource
 import sys
@@ -28,6 +29,13 @@ def alone(function: Callable[..., Any], *args) -> Any:
                 "system does whose memory runs out; use a machine with more of it "
                 "(files on a tmpfs take memory, too)"
             ) from error
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def peak_rss_bytes() -> int:

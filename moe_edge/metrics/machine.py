@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from moe_edge.core.process import cpu_cores
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Device files of NVIDIA GPUs, AMD GPUs, TPUs and WSL's GPUs.
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio", "/dev/dxg")
@@ -50,13 +52,6 @@ def cpu_name() -> str:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1) if found else platform.processor() or platform.machine()
-
-
-def cpu_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def ram_bytes() -> int | None:

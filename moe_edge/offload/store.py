@@ -49,7 +49,8 @@ class HostStore:
           reader: an open checkpoint (`convert.open.open_checkpoint`).
           memory: "host" copies every record; "pinned" does so into memory that a GPU
             reads directly; "mmap" maps the checkpoint's record files: reading a
-            record is reading the disk (or the kernel's page cache).
+            record is reading the disk (or the kernel's page cache), and records are
+            not checked for damage as the copies are.
         Raises:
           ConfigError: unknown memory, or "mmap" of a checkpoint whose file does not
             hold the records as programs take them.
@@ -70,7 +71,7 @@ class HostStore:
 
     def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:
         if self.memory == "mmap":
-            return np.asarray(reader.experts(layer)).view(self.dtype)
+            return np.asarray(reader.map_experts(layer)).view(self.dtype)
         records = np.empty((self.num_experts, self.record_size), self.dtype)
         same_bits = self.dtype.itemsize == reader.dtype.itemsize
         target = records.view(reader.dtype) if same_bits else records

@@ -12,6 +12,7 @@ from moe_edge.checkpoint.manifest import read_manifest
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
+from tests.support.old_checkpoints import as_version_1
 from tests.support.tiny_checkpoints import hf_folder
 
 
@@ -45,7 +46,7 @@ def test_layout_on_disk(converted):
     names = sorted(p.name for p in (converted / "experts").iterdir())
     assert names == ["layer_000.bin", "layer_002.bin"]  # layer 1 is dense
     size = (converted / "experts" / names[0]).stat().st_size
-    assert size == 6 * record["bytes"]
+    assert size == 6 * record["bytes"] + 64  # the layer and the tag
     dense = sorted(p.name for p in (converted / "dense").iterdir())
     assert dense == ["head", "layer_000", "layer_001", "layer_002", "top"]
 
@@ -54,7 +55,7 @@ def test_experts_are_memory_mapped_records(converted):
     reader = open_checkpoint(converted)
     records = reader.experts(0)
     raw = (converted / "experts" / "layer_000.bin").read_bytes()
-    assert records.tobytes() == raw
+    assert records.tobytes() == raw[:-64]
     assert not records.flags.writeable
     base = records
     while base.base is not None and not isinstance(base, np.memmap):
@@ -76,6 +77,7 @@ def test_reader_casts_on_request(converted):
 
 def test_sub_experts_are_rows_of_their_own(ours):
     """A refactored checkpoint: U records per expert, of F / U neurons each."""
+    as_version_1(ours)  # CRCs would be of the records as they were
     manifest = read_manifest(ours)
     width = 48 * 10 * 3
     record = manifest["record"] | {
@@ -100,7 +102,8 @@ def test_sub_experts_are_rows_of_their_own(ours):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format_version 2, this program reads 1"),
+        ({"format_version": 3}, "format_version 3, this program reads 1 and 2"),
+        ({"format_version": True}, "format_version True, this program reads 1 and 2"),
         ({"format_version": "gone"}, "format_version None"),
         ({"L": "three"}, "L is 'three'"),
         ({"content_sha256": "gone"}, "content_sha256 is 'None'"),
@@ -129,7 +132,7 @@ def test_layer_file_missing_truncated_or_too_long_is_refused(ours):
     path = ours / "experts" / "layer_002.bin"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(CheckpointError, match="layer_002.bin is truncated: 69119"):
+    with pytest.raises(CheckpointError, match="layer_002.bin is truncated: 69183"):
         open_checkpoint(ours)
     path.write_bytes(data + b"x")
     with pytest.raises(CheckpointError, match="layer_002.bin is too long"):

@@ -11,6 +11,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core import files
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from tests.support.conversion import assert_same_tensors, convert, load_all
+from tests.support.old_checkpoints import as_version_1
 from tests.support.tiny_checkpoints import (
     hf_folder,
     random_tensors,
@@ -224,6 +225,11 @@ def test_convert_notices_altered_files_of_ours(tmp_path, dtype):
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="layer_001.bin: record 0 has CRC-32"):
+        convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype=dtype)
+    with pytest.raises(CheckpointError, match="layer_001.bin: record 0 has CRC-32"):
+        convert(tmp_path / "ours", None, verify=True)
+    as_version_1(tmp_path / "ours")  # without checksums, the hash of all tells
     with pytest.raises(CheckpointError, match="a file was altered"):
         convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype=dtype)
     with pytest.raises(CheckpointError, match="hash to .* its manifest says"):

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.checksums import crc32
 from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
@@ -57,7 +58,8 @@ def test_records_hold_the_encoded_weights(converted):
     assert manifest["dtype"] == kind
     per_expert = -(-3 * 96 * 32 // 32 * BLOCK_BYTES[kind] // 64) * 64
     assert manifest["record"]["bytes"] == per_expert == reader.layout.size
-    assert (path / "experts/layer_002.bin").stat().st_size == 6 * per_expert
+    assert (path / "experts/layer_002.bin").stat().st_size == 6 * per_expert + 64
+    assert reader.checksums.experts[2] == [crc32(record) for record in records]
     dense = sum(t.nbytes for name, t in tensors.items() if not is_expert(name))
     assert said["bytes"] == dense + 2 * 6 * per_expert
     assert said["expert_dtype"] == kind and "dequantised" not in said

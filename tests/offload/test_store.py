@@ -10,6 +10,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.weights import to_device
 from moe_edge.offload.store import HostStore
+from tests.support.old_checkpoints import as_version_1
 from tests.support.tiny_checkpoints import hf_folder
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -91,7 +92,7 @@ def test_source_is_pinned_or_the_record(plain):
 def test_sub_experts_are_blocks(plain, tmp_path):
     import shutil
 
-    folder = shutil.copytree(plain[1], tmp_path / "ours")
+    folder = as_version_1(shutil.copytree(plain[1], tmp_path / "ours"))
     manifest = json.loads((folder / "manifest.json").read_text())
     # Two sub-experts an expert: F = 20 becomes 10, records half as long.
     manifest["U"], manifest["refactor"] = 2, {"gate": "linear"}

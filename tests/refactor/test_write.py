@@ -112,6 +112,23 @@ def test_a_refactored_model_is_not_refactored_again(tmp_path):
         random_refactoring(child)
 
 
+@pytest.mark.parametrize("gate", ["linear", "proxy_global", "calibrated"])
+def test_exchanged_files_and_damaged_blocks_are_refused(gate, tmp_path):
+    """The checksums of a refactored checkpoint are of its blocks."""
+    write_random(parent_folder(tmp_path / "hf", "olmoe"), tmp_path / "r", gate)
+    reader = open_checkpoint(tmp_path / "r")
+    assert len(reader.checksums.experts[0]) == reader.config.moe.num_experts
+    path, record = tmp_path / "r" / "experts/layer_000.bin", reader.experts(0)[5]
+    data = bytearray(path.read_bytes())
+    data[5 * record.nbytes + 8] ^= 64
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="layer_000.bin: record 5 has CRC-32"):
+        reader.experts(0)
+    path.with_name("layer_001.bin").replace(path)
+    with pytest.raises(CheckpointError, match="holds the experts of layer 1, expec"):
+        open_checkpoint(tmp_path / "r")
+
+
 def test_nothing_appears_where_it_fails(tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", "olmoe"))
     refactoring = random_refactoring(parent)

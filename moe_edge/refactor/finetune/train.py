@@ -7,6 +7,7 @@ draws its K, and the model follows itself as it was at its own K; and the rows o
 calibrated gate, which choose among the blocks of experts that the router chose.
 """
 
+import copy
 import dataclasses
 import hashlib
 import shutil
@@ -18,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.checkpoint.checksums import KEY, item_crc32
 from moe_edge.checkpoint.dense import DenseFiles, item_path
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
+from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.hf_files import dump_json
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap
@@ -122,17 +124,21 @@ def stored_router(reader, router: programs.Router) -> dict[str, np.ndarray]:
 
 def store_router(reader, stored: dict[str, np.ndarray], fine_tuned: dict) -> None:
     """Replaces a checkpoint's rows, and in its manifest what follows from them."""
-    dense = DenseFiles(reader.path)
+    dense, sums = DenseFiles(reader.path), copy.deepcopy(reader.checksums)
     for layer in reader.config.moe_layers:
         arrays = reader.dense(layer)
         paths = {name: f"blocks.{layer}.{name}" for name in arrays}
         new = {name: stored[path] for name, path in paths.items() if path in stored}
         shutil.rmtree(item_path(reader.path, layer))
         dense.save(layer, arrays | new)
-    manifest = reader.manifest | {
-        "refactor": reader.manifest["refactor"] | {"fine_tuned": fine_tuned},
-        "content_sha256": content_sha256(open_checkpoint(reader.path)),
-    }
+        if sums is not None:
+            sums.dense[layer] = item_crc32(arrays | new)
+    refactor = reader.manifest["refactor"] | {"fine_tuned": fine_tuned}
+    manifest = reader.manifest | {"refactor": refactor}
+    if sums is not None:
+        manifest |= {KEY: sums.as_json()}
+    changed = CheckpointReader(reader.path, manifest, reader.parent_config)
+    manifest |= {"content_sha256": content_sha256(changed)}
     dump_json(reader.path / MANIFEST_NAME, manifest)
 
 

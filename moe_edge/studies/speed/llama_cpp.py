@@ -15,7 +15,7 @@ from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import atomic_folder
-from moe_edge.metrics.machine import cpu_cores
+from moe_edge.core.process import cpu_cores
 
 ARCHITECTURES = {"olmoe": "olmoe", "qwen2_moe": "qwen2moe"}
 TYPES = ("F32", "BF16", "Q8_0", "Q4_0")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.checksums import item_crc32
 from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
@@ -85,6 +86,9 @@ def test_finetune_router_changes_router_rows_only(source, result):
     }
     assert manifest["content_sha256"] == content_sha256(after)
     assert manifest["content_sha256"] != before.content_sha256()
+    old, new = before.checksums, after.checksums
+    assert new.experts == old.experts and new.dense["top"] == old.dense["top"]
+    assert new.dense[1] == item_crc32(after.dense(1)) != old.dense[1]
 
 
 def test_finetune_router_reported_perplexity_is_the_written_model(source, result):
