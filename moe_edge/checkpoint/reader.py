@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.dense import read_item, stored_dtypes
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import experts_path, open_records, read_records
 from moe_edge.checkpoint.manifest import (
@@ -63,7 +63,6 @@ class CheckpointReader(DenseReader):
         self.dtype = self._stored if as_stored else np.dtype(dtype)
         self.layout = check_manifest(self.path, manifest, config)
         self.config = config_of_manifest(self.path, manifest, config)
-        self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.
         for layer in config.moe_layers:
             self._records(layer)
@@ -98,14 +97,14 @@ class CheckpointReader(DenseReader):
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""
-        arrays = self._dense.load(item, item_shapes(self.config, item))
+        arrays = read_item(self.path, item, item_shapes(self.config, item))
         return {
             name: cast_dense(name, array, self._cast) for name, array in arrays.items()
         }
 
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
         """Canonical name -> dtype of what `dense` returns."""
-        stored = self._dense.entries(item, item_shapes(self.config, item))
+        stored = stored_dtypes(self.path, item, item_shapes(self.config, item))
         empty = {name: np.empty(0, dtype) for name, dtype in stored.items()}
         return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.checkpoint.dense import DenseFiles, item_path
+from moe_edge.checkpoint.dense import DenseWriter, item_path
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.hf_files import dump_json
@@ -122,7 +122,7 @@ def stored_router(reader, router: programs.Router) -> dict[str, np.ndarray]:
 
 def store_router(reader, stored: dict[str, np.ndarray], fine_tuned: dict) -> None:
     """Replaces a checkpoint's rows, and in its manifest what follows from them."""
-    dense = DenseFiles(reader.path)
+    dense = DenseWriter(reader.path)
     for layer in reader.config.moe_layers:
         arrays = reader.dense(layer)
         paths = {name: f"blocks.{layer}.{name}" for name in arrays}
