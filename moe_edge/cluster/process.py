@@ -91,7 +91,7 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
     options = spec.options
     transport = transport_of(spec, number)
     transport.serve(lobby)
-    facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
+    facts = facts_of(spec) | {"address": dataclasses.astuple(transport.address)}
     say_hello(transport, spec.address, facts, options.join_timeout_s, leave)
     timeout_s = options.join_timeout_s
     try:
@@ -171,7 +171,7 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     options, address = spec.options, spec.address
     started_s = time.perf_counter()
     transport = transport_of(spec, SCHEDULER, address.calls)
-    reception = Reception(facts_of(options), options.processes)
+    reception = Reception(facts_of(spec), options.processes)
     make_programme = choose(options)
     programme = make_programme(options, transport, reception, Path(spec.folder))
     transport.serve(programme.scheduler)

@@ -41,6 +41,11 @@ class TensorSource:
         self._packed: set[str] = set()
         self._collect()
 
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold a tensor."""
+        return sorted({file.path for file in self._files.values()})
+
     def _entry(self, name: str) -> tuple:
         return self._files[name].entries[name]
 

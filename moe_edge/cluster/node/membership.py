@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from moe_edge.cluster.content import check_same
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Address, PeerLost, Refused, Transport
 from moe_edge.core.checks import ConfigError
@@ -21,7 +22,7 @@ from moe_edge.core.checks import ConfigError
 RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
 BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
-SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
+SAME = ("wire", "jaxlib")  # must agree, and all of `content` and `options`
 
 
 def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]):
@@ -32,6 +33,8 @@ def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
                 f"process {process} has {name} {theirs.get(name)!r}, the scheduler "
                 f"{ours[name]!r}; start all with the same"
             )
+    theirs_by_file = theirs.get("content") or {}
+    check_same(f"process {process}", theirs_by_file, ours["content"])
     options = theirs.get("options") or {}
     for name, value in ours["options"].items():
         if options.get(name) != value:
