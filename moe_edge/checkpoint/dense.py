@@ -1,11 +1,14 @@
-"""dense/: every weight that is not a routed expert, in Orbax.
+"""dense/: every weight that is not a routed expert, in Orbax's format.
 
 One Orbax item per layer and two for the top (schema.py), each a flat dict of arrays,
 so that a checkpoint is written and read piece by piece.
+
+Orbax writes the items, TensorStore reads them. A restore by Orbax starts JAX's backend
+and waits for all processes of `jax.distributed`; each process of a cluster reads its
+checkpoint alone, some before JAX starts.
 """
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +24,8 @@ DENSE_FOLDER = "dense"
 # Arrays are stored in chunks of this size, so that neither writing nor reading one
 # needs a second copy of it.
 _CHUNK_BYTES = 8 << 20
-_COLLECT_BYTES = 128 << 20
 _ROOM_BYTES = 1 << 20  # of Orbax's own files
+_METADATA = "zarr.json"  # of an array
 
 
 def item_path(folder: Path, item: Item) -> Path:
@@ -32,7 +35,7 @@ def item_path(folder: Path, item: Item) -> Path:
 
 
 def _checkpointer():
-    # Imported here: Orbax takes a second, and reading HF folders does not need it.
+    # Imported here: Orbax takes a second, and reading does not need it.
     import jax
     import orbax.checkpoint as ocp
 
@@ -67,13 +70,12 @@ def orbax_writes(folder: Path, num_bytes: int) -> Iterator[None]:
         raise OSError(f"{folder}: {_first_line(error)}") from error
 
 
-class DenseFiles:
-    """Writes and reads the items of one checkpoint folder."""
+class DenseWriter:
+    """Writes the items of one checkpoint folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
         self._orbax = _checkpointer()
-        self._loaded_bytes = 0
 
     def save(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
         """Writes one item.
@@ -90,43 +92,63 @@ class DenseFiles:
         with orbax_writes(self.folder, sum(array.nbytes for array in plain.values())):
             self._orbax.save(path, args=ocp.args.PyTreeSave(plain, save_args=chunked))
 
-    def entries(self, item: Item, expected: Shapes) -> dict[str, np.dtype]:
-        """Name -> dtype of one item, after checking names and shapes.
 
-        Raises:
-          CheckpointError: missing or damaged, or tensors missing, extra or misshapen.
-        """
-        path = item_path(self.folder, item)
-        if not path.is_dir():
-            raise CheckpointError(f"{path} is missing; convert the model again")
-        try:
-            tree = self._orbax.metadata(path).item_metadata.tree
-            found = {name: tuple(entry.shape) for name, entry in tree.items()}
-            dtypes = {name: np.dtype(entry.dtype) for name, entry in tree.items()}
-        except Exception as error:  # Orbax raises many kinds on damaged files
+def stored_dtypes(folder: Path, item: Item, expected: Shapes) -> dict[str, np.dtype]:
+    """Name -> dtype of one item, after checking names and shapes.
+
+    Raises:
+      CheckpointError: missing or damaged, or tensors missing, extra or misshapen.
+    """
+    opened = _open_item(folder, item, expected)
+    return {name: array.dtype.numpy_dtype for name, array in opened.items()}
+
+
+def read_item(folder: Path, item: Item, expected: Shapes) -> dict[str, np.ndarray]:
+    """Reads one item as numpy arrays, checked as by `stored_dtypes`."""
+    opened = _open_item(folder, item, expected)
+    reads = {name: array.read() for name, array in opened.items()}
+    return _results(item_path(folder, item), reads)
+
+
+def _open_item(folder: Path, item: Item, expected: Shapes) -> dict:
+    """Name -> `tensorstore.TensorStore`, of the names and shapes expected."""
+    import tensorstore
+
+    path = item_path(folder, item)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is missing; convert the model again")
+    base = {"driver": "file", "path": f"{path}/"}
+    database = {"driver": "ocdbt", "base": base}
+    try:
+        keys = tensorstore.KvStore.open(database).result().list().result()
+    except Exception as error:  # TensorStore raises many kinds on damaged files
+        raise _damaged(path, error) from error
+    parts = (key.decode(errors="replace").partition("/") for key in keys)
+    names = {name for name, _, rest in parts if rest == _METADATA}
+    opening = {
+        name: tensorstore.open(
+            {
+                "driver": "zarr3",
+                "kvstore": database | {"path": f"{name}/"},
+                "fill_missing_data_reads": False,  # a lost chunk is no chunk of zeros
+            },
+            read=True,
+        )
+        for name in sorted(names)
+    }
+    opened = _results(path, opening)
+    found = {name: tuple(array.shape) for name, array in opened.items()}
+    check_tensors(str(path), found, expected)
+    return opened
+
+
+def _results(path: Path, futures: dict) -> dict:
+    """What the futures give, once all are done: none is left behind by an error."""
+    errors = [future.exception() for future in futures.values()]
+    for error in errors:
+        if error is not None:
             raise _damaged(path, error) from error
-        check_tensors(str(path), found, expected)
-        return dtypes
-
-    def load(self, item: Item, expected: Shapes) -> dict[str, np.ndarray]:
-        """Reads one item as numpy arrays, checked as by `entries`."""
-        import orbax.checkpoint as ocp
-
-        path = item_path(self.folder, item)
-        names = self.entries(item, expected)
-        if self._loaded_bytes > _COLLECT_BYTES:
-            # Orbax leaves reference cycles around arrays it restored.
-            gc.collect()
-            self._loaded_bytes = 0
-        try:
-            wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-            arrays = self._orbax.restore(
-                path, args=ocp.args.PyTreeRestore(restore_args=wanted)
-            )
-        except Exception as error:
-            raise _damaged(path, error) from error
-        self._loaded_bytes += sum(array.nbytes for array in arrays.values())
-        return arrays
+    return {name: future.result() for name, future in futures.items()}
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.checksums import check_records, make_trailer
-from moe_edge.checkpoint.dense import DenseFiles, item_path
+from moe_edge.checkpoint.dense import item_path, read_item, stored_dtypes
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES, cast, cast_dense
 from moe_edge.checkpoint.experts_file import (
     experts_path,
@@ -88,7 +88,6 @@ class CheckpointReader(DenseReader):
                 "exchanged files would not be noticed; convert (or refactor) the model "
                 "again to have them checked"
             )
-        self._dense = DenseFiles(self.path)
         # All layer files are checked now, so that a damaged one fails at the start.
         for layer in config.moe_layers:
             self._records(layer)
@@ -125,7 +124,7 @@ class CheckpointReader(DenseReader):
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""
-        arrays = self._dense.load(item, item_shapes(self.config, item))
+        arrays = read_item(self.path, item, item_shapes(self.config, item))
         if self.checksums is not None:
             self.checksums.check_dense(item_path(self.path, item), item, arrays)
         return {
@@ -134,7 +133,7 @@ class CheckpointReader(DenseReader):
 
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
         """Canonical name -> dtype of what `dense` returns."""
-        stored = self._dense.entries(item, item_shapes(self.config, item))
+        stored = stored_dtypes(self.path, item, item_shapes(self.config, item))
         empty = {name: np.empty(0, dtype) for name, dtype in stored.items()}
         return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
 

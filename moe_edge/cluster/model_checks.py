@@ -1,14 +1,9 @@
 """What a cluster asks of its checkpoint and placement, checked without JAX."""
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 
-from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import MIN_SLOTS
@@ -61,18 +56,3 @@ def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
     room_N = room_of(options, len(layers) * experts)
     placement.check([np.array([n]) for n in room_N])
     return placement
-
-
-def checkpoint_mark(path: str) -> str:
-    """What tells checkpoints apart: the stored hash, or one of sizes and beginnings."""
-    reader = open_checkpoint(path)
-    folder = Path(reader.path)
-    if (folder / MANIFEST_NAME).is_file():
-        return reader.content_sha256()
-    mark = hashlib.sha256()
-    for file in [folder] if folder.is_file() else sorted(folder.glob("*")):
-        if file.suffix in (".json", ".safetensors", ".gguf"):
-            with file.open("rb") as opened:
-                start = opened.read(1 << 20)
-            mark.update(f"{file.name} {file.stat().st_size}\n".encode() + start)
-    return mark.hexdigest()

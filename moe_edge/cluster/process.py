@@ -4,7 +4,7 @@
 
 The supervisor (`run.py`) writes the spec and starts these. What goes wrong is one line
 on stderr and the exit code of its error. A process ends without Python's own shutdown:
-`jax.distributed` would wait there for processes that may be gone.
+threads of the transport `jax` may wait there for processes that are gone.
 """
 
 import ctypes
@@ -19,11 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_edge.cluster.node.membership import (
-    free_port,
-    initialise_jax,
-    say_hello,
-)
+from moe_edge.cluster.node.membership import free_port, say_hello
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
@@ -95,7 +91,7 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
     options = spec.options
     transport = transport_of(spec, number)
     transport.serve(lobby)
-    facts = facts_of(options) | {"address": dataclasses.astuple(transport.address)}
+    facts = facts_of(spec) | {"address": dataclasses.astuple(transport.address)}
     say_hello(transport, spec.address, facts, options.join_timeout_s, leave)
     timeout_s = options.join_timeout_s
     try:
@@ -106,9 +102,11 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
             f"the scheduler has taken this process in, but not begun within "
             f"{timeout_s + START_S:g} s; see its log"
         ) from None
-    initialise_jax(welcome["jax"], options.processes, number, timeout_s)
     keep_heap()
     if options.transport == "jax":
+        from moe_edge.cluster.transport.collectives.joining import join_jax
+
+        join_jax(welcome["jax"], options.processes, number, timeout_s)
         from moe_edge.cluster.transport.collectives.transport import (
             CollectivesTransport,
         )
@@ -173,15 +171,17 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     options, address = spec.options, spec.address
     started_s = time.perf_counter()
     transport = transport_of(spec, SCHEDULER, address.calls)
-    reception = Reception(facts_of(options), options.processes)
+    reception = Reception(facts_of(spec), options.processes)
     make_programme = choose(options)
     programme = make_programme(options, transport, reception, Path(spec.folder))
     transport.serve(programme.scheduler)
     members = reception.wait(options.join_timeout_s)
-    jax_address = f"{address.host}:{free_port(spec.hosts[SCHEDULER])}"
+    by_jax, jax_address = options.transport == "jax", None
+    if by_jax:
+        jax_address = f"{address.host}:{free_port(spec.hosts[SCHEDULER])}"
     addresses = {n: Address(*fields["address"]) for n, fields in members.items()}
 
-    def on_lost(peer: int, kind: str) -> None:  # JAX would wait for it, then abort
+    def on_lost(peer: int, kind: str) -> None:  # the others would wait for it
         who = options.name_of(peer)
         print(f"error: {who} is {kind} before all have begun", flush=True)
         os._exit(NobodyLeft.exit_code)
@@ -191,11 +191,10 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     for process, where in addresses.items():
         transport.connect(process, where)
         transport.post(process, "welcome", {"jax": jax_address, "roster": roster})
-    timeout_s = options.join_timeout_s
-    initialise_jax(jax_address, options.processes, SCHEDULER, timeout_s)
-    import jax
+    if by_jax:
+        from moe_edge.cluster.transport.collectives.joining import join_jax
 
-    jax.local_devices()  # the servers' backends wait for that of every process
+        join_jax(jax_address, options.processes, SCHEDULER, options.join_timeout_s)
     programme.scheduler.wait_for_all("there", START_S, may_lose=False)
     transport.on_lost = programme.scheduler.on_lost
     took_s = time.perf_counter() - started_s

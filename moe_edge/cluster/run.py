@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from moe_edge.cluster.content import content_of
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.node.membership import free_port
@@ -56,6 +57,8 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     if run.dry_run:
         methods = options.method_names if options.mode == "prism" else [options.mode]
         return {"methods": methods, "processes": _numbers(options)}
+    # Where all processes are started here they read the same files.
+    content = {} if options.coordinator is None else content_of(reader)
     with run.writing() as folder:
         logs = folder / "logs"
         logs.mkdir()
@@ -79,6 +82,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
                 hosts=hosts,
                 coordinator=address,
                 parent=os.getpid(),
+                content=content,
             )
             spec.save(Path(work) / "spec.json")
             processes = Processes(Path(work) / "spec.json", options, logs, prefixes)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jaxlib.version  # without JAX itself, which takes a second to load
 
-from moe_edge.cluster.model_checks import checkpoint_mark
 from moe_edge.cluster.options import ClusterOptions, ServedOptions
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.wire import WIRE_VERSION
@@ -27,6 +26,8 @@ class Spec:
       coordinator: HOST:PORT of the scheduler.
       parent: pid of the supervisor.
       served: what server 0 must know to answer over HTTP; None: requests are given.
+      content: of the checkpoint here, by `content_of`; empty where all processes are
+        started here and read the same one.
     """
 
     options: ClusterOptions
@@ -36,6 +37,7 @@ class Spec:
     coordinator: str
     parent: int
     served: dict | None = None
+    content: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def save(self, path: str | Path) -> None:
         stored = dataclasses.asdict(self)
@@ -61,12 +63,12 @@ def began_file(spec: str | Path, number: int) -> Path:
     return Path(spec).with_name(f"began{number}")
 
 
-def facts_of(options: ClusterOptions) -> dict:
+def facts_of(spec: Spec) -> dict:
     """What a process says of itself."""
     return {
         "wire": WIRE_VERSION,
-        "checkpoint": checkpoint_mark(options.checkpoint),
-        "options": options.shared,
+        "content": spec.content,
+        "options": spec.options.shared,
         "jaxlib": jaxlib.version.__version__,
         "processor": processor(),
         "instance": os.urandom(8).hex(),

@@ -82,6 +82,11 @@ class HfReader(DenseReader):
         return self._source.method
 
     @property
+    def weight_files(self) -> list[Path]:
+        """The files that hold its tensors."""
+        return self._source.files
+
+    @property
     def tokenizer_path(self) -> Path | None:
         path = self.path / TOKENIZER_NAME
         return path if path.is_file() else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.checksums import Checksums, crc32, item_crc32, make_trailer
-from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint.dense import DenseWriter
 from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
 from moe_edge.checkpoint.manifest import (
     HF_FOLDER,
@@ -59,7 +59,7 @@ class OursSink:
         known = TOKENIZER_NAME in copied
         self._tokenizer = f"{HF_FOLDER}/{TOKENIZER_NAME}" if known else None
         self._saver = ThreadPoolExecutor(1)
-        self._dense = self._saver.submit(DenseFiles, folder)
+        self._dense = self._saver.submit(DenseWriter, folder)
         self._saving: Future | None = None
         self._file, self._layer = None, None
         self._checksums = Checksums()

@@ -74,6 +74,11 @@ class TensorSource:
                 return False
         return True
 
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold a tensor."""
+        return sorted({stored.file.path for stored in self._files.values()})
+
     def _collect(self) -> None:
         """Fills `shapes`, joining quantised tensors with their scales."""
         scales = set()

@@ -17,7 +17,6 @@ import numpy as np
 
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
-from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.node.warm_up import actors
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.transport.base import Call
@@ -83,8 +82,7 @@ class Holder(Server):
     def do_warm(self, fields, arrays) -> None:
         """Compiles what the front will ask for: a program a number of its tokens."""
         started_s = time.perf_counter()
-        with compiled_is_kept():
-            self.compile()
+        self.compile()
         self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def compile(self) -> None:

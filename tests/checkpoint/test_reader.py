@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from moe_edge.checkpoint.dense import DenseFiles
+from moe_edge.checkpoint import dense
 from moe_edge.checkpoint.manifest import read_manifest
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
@@ -146,15 +148,48 @@ def test_dense_item_missing_or_damaged_is_refused(ours):
     shutil.rmtree(ours / "dense" / "layer_001")
     with pytest.raises(CheckpointError, match="layer_001 is missing"):
         open_checkpoint(ours).dense_layer(1)
-    (ours / "dense" / "layer_000" / "_METADATA").write_text("{")
+    (ours / "dense" / "layer_000" / "manifest.ocdbt").write_text("{")
     with pytest.raises(CheckpointError, match="layer_000 cannot be read"):
         open_checkpoint(ours).dense_layer(0)
-    # An item with one array: when one of several fails, Orbax abandons the others'
-    # reads, and their late completion is reported as an unraisable exception.
-    victims = [p for p in (ours / "dense" / "head").rglob("*") if p.is_file()]
-    max(victims, key=lambda p: p.stat().st_size).write_bytes(b"")
+    for item in ("layer_002", "head"):  # several arrays, and one
+        victims = [p for p in (ours / "dense" / item).rglob("*") if p.is_file()]
+        max(victims, key=lambda p: p.stat().st_size).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="layer_002 cannot be read"):
+        open_checkpoint(ours).dense_layer(2)
     with pytest.raises(CheckpointError, match="head cannot be read"):
         open_checkpoint(ours).top()
+
+
+def test_dense_arrays_of_zeros_and_of_several_chunks_come_back(ours):
+    """Neither is a lost chunk taken for zeros, nor zeros for a lost chunk."""
+    reader = open_checkpoint(ours)
+    arrays = reader.dense_layer(1)
+    arrays["attn_norm"] = np.zeros_like(arrays["attn_norm"])
+    arrays["attn.q"] = arrays["attn.q"].astype(ml_dtypes.bfloat16)
+    shutil.rmtree(ours / "dense" / "layer_001")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "_CHUNK_BYTES", 1024)
+        dense.DenseWriter(ours).save(1, arrays)
+    found = reader.dense_layer(1)
+    assert {name: array.dtype for name, array in found.items()} == {
+        name: array.dtype for name, array in arrays.items()
+    }
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_dense_weights_are_read_without_jax(converted):
+    """A backend that has started forbids `jax.distributed`; Orbax's restore waits."""
+    text = (
+        "import sys; from moe_edge.convert.open import open_checkpoint; "
+        f"reader = open_checkpoint({str(converted)!r}); reader.top(); "
+        "reader.dense_layer(0); reader.dense_dtypes(1); "
+        "print([name for name in ('jax', 'orbax') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_dense_tensors_missing_extra_and_misshapen_are_named(ours):
@@ -163,7 +198,7 @@ def test_dense_tensors_missing_extra_and_misshapen_are_named(ours):
     arrays["attn.q"] = arrays["attn.q"][1:]
     arrays["attn.sinks"] = np.ones(4, np.float32)
     shutil.rmtree(ours / "dense" / "layer_001")
-    DenseFiles(ours).save(1, arrays)
+    dense.DenseWriter(ours).save(1, arrays)
     with pytest.raises(CheckpointError) as error:
         open_checkpoint(ours).dense_layer(1)
     text = str(error.value)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from moe_edge.cluster import content
 from tests.support.live_run import LiveRun
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -11,6 +12,14 @@ TEXTS = (
     "m",
     "The miller counts his sacks.",
 )
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A folder of the tests' own for hashes of checkpoints."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv(content.CACHE, str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

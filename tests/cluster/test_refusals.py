@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_edge.cluster.model_checks import checkpoint_mark
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.run import run_cluster
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError, RequestError
 from moe_edge.place.plan import Placement
-from tests.support.gguf_files import from_hf, write_gguf
-from tests.support.tiny_checkpoint import CONFIG, tiny_tensors, write_tiny_checkpoint
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.tiny_checkpoints import hf_folder
 
 FEW = "few 16 random bytes and more"
@@ -224,19 +222,6 @@ def test_a_folder_that_is_read_is_not_written(tiny, prompts):
             overwrite=True,
         )
     assert (tiny / "config.json").is_file()
-
-
-def test_mark_of_a_checkpoint_follows_its_content_not_its_path(tiny, tmp_path):
-    same = write_tiny_checkpoint(tmp_path / "same")
-    other = write_tiny_checkpoint(tmp_path / "other", rope_theta=5000.0)
-    assert checkpoint_mark(str(same)) == checkpoint_mark(str(tiny))
-    assert checkpoint_mark(str(other)) != checkpoint_mark(str(tiny))
-    marks = {checkpoint_mark(str(tiny))}
-    for seed in range(2):
-        file = tmp_path / f"{seed}.gguf"
-        write_gguf(file, *from_hf(CONFIG, tiny_tensors(seed)))
-        marks.add(checkpoint_mark(str(file)))
-    assert len(marks) == 3
 
 
 def test_dry_run_checks_all_without_loading_jax(tiny, prompts):

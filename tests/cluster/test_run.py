@@ -229,7 +229,7 @@ def test_who_does_not_fit_is_refused_and_the_others_wait_on(
     runs = {
         "give all processes the same --secret_file": {"secret_file": wrong},
         "process 2 has --slots 9,11, the scheduler 12,12": {"slots": "9,11"},
-        "process 2 has checkpoint ": {"checkpoint": other},
+        "process 2 has another model.safetensors in its --": {"checkpoint": other},
     }
     runs = {
         text: start(*flags_of(tiny, prompts, **where | {"out_dir": f"o{i}"} | more))

@@ -15,6 +15,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from tests.launch.test_serve import ask, serving
+from tests.support.our_checkpoints import OURS, write_ours
 
 # One shape of steps: bits do not depend on company, and little is compiled.
 SIZES = {"max_rows": 2, "max_context": 64, "prefill_chunk": 32, "deterministic": True}
@@ -24,8 +25,12 @@ ASKED = [(PROMPTS[n % 2][:40], 1 + n % 2, 14 + n) for n in range(4)]  # text, K,
 
 @pytest.fixture(scope="module")
 def alone(tiny):
-    """(text, log probabilities) of what is asked, from one machine."""
-    loaded = load_engine(str(tiny))
+    return answers_of_one_machine(tiny)
+
+
+def answers_of_one_machine(checkpoint):
+    """(text, log probabilities) of what is asked."""
+    loaded = load_engine(str(checkpoint))
     encode, decode = loaded.tokenizer.encode, loaded.tokenizer.decode
     slots, answers = RowSlots(loaded.engine, **SIZES), []
     for text, k, new in ASKED:
@@ -101,6 +106,16 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
     assert "server 1 is dead; others take over its experts" in told
     assert "programs compiled after ready: 0" in told
     assert not any(os.path.exists(f"/proc/{pid}") for pid in numbers.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OURS)
+def test_checkpoints_of_ours_are_served_by_several(tmp_path, kind):
+    ours = write_ours(tmp_path, kind)
+    flags = "--checkpoint", ours, "--deterministic", "--servers", 2
+    with serving(tmp_path, *flags) as (_, ready):
+        answers = [complete(ready["url"], number) for number in range(len(ASKED))]
+    assert answers == answers_of_one_machine(ours)
 
 
 @pytest.mark.parametrize(

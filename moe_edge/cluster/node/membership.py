@@ -1,30 +1,28 @@
-"""How processes of a cluster find each other, before `jax.distributed`.
+"""How processes of a cluster find each other.
 
-`jax.distributed.initialize` ends a process without a word if another is missing. So all
-first say hello to the scheduler, over the transport and its secret: who they are, and
-what must be the same everywhere. Only when all have come they initialise, with
-recoverability on, so that a server that dies later ends nobody else.
+All say hello to the scheduler, over the transport and its secret: who they are, and
+what must be the same everywhere. Nothing else begins before all have come:
+`jax.distributed`, of the transport `jax`, ends a process without a word if one misses.
 """
 
-import contextlib
 import errno
 import queue
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from moe_edge.cluster.content import check_same
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Address, PeerLost, Refused, Transport
 from moe_edge.core.checks import ConfigError
 
 RETRY_S = 0.2
 HELLO_S = 2.0  # for one hello
-HEARTBEAT_S = 10  # of jax.distributed; the transport's own are faster
 BELOW_EPHEMERAL = (20000, 32000)  # Linux gives connections ports from 32768 on
-SAME = ("wire", "checkpoint", "jaxlib")  # must agree, and all `options`
+SAME = ("wire", "jaxlib")  # must agree, and all of `content` and `options`
 
 
 def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]):
@@ -35,6 +33,8 @@ def check_alike(process: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
                 f"process {process} has {name} {theirs.get(name)!r}, the scheduler "
                 f"{ours[name]!r}; start all with the same"
             )
+    theirs_by_file = theirs.get("content") or {}
+    check_same(f"process {process}", theirs_by_file, ours["content"])
     options = theirs.get("options") or {}
     for name, value in ours["options"].items():
         if options.get(name) != value:
@@ -166,34 +166,3 @@ def free_port(host: str) -> int:
                     raise
                 continue
             return port
-
-
-def initialise_jax(coordinator: str, processes: int, process: int, timeout_s: float):
-    """Joins `jax.distributed`; all processes call it at about the same time."""
-    import jax
-
-    jax.config.update("jax_enable_recoverability", True)
-    jax.distributed.initialize(
-        coordinator,
-        num_processes=processes,
-        process_id=process,
-        initialization_timeout=max(int(timeout_s), 1),
-        heartbeat_timeout_seconds=HEARTBEAT_S,
-    )
-
-
-@contextlib.contextmanager
-def compiled_is_kept() -> Iterator[None]:
-    """What is compiled here goes into the compilation cache, if there is one.
-
-    JAX lets process 0 alone write it, which compiles nothing here. So this process is
-    called 0 for a while; only the writing of the cache looks at that.
-    """
-    from jax._src.distributed import global_state
-
-    number = global_state.process_id
-    global_state.process_id = 0
-    try:
-        yield
-    finally:
-        global_state.process_id = number

@@ -5,7 +5,6 @@ import time
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
-from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.requests import Requests, ServedRequest
 from moe_edge.cluster.node.warm_up import warm_up
@@ -42,9 +41,8 @@ class ServingNode(Node):
         """Compiles what requests of some sizes need."""
         sizes = arrays["sizes"].tolist()
         started_s = time.perf_counter()
-        with compiled_is_kept():
-            warm_up(self.engine, self.answers, sizes)
-            self.rehearse(sizes)
+        warm_up(self.engine, self.answers, sizes)
+        self.rehearse(sizes)
         self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def rehearse(self, sizes: list[tuple[int, int]]) -> None:

@@ -11,7 +11,6 @@ import time
 import jax
 import numpy as np
 
-from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.od_moe.groups import Groups
 from moe_edge.cluster.roles import FIRST_WORKER, MAIN
@@ -76,24 +75,23 @@ class ShadowNode(Node):
     def _rehearse(self, sizes) -> None:
         """Compiles what texts of these sizes need."""
         shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
-        with compiled_is_kept():
-            for length, new in shapes.values():
-                follower = Follower(self._shadow, 1, length + new)
-                if self._periods.needs_prompt:
-                    follower.prefill([[0] * length])
-                else:
-                    follower.begin([length])
-                if self._periods.kv_period:
-                    for count in {follower.session.capacity, self._periods.kv_period}:
-                        kv = self._shadow.programs.read_kv(
-                            follower.session.caches, _at(0), count=count
-                        )
-                        follower.align_kv(np.asarray(kv), _at(0))
-                for token in (None, 0) if self._periods.needs_prompt else (0, None):
-                    given = None if token is None else _at(token)
-                    choices = follower.step(self._active_B, given)
-                    for ids_BK in choices:
-                        np.asarray(ids_BK) if ids_BK is not None else None
+        for length, new in shapes.values():
+            follower = Follower(self._shadow, 1, length + new)
+            if self._periods.needs_prompt:
+                follower.prefill([[0] * length])
+            else:
+                follower.begin([length])
+            if self._periods.kv_period:
+                for count in {follower.session.capacity, self._periods.kv_period}:
+                    kv = self._shadow.programs.read_kv(
+                        follower.session.caches, _at(0), count=count
+                    )
+                    follower.align_kv(np.asarray(kv), _at(0))
+            for token in (None, 0) if self._periods.needs_prompt else (0, None):
+                given = None if token is None else _at(token)
+                choices = follower.step(self._active_B, given)
+                for ids_BK in choices:
+                    np.asarray(ids_BK) if ids_BK is not None else None
 
     def do_prepare(self, fields, arrays) -> None:
         self._follower = None

@@ -14,7 +14,6 @@ import numpy as np
 
 from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
-from moe_edge.cluster.node.membership import compiled_is_kept
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
@@ -226,16 +225,14 @@ class WorkerNode(Node):
     def now_warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()
         self._buckets = arrays["buckets"].tolist()
-        with compiled_is_kept():
-            self.worker.rehearse(self._buckets)
+        self.worker.rehearse(self._buckets)
         self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def now_prepare(self, fields, arrays) -> None:
         """A new pass: with all blocks here, or with few slots behind a slow link."""
         self.worker.set_resident(fields["resident"])
         self.worker.set_link(fields["bytes_per_s"])
-        with compiled_is_kept():
-            self.worker.rehearse(self._buckets)
+        self.worker.rehearse(self._buckets)
         self.worker.clear()
         self._compiled = self.worker.num_compiled()
         self.tell("ready")

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.checkpoint.checksums import KEY, item_crc32
-from moe_edge.checkpoint.dense import DenseFiles, item_path
+from moe_edge.checkpoint.dense import DenseWriter, item_path
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.content_hash import content_sha256
@@ -124,7 +124,7 @@ def stored_router(reader, router: programs.Router) -> dict[str, np.ndarray]:
 
 def store_router(reader, stored: dict[str, np.ndarray], fine_tuned: dict) -> None:
     """Replaces a checkpoint's rows, and in its manifest what follows from them."""
-    dense, sums = DenseFiles(reader.path), copy.deepcopy(reader.checksums)
+    dense, sums = DenseWriter(reader.path), copy.deepcopy(reader.checksums)
     for layer in reader.config.moe_layers:
         arrays = reader.dense(layer)
         paths = {name: f"blocks.{layer}.{name}" for name in arrays}

@@ -14,7 +14,7 @@ from tests.support.live_run import unused_ports
 SECRET = b"a secret of the tests"
 FACTS = {
     "wire": 1,
-    "checkpoint": "abc",
+    "content": {"a.bin": "abc", "b.bin": "def"},
     "jaxlib": "0.10",
     "options": {"servers": 2, "slots": "9,9", "delay_ms": 0.0},
 }
@@ -64,7 +64,15 @@ def test_all_that_fit_are_taken_in_in_any_order(reception, where):
     "process, changes, text",
     [
         (1, {"wire": 2}, "process 1 has wire 2, the scheduler 1; start all with the"),
-        (1, {"checkpoint": "x"}, "process 1 has checkpoint 'x', the scheduler 'abc'"),
+        (
+            *(1, {"content": {"a.bin": "abc", "b.bin": "xyz"}}),
+            r"process 1 has another b.bin in its --checkpoint than the scheduler "
+            r"\(SHA-256 xyz, there def\); give all processes the same checkpoint",
+        ),
+        (
+            *(1, {"content": {"b.bin": "def"}}),
+            "the --checkpoint of the scheduler has a.bin, that of process 1 has not;",
+        ),
         (1, {"jaxlib": "0.9"}, "process 1 has jaxlib '0.9', the scheduler '0.10'"),
         (
             1,

@@ -42,7 +42,7 @@ MAX_OPEN = 4096  # tickets not yet collected
 
 
 class CollectivesTransport(Transport):
-    """`Transport` by JAX, after `jax.distributed.initialize` with recoverability.
+    """`Transport` by JAX, after `join_jax`.
 
     A peer's number is its process index. A process that is lost cannot come back under
     its number: its cliques are broken.
