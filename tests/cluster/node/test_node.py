@@ -13,13 +13,19 @@ class Counting(Node):
 
     def __init__(self):
         super().__init__(4, Posts())
-        self.sum, self.lost = 0, []
+        self.sum, self.suspected, self.found, self.lost = 0, [], [], []
 
     def do_add(self, fields, arrays):
         self.sum += 0 + fields["n"]
 
     def now_notes(self, fields, arrays):
         return {"sum": self.sum}, {}
+
+    def peer_suspected(self, peer):
+        self.suspected.append(peer)
+
+    def peer_found(self, peer):
+        self.found.append(peer)
 
     def peer_lost(self, peer):
         self.lost.append(peer)
@@ -55,7 +61,7 @@ def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
     node = Counting()
     node.on_lost(2, "hung")
     node.control(SCHEDULER, "lost", {"server": 4}, {})
-    assert node.lost == [2, 5]
+    assert node.suspected == [2] and node.lost == [5]
     assert node.transport.told == [(SCHEDULER, "lost", {"who": 1, "kind": "hung"})]
     assert node.transport.forgotten == [5]
     told(node)
