@@ -14,7 +14,6 @@ from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.scheduler.asked import NobodyLeft
-from moe_edge.cluster.transport.base import PeerLost
 from tests.support.live_cluster import (
     BLOCKS,
     READY_S,
@@ -402,13 +401,9 @@ def test_a_server_that_calls_all_others_hung_evicts_nobody():
         assert sorted(told) == list(range(1, 7))
 
 
-def cut(cluster, by: int, who: int) -> None:
-    """From now on a server does not reach another one; both reach the scheduler."""
-    transport = cluster.servers[by].transport
-    reach, peer = transport.reach, FIRST + who
-    transport.reach = lambda to, within_s: to != peer and reach(to, within_s)
-    link = transport._links[peer]
-    transport._watch.lose(link, lambda: PeerLost(peer, "hung"))
+def cut(cluster, by: int, who: int, for_good: bool = True) -> None:
+    """A server does not reach another one; both reach the scheduler."""
+    cluster.servers[by].lose_way_to(FIRST + who, for_good)
 
 
 def run_with_cut(slots, held_NLE, pairs) -> tuple:
@@ -468,13 +463,8 @@ def test_a_server_without_slots_that_reaches_nobody_ends_the_run():
 
 def test_a_connection_that_breaks_once_is_made_again():
     with LiveCluster([SLOTS] * 2) as cluster:
-        transport = cluster.servers[0].transport
-
-        def lose():
-            link = transport._links[2]
-            transport._watch.lose(link, lambda: PeerLost(2, "hung"))
-
-        cluster.scheduler.react = OnNth("from", "token", 8, lose)
+        react = OnNth("from", "token", 8, lambda: cut(cluster, 0, 1, for_good=False))
+        cluster.scheduler.react = react
         run = cluster.run(owned_by_one(2), asked_of(2))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures and not run.keeper.moved
