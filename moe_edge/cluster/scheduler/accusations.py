@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 AGAIN = 3  # accusations of a pair within WINDOW_S that make it bad, though it connects
 WINDOW_S = 600.0
+SAME_S = 5.0  # a break is told by the connection and by each call; it counts once
 RETRY_S = 60.0  # between attempts to connect a bad pair again
 
 
@@ -123,7 +124,10 @@ class Accusations:
             actions.append(Slow(question.server))
         for by in dict.fromkeys(by for by, kind in accusers if kind != "overdue"):
             pair, now_s = (by, question.server), self._now_s()
-            self._times_s[pair] = [*self._recent(pair), now_s]
+            times_s = self._recent(pair)
+            if not times_s or times_s[-1] < now_s - SAME_S:
+                times_s.append(now_s)
+            self._times_s[pair] = times_s
             if question.calls:  # it had several attempts already
                 actions += self._set_bad(pair)
             else:

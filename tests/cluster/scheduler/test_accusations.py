@@ -5,6 +5,7 @@ import pytest
 from moe_edge.cluster.scheduler.accusations import (
     AGAIN,
     RETRY_S,
+    SAME_S,
     WINDOW_S,
     Accusations,
     Apart,
@@ -110,8 +111,10 @@ def accuse_and_connect(looked_into):
 
 def test_a_pair_that_falls_out_again_and_again_is_set_apart(looked_into, clock):
     for _ in range(AGAIN - 1):
-        assert accuse_and_connect(looked_into) == [Together(0, 2)]
-        clock.now_s += 1
+        for _ in range(AGAIN):  # one break, told several times
+            assert accuse_and_connect(looked_into) == [Together(0, 2)]
+            clock.now_s += 1
+        clock.now_s += SAME_S
     assert accuse_and_connect(looked_into) == [Apart(0, 2)]
     clock.now_s += RETRY_S  # too early: it would break again
     assert looked_into.due() == [Connect(0, 2)]

@@ -386,6 +386,7 @@ def test_reach_connects_to_a_lost_peer_again(caller, how):
         caller._watch.lose(caller._links[1], lambda: PeerLost(1, "hung"))
         with pytest.raises(PeerLost, match="hung"):
             ask(caller)
+        eventually(lambda: caller.lost, [(1, "hung")])
     else:
         caller.disconnect(1)
     assert caller.reach(1, WAIT_S)
