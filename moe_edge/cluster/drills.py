@@ -1,4 +1,5 @@
-"""Failures on purpose: `kill:1@40` kills server 1 after 40 generated tokens."""
+"""Failures on purpose: `kill:1@40` kills server 1 after 40 generated tokens, and with
+`accuse:1@40` it then says of all other servers that they hang."""
 
 import dataclasses
 import re
@@ -8,6 +9,8 @@ from collections.abc import Mapping
 from moe_edge.core.checks import ConfigError, check_known
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+ACCUSE = "accuse"  # it says that all others hang
+KINDS = (*SIGNALS, ACCUSE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +18,8 @@ class Drill:
     """A failure made on purpose, after so many generated tokens.
 
     Attributes:
-      kind: one of SIGNALS.
-      server: whom it strikes, process 1 + server; None: the scheduler.
+      kind: one of KINDS.
+      server: whom it strikes, or who accuses, process 1 + server; None: the scheduler.
     """
 
     kind: str
@@ -36,8 +39,9 @@ def parse_drill(text: str, known: Mapping[str, int | None]) -> Drill:
             f"--drill is {text!r}, expected KIND:WHO@TOKENS such as kill:1@40"
         )
     kind, who, tokens = match.groups()
-    check_known("drill", kind, SIGNALS)
+    check_known("drill", kind, KINDS)
     check_known("process in --drill", who, known)
-    if kind == "stop" and known[who] is None:
-        raise ConfigError("--drill stop:scheduler: only servers can be stopped")
+    if kind != "kill" and known[who] is None:
+        what = {"stop": "be stopped", ACCUSE: "accuse others"}[kind]
+        raise ConfigError(f"--drill {kind}:scheduler: only servers can {what}")
     return Drill(kind, known[who], int(tokens))

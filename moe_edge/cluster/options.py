@@ -4,6 +4,7 @@ import dataclasses
 
 from moe_edge.cluster import roles
 from moe_edge.cluster.drills import Drill, parse_drill
+from moe_edge.cluster.transport.base import HUNG_S
 from moe_edge.core.checks import (
     ConfigError,
     check_count,
@@ -26,7 +27,7 @@ BALANCED = "balanced"
 # What a process goes by that is not the scheduler.
 SHARED = (
     *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
-    *("period_s", "call_s"),
+    *("period_s", "call_s", "hung_s"),
     *("workers", "groups", "worker_layers", "shadow"),
     *("token_period", "kv_period", "departure", "seed"),
 )
@@ -71,12 +72,15 @@ class ClusterOptions:
       host_bytes_per_s: of each server's emulated link to its host memory, for servers
         that serve alone; None: as fast as the memory.
       call_s: deadline of a call of a server; it is made again with longer ones.
+      hung_s: silence of a process (no heartbeats) after which it is lost. Longer on
+        Wi-Fi, whose outages take seconds; a process that hangs holds others up so long.
       secret_file: shared secret of all machines; None: one made for this run.
       coordinator: HOST:PORT of the scheduler, where processes are started one by one.
       process_id: which one this is: 0 scheduler, i is server i - 1.
       join_timeout_s: how long processes wait for each other.
       drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
-        whom, after how many generated tokens of the last method (of od_moe: of all).
+        whom, after how many generated tokens of the last method (of od_moe: of all);
+        accuse:1@40: server 1 calls all others hung.
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
       workers: of od_moe.
       groups: of workers, of equal size; one computes while the others load.
@@ -116,6 +120,7 @@ class ClusterOptions:
     delay_ms: float = 0.0
     host_bytes_per_s: float | None = None
     call_s: float = 5.0
+    hung_s: float = HUNG_S
     secret_file: str | None = None
     coordinator: str | None = None
     process_id: int | None = None
@@ -145,6 +150,11 @@ class ClusterOptions:
             raise ConfigError(f"servers is {self.servers}, expected 1 to {MAX_SERVERS}")
         for name in ("interval_s", "join_timeout_s", "call_s"):
             check_positive(name, getattr(self, name))
+        if not 0.5 <= self.hung_s <= 3600:
+            raise ConfigError(
+                f"--hung_s is {self.hung_s}, expected 0.5 to 3600 seconds; heartbeats "
+                "come every half second"
+            )
         check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)

@@ -76,7 +76,8 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
     """The transport of a process started here."""
     options, secret = spec.options, read_secret(spec.secret)
     where = spec.hosts[number], port
-    return MessagesTransport(number, secret, *where, delay_ms=options.delay_ms)
+    times = {"delay_ms": options.delay_ms, "hung_s": options.hung_s}
+    return MessagesTransport(number, secret, *where, **times)
 
 
 def leave(peer: int, kind: str) -> None:

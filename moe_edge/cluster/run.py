@@ -97,6 +97,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         return facts["row"]
     keys = (
         "failures",
+        "bad_pairs",
         "lost_requests",
         "degraded",
         "compiled_after_warmup",

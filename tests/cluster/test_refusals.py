@@ -49,13 +49,19 @@ FEW = "few 16 random bytes and more"
             "--workload names 2 task families, expected one for each of the 3 servers",
         ),
         ({"drill": "kill:1"}, "--drill is 'kill:1', expected KIND:WHO@TOKENS"),
-        ({"drill": "maim:1@4"}, "unknown drill 'maim'; known: kill, stop"),
+        ({"drill": "maim:1@4"}, "unknown drill 'maim'; known: accuse, kill, stop"),
         (
             {"drill": "kill:3@4"},
             "unknown process in --drill '3'; known: 0, 1, 2, scheduler",
         ),
         ({"drill": "kill:shadow@4"}, "unknown process in --drill 'shadow'"),
         ({"drill": "stop:scheduler@4"}, "stop:scheduler: only servers can be stopped"),
+        (
+            {"drill": "accuse:scheduler@4"},
+            "accuse:scheduler: only servers can accuse others",
+        ),
+        ({"hung_s": 0.2}, "--hung_s is 0.2, expected 0.5 to 3600 seconds"),
+        ({"hung_s": float("nan")}, "--hung_s is nan, expected 0.5 to 3600 seconds"),
         ({"process_id": 1}, "--process_id needs --coordinator HOST:PORT; give both"),
         (
             {"process_id": 4, "coordinator": "localhost:77"},

@@ -100,9 +100,20 @@ def test_calls_and_blocks_by_jax_give_the_tokens_of_one_machine(
 
 @pytest.mark.slow
 def test_a_server_that_a_drill_stops_is_replaced(serve, of_one_machine, tmp_path):
-    summary = serve(drill="stop:0@10", max_new_tokens=LONG)
+    summary = serve(drill="stop:0@10", max_new_tokens=LONG, hung_s=2.0)
     assert tokens_in(tmp_path / "o") == of_one_machine
     check_struck(summary, "hung")
+
+
+@pytest.mark.slow
+def test_a_server_that_calls_six_others_hung_evicts_nobody(
+    serve, of_one_machine, tmp_path
+):
+    seven = {"servers": 7, "slots": ",".join(["4"] * 7)}
+    summary = serve(**seven, drill="accuse:0@10", max_new_tokens=LONG)
+    assert tokens_in(tmp_path / "o") == of_one_machine
+    assert not summary["failures"] and not summary["bad_pairs"]
+    assert summary["lost_requests"] == summary["degraded"] == 0
 
 
 def check_struck(summary: dict, kind: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from moe_edge.cluster.drills import ACCUSE
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.server import Server, ServerOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
@@ -94,15 +95,18 @@ class LiveScheduler(PrismScheduler):
       react: called with each of these.
     """
 
-    def __init__(self, *args):
+    def __init__(self, *args, **times_s):
         self.talk: list[tuple] = []
         self.react: Callable[..., None] = lambda *_: None
         self.on_strike: Callable[[int], None] = lambda _: None
         self.serving: Callable[[], None] = lambda: None
-        super().__init__(*args)
+        super().__init__(*args, **times_s)
 
     def strike(self, drill):
-        self.on_strike(drill.server)
+        if drill.kind == ACCUSE:
+            super().strike(drill)
+        else:
+            self.on_strike(drill.server)
 
     def tell(self, server, name, fields=None, arrays=None):
         super().tell(server, name, fields, arrays)
@@ -140,7 +144,8 @@ class LiveCluster(LiveNodes):
             LiveServer(me, len(slots), ServerOptions(n, **options))
             for me, n in enumerate(slots)
         ]
-        self.scheduler = LiveScheduler(self.transport, None, config, slots)
+        times_s = {"hung_s": 2.0, "calls_s": options["call_s"]}
+        self.scheduler = LiveScheduler(self.transport, None, config, slots, **times_s)
         self.scheduler.on_strike = self.kill
         self.audit = Audit(self.servers, slots)
         self.scheduler.serving = self.audit.begin

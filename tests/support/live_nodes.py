@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.base import PeerLost, Transport
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 
 SECRET = b"a secret of the tests"
@@ -57,6 +57,15 @@ class LiveNode:
         self.killed = True
         self.transport.close()
         self.node.fail(Killed())
+
+    def lose_way_to(self, peer: int, for_good: bool = False) -> None:
+        """Its connection to another process breaks; for good: a new one fails, too."""
+        transport = self.transport
+        if for_good:
+            reach = transport.reach
+            transport.reach = lambda to, within_s: to != peer and reach(to, within_s)
+        link = transport._links[peer]
+        transport._watch.lose(link, lambda: PeerLost(peer, "hung"))
 
     def join(self) -> None:
         self._thread.join(20)

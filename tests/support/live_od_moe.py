@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.cluster.drills import ACCUSE
 from moe_edge.cluster.od_moe.groups import NoWorkers
 from moe_edge.cluster.od_moe.nodes import Parts, make_node
 from moe_edge.cluster.od_moe.programme import OdProgramme
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
@@ -100,7 +102,10 @@ class LiveOdMoe(LiveNodes):
             return dict(stored)
 
     def _strike(self, drill) -> None:
-        self.kill(self.options.name_of(drill.server + 1))
+        if drill.kind == ACCUSE:
+            Scheduler.strike(self.scheduler, drill)
+        else:
+            self.kill(self.options.name_of(drill.server + 1))
 
     def kill(self, name: str) -> None:
         self.nodes[name].kill()

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 
-from moe_edge.cluster.drills import SIGNALS
+from moe_edge.cluster.drills import ACCUSE, SIGNALS
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
@@ -75,7 +75,23 @@ class Node:
 
     def now_strike(self, fields, arrays) -> None:
         """A drill."""
-        os.kill(os.getpid(), SIGNALS[fields["kind"]])
+        if fields["kind"] != ACCUSE:
+            os.kill(os.getpid(), SIGNALS[fields["kind"]])
+        for server in fields["servers"]:
+            if FIRST + server != self.number:
+                self.tell("lost", {"who": server, "kind": "hung"})
+
+    def now_reach(self, fields, arrays) -> None:
+        """The scheduler reaches a process that this one calls lost."""
+        where = FIRST + fields["server"], fields["within_s"]
+        threading.Thread(target=self._reach, args=where, daemon=True).start()
+
+    def _reach(self, peer: int, within_s: float) -> None:
+        """Connects to a process again if it must; in a thread of its own."""
+        reached = self.transport.reach(peer, within_s)
+        if reached:
+            self.peer_found(peer)
+        self.tell("reached", {"who": peer - FIRST, "reached": reached})
 
     def now_lost(self, fields, arrays) -> None:
         """The scheduler has taken a process off the list."""
@@ -92,11 +108,18 @@ class Node:
         if peer == SCHEDULER:
             self.fail(SchedulerLost(f"the scheduler is {kind}; this process ends"))
         else:
-            self.peer_lost(peer)
+            self.peer_suspected(peer)
             self.tell("lost", {"who": peer - FIRST, "kind": kind})
 
+    def peer_suspected(self, peer: int) -> None:
+        """This process does not reach another one; the scheduler will say what is so:
+        `peer_lost` or, if they are connected again, `peer_found`."""
+
+    def peer_found(self, peer: int) -> None:
+        """A suspected process is there after all."""
+
     def peer_lost(self, peer: int) -> None:
-        """Another process than the scheduler is lost; may be told twice of one."""
+        """The scheduler has taken another process off the list."""
 
     def fail(self, error: BaseException) -> None:
         """Ends `run` by an error; any thread may call it."""

@@ -202,7 +202,7 @@ class Remote:
     def _lost(self, error: PeerLost, attempt: int = 0) -> None:
         kind = error.kind
         if kind == "overdue" and attempt + 1 >= ATTEMPTS:
-            kind = "hung"
+            kind = "unanswered"
         if self._on_lost is not None:
             self._on_lost(error.peer - self._first_peer, kind)
 

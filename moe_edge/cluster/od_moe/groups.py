@@ -6,11 +6,14 @@ while one group computes the others load, also from the last layer of a token to
 first of the next. No two steps share a count, so nothing is taken for another text's.
 """
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
+
+DECIDED_S = 60.0  # in which the scheduler has looked into all that is suspected
 
 
 class NoWorkers(MoeEdgeError):
@@ -29,23 +32,48 @@ class Groups:
 
     Attributes:
       alive: workers that are there; replaced, not changed: any thread may read it.
+      suspected: workers that this process does not reach; the scheduler will say.
     """
 
     def __init__(self, workers: int, groups: int, top_k: int):
         self.workers, self.groups = workers, groups
         self.slots = slots_of(top_k, workers, groups)
         self.alive = frozenset(range(workers))
+        self.suspected: frozenset[int] = frozenset()
+        self._changed = threading.Condition()
 
     def lose(self, worker: int) -> None:
         """A worker is lost; may be told twice."""
-        self.alive -= {worker}
+        with self._changed:
+            self.alive -= {worker}
+            self.suspected -= {worker}
+            self._changed.notify_all()
+
+    def suspect(self, worker: int) -> None:
+        """A worker is passed over until the scheduler has said what is so."""
+        with self._changed:
+            self.suspected |= self.alive & {worker}
+            self.alive -= {worker}
+
+    def find(self, worker: int) -> None:
+        """A suspected worker is there."""
+        with self._changed:
+            self.alive |= self.suspected & {worker}
+            self.suspected -= {worker}
+            self._changed.notify_all()
+
+    def _is_decided(self) -> bool:
+        return bool(self.alive) or not self.suspected
 
     def left(self) -> list[int]:
-        """Workers that are there.
+        """Workers that are there; waits while all that may be are suspected.
 
         Raises:
           NoWorkers: none is.
         """
+        if not self.alive:
+            with self._changed:
+                self._changed.wait_for(self._is_decided, DECIDED_S)
         left = sorted(self.alive)
         if not left:
             raise NoWorkers("all workers are lost; nothing can go on")

@@ -59,7 +59,7 @@ class MainNode(ServingNode):
             self.ledger,
             first_peer=FIRST_WORKER,
             deadline_s=call_s,
-            on_lost=lambda worker, kind: self.on_lost(FIRST_WORKER + worker, kind),
+            on_lost=self._worker_lost,
         )
         self.engine = MainEngine(
             weights, self._nothing, remote, self.ledger, programs, groups
@@ -74,9 +74,27 @@ class MainNode(ServingNode):
     def now_said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""
 
+    def _worker_lost(self, worker: int, kind: str) -> None:
+        """A call found a worker lost; others are asked from now on."""
+        if kind != "dead":
+            kind = "hung"
+        self.on_lost(FIRST_WORKER + worker, kind)
+
+    def peer_suspected(self, peer: int) -> None:
+        if peer == SHADOW:
+            self._link.leave()
+        else:
+            self._groups.suspect(peer - FIRST_WORKER)
+
+    def peer_found(self, peer: int) -> None:
+        if peer == SHADOW:
+            self._link.come_back()
+        else:
+            self._groups.find(peer - FIRST_WORKER)
+
     def peer_lost(self, peer: int) -> None:
         if peer == SHADOW:
-            self._link.alive = False
+            self._link.leave()
         else:
             self._groups.lose(peer - FIRST_WORKER)
 

@@ -140,15 +140,22 @@ class ShadowLink:
     """What the main node tells shadow and workers while it runs.
 
     Attributes:
-      alive: whether the shadow is there.
       read_kv: its program.
     """
 
     def __init__(self, transport: Transport, groups: Groups, periods: Shadow):
         self._transport, self._groups, self._periods = transport, groups, periods
         self.read_kv = jit_step(read_kv, static_argnames="count")
-        self.alive = True
+        self._alive, self._returns = True, False
         self._length = 0
+
+    def leave(self) -> None:
+        """The shadow does not hear what it is told."""
+        self._alive = self._returns = False
+
+    def come_back(self) -> None:
+        """It hears again. What it has missed of this text cannot be made up for."""
+        self._returns = not self._alive
 
     def rehearse(self, session: Session) -> None:
         """Compiles what a session of this shape needs."""
@@ -162,6 +169,8 @@ class ShadowLink:
     def begin(self, session: Session, prompts, steps_before: int, last: int) -> None:
         """A prompt is about to run; `last` is the count of its last layer."""
         self._length = len(prompts[0])
+        if self._returns:
+            self._alive, self._returns = True, False
         for worker in self._groups.left():  # the shadow was ahead of the text before
             self._tell_passed(worker, last)
         fields = {"steps_before": steps_before, "capacity": session.capacity}
@@ -195,5 +204,5 @@ class ShadowLink:
         self._transport.post(FIRST_WORKER + worker, "passed", {"count": count})
 
     def _post(self, name: str, fields: dict, arrays: dict) -> None:
-        if self.alive:
+        if self._alive:
             self._transport.post(SHADOW, name, fields, arrays)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moe_edge.cluster.roles import FIRST, FIRST_WORKER, MAIN
+from moe_edge.cluster.roles import FIRST, FIRST_WORKER, MAIN, SHADOW
 from moe_edge.cluster.scheduler.asked import Asked, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Run
@@ -37,10 +37,19 @@ class Pass(Run):
 
 
 class Helpers(Holders):
-    """The main node needs workers, and finds out itself which of them are there."""
+    """The main node needs workers, and passes over those that it does not reach."""
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
+
+    def apart(self, by: int, who: int) -> int | None:
+        """A helper that the main node does not reach, or that does not reach the main
+        node, is of no use. Others never need each other: a worker that the shadow does
+        not reach loads when it is called."""
+        pair, main, shadow = {by, who}, MAIN - FIRST, SHADOW - FIRST
+        if main not in pair or by not in (main, shadow):
+            return None
+        return (pair - {main}).pop()
 
     def lost(self, server: int) -> None:
         if server == MAIN - FIRST:

@@ -47,7 +47,8 @@ class OdProgramme(Programme):
         folder: Path,
     ):
         super().__init__(options, folder)
-        self.scheduler = Scheduler(transport, reception, options.processes - 1)
+        where = transport, reception, options.processes - 1
+        self.scheduler = Scheduler(*where, hung_s=options.hung_s)
 
     @property
     def _workers(self) -> list[int]:
@@ -259,6 +260,7 @@ class OdProgramme(Programme):
                 "row": row
                 | {
                     "failures": failures,
+                    "bad_pairs": self.scheduler.accusations.found_bad,
                     "lost_requests": sum(not one.done for one in done.asked),
                     "same_tokens": all(same),
                 },

@@ -61,6 +61,7 @@ class ShadowNode(Node):
         self.restarts = self._compiled = 0
 
     def peer_lost(self, peer: int) -> None:
+        # One that only this node does not reach stays: the main node calls it still.
         if peer >= FIRST_WORKER:
             self._groups.lose(peer - FIRST_WORKER)
 

@@ -38,6 +38,7 @@ class PrismScheduler(Scheduler):
 
     Args:
       slots_N: blocks that each server may hold, its spare one among them.
+      times_s: of `Scheduler`.
 
     Attributes:
       moe_layers: of the model; tables and placements count these only.
@@ -49,8 +50,9 @@ class PrismScheduler(Scheduler):
         reception: Reception | None,
         config: ModelConfig,
         slots_N: Sequence[int],
+        **times_s: float,
     ):
-        super().__init__(transport, reception, len(slots_N))
+        super().__init__(transport, reception, len(slots_N), **times_s)
         self.slots_N = np.array(slots_N, np.int64)
         self.moe_layers = list(config.moe_layers)
         self._shape = config.num_layers, config.moe.num_experts

@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.node.membership import Reception
+from moe_edge.cluster.node.remote import ATTEMPTS, GROWTH
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.calibrate import calibration_of
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
@@ -62,8 +63,12 @@ class PrismProgramme(Programme):
         blocks = len(config.moe_layers) * config.moe.num_experts
         self._slots_N = np.array(slots_of(options, blocks))
         self._room_N = room_of(options, blocks)
-        where = transport, reception, config, self._slots_N
-        self.scheduler = PrismScheduler(*where)
+        self.scheduler = PrismScheduler(
+            *(transport, reception, config, self._slots_N),
+            hung_s=options.hung_s,
+            # As long as a caller waits at last.
+            calls_s=options.call_s * GROWTH ** (ATTEMPTS - 1),
+        )
 
     def run(self, members: dict[int, dict]) -> None:
         """Serves by every method and writes all files."""
@@ -94,6 +99,7 @@ class PrismProgramme(Programme):
             "options": dataclasses.asdict(options),
             "rows": rows,
             "failures": [dataclasses.asdict(failure) for failure in failures],
+            "bad_pairs": self.scheduler.accusations.found_bad,
             "lost_requests": sum(
                 not one.done for run in runs.values() for one in run.asked
             ),

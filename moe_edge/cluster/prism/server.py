@@ -267,6 +267,7 @@ def make_server(
         max_batch=options.max_batch,
         partial=options.combine == "partial",
         call_s=options.call_s,
+        table_s=ServerOptions.table_s + 2 * options.hung_s,  # it may ask that often
         device=None if options.link_mbps is None else DEVICE,
     )
     weights = dense_weights(reader)

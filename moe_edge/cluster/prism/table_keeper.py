@@ -4,7 +4,8 @@ A change goes in steps that all servers see in the same order: blocks arrive in 
 slots; the table gets a new version; when all have confirmed it, what left is dropped.
 A loss, or a call that must be made again, makes a version at any time; whatever is on
 its way goes on. One slot of each server is left out of all this: blocks that nobody has
-are read into it for each call, also in the midst of a change.
+are read into it for each call, also in the midst of a change. So are blocks that a
+server reaches at none of their holders (`routes.py`).
 """
 
 import dataclasses
@@ -15,9 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moe_edge.cluster.prism.judge import Judge
+from moe_edge.cluster.prism.routes import (
+    Routes,
+    copies_for,
+    out_of_reach,
+    reaches,
+    routes_of,
+)
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.cluster.scheduler.serving import Holders
-from moe_edge.place.call_targets import call_targets
 from moe_edge.place.rounds import Arrival, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
 
@@ -87,22 +94,29 @@ class TableKeeper(Holders):
         scheduler = self._scheduler
         return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
 
-    def targets(self) -> np.ndarray:
-        """int16 [N, L, E]: whom each server asks; of the dead anything."""
-        held_NLE, scheduler = self.held_NLE.copy(), self._scheduler
-        readers_N = scheduler.alive_N & (scheduler.slots_N > 0)
-        for layer, block in self.degraded:
-            held_NLE[readers_N, layer, block] = True
-        return call_targets(held_NLE)
+    @property
+    def _reach_NM(self) -> np.ndarray:
+        scheduler = self._scheduler
+        return reaches(len(scheduler.alive_N), scheduler.accusations.bad)
+
+    @property
+    def routes(self) -> Routes:
+        """Whom each server asks."""
+        scheduler = self._scheduler
+        where = scheduler.alive_N, scheduler.slots_N, self._reach_NM
+        return routes_of(self.held_NLE, *where)
 
     def tables(self) -> dict[int, dict[str, np.ndarray]]:
-        """Living server -> the arrays of its table."""
-        scheduler, targets_NLE = self._scheduler, self.targets()
-        read_LE = scheduler.full(~self.held_NLE.any(axis=0))
+        """Living server -> the arrays of its table.
+
+        Raises:
+          NobodyLeft: one finds nobody for a block.
+        """
+        scheduler, routes = self._scheduler, self.routes
         return {
             server: {
-                "target_LE": scheduler.full(targets_NLE[server], server),
-                "read_LE": read_LE,
+                "target_LE": scheduler.full(routes.target_NLE[server], server),
+                "read_LE": scheduler.full(routes.read_NLE[server]),
             }
             for server in scheduler.alive
         }
@@ -115,6 +129,8 @@ class TableKeeper(Holders):
             return
         if self.under_way or self._goal_NLE is not None or self.degraded:
             return
+        if self._scheduler.accusations.bad:
+            return  # the policy knows nothing of servers that do not reach each other
         room_N = placeable(self._room_N())  # a slot for what is on its way
         proposal = self._judge.propose(self.held_NLE, room_N)
         if proposal is not None and proposal.decision.adopt:
@@ -126,7 +142,8 @@ class TableKeeper(Holders):
         """Begins what is to be done next; nothing is under way."""
         if self._ended:
             return
-        if self.degraded:
+        where = self.held_NLE, self._scheduler.alive_N, self._reach_NM
+        if self.degraded or out_of_reach(*where).any():
             self._mend()
         elif self._goal_NLE is not None:
             self._next_round()
@@ -143,9 +160,12 @@ class TableKeeper(Holders):
             self._end_round()
 
     def _mend(self) -> None:
-        """Lost blocks get the slots that are left; others are read for each call."""
-        where = self.held_NLE, self._scheduler.alive_N, self._room_N()
-        if loads := recover(*where, self._judge.calls_NLE).loads:
+        """Blocks that nobody holds, or that someone cannot reach, get the slots that
+        are left; what finds none is read for each call."""
+        where = self._scheduler.alive_N, self._room_N(), self._judge.calls_NLE
+        found = recover(self.held_NLE, *where)
+        copies = copies_for(found.loaded_NLE, *where, self._reach_NM)
+        if loads := found.loads + copies:
             self._bring(loads)
 
     def _bring(self, arrivals: Iterable[Arrival]) -> None:
@@ -223,14 +243,17 @@ class TableKeeper(Holders):
         if not self._coming:
             self._go_on()
 
-    def is_only_slow(self, server: int) -> bool:
-        if not self._scheduler.answers(server):
-            return False
-        self.repeat()
-        return True
-
     def repeat(self) -> None:
         """A new version of the same table: whoever waits asks again."""
+        self._publish()
+
+    def apart(self, by: int, who: int) -> None:
+        """A server cannot reach another one: it asks others from now on.
+
+        Raises:
+          NobodyLeft: it reaches nobody that can compute a block.
+        """
+        self._goal_NLE, self._drops = None, []
         self._publish()
 
     def lost(self, server: int) -> None:

@@ -10,7 +10,8 @@ SAID: dict[str, dict[str, Any]] = {  # name -> types of its fields
     "ready": {},  # for a run
     "token": {"id": int, "token": int, "done": bool},
     "failed": {"id": int, "error": str},  # a request, by its own error
-    "lost": {"who": int, "kind": str},  # another process
+    "lost": {"who": int, "kind": str},  # another process, as far as it can tell
+    "reached": {"who": int, "reached": bool},  # whether it has connected again
     "arrived": {"order": int, "own": list},  # blocks, some from the own checkpoint
     "confirmed": {"version": int},  # a table
     "over": {},  # it takes no requests any more

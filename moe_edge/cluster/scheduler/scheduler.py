@@ -2,13 +2,17 @@
 
 What they say, and losses that the transport reports, queue up as events for one thread.
 Nothing here waits for a process but questions with a deadline. `serving.py` acts on the
-events of a run.
+events of a run. The scheduler alone decides who is lost: it asks whoever is accused
+itself first (`accusations.py`).
 """
 
+import collections
 import os
 import queue
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,19 +20,25 @@ import numpy as np
 from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST
+from moe_edge.cluster.scheduler import accusations
+from moe_edge.cluster.scheduler.accusations import Accusations, Action, Ask, Connect
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
-from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 
 QUESTION_S = 20.0  # deadline of what a server is asked before a run
 NOTES_S = 120.0  # of all that it noted, when a run is over
 SOON_S = 2.0  # of what it is asked meanwhile
+CALLS_S = 30.0  # in which a server that is not stuck ends the calls that it has
 NO_LAYER = 2**16 - 1  # of which nobody has a block
 
 
 class Event(NamedTuple):
-    """Something that a server has said, or that became of it.
+    """Something that a server has said (`said.py`), or that became of it.
+
+    Of what became of it, these are for `serving.py`: gone (it is lost), slow (a call to
+    it is overdue), apart and together (it cannot reach another one; it can again).
 
     Attributes:
       server: who; name: what.
@@ -47,15 +57,28 @@ class Scheduler:
     Args:
       reception: takes hellos; None where all are known.
       servers: how many there are.
+      hung_s: how long one may be silent (`--hung_s`).
+      calls_s: in which one that is not stuck has ended the calls that it has.
 
     Attributes:
       alive_N: bool, who is on the list.
+      accusations: and the pairs of servers that do not reach each other.
       lost_between: (server, kind) of those that were lost while no run was served.
     """
 
-    def __init__(self, transport: Transport, reception: Reception | None, servers: int):
+    def __init__(
+        self,
+        transport: Transport,
+        reception: Reception | None,
+        servers: int,
+        hung_s: float = HUNG_S,
+        calls_s: float = CALLS_S,
+    ):
         self.transport, self._reception = transport, reception
+        self._hung_s, self._calls_s = hung_s, calls_s
         self.alive_N = np.ones(servers, bool)
+        self.accusations = Accusations()
+        self._decided: collections.deque[Event] = collections.deque()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.lost_between: list[tuple[int, str]] = []
         transport.on_lost = self.on_lost
@@ -78,10 +101,11 @@ class Scheduler:
         return {}, {}
 
     def on_lost(self, peer: int, kind: str) -> None:
-        """The transport lost a server."""
-        server = peer - FIRST
-        fields = {"who": server, "kind": kind}
-        self._events.put(Event(server, "lost", fields, time.perf_counter()))
+        """The transport lost a server: the scheduler's own connection to it."""
+        self._happened(peer - FIRST, "gone", kind=kind)
+
+    def _happened(self, server: int, name: str, **fields) -> None:
+        self._events.put(Event(server, name, fields, time.perf_counter()))
 
     # Talking to servers.
 
@@ -107,39 +131,78 @@ class Scheduler:
         except (PeerLost, Refused):
             return None
 
-    def answers(self, server: int) -> bool:
-        """Whether a server still answers, however long the call that it is at.
+    def lost_as(self, server: int, deadline_s: float) -> str | None:
+        """None if a server answers, however long the call that it is at; else how it
+        is lost: dead or hung.
 
         So it is asked for a block that there is none of: blocks have their own thread.
         """
         nothing = np.empty(1, np.uint8)
         try:
-            self.transport.fetch(FIRST + server, NO_LAYER, 0, nothing, SOON_S)
-        except PeerLost:
-            return False
+            self.transport.fetch(FIRST + server, NO_LAYER, 0, nothing, deadline_s)
+        except PeerLost as error:
+            return "dead" if error.kind == "dead" else "hung"
         except Refused:
             pass
-        return True
+        return None
 
     def next_event(self, until_s: float) -> Event | None:
         """What has come; None: nothing, by this time of `time.monotonic`.
 
         What a server says that is on the list no more is dropped. One that says what
-        cannot be read is lost.
+        cannot be read is lost. Accusations are looked into: an event comes of them when
+        that has been decided.
         """
         while True:
-            try:
-                event = self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
-            except queue.Empty:
+            self._act(self.accusations.due())
+            if (event := self._next(until_s)) is None:
                 return None
             if not self.is_alive(event.server):
                 continue
-            if is_well_formed(event.name, event.fields):
+            if event.name in SAID and not is_well_formed(event.name, event.fields):
+                what = f"{event.name!r} {event.fields}"
+                print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
+                return event._replace(name="gone", fields={"kind": "hung"})
+            fields = event.fields
+            if event.name == "lost":
+                if self.is_alive(who := fields["who"]):
+                    self._act(
+                        self.accusations.accuse(event.server, who, fields["kind"])
+                    )
+            elif event.name == "asked":
+                self._act(self.accusations.answered(**fields))
+            elif event.name == "reached":
+                self._act(self.accusations.connected(event.server, **fields))
+            else:
                 return event
-            what = f"{event.name!r} {event.fields}"
-            print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
-            fields = {"who": event.server, "kind": "hung"}
-            return event._replace(name="lost", fields=fields)
+
+    def _next(self, until_s: float) -> Event | None:
+        if self._decided:
+            return self._decided.popleft()
+        try:
+            return self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
+        except queue.Empty:
+            return None
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        """Does what accusations lead to, or leaves it to who takes events."""
+        for action in actions:
+            if isinstance(action, Ask):
+                threading.Thread(target=self._ask, args=[action], daemon=True).start()
+            elif isinstance(action, Connect):
+                fields = {"server": action.who, "within_s": self._hung_s}
+                self.tell(action.by, "reach", fields)
+            else:
+                self._decided.append(_event_of(action))
+
+    def _ask(self, question: Ask) -> None:
+        """Asks an accused, in a thread of its own: others need not wait for it."""
+        server, lost = question.server, None
+        if not question.calls:
+            lost = self.lost_as(server, max(SOON_S, self._hung_s))
+        elif self.ask(server, "time", self._calls_s) is None:
+            lost = "hung"
+        self._happened(server, "asked", question=question, lost=lost)
 
     def wait_for_all(
         self, name: str, timeout_s: float, may_lose: bool = True
@@ -161,9 +224,9 @@ class Scheduler:
                 )
             if event.name == name:
                 got[event.server] = event.fields
-            elif event.name == "lost":
-                who, kind = event.fields["who"], event.fields["kind"]
-                if kind == "overdue" or not self.lose(who):
+            elif event.name == "gone":
+                who, kind = event.server, event.fields["kind"]
+                if not self.lose(who):
                     continue
                 if not may_lose:
                     raise NobodyLeft(f"server {who} is {kind} before all have begun")
@@ -197,6 +260,7 @@ class Scheduler:
         if not self.is_alive(server):
             return False
         self.alive_N[server] = False
+        self.accusations.forget(server)
         self.tell(server, "stop")  # should it be there after all
         self.transport.disconnect(FIRST + server)
         self.tell_all("lost", {"server": server})
@@ -205,17 +269,19 @@ class Scheduler:
         return True
 
     def strike(self, drill: Drill) -> None:
-        """Kills or stops a process, as a drill says."""
+        """Has a process do or suffer what a drill says."""
         if drill.server is None:
             os.kill(os.getpid(), SIGNALS[drill.kind])
         else:
-            self.tell(drill.server, "strike", {"kind": drill.kind})
+            fields = {"kind": drill.kind, "servers": self.alive}
+            self.tell(drill.server, "strike", fields)
 
     def notes(self) -> tuple[dict[int, tuple[dict, dict]], list[int]]:
         """What all have noted in a run (facts, arrays); who lives and gave nothing."""
         asked = {server: self.ask(server, "notes", NOTES_S) for server in self.alive}
         notes = {server: answer for server, answer in asked.items() if answer}
-        missing = [n for n in self.alive if n not in notes and self.answers(n)]
+        silent = [n for n in self.alive if n not in notes]
+        missing = [n for n in silent if self.lost_as(n, SOON_S) is None]
         if missing:
             print(
                 f"warning: servers {missing} gave no notes within {NOTES_S:g} s; what "
@@ -223,3 +289,21 @@ class Scheduler:
                 file=sys.stderr,
             )
         return notes, missing
+
+
+def _event_of(action: Action) -> Event:
+    """What those that serve learn of a decision."""
+    now_s = time.perf_counter()
+    match action:
+        case accusations.Lost(server, kind):
+            return Event(server, "gone", {"kind": kind}, now_s)
+        case accusations.Slow(server):
+            return Event(server, "slow", {}, now_s)
+        case accusations.Together(by, who):
+            return Event(by, "together", {"who": who}, now_s)
+    print(
+        f"warning: server {action.by} cannot reach server {action.who}, though both "
+        "answer the scheduler; others are asked instead",
+        file=sys.stderr,
+    )
+    return Event(action.by, "apart", {"who": action.who}, now_s)

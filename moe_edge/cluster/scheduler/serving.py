@@ -50,9 +50,15 @@ class Holders:
     def settle(self) -> None:
         """The last request has ended: nothing new may begin."""
 
-    def is_only_slow(self, server: int) -> bool:
-        """Whether a server with an overdue call is not lost."""
-        return False
+    def repeat(self) -> None:
+        """Calls that failed can be made again: their server is there."""
+
+    def apart(self, by: int, who: int) -> int | None:
+        """A server cannot reach another one; returns one that is of no use any more.
+
+        Raises:
+          NobodyLeft: nothing can go on so.
+        """
 
     def lost(self, server: int) -> None:
         """A server is gone.
@@ -111,7 +117,10 @@ class Serving:
         self._actions = holders.actions | {
             "token": self._token,
             "failed": self._failed,
-            "lost": self._lost,
+            "gone": self._gone,
+            "slow": lambda *_: holders.repeat(),
+            "together": lambda *_: holders.repeat(),
+            "apart": self._apart,
         }
 
     @property
@@ -208,13 +217,16 @@ class Serving:
         if one is not None and one.at == server and not one.ended:
             one.error = fields["error"]
 
-    def _lost(self, _: int, fields: dict, at_s: float) -> None:
-        """Somebody finds a server dead or hung, or a call overdue."""
-        who, kind = fields["who"], fields["kind"]
-        if not self.scheduler.is_alive(who):
-            return
-        if kind != "overdue" or not self.holders.is_only_slow(who):
-            self._take_off(who, kind)
+    def _gone(self, server: int, fields: dict, _: float) -> None:
+        """The scheduler has found a server dead or hung."""
+        self._take_off(server, fields["kind"])
+
+    def _apart(self, server: int, fields: dict, _: float) -> None:
+        """A server cannot reach another one."""
+        if self.scheduler.is_alive(fields["who"]):
+            useless = self.holders.apart(server, fields["who"])
+            if useless is not None:
+                self._take_off(useless, "hung")
 
     def _take_off(self, who: int, kind: str) -> None:
         """Takes a server off the list, unless it is lost already."""

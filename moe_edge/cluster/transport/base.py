@@ -15,6 +15,10 @@ import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
 
+# Outages of Wi-Fi last seconds (a laptop changes its access point, a radio sleeps), and
+# TCP, which waits twice as long before each attempt, needs about as long again.
+HUNG_S = 10.0
+
 LOSSES = {
     "dead": "closed the connection",
     "hung": "has not answered heartbeats",
@@ -197,6 +201,13 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def disconnect(self, peer: int) -> None:
         """Forgets a peer; what waits for it gets `PeerLost`, nothing is reported."""
+
+    @abc.abstractmethod
+    def reach(self, peer: int, deadline_s: float) -> bool:
+        """Whether a peer is connected; a lost one is connected to again, if it can be.
+
+        If not, the peer is forgotten as by `disconnect`, but may be reached later.
+        """
 
     @abc.abstractmethod
     def start(self, peer: int, call: Call) -> int:

@@ -24,7 +24,7 @@ METHOD = "optimal"
 PAYLOAD_BAR, INTERFACE_BAR, TAIL_BAR = 1.05, 1.15, 2.0
 START_S, RESUME_S = 30.0, 5.0
 NOTICE_S = {"kill": 0.5, "stop": 3.0}
-DRILL_TOKENS = 40
+DRILL_TOKENS, HUNG_S = 40, 2.0  # limits of a stopped server's loss go by this silence
 
 
 def prompts_file(work_dir: Path, count: int) -> Path:
@@ -149,7 +149,8 @@ def loss_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows
         run(settings, work_dir, "warm")
     for kind, limit_s in NOTICE_S.items():
         drill = f"{kind}:1@{DRILL_TOKENS}"
-        facts, _ = run(settings, work_dir, kind, 1, drill=drill, max_batch=2)
+        struck = {"drill": drill, "max_batch": 2, "hung_s": HUNG_S}
+        facts, _ = run(settings, work_dir, kind, 1, **struck)
         all_facts.append(facts)
         if not facts["failures"]:
             raise MoeEdgeError(f"drill {drill} struck nobody; ask for more tokens")

@@ -5,6 +5,7 @@ import pytest
 from moe_edge.cluster.node.node import Node, NodeFault, SchedulerLost
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.core.checks import RequestError
+from tests.support.live_run import wait_until
 from tests.support.posts import Posts, told
 
 
@@ -13,13 +14,19 @@ class Counting(Node):
 
     def __init__(self):
         super().__init__(4, Posts())
-        self.sum, self.lost = 0, []
+        self.sum, self.suspected, self.found, self.lost = 0, [], [], []
 
     def do_add(self, fields, arrays):
         self.sum += 0 + fields["n"]
 
     def now_notes(self, fields, arrays):
         return {"sum": self.sum}, {}
+
+    def peer_suspected(self, peer):
+        self.suspected.append(peer)
+
+    def peer_found(self, peer):
+        self.found.append(peer)
 
     def peer_lost(self, peer):
         self.lost.append(peer)
@@ -55,7 +62,7 @@ def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
     node = Counting()
     node.on_lost(2, "hung")
     node.control(SCHEDULER, "lost", {"server": 4}, {})
-    assert node.lost == [2, 5]
+    assert node.suspected == [2] and node.lost == [5]
     assert node.transport.told == [(SCHEDULER, "lost", {"who": 1, "kind": "hung"})]
     assert node.transport.forgotten == [5]
     told(node)
@@ -71,3 +78,25 @@ def test_orders_of_others_than_the_scheduler_are_refused(name):
     with pytest.raises(RequestError, match="process 3 gives no orders"):
         node.control(3, name, {"kind": "kill", "server": 1}, {})
     assert not node.lost and not node.transport.forgotten
+
+
+def test_an_accusing_drill_says_that_all_others_hang():
+    node = Counting()  # process 4 is server 3
+    fields = {"kind": "accuse", "servers": [0, 2, 3]}
+    node.control(SCHEDULER, "strike", fields, {})
+    assert node.transport.told == [
+        (SCHEDULER, "lost", {"who": who, "kind": "hung"}) for who in (0, 2)
+    ]
+    assert not node.suspected  # it goes on asking them
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_node_connects_to_a_process_again_and_reports(reached):
+    node, asked = Counting(), []
+    node.transport.reach = lambda *where: asked.append(where) or reached
+    node.control(SCHEDULER, "reach", {"server": 1, "within_s": 3.0}, {})
+    wait_until(lambda: node.transport.told)
+    assert asked == [(2, 3.0)]
+    assert node.found == [2] * reached
+    report = {"who": 1, "reached": reached}
+    assert node.transport.told == [(SCHEDULER, "reached", report)]

@@ -1,5 +1,7 @@
 """Who computes and loads what: groups by hand, and their laws for random choices."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -108,3 +110,38 @@ def test_longest_load_by_hand():
     # The paper's figure 2: four groups, 4 t_M + 3 t_W.
     assert longest_load_s(2.0, 0.5, 4) == 9.5
     assert longest_load_s(2.0, 0.5, 1) == 2.0
+
+
+def test_a_suspected_worker_is_passed_over_until_it_is_found_or_lost():
+    groups = Groups(3, 1, 3)
+    groups.suspect(1)
+    groups.suspect(1)
+    assert groups.left() == [0, 2]
+    groups.find(1)
+    assert groups.left() == [0, 1, 2]
+    groups.suspect(2)
+    groups.lose(2)
+    groups.find(2)  # it was lost meanwhile
+    groups.suspect(2)
+    assert groups.left() == [0, 1]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_with_none_left_but_suspected_ones_it_is_waited_for(found):
+    groups = Groups(2, 1, 2)
+    groups.suspect(0)
+    groups.suspect(1)
+    decide = groups.find if found else groups.lose
+
+    def decide_all():
+        groups.lose(0)
+        decide(1)
+
+    timer = threading.Timer(0.05, decide_all)
+    timer.start()
+    if found:
+        assert groups.left() == [1]
+    else:
+        with pytest.raises(NoWorkers, match="all workers are lost"):
+            groups.left()
+    timer.join()

@@ -10,6 +10,12 @@ from moe_edge.predict.recall import recall, recall_by_index
 from moe_edge.workload.cluster_run_reader import read_requests
 
 
+def slow(*cases) -> list:
+    """Cases of the slow tests."""
+    several = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in several]
+
+
 def check(run, row):
     """What holds in every run."""
     assert run.tokens == run.wanted and row["same_tokens"]
@@ -102,6 +108,57 @@ def test_lost_helper_costs_no_token(live, who):
         assert row["device_bytes"]["shadow"] is None
     else:
         assert row["recall"] == 1.0 and row["reloads"] > 0
+
+
+@pytest.mark.parametrize("who", ["main", *slow("shadow", "worker0")])
+def test_who_calls_all_others_hung_evicts_nobody(live, who):
+    drill = f"accuse:{who}@9"
+    with live(shadow="full", drill=drill, max_new_tokens=24) as run:
+        row = run.run()
+        check(run, row)
+    assert not row["failures"] and not row["bad_pairs"] and row["recall"] == 1.0
+
+
+def run_and_break(live, pairs, for_good):
+    """The row of a run in which connections break after some tokens."""
+    with live(shadow="full", drill="kill:main@9", max_new_tokens=24) as run:
+
+        def strike(drill):
+            for by, who in pairs:
+                run.nodes[by].lose_way_to(run.nodes[who].transport.peer, for_good)
+
+        run.scheduler.strike = strike
+        row = run.run()
+        check(run, row)
+        return row
+
+
+@pytest.mark.parametrize(
+    "whom", [["worker0", "worker1"], *slow(["worker1"], ["shadow"])]
+)
+def test_connections_of_the_main_node_that_break_once_are_made_again(live, whom):
+    """Also where it reaches nobody for a while."""
+    row = run_and_break(live, [("main", who) for who in whom], for_good=False)
+    assert not row["failures"] and not row["bad_pairs"]
+
+
+@pytest.mark.parametrize(
+    "by, who, lost",
+    [
+        ("main", "worker1", [3]),
+        *slow(
+            ("main", "shadow", [1]),
+            ("shadow", "main", [1]),
+            ("shadow", "worker1", []),
+            ("worker1", "main", []),  # it answers only
+        ),
+    ],
+)
+def test_helper_that_the_main_node_cannot_reach_leaves(live, by, who, lost):
+    row = run_and_break(live, [(by, who)], for_good=True)
+    assert [failure["server"] for failure in row["failures"]] == lost
+    numbers = {"main": 0, "shadow": 1, "worker1": 3}
+    assert row["bad_pairs"] == [[numbers[by], numbers[who]]]
 
 
 def test_group_that_is_lost_as_a_whole_is_replaced_by_the_others(live):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.prism.table_keeper import TableKeeper
+from moe_edge.cluster.scheduler.accusations import Accusations
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.place.migrate import Decision
 from moe_edge.place.migration_policy import Proposal
@@ -90,6 +91,7 @@ class World:
     def __init__(self, slots: Sequence[int]):
         self.slots_N = np.array(slots)
         self.alive_N = np.ones(len(slots), bool)
+        self.accusations = Accusations()
         self.servers: list[SimulatedServer] = []
 
     @property
@@ -171,7 +173,7 @@ def start(rng, slots, network=False):
     held_NLE = random_placement(rng, np.maximum(world.slots_N - 1, 0))
     keeper = TableKeeper(world, held_NLE, StubJudge(rng, slots, network))
     np.testing.assert_array_equal(keeper.start_NLE, held_NLE)
-    targets_NLE = keeper.targets()
+    targets_NLE = keeper.routes.target_NLE
     world.servers = [
         SimulatedServer(world, n, slots[n], held_NLE[n], targets_NLE[n])
         for n in range(len(slots))
@@ -302,9 +304,49 @@ def test_losses_at_any_time_leave_a_table_that_works(slots, network):
         assert degraded
 
 
-def mend(world, keeper, rng) -> None:
-    """Without new migrations, all that can have a slot has one, and someone reads the
-    rest for each call."""
+@pytest.mark.parametrize("slots", [(6, 6, 6), (9, 4, 4), (9, 0, 9), (4, 4, 4, 5)])
+def test_servers_that_do_not_reach_each_other_are_routed_around(slots):
+    found = collections.Counter()
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        world, keeper = start(rng, slots)
+        bad = world.accusations.bad
+        for _ in range(400):
+            server = int(rng.integers(len(slots)))
+            action, pair = rng.random(), tuple(rng.permutation(len(slots))[:2].tolist())
+            if action < 0.45:
+                world.servers[server].act(rng)
+            elif action < 0.9:
+                hear(world, keeper, server)
+            elif action < 0.96:
+                keeper.tick(busy=True)
+            elif action < 0.98 and pair not in bad and slots[pair[0]]:
+                bad.add(pair)
+                keeper.apart(*pair)
+            elif bad:
+                bad.discard(sorted(bad)[int(rng.integers(len(bad)))])
+                keeper.repeat()
+            assert not keeper.degraded
+            for cell in np.ndindex(L, E):
+                assert any(cell in server.held for server in world.servers)
+        let_act(world, keeper, rng)
+        free_N = world.slots_N - keeper.held_NLE.sum(axis=(1, 2))
+        for n in world.alive:
+            for cell in np.ndindex(L, E):
+                holder = int(world.servers[n].target_LE[cell])
+                assert (n, holder) not in bad
+                held = cell in world.servers[holder].held
+                reads = world.servers[holder].read_LE[cell] and free_N[holder] > 0
+                assert held or (reads and holder == n)
+                found["read"] += not held
+        found["bad"] += len(bad)
+        replay(keeper, slots, allow_lost=False)
+        finish(world, keeper, rng)
+    assert found["bad"] > 2 and (found["read"] > 5 or sum(slots) > 17)
+
+
+def let_act(world, keeper, rng) -> None:
+    """Until all that was begun is done; nothing new begins."""
     for _ in range(2000):
         for n in world.alive:
             world.servers[n].act(rng)
@@ -312,6 +354,12 @@ def mend(world, keeper, rng) -> None:
         if quiet(world) and not keeper.under_way:
             break
     assert quiet(world) and not keeper.under_way
+
+
+def mend(world, keeper, rng) -> None:
+    """Without new migrations, all that can have a slot has one, and someone reads the
+    rest for each call."""
+    let_act(world, keeper, rng)
     slots_N = world.slots_N * world.alive_N
     free_N = slots_N - keeper.held_NLE.sum(axis=(1, 2))
     for n in world.alive:

@@ -13,6 +13,7 @@ GOOD = {
     "token": {"id": 3, "token": 4, "done": False},
     "failed": {"id": 3, "error": "too long"},
     "lost": {"who": 1, "kind": "dead"},
+    "reached": {"who": 1, "reached": True},
     "arrived": {"order": 2, "own": [[1, 5], [2, 0]]},
     "confirmed": {"version": 7},
 }
@@ -44,6 +45,8 @@ def test_fields_that_are_missing_or_of_another_type_are_malformed(name):
         assert not is_well_formed(name, without)
         other = "x" if not isinstance(value, str) else 1
         assert not is_well_formed(name, without | {key: other})
+    if name == "reached":
+        assert not is_well_formed(name, good | {"reached": 1})
     if name == "token":
         assert not is_well_formed(name, good | {"done": 1})
         assert not is_well_formed(name, good | {"id": True})

@@ -12,6 +12,7 @@ from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node import remote
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
+from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from tests.support.live_cluster import (
     BLOCKS,
@@ -207,21 +208,18 @@ def test_a_slow_server_is_asked_again_and_stays_on_the_list():
         run = cluster.run(tables[0], asked_of(2), policy=Wandering(tables, 0.02))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures
-        heard = [t for t in cluster.scheduler.talk if t[2] == "lost"]
-        assert {fields["kind"] for *_, fields in heard} == {"overdue"}
+        assert [t for t in cluster.scheduler.talk if t[:3] == ("from", 1, "slow")]
 
 
 def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
     """It lasts until the server has been judged, and each attempt may last longer."""
-    judged, is_only_slow = threading.Event(), TableKeeper.is_only_slow
+    judged, repeat = threading.Event(), TableKeeper.repeat
 
-    def judge(keeper, server):
-        try:
-            return is_only_slow(keeper, server)
-        finally:
-            judged.set()
+    def judge(keeper):
+        repeat(keeper)
+        judged.set()
 
-    monkeypatch.setattr(TableKeeper, "is_only_slow", judge)
+    monkeypatch.setattr(TableKeeper, "repeat", judge)
     with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
         server, caller = cluster.servers[1].server, cluster.servers[0].transport
         compute, finish, deadlines_s = server.call, caller.finish, []
@@ -390,3 +388,87 @@ def test_a_server_judged_lost_that_still_lives_ends():
         assert cluster.servers[1].error is None
         assert_tokens_of_one_machine(run.asked)
         assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
+
+
+def test_a_server_that_calls_all_others_hung_evicts_nobody():
+    with LiveCluster([9] * 7) as cluster:
+        run = cluster.run(owned_by_one(7), asked_of(7), drill=Drill("accuse", 0, 8))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures and cluster.scheduler.alive == list(range(7))
+        assert not cluster.scheduler.accusations.found_bad
+        talk = cluster.scheduler.talk
+        told = [t[3]["server"] for t in talk if t[:3] == ("to", 0, "reach")]
+        assert sorted(told) == list(range(1, 7))
+
+
+def cut(cluster, by: int, who: int, for_good: bool = True) -> None:
+    """A server does not reach another one; both reach the scheduler."""
+    cluster.servers[by].lose_way_to(FIRST + who, for_good)
+
+
+def run_with_cut(slots, held_NLE, pairs) -> tuple:
+    """(cluster, run) in which servers lose their way to others after some tokens."""
+    with LiveCluster(slots) as cluster:
+        cluster.audit.expect = False  # copies come and none leaves
+
+        def cut_all():
+            for pair in pairs:
+                cut(cluster, *pair)
+
+        cluster.scheduler.react = OnNth("from", "token", 8, cut_all)
+        run = cluster.run(held_NLE, asked_of(len(slots)))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures
+        assert sorted(cluster.scheduler.accusations.found_bad) == pairs
+        return cluster, run
+
+
+def test_a_server_that_cannot_reach_another_one_asks_other_holders(capfd):
+    held_NLE = np.concatenate([owned_by_one(2), np.ones((1, 2, 12), bool)])
+    _, run = run_with_cut([SLOTS] * 3, held_NLE, [(0, 1)])
+    calls = run.notes[0][1]["calls"]
+    last_to = {n: calls[calls[:, 2] == n, 0].max(initial=0) for n in (1, 2)}
+    assert last_to[1] < last_to[2] and not run.keeper.moved
+    assert "server 0 cannot reach server 1, though both" in capfd.readouterr().err
+
+
+def test_blocks_out_of_reach_are_copied_to_where_there_is_room():
+    _, run = run_with_cut([SLOTS] * 2, owned_by_one(2), [(0, 1)])
+    assert run.keeper.held_NLE[0].all()
+    assert (run.keeper.held_NLE[1] == owned_by_one(2)[1]).all()
+
+
+def test_blocks_out_of_reach_are_read_for_each_call_without_room():
+    _, run = run_with_cut([13, 13], owned_by_one(2), [(0, 1), (1, 0)])
+    assert not run.keeper.moved and not run.keeper.degraded
+    assert [run.notes[n][0]["most_used"] for n in (0, 1)] == [13, 13]
+
+
+def test_a_server_without_slots_asks_one_that_it_reaches_to_read():
+    held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
+    _, run = run_with_cut([0, 13, 13], held_NLE, [(0, 1)])
+    assert not run.keeper.moved
+    calls = run.notes[0][1]["calls"]
+    assert set(calls[-20:, 2]) == {2}
+
+
+def test_a_server_without_slots_that_reaches_nobody_ends_the_run():
+    with LiveCluster([0, SLOTS]) as cluster:
+        held_NLE = np.concatenate([~random_held(1), random_held(1)])
+        react = OnNth("from", "token", 8, lambda: cut(cluster, 0, 1))
+        cluster.scheduler.react = react
+        with pytest.raises(NobodyLeft, match=r"server 0 .* reaches none .* \[1\]"):
+            cluster.run(held_NLE, asked_of(2))
+
+
+def test_a_connection_that_breaks_once_is_made_again():
+    with LiveCluster([SLOTS] * 2) as cluster:
+        react = OnNth("from", "token", 8, lambda: cut(cluster, 0, 1, for_good=False))
+        cluster.scheduler.react = react
+        run = cluster.run(owned_by_one(2), asked_of(2))
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.failures and not run.keeper.moved
+        assert not cluster.scheduler.accusations.found_bad
+        assert cluster.scheduler.talk.count(("from", 0, "together", {"who": 1})) == 1
+        calls = run.notes[0][1]["calls"]
+        assert calls[-1, 2] == 1  # it asks it still

@@ -370,6 +370,49 @@ def test_disconnect_forgets_a_peer(caller, callee, gate):
     assert caller.lost == []
 
 
+def test_reach_is_true_of_a_connected_peer_and_keeps_its_connection(caller, gate):
+    """Also while it computes."""
+    slow = caller.start(1, make_call(layer=9))
+    link = caller._links[1]
+    assert caller.reach(1, WAIT_S)
+    assert caller._links[1] is link and caller.lost == []
+    gate.set()
+    assert caller.finish([slow], WAIT_S)[0].rows is not None
+
+
+@pytest.mark.parametrize("how", ["lost", "disconnected"])
+def test_reach_connects_to_a_lost_peer_again(caller, how):
+    if how == "lost":
+        caller._watch.lose(caller._links[1], lambda: PeerLost(1, "hung"))
+        with pytest.raises(PeerLost, match="hung"):
+            ask(caller)
+        eventually(lambda: caller.lost, [(1, "hung")])
+    else:
+        caller.disconnect(1)
+    assert caller.reach(1, WAIT_S)
+    assert ask(caller) is not None
+    with pytest.raises(Refused, match="200001 bytes"):  # blocks, too
+        caller.fetch(1, 0, 0, np.zeros(9, np.uint8), WAIT_S)
+    assert caller.lost == [(1, "hung")] * (how == "lost")
+
+
+def test_reach_gives_up_in_time_and_may_succeed_later(caller, callee, handlers):
+    address = callee.address
+    callee.close()
+    eventually(lambda: caller.lost, [(1, "dead")])
+    started_s = time.monotonic()
+    assert not caller.reach(1, 0.2)
+    assert time.monotonic() - started_s < WAIT_S / 2
+    with pytest.raises(PeerLost, match="peer 1 is not connected"):
+        ask(caller)
+    again = MessagesTransport(1, SECRET, "127.0.0.1", address.calls, address.blocks)
+    with again:
+        again.serve(handlers)
+        assert caller.reach(1, WAIT_S)
+        assert ask(caller) is not None
+    assert not caller.reach(7, 0.1)  # nobody ever said where it is
+
+
 def test_disconnect_frees_threads_that_wait(caller, gate):
     errors = []
 
@@ -634,7 +677,7 @@ def test_killed_peer_is_dead_at_once():
 
 def test_stopped_peer_hangs_but_a_busy_one_does_not():
     with (
-        MessagesTransport(0, SECRET) as caller,
+        MessagesTransport(0, SECRET, hung_s=2.0) as caller,
         Node(1, SECRET) as stopped,
         Node(2, SECRET) as busy,
     ):

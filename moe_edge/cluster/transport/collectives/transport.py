@@ -88,6 +88,9 @@ class CollectivesTransport(Transport):
         self._messages.disconnect(peer)
         self._give_up(peer, lambda: PeerLost(peer, "dead", "was disconnected"))
 
+    def reach(self, peer: int, deadline_s: float) -> bool:
+        return peer not in self._lost  # its cliques are broken for good
+
     def start(self, peer: int, call: Call) -> int:
         self._check(peer)
         number, future = next(self._numbers), Future()

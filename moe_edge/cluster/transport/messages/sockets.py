@@ -7,11 +7,12 @@ import struct
 
 import zmq
 
+from moe_edge.cluster.transport.base import HUNG_S
 from moe_edge.cluster.transport.keys import derive_keys
 from moe_edge.core.checks import ConfigError
 
 ZAP_DOMAIN = b"moe_edge"
-HEARTBEAT_MS, HUNG_MS = 500, 2000
+HEARTBEAT_MS = 500
 HANDSHAKE_MS = 5000
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 400
 LINGER_MS = 500  # for last answers and posts
@@ -29,11 +30,14 @@ class Sockets:
     Attributes:
       context: ZeroMQ's, with one thread for all of them.
       keys: of the secret.
+
+    Args:
+      hung_s: how long a peer may be silent.
     """
 
-    def __init__(self, peer: int, secret: bytes):
+    def __init__(self, peer: int, secret: bytes, hung_s: float = HUNG_S):
         self.keys = derive_keys(secret)
-        self._peer = peer
+        self._peer, self._hung_ms = peer, round(hung_s * 1000)
         self.context = zmq.Context()
 
     def router(self, host: str, port: int) -> tuple[zmq.Socket, int]:
@@ -86,11 +90,11 @@ class Sockets:
     def _socket(self, kind: int, linger_ms: int) -> zmq.Socket:
         made = self.context.socket(kind)
         made.linger = linger_ms
-        made.hwm = 0  # a peer that takes nothing is lost after HUNG_MS
+        made.hwm = 0  # a peer that takes nothing is lost after `hung_s`
         made.maxmsgsize = MAX_FRAME_BYTES
-        made.heartbeat_ivl = HEARTBEAT_MS
-        made.heartbeat_timeout = HUNG_MS
-        made.heartbeat_ttl = HUNG_MS
+        made.heartbeat_ivl = min(HEARTBEAT_MS, self._hung_ms // 4)
+        made.heartbeat_timeout = self._hung_ms
+        made.heartbeat_ttl = self._hung_ms
         made.handshake_ivl = HANDSHAKE_MS
         return made
 

@@ -16,6 +16,7 @@ import numpy as np
 import zmq
 
 from moe_edge.cluster.transport.base import (
+    HUNG_S,
     Address,
     Answered,
     Call,
@@ -31,7 +32,12 @@ from moe_edge.cluster.transport.messages.calls import Calls
 from moe_edge.cluster.transport.messages.delay import DelayLine
 from moe_edge.cluster.transport.messages.fetch import Fetcher
 from moe_edge.cluster.transport.messages.link import Link, monitored
-from moe_edge.cluster.transport.messages.sockets import LINGER_MS, Sockets, numeric_host
+from moe_edge.cluster.transport.messages.sockets import (
+    LINGER_MS,
+    SLICE_MS,
+    Sockets,
+    numeric_host,
+)
 from moe_edge.cluster.transport.messages.stream import hang_up
 from moe_edge.cluster.transport.messages.watch import Watch
 from moe_edge.cluster.transport.wire import Kind
@@ -51,6 +57,7 @@ class MessagesTransport(Transport):
       host: the address to bind, and that peers are told.
       calls_port, blocks_port: 0 takes a free one.
       delay_ms: emulated, one way, on what this process is sent and what it answers.
+      hung_s: silence after which a peer is lost.
     Raises:
       ConfigError: a port in use, a host that is not of this machine, a bad value.
     """
@@ -63,6 +70,7 @@ class MessagesTransport(Transport):
         calls_port: int = 0,
         blocks_port: int = 0,
         delay_ms: float = 0.0,
+        hung_s: float = HUNG_S,
     ):
         check_from_zero("delay_ms", delay_ms)
         address = numeric_host(host)
@@ -70,13 +78,14 @@ class MessagesTransport(Transport):
         self.traffic = Traffic()
         self._delay_s = delay_ms / 1000
         self._links: dict[int, Link] = {}
+        self._addresses: dict[int, Address] = {}
         self._numbers = itertools.count(1)
         self._secret = secret
         self._answering: list[Answering | BlockServer] = []
         self._delays: list[DelayLine] = []
         self._closing = threading.Lock()
         self._closed = False
-        self._sockets = Sockets(peer, secret)
+        self._sockets = Sockets(peer, secret, hung_s)
         self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
         lose = self._watch.lose
         self._calls = Calls(self._link, lose, self.traffic)
@@ -112,13 +121,28 @@ class MessagesTransport(Transport):
         link = Link(peer, address, calls, control, monitored(calls))
         for socket in (calls, control):
             socket.connect(f"tcp://{address.host}:{address.calls}")
-        self._links[peer] = link
+        self._links[peer], self._addresses[peer] = link, address
         self._watch.add(link)
 
     def disconnect(self, peer: int) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
             self._watch.forget(link)
+
+    def reach(self, peer: int, deadline_s: float) -> bool:
+        until_s = time.monotonic() + deadline_s
+        link, address = self._links.get(peer), self._addresses.get(peer)
+        if address is not None and (link is None or link.lost is not None):
+            self.connect(peer, address)
+        # Handshakes and heartbeats wait for no call that the peer computes.
+        while (link := self._links.get(peer)) is not None and link.lost is None:
+            if link.state == "ready":
+                return True
+            if time.monotonic() > until_s:
+                break
+            time.sleep(SLICE_MS / 1000)
+        self.disconnect(peer)
+        return False
 
     def start(self, peer: int, call: Call) -> int:
         return self._calls.start(peer, call)
