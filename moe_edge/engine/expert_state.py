@@ -40,7 +40,7 @@ class Moved(NamedTuple):
     Attributes:
       demand_bytes, prefetch_bytes: of expert blocks, by why they were asked for.
       wasted_bytes: of those prefetched, overwritten before any use.
-      routed: (token, expert) pairs that a lossy route saw; substituted: of those, the
+      routed: (token, expert) pairs that a route saw; substituted: of those, the
         changed ones.
     """
 

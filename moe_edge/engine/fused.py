@@ -30,7 +30,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, seam
 from moe_edge.offload.policy import CacheSpec, EvictionPolicy
 from moe_edge.offload.slots import is_lost
-from moe_edge.route.base import RoutePolicy, gate_scores
+from moe_edge.route.base import RoutePolicy, TopK, gate_scores
 
 
 class FusedEngine(Engine):
@@ -42,7 +42,7 @@ class FusedEngine(Engine):
         in dense layers.
       spec: layers, experts and slots of the cache.
       policy: who leaves a full cache; must run inside jit.
-      route: changes the routing by what is resident (`RoutePolicy`); None: never.
+      route: chooses what is computed in decoding (None: the model's own choice).
     Raises:
       ConfigError: a spec that does not fit the model, or a policy for the host.
       CapacityError: a MoE layer without a slot.
@@ -79,7 +79,7 @@ class FusedEngine(Engine):
             Programs(config),
         )
         self._cache_of = DeviceCache(spec, policy, config.moe_layers)
-        self._route = route
+        self._route = route or TopK()
         self._windows = self.put(self._windows)
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
         self._decode = jit_step(
@@ -96,7 +96,7 @@ class FusedEngine(Engine):
 
     @property
     def lossless(self) -> bool:
-        return self._route is None or self._route.lossless
+        return self._route.lossless
 
     def clear(self) -> None:
         """Empties the cache and its counters; the slots' memory stays the same."""
@@ -148,9 +148,8 @@ class FusedEngine(Engine):
         )
 
     def report(self) -> dict:
-        route = "topk" if self._route is None else self._route.name
         spec, policy = self._cache_of.spec, self._cache_of.policy
-        mode = {"mode": "fused", "route": route, "lossless": self.lossless}
+        mode = {"mode": "fused", "route": self._route.name, "lossless": self.lossless}
         if not self.lossless:
             counted = self.moved()
             mode |= {"choices": counted.routed, "rerouted": counted.substituted}
@@ -179,7 +178,7 @@ class FusedEngine(Engine):
         x, kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(x, chunk))
         shared_TD = seam(block.run_shared(hidden_TD))
-        if self._route is not None and x.shape[1] == 1:  # as layered: decoding only
+        if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         state, y_TD = run_through_slots(

@@ -36,7 +36,7 @@ class Cache(NamedTuple):
     policy: State
     step: jax.Array  # int32, rises by one a step
     counts_L3: jax.Array  # int32, distinct experts: hits, misses, evictions
-    # int32: pairs that a lossy route saw while decoding, and changed.
+    # int32: pairs that a route saw while decoding, and changed.
     choices_2: jax.Array
 
 

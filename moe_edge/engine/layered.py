@@ -54,7 +54,7 @@ class LayeredEngine(Engine):
 
     Args:
       weights: all but the experts, on the device.
-      route: chooses what is computed (None: the model's own choice).
+      route: chooses what is computed in decoding (None: the model's own choice).
       backends: compute absent experts elsewhere while others travel; asked in order.
       trace: collects every lookup, with all scores unless told otherwise.
       programs: of another engine of this model, instead of new ones.

@@ -98,7 +98,7 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     """The predictor by name, with what it takes from the run."""
     given = context.fill(PREDICTORS[options.predictor], options.predictor_options)
     predictor = get_predictor(options.predictor, **given)
-    limit = predictor.max_horizon
+    limit = predictor.look_ahead
     if limit is not None and limit < options.horizon:
         raise ConfigError(
             f"horizon {options.horizon} exceeds what {options.predictor} looks ahead "
@@ -237,7 +237,6 @@ def assemble(
             store.pin_layer(layer) if layer in store.moe_layers else None
             for layer in range(config.num_layers)
         ]
-        route = None if route.lossless else route
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:
         cache = SlotCache(spec, policy)

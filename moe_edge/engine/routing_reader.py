@@ -16,7 +16,7 @@ from moe_edge.model.config import MoeConfig
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import check_needs
-from moe_edge.route.base import RoutePolicy, gate_scores
+from moe_edge.route.base import RoutePolicy, TopK, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -30,9 +30,10 @@ class Reading(NamedTuple):
     ids_TK: np.ndarray  # int32, on the host; E is no expert
     weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
     # On the host, None where nobody reads them: the weights, the scores of all experts,
-    # and what gate predictors asked for.
+    # the states that the router saw, and what gate predictors asked for.
     host_weights_TK: np.ndarray | None
     scores_TE: np.ndarray | None
+    hidden_TD: np.ndarray | None
     wanted_NE: np.ndarray | None
 
     @property
@@ -63,9 +64,12 @@ class RoutingReader:
         check_needs(manager.cache.policy, AVAILABLE | {"profile"})
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
         self._traces_scores = trace is not None and trace_scores
-        self._keeps_scores = self._traces_scores or route.needs_resident
+        self._asks_route = type(route) is not TopK
+        self._keeps_scores = self._traces_scores or self._asks_route
         self._keeps_scores |= "scores" in manager.cache.policy.needs
-        self._keeps_weights = trace is not None or route.needs_resident
+        self._keeps_scores |= manager.predictor_run.reads("scores")
+        self._keeps_hidden = manager.predictor_run.reads("hidden")
+        self._keeps_weights = trace is not None or self._asks_route
         self._keeps_weights |= needs_weights
         self._dispatched_s = 0.0
         self._first_step = 0  # of the trace, in which the running tokens begin
@@ -78,29 +82,36 @@ class RoutingReader:
         ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
         read_s = manager.statistics.now()
         manager.queue.poll()  # what the link has done meanwhile
-        host_TK = scores_TE = wanted_NE = None
+        host_TK = scores_TE = hidden_TD = wanted_NE = None
         if self._keeps_weights:
             host_TK = np.asarray(weights_TK)
         if self._keeps_scores:
             # Shares: what policies compare, and so what a trace keeps.
             raw_TE = np.asarray(routing.scores_TE)
             scores_TE = gate_scores(raw_TE, self._moe)
+        # Of a prompt's states all are read, though many a predictor sees only the last.
+        if self._keeps_hidden:
+            hidden_TD = np.asarray(routed.hidden_TD)
         if routed.wanted_NE is not None:
             wanted_NE = np.asarray(routed.wanted_NE)
         if manager.recorder.enabled:
             self._note_compute(layer, step, read_s)
-        if self._route.needs_resident and shape_BS[1] == 1:
+        if self._asks_route and shape_BS[1] == 1:
             resident_E = manager.residency.arrived(layer)
             own_TK = ids_TK
             ids_TK, weights_TK = self._route.route(
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
+            # A policy may compute with jax.numpy; from here on both are the host's.
+            ids_TK = np.asarray(ids_TK, np.int32)
+            weights_TK = np.asarray(weights_TK, np.float32)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             manager.statistics.count_route(real, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
-        return Reading(*where, ids_TK, weights_TK, host_TK, scores_TE, wanted_NE)
+        seen = host_TK, scores_TE, hidden_TD, wanted_NE
+        return Reading(*where, ids_TK, weights_TK, *seen)
 
     def look_up(self, reading: Reading) -> LayerVisit:
         """Looks the chosen experts up and tells the predictor."""
@@ -115,11 +126,12 @@ class RoutingReader:
         apart = B > 1 and run.predictor.per_sequence
         if apart:
             sequence_T = np.repeat(np.array(reading.sequences), S)
+        shown = ids_TK, scores_TE, reading.hidden_TD
         if not (is_decode or run.predictor.whole_prompt):
             last_B = last_tokens(ids_TK, reading.shape_BS, self._moe.num_experts)
-            ids_TK, scores_TE = ids_TK[last_B], None
+            shown = [None if each is None else each[last_B] for each in shown]
             sequence_T = sequence_T[last_B] if apart else sequence_T
-        run.observe(layer, ids_TK, scores_TE, sequence_T=sequence_T)
+        run.observe(layer, *shown, sequence_T=sequence_T)
         if reading.wanted_NE is not None:
             run.store(layer, reading.wanted_NE)
         return visit

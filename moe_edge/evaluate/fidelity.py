@@ -33,7 +33,6 @@ class CountedRoute(RoutePolicy):
 
     name = "counted"
     SOURCE = "measuring instrument"
-    needs_resident = True
 
     def __init__(self, inner: RoutePolicy | None = None):
         self.use(inner or TopK())

@@ -29,8 +29,8 @@ class Predictor:
     """Predicts nothing; the base of those that do."""
 
     name: ClassVar[str] = "none"
-    # What it reads of a run, of {"ids", "hidden", "partial_state", "future"}; replay
-    # refuses it by name where a trace lacks them.
+    # What it reads of a run, of {"ids", "scores", "hidden", "partial_state", "shadow",
+    # "future"}; replay refuses it by name where a trace lacks them.
     needs: ClassVar[frozenset[str]] = frozenset()
     # Whether `observe` wants all tokens of a prompt. If not, the engine passes the last
     # token of every row only, whose successor is predicted.
@@ -39,8 +39,12 @@ class Predictor:
     # Whether its state is the record of one sequence, of which `PredictorRun` then
     # keeps one for each that runs.
     per_sequence: ClassVar[bool] = False
-    max_horizon: ClassVar[int | None] = None  # layers that it looks ahead; None: any
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
+    # Not annotated: subclasses have options of these names, whose order would change.
+    look_ahead = None  # int, how many layers ahead it names experts; None: any
+    # float, with "partial_state": the margin of the experts that it wants, as of
+    # `device_scores.wanted_scores`; None: all that the next layer would choose.
+    top_a = None
 
     def init(self, spec: ModelShape) -> State:
         """State before the first token."""
@@ -52,9 +56,23 @@ class Predictor:
         Args:
           state: never changed; the new one is returned.
           layer: the model's layer index (dense layers count, but are not observed).
-          hidden_TD: normed hidden states of the router, or None.
+          hidden_TD: float32, normed hidden states of the router. None if `needs` lacks
+            "hidden", and for past sequences (`PredictorRun.learn`).
           ids_TK: int32 chosen experts, best first; E is padding.
-          scores_TE: float32 scores of all experts, or None.
+          scores_TE: float32 scores of all experts, as shares or gates (`gate_scores`).
+            None if `needs` lacks "scores", and for past sequences.
+        """
+        return state
+
+    def store(self, state: State, layer: int, wanted_NE) -> State:
+        """Takes in scores that a program of the engine computed for it, in decoding.
+
+        Args:
+          state: never changed; the new one is returned.
+          layer: on whose state they were computed; -1 before the first (a shadow's).
+          wanted_NE: float32, a row for each gate of `gates_after(layer)`; with
+            "partial_state" one row, of the next layer; of a shadow a row a layer.
+            `NOT_WANTED` where an expert is not wanted.
         """
         return state
 
@@ -72,7 +90,11 @@ class Predictor:
         return no_prediction(horizon)
 
     def gates_after(self, layer: int) -> tuple:
-        """Arguments of the engine's gate program after `layer`; () asks for none."""
+        """Gates that the engine runs on the state of `layer`, in decoding only.
+
+        What they say goes to `store`; see `device_scores.scores_ahead`. () asks for
+        none.
+        """
         return ()
 
     def finish_sequence(self, state: State, fresh: State) -> State:

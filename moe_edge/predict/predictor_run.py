@@ -40,12 +40,23 @@ class PredictorRun:
         spec = self._spec
         self.accuracy = PredictionLog(spec.num_layers, spec.num_experts, self.horizon)
 
+    def reads(self, what: str) -> bool:
+        """Whether `observe` is to be given this."""
+        return self._observes and what in self.predictor.needs
+
     def observe(
-        self, layer: int, ids_TK, scores_TE, counts: bool = True, sequence_T=None
+        self,
+        layer: int,
+        ids_TK,
+        scores_TE,
+        hidden_TD=None,
+        counts: bool = True,
+        sequence_T=None,
     ) -> None:
         """Takes in what a layer chose.
 
         Args:
+          scores_TE, hidden_TD: None where it does not read them (`reads`).
           counts: compare what had been named for the layer.
           sequence_T: the number of the tokens' sequence, or one for each token; None:
             all are of one.
@@ -56,8 +67,9 @@ class PredictorRun:
             return
         if sequence_T is None or not self.predictor.per_sequence:
             sequence_T = 0
+        shown = hidden_TD, ids_TK, scores_TE if self.reads("scores") else None
         if isinstance(sequence_T, int):
-            self._observe(sequence_T, layer, ids_TK, scores_TE)
+            self._observe(sequence_T, layer, shown)
             self._last = (sequence_T,)
             return
         sequence_T = np.asarray(sequence_T)
@@ -67,18 +79,21 @@ class PredictorRun:
         for sequence in self._last:
             mine_T = real_T & (sequence_T == sequence)
             if mine_T.any():
-                scores = None if scores_TE is None else scores_TE[mine_T]
-                self._observe(sequence, layer, ids_TK[mine_T], scores)
+                mine = [None if each is None else each[mine_T] for each in shown]
+                self._observe(sequence, layer, mine)
 
-    def _observe(self, sequence: int, layer: int, ids_TK, scores_TE) -> None:
+    def _observe(self, sequence: int, layer: int, shown) -> None:
         state = self._states.get(sequence, self._fresh)
-        self._states[sequence] = self.predictor.observe(
-            state, layer, None, ids_TK, scores_TE
-        )
+        self._states[sequence] = self.predictor.observe(state, layer, *shown)
 
     def store(self, layer: int, wanted_NE) -> None:
-        """Takes the scores that an engine's program computed for the predictor."""
-        self._states[0] = self.predictor.store(self.state, layer, wanted_NE)
+        """Takes the scores that an engine's program computed for the predictor.
+
+        They are of all rows together: each running sequence's record gets them.
+        """
+        for sequence in self._last:
+            state = self._states.get(sequence, self._fresh)
+            self._states[sequence] = self.predictor.store(state, layer, wanted_NE)
 
     def predict(self, layer: int) -> np.ndarray:
         """int32 `[horizon, M]` ids for the layers after `layer`; see `Predictor`.

@@ -66,10 +66,6 @@ class LooksAhead(DevicePredictor):
     all others).
     """
 
-    @property
-    def max_horizon(self) -> int:
-        return self.look_ahead
-
     def targets(self, layer: int) -> tuple[int, ...]:
         """MoE layers that are predicted after `layer`: none of the next token."""
         last = layer + self.look_ahead

@@ -2,7 +2,12 @@
 
 A route policy sees a layer's scores, the model's own choice and a mask of what is
 resident, and returns the choice that is computed. It touches no cache, transfer or
-model code. Arrays may be NumPy or, inside jit, jax.numpy.
+model code.
+
+Offloading engines call it in decoding only, whatever it says of itself: mode layered
+once for each MoE layer and step with NumPy arrays, mode fused once for each MoE layer
+while it makes its program of a step, with jax.numpy's. Prompts are computed as the
+model's router chooses. `TopK` itself is not called.
 """
 
 import dataclasses
@@ -17,11 +22,13 @@ class RoutePolicy:
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
-    needs_resident: ClassVar[bool] = True  # False: resident_E is not read
 
     @property
     def lossless(self) -> bool:
-        """True if it always returns the model's own choice, bit for bit."""
+        """True if it always returns the model's own choice, bit for bit.
+
+        Engines take its word for it: their results are then called lossless.
+        """
         raise NotImplementedError
 
     def route(
@@ -47,7 +54,6 @@ class TopK(RoutePolicy):
 
     name = "topk"
     SOURCE = "the model's router (moe_edge.model.router.choose)"
-    needs_resident = False
     lossless = True
 
     def route(

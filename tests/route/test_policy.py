@@ -10,7 +10,7 @@ def test_topk_hands_back_the_model_s_own_arrays():
     ids_TK, weights_TK = np.zeros((2, 3), np.int32), np.ones((2, 3), np.float32)
     got = policy.route(0, None, None, None, ids_TK, weights_TK)
     assert got[0] is ids_TK and got[1] is weights_TK
-    assert policy.lossless and not policy.needs_resident
+    assert policy.lossless
 
 
 @pytest.mark.parametrize("name", sorted(ROUTES))
@@ -18,7 +18,6 @@ def test_route_names_itself_and_its_source(name):
     policy = get_route(name)
     assert policy.name == name and policy.SOURCE
     assert policy.lossless == (name == "topk")
-    assert policy.needs_resident == (name != "topk")
 
 
 def test_get_route_rejects_unknown_name_and_option():

@@ -1,0 +1,231 @@
+"""What engines promise policies and predictors of their users: who is called, when."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.predict.base import Predictor, best_first
+from moe_edge.predict.registry import PREDICTORS
+from moe_edge.route.base import RoutePolicy, TopK
+from moe_edge.route.policy import ROUTES
+from tests.support.layered import (
+    BLOCKS,
+    StoreReader,
+    assert_same_bits,
+    forced_logits,
+    layered,
+    resident_of,
+)
+from tests.support.tiny_models import GQA, random_prompts
+
+BITS, THREE = ("gqa", np.float32, (9,)), (7, 3, 9)
+STEPS, (E, K) = 4, (GQA.moe.num_experts, GQA.moe.top_k)
+MOE_LAYERS = list(GQA.moe_layers)
+calls: list = []  # of the policy under test, by engine
+
+
+@pytest.fixture(autouse=True)
+def no_calls():
+    calls.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Named(RoutePolicy):
+    """Returns the model's own choice, and says so."""
+
+    name, SOURCE, lossless = "named", "a test", True
+    needs_resident = False  # no engine reads it
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        assert resident_E.shape == (E,) and scores_TE.shape[1] == params.num_experts
+        calls.append((layer, ids_TK.shape))
+        return ids_TK, weights_TK
+
+
+class Derived(TopK):
+    """A class of its own, though derived from the only one that is never called."""
+
+    name = "derived"
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        calls.append((layer, ids_TK.shape))
+        return ids_TK, weights_TK
+
+
+@pytest.fixture(params=[Named, Derived])
+def route(request, monkeypatch):
+    monkeypatch.setitem(ROUTES, request.param.name, request.param)
+    return request.param.name
+
+
+@pytest.mark.parametrize("slots", [9, 2])  # 2: decoding runs in waves
+def test_layered_calls_every_route_once_a_layer_and_token_decoded(route, slots):
+    engine = layered(*BITS[:2], slots, route=route)
+    assert_same_bits(engine, *BITS, steps=STEPS)
+    shape_TK = 1, K
+    assert calls == [(layer, shape_TK) for _ in range(STEPS) for layer in MOE_LAYERS]
+    assert engine.lossless and engine.report()["route"] == route
+    assert engine.moved().routed == STEPS * len(MOE_LAYERS) * K
+
+
+def test_fused_calls_every_route_in_its_program_of_a_step(route):
+    options = OffloadOptions(
+        device_memory=f"{100 * 9 / BLOCKS}%", mode="fused", route=route
+    )
+    engine = make_offloaded(StoreReader(GQA), options)
+    assert_same_bits(engine, *BITS, steps=STEPS)
+    # When the program was made; it runs each step, and counts the pairs it handed over.
+    assert [layer for layer, _ in calls] == MOE_LAYERS
+    assert engine.lossless and engine.report()["route"] == route
+    assert engine.moved().routed == STEPS * len(MOE_LAYERS) * K
+
+
+class Shifted(Named):
+    """Chooses each expert's neighbour, in arrays of jax.numpy."""
+
+    name, lossless = "shifted", False
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        shifted_TK = jnp.where(jnp.asarray(ids_TK) < E, (ids_TK + 1) % E, E)
+        return shifted_TK, jnp.asarray(weights_TK)
+
+
+@pytest.mark.parametrize("rows", [1, 9])  # by pairs, and by blocks
+def test_another_choice_is_computed_in_waves_too(rows, monkeypatch):
+    monkeypatch.setitem(ROUTES, Shifted.name, Shifted)
+    prompts, logits = random_prompts(GQA, rows * [9]), []
+    for slots in (24, 2):
+        engine = layered(*BITS[:2], slots, with_trace=False, route=Shifted.name)
+        logits.append(forced_logits(engine, prompts, 2))
+        assert engine.moved().substituted == engine.moved().routed > 0
+    np.testing.assert_array_equal(*logits)
+    own = forced_logits(layered(*BITS[:2], 24, with_trace=False), prompts, 2)
+    assert (own[0] == logits[0][0]).all(), "a prompt is the model's own choice"
+    assert (own[1:] != logits[0][1:]).any(axis=(0, 2)).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching(Predictor):
+    """Names nothing, and keeps what it is shown."""
+
+    name, needs = "watching", frozenset({"ids", "hidden", "scores"})
+
+    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
+        calls.append((layer, hidden_TD, ids_TK, scores_TE))
+        return state
+
+
+class OfPrompts(Watching):
+    whole_prompt = True
+
+
+class PerSequence(Watching):
+    per_sequence = True
+
+
+def seen_by(kind, lengths, monkeypatch, steps=STEPS):
+    monkeypatch.setitem(PREDICTORS, kind.name, kind)
+    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind.name)
+    forced_logits(engine, random_prompts(GQA, lengths), steps)
+    return [call for call in calls if call[0] == MOE_LAYERS[0]]
+
+
+def assert_belongs_together(call):
+    """The layer's router, run on the states, gives the choice and its scores."""
+    layer, hidden_TD, ids_TK, scores_TE = call
+    weight_ED = np.asarray(
+        resident_of("gqa", np.float32).weights.layers[layer]["router.weight"]
+    )
+    logits_TE = np.asarray(hidden_TD) @ weight_ED.T
+    real_T = ids_TK[:, 0] < E
+    assert len(hidden_TD) == len(ids_TK) == len(scores_TE) and real_T.any()
+    np.testing.assert_array_equal(
+        np.argsort(-logits_TE, axis=1)[real_T, :K], ids_TK[real_T]
+    )
+    shares_TE = np.asarray(jax.nn.softmax(logits_TE, axis=1))
+    np.testing.assert_allclose(scores_TE[real_T], shares_TE[real_T], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind, prompt, tokens",
+    # A prompt's last token of every row, or all of it with its padding; then a token of
+    # every row, or of each sequence alone. One row ends half-way.
+    [
+        (Watching, [3], STEPS * [3]),
+        (OfPrompts, [48], STEPS * [3]),
+        (PerSequence, 3 * [1], 2 * [1, 1, 1] + 2 * [1, 1]),
+    ],
+)
+def test_observe_gets_the_states_and_scores_that_it_needs(
+    kind, prompt, tokens, monkeypatch
+):
+    seen = seen_by(kind, THREE, monkeypatch)
+    assert [len(call[2]) for call in seen] == [*prompt, *tokens]
+    for call in calls:
+        assert_belongs_together(call)
+
+
+def test_observe_gets_none_of_what_it_does_not_need(monkeypatch):
+    class Content(Watching):
+        needs = frozenset({"ids"})
+
+    seen = seen_by(Content, (9,), monkeypatch, steps=1)
+    assert len(seen) == 2
+    assert all(call[1] is None and call[3] is None for call in calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnGates(Predictor):
+    """Runs the next layer's router, with nothing but what the base class promises."""
+
+    name, needs, look_ahead = "own_gates", frozenset({"hidden"}), 1
+    layers: tuple = ()
+    from_context = {"layers": "dense_layers"}
+    per_sequence = True
+
+    def gates_after(self, layer):
+        if layer + 1 not in MOE_LAYERS:
+            return ()
+        flat = self.layers[layer + 1]
+        return (
+            {"router.weight": flat["router.weight"], "scale": np.ones(40, np.float32)},
+        )
+
+    def store(self, state, layer, wanted_NE):
+        calls.append((layer, wanted_NE.shape))
+        return {"layer": layer, "wanted_NE": np.asarray(wanted_NE)}
+
+    def predict(self, state, layer, horizon):
+        if state.get("layer") != layer:
+            return super().predict(state, layer, horizon)
+        return best_first(state["wanted_NE"])
+
+
+def test_store_reaches_every_running_sequence(monkeypatch):
+    monkeypatch.setitem(PREDICTORS, OwnGates.name, OwnGates)
+    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=OwnGates.name)
+    assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
+    first = MOE_LAYERS[0]
+    assert calls == 2 * 3 * [(first, (1, E))] + 2 * 2 * [(first, (1, E))]
+    assert engine.manager.predictor_run.accuracy.summary()
+
+
+def test_the_base_predictor_answers_all_that_engines_ask(monkeypatch):
+    class Plain(Predictor):
+        name = "plain"
+
+        def gates_after(self, layer):
+            return OwnGates(engine.weights.layers).gates_after(layer)
+
+    class Partial(Predictor):
+        name, needs = "partial", frozenset({"partial_state"})
+
+    for kind in (Plain, Partial):
+        monkeypatch.setitem(PREDICTORS, kind.name, kind)
+        engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind.name)
+        assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
