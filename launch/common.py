@@ -12,6 +12,7 @@ import json
 import logging as python_logging
 import math
 import os
+import re
 import signal
 import sys
 import traceback
@@ -283,8 +284,14 @@ def report(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The message without what gin appends and without line breaks."""
+    """The message without what gin appends and without line breaks.
+
+    Python's own message of a file, `[Errno 21] Is a directory: 'x'`, starts with the
+    file instead.
+    """
     text = str(error).split("\n  In call to configurable")[0]
+    if found := re.fullmatch(r"\[Errno \d+\] (.+?): '(.+)'", text):
+        text = f"{found[2]}: {found[1].lower()}; check the path"
     return " ".join(text.split()) or type(error).__name__
 
 

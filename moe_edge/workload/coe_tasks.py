@@ -24,7 +24,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.core.files import decode_utf8, write_text
+from moe_edge.core.files import check_there, decode_utf8, write_text
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, Expert
 
 PERIOD_S = 0.004
@@ -205,6 +205,7 @@ def read_requests(path: str | Path) -> list[CoeRequest]:
       RequestError: a line that is no request (its number is named), or what
         `check_requests` refuses; OSError: the file cannot be read.
     """
+    check_there(path, "requests")
     requests = []
     text = decode_utf8(path, Path(path).read_bytes())
     for line, row in enumerate(text.splitlines(), 1):
