@@ -155,7 +155,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        print(f"error: {one_line(error)} (--help lists the flags)", file=sys.stderr)
+        told = root_flags.in_words(one_line(error))
+        print(f"error: {told} (--help lists the flags)", file=sys.stderr)
         sys.exit(BAD_INPUT)
 
 
