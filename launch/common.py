@@ -12,9 +12,9 @@ import json
 import logging as python_logging
 import math
 import os
+import re
 import signal
 import sys
-import tokenize
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ import gin
 from absl import app, flags, logging
 
 from launch import out_dir, root_flags
-from launch.gin_data import check_is_data
+from launch.gin_data import GIN_ERRORS, Names, check_settings
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
@@ -48,10 +48,6 @@ DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 
 # User errors: what a person can mend without reading our code.
 USER_ERRORS = (MoeEdgeError, OSError, flags.Error)
-GIN_ERRORS = (
-    *(ValueError, TypeError, NameError, SyntaxError, RuntimeError),
-    tokenize.TokenError,
-)
 BAD_INPUT = 2
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 + the signal, as shells say
 
@@ -159,7 +155,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        print(f"error: {one_line(error)} (--help lists the flags)", file=sys.stderr)
+        told = root_flags.in_words(one_line(error))
+        print(f"error: {told} (--help lists the flags)", file=sys.stderr)
         sys.exit(BAD_INPUT)
 
 
@@ -170,16 +167,19 @@ def call_root(
     check_data_dir()
     made = None
     with gin_errors():
-        check_is_data(GIN_FILE.value, GIN_PARAM.value)
-        from moe_edge.configurables import OPTIONS, SHARED, get_root, others
+        from moe_edge.configurables import OPTIONS, SHARED, get_root, others, read_by
 
         gin.clear_config()
         function = get_root(root)
+        skipped = others(root)
+        macros = ("OUT_DIR", "SEED") if SEED.present else ("OUT_DIR",)
+        names = Names(read_by(root), skipped, OPTIONS, get_root, macros)
+        check_settings(GIN_FILE.value, GIN_PARAM.value, names)
         gin.parse_config_files_and_bindings(
             GIN_FILE.value,
             GIN_PARAM.value,
             finalize_config=False,
-            skip_unknown=others(root),
+            skip_unknown=skipped,
         )
         known = inspect.signature(function).parameters
         if OUT_DIR.present and out_parameter not in known:
@@ -285,8 +285,14 @@ def report(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The message without what gin appends and without line breaks."""
+    """The message without what gin appends and without line breaks.
+
+    Python's own message of a file, `[Errno 21] Is a directory: 'x'`, starts with the
+    file instead.
+    """
     text = str(error).split("\n  In call to configurable")[0]
+    if found := re.fullmatch(r"\[Errno \d+\] (.+?): '(.+)'", text):
+        text = f"{found[2]}: {found[1].lower()}; check the path"
     return " ".join(text.split()) or type(error).__name__
 
 

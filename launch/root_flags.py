@@ -71,6 +71,17 @@ def parameter_texts(root: Callable) -> dict[str, str]:
     return texts
 
 
+def in_words(error: str) -> str:
+    """absl's message about a flag, without the words of Python's conversions."""
+    for words, expected in (
+        (r"invalid literal for int\(\) .*", "expected a whole number"),
+        (r"could not convert string to float.*", "expected a number"),
+        (r"\('Non-boolean argument .*\)", "expected true or false"),
+    ):
+        error = re.sub(words, expected, error)
+    return error
+
+
 def help_text(document: str) -> str:
     """What a script does and all its flags, those of every script at the end.
 

@@ -76,6 +76,16 @@ def get_root(name: str) -> Callable[..., dict]:
     return gin.get_configurable(name)
 
 
+def read_by(name: str) -> list[str]:
+    """Names whose bindings the root of that name reads: its own, then its options."""
+    parameters = inspect.signature(get_root(name)).parameters
+    options = [o for o in OPTIONS if o in parameters or name in SHARED.get(o, ())]
+    return [name, *options]
+
+
 def others(name: str) -> list[str]:
     """Names that a gin file may bind though the root of that name ignores them."""
-    return [other for other in (*ROOTS, *COMMANDS, *OPTIONS) if other != name]
+    from moe_edge.studies.registry import STUDIES
+
+    known = {*ROOTS, *COMMANDS, *OPTIONS, *STUDIES}
+    return sorted(known - {name})

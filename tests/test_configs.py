@@ -6,7 +6,8 @@ from pathlib import Path
 import gin
 import pytest
 
-from moe_edge.configurables import get_root, others
+from launch.gin_data import Names, check_settings
+from moe_edge.configurables import OPTIONS, get_root, others, read_by
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -29,7 +30,9 @@ def root_of(path: Path) -> str:
 def parse(path: Path) -> str:
     """Parses a gin file; returns the name of its root."""
     root = root_of(path)
-    get_root(root)
+    macros = "OUT_DIR", "SEED"
+    names = Names(read_by(root), others(root), OPTIONS, get_root, macros)
+    check_settings([str(path)], [], names)
     gin.parse_config_file(str(path), skip_unknown=others(root))
     return root
 

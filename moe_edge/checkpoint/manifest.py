@@ -51,6 +51,13 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "source": dict,
     "content_sha256": str,
 }
+_OPTIONAL = {"refactor": dict}
+_WORDS = {
+    int: "a whole number",
+    str: "a text",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 def record_layout(config: ModelConfig, subs: int) -> RecordLayout:
@@ -115,7 +122,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Reads and checks manifest.json (types and version; not against the config).
 
     Raises:
-      CheckpointError: missing, not JSON, another version, keys missing or mistyped.
+      CheckpointError: missing, not JSON, another version, keys missing, unknown or
+        mistyped.
     """
     path = folder / MANIFEST_NAME
     manifest = read_json(path, CheckpointError, finite=False, max_bytes=_MAX_BYTES)
@@ -128,18 +136,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{_WITHOUT_CHECKSUMS} and {FORMAT_VERSION}; convert the model again"
         )
     types = _TYPES | ({} if version == _WITHOUT_CHECKSUMS else {KEY: dict})
-    for key, kind in types.items():
-        value = manifest.get(key)
-        if key not in manifest or not isinstance(value, kind) or value is True:
-            raise CheckpointError(
-                f"{path}: {key} is {str(value)[:60]!r}, expected {kind}"
-            )
+    _check_keys(path, manifest, types)
     if manifest["dtype"] not in RECORD_DTYPES or manifest["U"] < 1:
         raise CheckpointError(
             f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, "
             f"expected one of {', '.join(RECORD_DTYPES)} and U >= 1"
         )
     return manifest
+
+
+def _check_keys(path: Path, manifest: dict[str, Any], types: dict[str, Any]) -> None:
+    """Refuses a manifest without one of these keys, with another, or another type."""
+    if missing := [key for key in types if key not in manifest]:
+        raise CheckpointError(
+            f"{path} lacks {', '.join(missing)}; convert the model again"
+        )
+    types = types | _OPTIONAL
+    if unknown := [key for key in manifest if key not in types]:
+        raise CheckpointError(
+            f"{path} has unknown keys {', '.join(unknown)}; known: {', '.join(types)}; "
+            "convert the model again"
+        )
+    for key, value in manifest.items():
+        if not isinstance(value, types[key]) or isinstance(value, bool):
+            kinds = types[key] if isinstance(types[key], tuple) else (types[key],)
+            raise CheckpointError(
+                f"{path}: {key} is {value!r:.60}, expected "
+                f"{' or '.join(_WORDS[kind] for kind in kinds)}"
+            )
 
 
 def read_checksums(

@@ -19,13 +19,14 @@ from moe_edge.coe.accuracy import ACCURACY_FILE, read_accuracy
 from moe_edge.coe.board_options import BoardOptions, Recipe
 from moe_edge.coe.board_plan import Plan, board_plan
 from moe_edge.coe.models import get_network
-from moe_edge.coe.store import file_sha256, write_experts
+from moe_edge.coe.store import write_experts
 from moe_edge.coe.train_expert import Part, accuracy_of, train_network
 from moe_edge.core.checks import CheckpointError, ConfigError, built
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import read_json
 from moe_edge.core.progress import counter, say
 from moe_edge.workload.coe_graph import Architecture, CoeGraph, write_graph
+from moe_edge.workload.coe_weights import file_sha256
 
 GRAPH_FILE, STATE_FILE = "coe.json", "training.json"
 COPY_NOISE = 0.05  # of a copy's weights, beside what they are

@@ -207,7 +207,9 @@ def _read(folder: Path | None, name: str) -> dict[str, Any]:
     """A JSON object of a folder; empty without the file."""
     if folder is None or not (folder / name).is_file():
         return {}
-    return _mapping(str(folder / name), read_json(folder / name, CheckpointError, finite=False))
+    return _mapping(
+        str(folder / name), read_json(folder / name, CheckpointError, finite=False)
+    )
 
 
 def _wrong(where: str, value: Any, expected: str) -> CheckpointError:

@@ -101,9 +101,20 @@ def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
 
 
 def check_there(path: str | Path, flag: str, mend: str = "check the path") -> None:
-    """Raises FileNotFoundError, with what named the path and how to mend it."""
+    """Checks that a file which will be read is there.
+
+    Args:
+      flag: gave the path, for the message.
+      mend: how to fix a path where nothing is.
+    Raises:
+      FileNotFoundError, IsADirectoryError: it is not there, or a folder.
+    """
     if not Path(path).exists():
         raise FileNotFoundError(f"{flag} {path} does not exist; {mend}".lstrip())
+    if Path(path).is_dir():
+        raise IsADirectoryError(
+            f"{flag} {path} is a folder, expected a file; name a file in it".lstrip()
+        )
 
 
 def decode_utf8(

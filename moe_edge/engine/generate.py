@@ -173,6 +173,8 @@ def generate_rows(
     and counters reset: times, hits and bytes count from one moment, with no block of
     these prompts on the device yet.
     """
+    check_count("max_new_tokens", max_new_tokens)
+    check_count("batch_size", batch_size)
     batches = even_batches(len(rows), batch_size)
     shapes = {
         shape_of([rows[i] for i in batch], max_new_tokens): batch

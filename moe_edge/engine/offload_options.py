@@ -17,7 +17,7 @@ from moe_edge.core.checks import (
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.policy import POLICIES, check_needs, get_policy
 from moe_edge.offload.slot_plan import parse_budget, plan_of
-from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.predict.registry import PREDICTORS, check_predictor, get_predictor
 from moe_edge.route.policy import get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
@@ -66,9 +66,7 @@ class OffloadOptions:
         parse_budget(self.device_memory)
         check_known("offload mode", self.mode, MODES)
         self._check_eviction()
-        check_known("predictor", self.predictor, PREDICTORS)
-        if not PREDICTORS[self.predictor].from_context:  # the others need a model
-            get_predictor(self.predictor, **self.predictor_options)
+        self._check_predictor()
         if self.memory != "host":
             from moe_edge.offload.store import MEMORIES  # loads JAX
 
@@ -128,6 +126,19 @@ class OffloadOptions:
                 f"{what} needs a profile; set profile_trace to a trace "
                 "(launch/generate.py --trace writes one)"
             )
+
+    def _check_predictor(self) -> None:
+        name, options = self.predictor, self.predictor_options
+        check_known("predictor", name, PREDICTORS)
+        kind = PREDICTORS[name]
+        if "future" in kind.needs and not {*kind.from_context} & {*options}:
+            raise ConfigError(
+                f"predictor {name} knows the choices of a recorded run, which no "
+                f"engine has; replay a trace (launch/replay.py --predictors {name})"
+            )
+        check_predictor(name, options, kind.from_context)
+        if not kind.from_context:  # the others need a model
+            get_predictor(name, **options)
 
     def _check_eviction(self) -> None:
         check_known("eviction policy", self.eviction, POLICIES)

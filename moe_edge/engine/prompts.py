@@ -1,14 +1,17 @@
 """Prompts from files, and text from tokens while they arrive."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.core.json_reader import json_objects
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
+# Of a prompt: its server in a cluster, and what data sets say of it.
+PROMPT_KEYS = ("id", "prompt", "server", "task", "answer", "meta")
 _MOST_HELD = 16  # tokens that wait for the rest of a character
 
 
@@ -31,14 +34,27 @@ def check_text(where: str, text: str) -> None:
         ) from error
 
 
+def check_keys(where: str, row: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises RequestError for a key that means nothing: it may be a slip."""
+    if unknown := [key for key in row if key not in known]:
+        raise RequestError(
+            f"{where}: unknown key {unknown[0]!r:.60}; known: {', '.join(known)}; "
+            "further facts go into `meta`"
+        )
+
+
 def read_prompts(path: str | Path) -> list[Prompt]:
-    """Prompts of a JSON-lines file `{"id", "prompt"}`; other keys are ignored.
+    """Prompts of a JSON-lines file `{"id", "prompt"}`.
+
+    Other keys of prompt files are accepted without effect (PROMPT_KEYS).
 
     Raises:
-      RequestError: a bad line (named), an empty or repeated prompt id, no prompt.
+      RequestError: a bad line (named), an unknown key, an empty or repeated prompt id,
+        no prompt.
     """
     prompts, seen = [], set()
     for where, row in json_objects(path, RequestError):
+        check_keys(where, row, PROMPT_KEYS)
         for key in ("id", "prompt"):
             if not isinstance(row.get(key), str):
                 raise RequestError(

@@ -18,7 +18,10 @@ import numpy as np
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.core.json_reader import json_objects
+from moe_edge.engine.prompts import check_keys
 from moe_edge.evaluate.likelihood import Forced, score_rows
+
+QUESTION_KEYS = ("id", "task", "prompt", "choices", "answer_index", "meta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,7 @@ def parse_question(where: str, row: dict[str, Any]) -> Question:
     Raises:
       RequestError: names the line and the field.
     """
+    check_keys(where, row, QUESTION_KEYS)
     for key in ("id", "prompt"):
         if not isinstance(row.get(key), str) or not row[key]:
             raise RequestError(f"{where}: {key!r} is {row.get(key)!r}, expected a text")

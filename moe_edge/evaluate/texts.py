@@ -32,12 +32,11 @@ def find_file(path: str, data_dir: str | None, flag: str = "") -> str:
     """`find_path` of a file that must be there; `flag` named it, for the message.
 
     Raises:
-      FileNotFoundError: it is in neither place.
+      FileNotFoundError, IsADirectoryError: it is in neither place, or a folder.
     """
     found = find_path(path, data_dir)
-    if os.path.isabs(path):
-        check_there(path, flag)
-    if os.path.exists(found):
+    if os.path.isabs(path) or os.path.exists(found):
+        check_there(found, flag)
         return found
     where = f"nor in {data_dir}" if data_dir else "and no --data_dir was given"
     named = f"{flag} {path}".lstrip()

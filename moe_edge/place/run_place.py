@@ -13,10 +13,11 @@ from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.hardware.clusters import cluster_for, servers_of
-from moe_edge.hardware.cost_model import BlockShape, CostModel
+from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import model_shape
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
+from moe_edge.place.counted_model import PRESETS, counted_model
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.optimal import objective
 from moe_edge.place.placer import Problem, Traffic
@@ -25,13 +26,9 @@ from moe_edge.place.policy import PLACERS, get_placer
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
-# Statistics say nothing of machines: these are assumed for whoever looks at time.
+# Statistics and slots say nothing of machines: without --cluster these are assumed, and
+# said, for placers and predictions that look at time.
 ASSUMED_GPU, ASSUMED_MBPS = "a100_40g", 500.0
-KNOWN = {  # names in statistics
-    "Mixtral-8x7B-v0.1": "mixtral_8x7b",
-    "OLMoE-1B-7B-0924": "olmoe_1b_7b",
-}
-UNKNOWN_LIKE = "OLMoE-1B-7B-0924"  # any other model's block, unless told
 
 
 @root
@@ -43,6 +40,7 @@ def run_place(
     top_k: int | None = None,
     server_domains: str | None = None,
     slots: str | None = None,
+    checkpoint: str | None = None,
     d_model: int | None = None,
     expert_dim: int | None = None,
     cluster: str | None = None,
@@ -55,8 +53,9 @@ def run_place(
 ) -> dict[str, Any]:
     """Places the experts of a model by every method and compares them.
 
-    Either `statistics` and `slots` say what is called and what fits, or a preset
-    `model` on a preset `cluster` with routing from the committed generator.
+    Either `statistics` say what is called, and `slots` or the memory of a `cluster`
+    what fits, or a preset `model` on a preset `cluster` is called as the committed
+    generator of routing does.
 
     Args:
       run: folder of `place.json`, `config.gin`, and of `placement_METHOD.npy`
@@ -67,10 +66,14 @@ def run_place(
       server_domains: one domain a server, separated by commas.
       slots: with `statistics`, blocks that fit on each server over all layers of the
         file, separated by commas; `80+80` is a server of two GPUs.
-      d_model: with `statistics`, of the block that predictions and messages are about;
-        None: of a model that is known here, else OLMoE's (in `assumed`).
+      checkpoint: with `statistics`, the checkpoint that was counted, for the sizes of
+        its blocks; default: the model that the statistics name.
+      d_model: with `statistics`, width of the model, instead of `checkpoint`; weights
+        are then taken to be bfloat16.
       expert_dim: likewise, neurons of an expert.
-      cluster: preset of machines or path of a machine.json, instead of `slots`.
+      cluster: preset of machines or path of a machine.json; with `statistics` and no
+        `slots`, what fits in its memory. `statistics` without it: A100s of 40 GB and
+        500 Mbit/s between servers are assumed where times matter, and named.
       cluster_options: of the preset.
       methods: placers separated by commas, or `all` that fit the machines.
       prompt_tokens: of a mean request, for the predicted latency.
@@ -83,18 +86,18 @@ def run_place(
     """
     names = chosen("placer", methods, PLACERS)
     if statistics is not None:
-        if cluster is not None:
-            raise ConfigError("--statistics needs --slots, not --cluster; give one")
         problem, facts = statistics_case(
             find_file(statistics, data_dir, "--statistics"),
-            *(model, top_k, server_domains, slots, d_model, expert_dim),
+            *(model, top_k, server_domains, slots, checkpoint, d_model, expert_dim),
+            *(cluster, cluster_options or {}),
         )
     else:
         if slots is not None or top_k is not None:
             raise ConfigError("--slots and --top_k belong to --statistics; give it too")
-        if d_model is not None or expert_dim is not None:
+        if (checkpoint, d_model, expert_dim) != (None, None, None):
             raise ConfigError(
-                "--d_model and --expert_dim belong to --statistics; presets have theirs"
+                "--checkpoint, --d_model and --expert_dim belong to --statistics; "
+                "presets have theirs"
             )
         problem, facts = preset_case(
             model or "deepseek_v2_lite",
@@ -113,6 +116,9 @@ def run_place(
             placement.save(folder / f"placement_{name}", {"method": name, **facts})
         stored = {**facts, "seed": seed, "methods": rows, "left_out": left_out}
         write_json(folder / "place.json", stored)
+    for name in ("coverage", "assumed"):
+        if facts.get(name):
+            print(f"{name}: {facts[name]}")
     print_table(rows, left_out)
     return {"methods": rows, "left_out": left_out}
 
@@ -185,52 +191,58 @@ def statistics_case(
     top_k: int | None,
     server_domains: str | None,
     slots: str | None,
-    d_model: int | None = None,
-    expert_dim: int | None = None,
+    checkpoint: str | None,
+    d_model: int | None,
+    expert_dim: int | None,
+    cluster: str | None,
+    cluster_options: Mapping[str, Any],
 ) -> tuple[Problem, dict[str, Any]]:
     """What is to be placed, from measured counts, and facts for the report."""
-    if server_domains is None or slots is None:
+    if server_domains is None or (slots is None and cluster is None):
         raise ConfigError(
-            "--statistics needs --server_domains (one a server) and --slots, such as "
-            "--server_domains c4,github,book --slots 80,80,160"
+            "--statistics needs --server_domains (one a server) and --slots or "
+            "--cluster, such as --server_domains c4,github,book --slots 80,80,160"
         )
-    stats = read_statistics(path, server_domains.split(","), model, top_k)
-    block, assumed_block = block_of(stats.model, d_model, expert_dim)
-    held = parse_slots(slots)
-    machines = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in held])
-    cost_model = CostModel(Cluster(servers=machines, network=lan(ASSUMED_MBPS)), block)
+    domains = server_domains.split(",")
+    stats = read_statistics(path, domains, model, top_k)
+    counted = counted_model(stats.model, checkpoint, d_model, expert_dim)
+    counted.check(stats.layers, stats.frequency_NLE.shape[2], path)
+    if cluster is None:
+        held = parse_slots(slots)
+        servers = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in held])
+        machines = Cluster(servers=servers, network=lan(ASSUMED_MBPS))
+        assumed = (
+            f"{ASSUMED_GPU} GPUs, {ASSUMED_MBPS:.0f} Mbps between servers; name your "
+            "machines with --cluster"
+        )
+    else:
+        preset = PRESETS.get(stats.model, stats.model)
+        machines = cluster_for(preset, cluster, cluster_options)
+        fits = machines.slots(counted.block.num_bytes)
+        held, assumed = fits if slots is None else parse_slots(slots), None
+        if [len(slots_G) for slots_G in held] != [len(slots_G) for slots_G in fits]:
+            raise ConfigError(
+                f"--slots {slots} names {[len(slots_G) for slots_G in held]} GPUs a "
+                f"server, cluster {cluster} has {[len(slots_G) for slots_G in fits]}"
+            )
     facts = {
         "statistics": str(path),
         "statistics_sha256": sha256_of(path),
         "model": stats.model,
         "layers": list(stats.layers),
-        "server_domains": server_domains.split(","),
+        "server_domains": domains,
         "slots": [slots_G.tolist() for slots_G in held],
-        "block": [block.d_model, block.expert_dim],
-        "assumed": f"{ASSUMED_GPU} GPUs, {ASSUMED_MBPS:.0f} Mbps between servers"
-        + assumed_block,
+        "block": [counted.block.d_model, counted.block.expert_dim],
+        "block_bytes": counted.block.num_bytes,
+        "block_from": counted.source,
+        "cluster": cluster,
+        "cluster_options": dict(cluster_options),
+        "coverage": counted.coverage(stats.layers) or None,
+        "assumed": assumed,
     }
     traffic = Traffic(stats.top_k)
-    return Problem(stats.frequency_NLE, held, cost_model, traffic=traffic), facts
-
-
-def block_of(
-    model: str, d_model: int | None, expert_dim: int | None
-) -> tuple[BlockShape, str]:
-    """The block of a model in statistics, and what of it is assumed, for the report."""
-    if (d_model is None) != (expert_dim is None):
-        raise ConfigError(
-            f"--d_model is {d_model}, --expert_dim is {expert_dim}; give both or none"
-        )
-    if d_model is not None:
-        return BlockShape(d_model, expert_dim, 2), ""
-    if model in KNOWN:
-        return model_shape(KNOWN[model]).block, ""
-    block = model_shape(KNOWN[UNKNOWN_LIKE]).block
-    return block, (
-        f", blocks of {block.d_model} x {block.expert_dim} as {UNKNOWN_LIKE}'s (give "
-        "--d_model and --expert_dim)"
-    )
+    costs = CostModel(machines, counted.block)
+    return Problem(stats.frequency_NLE, held, costs, traffic=traffic), facts
 
 
 def preset_case(

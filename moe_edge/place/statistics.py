@@ -15,7 +15,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.json_reader import json_objects
 
 MOST = 2**63 - 1  # 64 bits
-FIELDS = ("domain", "layer", "num_experts", "top_k", "counts")
+FIELDS = ("model", "domain", "layer", "num_experts", "top_k", "tokens", "counts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ def read_statistics(
         be read.
     """
     rows = read_counts(path)
-    model = _chosen("model", model, [row.get("model") for row in rows], path)
-    rows = [row for row in rows if row.get("model") == model]
+    model = _chosen("model", model, [row["model"] for row in rows], path)
+    rows = [row for row in rows if row["model"] == model]
     top_k = _chosen("top_k", top_k, [row["top_k"] for row in rows], path)
     rows = [row for row in rows if row["top_k"] == top_k]
     table: dict[str, dict[int, np.ndarray]] = {}
@@ -79,8 +79,8 @@ def read_statistics(
     return Statistics(
         frequency_NLE=counts_NLE / counts_NLE.sum(axis=-1, keepdims=True),
         layers=tuple(layers),
-        model=str(model),
-        top_k=int(top_k),
+        model=model,
+        top_k=top_k,
     )
 
 
@@ -96,10 +96,15 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
     missing = [field for field in FIELDS if field not in row]
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
-    for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1)):
-        if not _lies_in(row[field], least, int):
+    for field in ("model", "domain"):
+        if not isinstance(row[field], str):
             raise ConfigError(
-                f"{where}: {field} is {row[field]!r}, expected a whole number from "
+                f"{where}: {field} is {row[field]!r:.60}, expected a text"
+            )
+    for field, least in (("layer", 0), ("num_experts", 1), ("top_k", 1), ("tokens", 1)):
+        if not _is_whole(row[field], least):
+            raise ConfigError(
+                f"{where}: {field} is {row[field]!r:.60}, expected a whole number from "
                 f"{least} to {MOST}"
             )
     counts = row["counts"]
@@ -108,24 +113,24 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where} has counts of {size}, expected {row['num_experts']} experts"
         )
+    tokens, top_k = row["tokens"], row["top_k"]
     for expert, count in enumerate(counts):
-        if not _lies_in(count, 0, int | float):
+        if not _is_whole(count, 0, tokens):
             raise ConfigError(
-                f"{where}: count of expert {expert} is {count}, expected a finite "
-                f"number from 0 to {MOST}"
+                f"{where}: count of expert {expert} is {count!r:.60}, expected a whole "
+                f"number from 0 to {tokens}, the tokens counted"
             )
-    if not sum(counts) > 0:
+    if sum(counts) != tokens * top_k:
         raise ConfigError(
-            f"{where}: counts sum to 0, expected choices in every layer; count more "
-            "tokens"
+            f"{where}: counts sum to {sum(counts)}, expected {tokens * top_k}: "
+            f"{tokens} tokens with {top_k} choices each"
         )
     return row
 
 
-def _lies_in(value, least: int, kind) -> bool:
-    """Whether it is a number of a kind from `least` to MOST; True is none."""
-    number = isinstance(value, kind) and not isinstance(value, bool)
-    return number and least <= value <= MOST
+def _is_whole(value, least: int, most: int = MOST) -> bool:
+    """Whether it is a whole number within these limits; True is none."""
+    return type(value) is int and least <= value <= most
 
 
 def _chosen(flag: str, wanted, found: list, path: str | Path):

@@ -1,6 +1,8 @@
 """Predictors by name."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known, check_options
 from moe_edge.predict.activation_matrix import ActivationMatrix
@@ -24,15 +26,25 @@ def get_predictor(name: str, **options) -> Predictor:
     Raises:
       ConfigError: an unknown name or option, one of another type, or a missing one.
     """
+    check_predictor(name, options)
+    return PREDICTORS[name](**options)
+
+
+def check_predictor(
+    name: str, options: Mapping[str, Any], later: Collection[str] = ()
+) -> None:
+    """Refuses what `get_predictor` would refuse, before all options are there.
+
+    Args:
+      later: options that the run adds.
+    """
     check_known("predictor", name, PREDICTORS)
     kind = PREDICTORS[name]
     check_options(f"predictor {name}", kind, options)
     fields = [field for field in dataclasses.fields(kind) if field.init]
     needed = [f.name for f in fields if f.default is dataclasses.MISSING]
-    missing = [n for n in needed if n not in options]
-    if missing:
+    if missing := [n for n in needed if n not in options and n not in later]:
         raise ConfigError(
-            f"predictor {name} got no {', '.join(missing)}, expected "
-            f"{', '.join(needed)}; pass them as options"
+            f"predictor {name} got no {', '.join(missing)}; give it in "
+            "predictor_options"
         )
-    return kind(**options)

@@ -17,7 +17,7 @@ from moe_edge.core.checks import ConfigError, build_known, check_count
 from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
-from moe_edge.evaluate.texts import find_path
+from moe_edge.evaluate.texts import find_file, find_path
 from moe_edge.profile.reader import open_profile
 from moe_edge.refactor.partition.matrix import run_matrix
 from moe_edge.refactor.settings import (
@@ -92,7 +92,7 @@ def run_refactor(
     given, started = dict(locals()), time.monotonic()
     check_mode(given | vars(settings))
     if activations is not None:
-        activations = find_path(activations, data_dir)
+        activations = find_file(activations, data_dir, "--activations")
         run.check_apart(activations)
         names = [field.name for field in dataclasses.fields(PartitionOptions)]
         options = PartitionOptions(**{name: getattr(settings, name) for name in names})

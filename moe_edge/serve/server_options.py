@@ -71,6 +71,8 @@ class ServerOptions:
         log = self.request_log
         if log is not None and not Path(log).absolute().parent.is_dir():
             raise ConfigError(f"--request_log {log}: there is no such folder")
+        if log is not None and Path(log).is_dir():
+            raise ConfigError(f"--request_log {log} is a folder; name a file in it")
         check_public(self.host, self.key())
 
     def key(self) -> bytes | None:

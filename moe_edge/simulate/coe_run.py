@@ -21,6 +21,7 @@ from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
 from moe_edge.simulate.coe_case import Case, make_live, used_by
 from moe_edge.workload.coe_graph import CoeGraph
+from moe_edge.workload.coe_weights import check_weights
 
 
 @root
@@ -72,6 +73,9 @@ def run_coserve(
         for name in names:
             case.setup(name)
         accuracy = accuracy_of(work, graph) if options.live else None
+        if work.graph is not None and (run.dry_run or not options.live):
+            # A live run checks them itself, once; computed time needs no weights.
+            check_weights(graph, work.graph_path.parent, absent_ok=not options.live)
         if run.dry_run:
             return {"task": work.name, "policies": names}
         kind = make_live(case, given, options) if options.live else "simulated"

@@ -8,7 +8,7 @@ may name a second one (subsequent), which several preliminary experts can share.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,8 @@ def parse_graph(given: Any, where: str = "graph") -> CoeGraph:
     ]
     if not experts:
         raise ConfigError(f"{where} has no experts; expected at least one")
+    for expert in experts:
+        _check_file(where, expert)
     numbers: dict[str, int] = {}
     for number, expert in enumerate(experts):
         if expert.id in numbers:
@@ -242,6 +244,16 @@ class _File:
 class _Rule:
     component: str
     expert: str
+
+
+def _check_file(where: str, expert: Expert) -> None:
+    """Refuses a file of weights that is not in the folder of the graph."""
+    path = PurePath(expert.file or "")
+    if path.is_absolute() or ".." in path.parts:
+        raise ConfigError(
+            f"{where}: file of expert {expert.id!r} is {expert.file!r:.80}, expected a "
+            "path below the folder of the graph"
+        )
 
 
 def _number(numbers: Mapping[str, int], expert: Any, where: str, what: str) -> int:

@@ -24,7 +24,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.core.files import write_text
+from moe_edge.core.files import check_there, write_text
 from moe_edge.core.json_reader import json_lines
 from moe_edge.workload.coe_graph import OK, Architecture, CoeGraph, Expert
 
@@ -206,6 +206,7 @@ def read_requests(path: str | Path) -> list[CoeRequest]:
       RequestError: a line that is no request (its number is named), or what
         `check_requests` refuses; OSError: the file cannot be read.
     """
+    check_there(path, "requests")
     requests = []
     for where, row in json_lines(path, RequestError):
         try:

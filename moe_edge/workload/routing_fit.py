@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import json_objects
 from moe_edge.workload.routing_model import (
@@ -59,6 +59,8 @@ def fit_routing(*, data_dir: str, out: str) -> dict[str, Any]:
     Returns:
       what was held out, by source.
     """
+    if Path(out).is_dir():
+        raise OutputError(f"output file {out} is a folder; name a file in it")
     fitted = fit_all(data_dir)
     write_text(out, json.dumps(fitted, separators=(",", ":")) + "\n")
     return {name: entry["held_out"] for name, entry in fitted["sources"].items()}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from moe_edge.coe.models import get_network
-from moe_edge.coe.store import ExpertStore, file_sha256, write_experts
+from moe_edge.coe.store import ExpertStore, write_experts
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.workload.coe_graph import read_graph
+from moe_edge.workload.coe_weights import file_sha256
 from tests.support.coe_boards import write_board
 
 

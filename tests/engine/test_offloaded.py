@@ -217,6 +217,14 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
             "assist_expert_s must be positive, got 0.0",
         ),
         ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
+        (
+            {"predictor": "oracle"},
+            "predictor oracle knows .*replay.py --predictors ora",
+        ),
+        (
+            {"predictor": "probe"},
+            "predictor probe got no profile; give it in predictor",
+        ),
     ],
 )
 def test_options_that_no_model_could_run_with_are_refused(change, message):
@@ -229,7 +237,6 @@ def test_options_that_no_model_could_run_with_are_refused(change, message):
     [
         ({"predictor": "magic"}, "predictor 'magic'; known: .*none, .*previous"),
         ({"predictor_options": {"top": 1}, "predictor": "previous"}, "option .*'top'"),
-        ({"predictor": "oracle"}, "oracle got no chosen_SLK"),
         (
             {"predictor": "stale_gate", "horizon": 2},
             "horizon 2 exceeds .* n_layer_gate",

@@ -70,9 +70,10 @@ def test_text_stream_after_context_keeps_the_space():
     assert "".join(stream_all(SpaceDroppingDecoder(), [3, 4])) == "w3 w4"
 
 
-def test_read_prompts_ignores_other_keys_and_blank_lines(tmp_path):
+def test_read_prompts_ignores_facts_of_data_sets_and_blank_lines(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text('{"id": "a", "prompt": "x", "answer": "y"}\n\n')
+    facts = '"task": "t", "answer": "y", "meta": {"year": 1}, "server": 0'
+    path.write_text(f'{{"id": "a", "prompt": "x", {facts}}}\n\n')
     assert read_prompts(path) == [Prompt("a", "x")]
 
 
@@ -85,6 +86,10 @@ def test_read_prompts_ignores_other_keys_and_blank_lines(tmp_path):
         ('{"id": 3, "prompt": "x"}', "p.jsonl:2: 'id' is 3, expected a string"),
         ('{"id": "b", "prompt": ""}', "p.jsonl:2: the prompt is empty"),
         ('{"id": "a", "prompt": "x"}', "p.jsonl:2: id 'a' occurs twice"),
+        (
+            '{"id": "b", "prompt": "x", "temprature": 1}',
+            "p.jsonl:2: unknown key 'temprature'; known: id, prompt, server, task, ans",
+        ),
     ],
 )
 def test_read_prompts_rejects_bad_line(tmp_path, line, message):

@@ -58,6 +58,15 @@ def test_shape_of_equal_buckets_share_programs():
     assert shape_of([[1] * 20], 8) != shape_of([[1] * 20] * 2, 8)
 
 
+@pytest.mark.parametrize("wrong", [1.5, 0, True, "3"])
+def test_generate_rows_counts_are_whole_numbers(wrong):
+    message = "must be a positive whole number, got"
+    with pytest.raises(ConfigError, match=f"max_new_tokens {message}"):
+        generate_rows(None, [[1]], wrong, Sampling())
+    with pytest.raises(ConfigError, match=f"batch_size {message}"):
+        generate_rows(None, [[1]], 1, Sampling(), batch_size=wrong)
+
+
 def test_generate_rows_batches_give_the_tokens_of_single_rows():
     engine = resident_of("gqa", np.float32)
     rows = random_prompts(GQA, [5, 9, 3])

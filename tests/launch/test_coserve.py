@@ -230,6 +230,28 @@ def test_coserve_live_bad_weights_end_in_one_line(run_script, tmp_path):
     assert "classifier_1 " in run_script(*flags).error  # another one's hash
 
 
+def test_coserve_wrong_weights_are_refused_by_a_dry_run_and_in_computed_time(
+    run_script, tmp_path
+):
+    files = write_live(tmp_path, 4)
+    # A pool for each kind; numbers only matter to the costs.
+    flags = ("coserve", *files, "--executors", "gpu:2,cpu:1", "--memory", "50KB,25KB")
+    flags += ("--policies", "coserve")
+    live, computed = ("--profile", "profile.json"), ("--simulate", "profile.json")
+    ways = (*live, "--dry_run"), (*computed, "--dry_run"), computed
+    path = tmp_path / "experts" / "classifier_0.bin"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    for number, way in enumerate(ways):
+        error = run_script(*flags, *way, "--out_dir", f"o{number}").error
+        assert "classifier_0 (" in error and ": sha256 " in error
+    path.unlink()  # computed time needs no weights
+    assert "No such file" in run_script(*flags, *ways[0], "--out_dir", "o").error
+    for number, way in enumerate(ways[1:]):
+        done = run_script(*flags, *way, "--out_dir", f"o{number}").summary
+        assert done.get("kind", "simulated") == "simulated"
+
+
 def test_coserve_bad_input_ends_in_one_line(run_script, tmp_path):
     files = write_case(tmp_path)
 

@@ -19,6 +19,7 @@ def write_counts(path, zero=False):
 def test_place_experts_prints_methods_last(run_script, tmp_path):
     write_counts(tmp_path / "counts.jsonl")
     flags = ["--statistics", "counts.jsonl", "--server_domains", "a,b"]
+    flags += ["--d_model", 2048, "--expert_dim", 1024]
     done = run_script(
         "place_experts", *flags, "--slots", "20,24", "--out_dir", "o", "--seed", 1
     )
@@ -34,6 +35,7 @@ def test_place_experts_prints_methods_last(run_script, tmp_path):
 def test_place_experts_bad_input_ends_in_one_line(run_script, tmp_path):
     write_counts(tmp_path / "counts.jsonl", zero=True)
     flags = ["--statistics", "counts.jsonl", "--server_domains", "a,b"]
+    flags += ["--d_model", 2048, "--expert_dim", 1024]
     done = run_script("place_experts", *flags, "--slots", "20,24", "--out_dir", "o")
     assert "counts.jsonl:1: counts sum to 0" in done.error
     write_counts(tmp_path / "counts.jsonl")

@@ -30,6 +30,15 @@ def test_flag_kind_follows_the_annotation():
     assert {kind: flag_kind(kind) for kind in kinds} == kinds
 
 
+def test_flag_of_another_kind_is_refused_in_words(run_script):
+    error = run_script("generate", "--prompt=a", "--max_new_tokens=1.5").error
+    assert "--max_new_tokens=1.5: expected a whole number (--help lists" in error
+    error = run_script("generate", "--prompt=a", "--temperature=hot").error
+    assert "--temperature=hot: expected a number (--help lists" in error
+    error = run_script("generate", "--prompt=a", "--overwrite=maybe").error
+    assert "--overwrite=maybe: expected true or false (--help lists" in error
+
+
 def test_parameter_texts_reads_the_args_section():
     def root():
         """Does something.

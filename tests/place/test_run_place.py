@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place import run_place as module
 from moe_edge.place.plan import Placement
@@ -28,7 +29,9 @@ def counts(tmp_path):
 
 def placed(tmp_path, counts, **changes):
     options = {"statistics": counts, "server_domains": "a,b", "slots": "5,6"}
-    return run_place(out_dir=str(tmp_path / "o"), **(options | changes))
+    if "checkpoint" not in changes:
+        options |= {"d_model": 8, "expert_dim": 4}
+    return run_place(**({"out_dir": str(tmp_path / "o")} | options | changes))
 
 
 def test_run_place_compares_all_methods_and_writes_placements(tmp_path, counts, capsys):
@@ -76,13 +79,79 @@ def test_run_place_server_without_memory_calls_the_others(tmp_path, counts):
         assert on_NLE[0].all() and not on_NLE[1].any()
 
 
-def test_run_place_block_is_told_or_assumed_in_words(tmp_path, counts):
-    guessed = placed(tmp_path, counts, dry_run=True)
-    assert guessed["block"] == [2048, 1024]
-    assert "2048 x 1024 as OLMoE-1B-7B-0924's" in guessed["assumed"]
-    told = placed(tmp_path, counts, d_model=8, expert_dim=4, dry_run=True)
-    assert told["block"] == [8, 4]
-    assert "blocks" not in told["assumed"]
+def write_counts(path, model, layers, experts=4):
+    """Every domain's counts of these layers, each token choosing two experts."""
+    with path.open("w") as file:
+        for domain in "ab":
+            for layer in layers:
+                row = {"model": model, "domain": domain, "layer": layer, "top_k": 2}
+                row |= {"num_experts": experts, "tokens": experts}
+                file.write(json.dumps(row | {"counts": [2] * experts}) + "\n")
+    return str(path)
+
+
+def test_run_place_sizes_come_from_the_model_that_was_counted(tmp_path):
+    reader = open_checkpoint("default")
+    layers, experts = reader.config.moe_layers, reader.config.moe.num_experts
+    stored = {
+        "block": [reader.layout.d_model, reader.layout.expert_dim],
+        "block_bytes": reader.layout.num_bytes(reader.dtype),
+    }
+    every = len(layers) * experts
+    sizes = {"d_model": None, "expert_dim": None, "dry_run": True}
+    sizes["slots"] = f"{every},{every}"
+    # A profile names its checkpoint; other statistics are told whose they are.
+    for model, checkpoint in (("default", None), ("mine", "default")):
+        path = write_counts(tmp_path / "default.jsonl", model, layers, experts)
+        found = placed(tmp_path, path, checkpoint=checkpoint, **sizes)
+        assert {name: found[name] for name in stored} == stored
+        assert found["coverage"] is None
+    path = write_counts(tmp_path / "olmoe.jsonl", "OLMoE-1B-7B-0924", [0, 7, 15], 64)
+    found = placed(tmp_path, path, **sizes | {"slots": "192,192"})
+    assert (found["block"], found["block_bytes"]) == ([2048, 1024], 12_582_912)
+    assert "3 of 16 layers" in found["coverage"]
+
+
+def test_run_place_statistics_of_an_unknown_model_ask_for_its_sizes(tmp_path, counts):
+    sizes = {"d_model": None, "expert_dim": None}
+    with pytest.raises(
+        ConfigError, match="sizes of model 'm' are not known: name its "
+    ):
+        placed(tmp_path, counts, **sizes)
+    told = placed(tmp_path, counts, dry_run=True)
+    assert (told["block"], told["block_bytes"]) == ([8, 4], 192)
+
+
+def test_run_place_machines_are_named_or_assumed_aloud(tmp_path, counts, capsys):
+    placed(tmp_path, counts, methods="optimal", out_dir=str(tmp_path / "first"))
+    assert "assumed: a100_40g GPUs, 500 Mbps" in capsys.readouterr().out
+    machines = {"cluster": "mixed", "cluster_options": {"gpus": [["h100"], ["a6000"]]}}
+    machines["cluster_options"]["slow_servers"] = ()
+    told = placed(tmp_path, counts, dry_run=True, **machines)
+    assert (told["assumed"], told["cluster"]) == (None, "mixed")
+    assert told["slots"] == [[5], [6]]
+    fits = placed(tmp_path, counts, dry_run=True, **machines | {"slots": None})
+    assert fits["slots"] == [[int(0.7 * gb * 10**9) // 192] for gb in (80, 48)]
+    with pytest.raises(ConfigError, match=r"names \[2, 1\] GPUs .* mixed has \[1, 1\]"):
+        placed(tmp_path, counts, **machines | {"slots": "3+2,6"})
+
+
+@pytest.mark.parametrize(
+    "model, layers, experts, message",
+    [
+        ("m", [0, 1, 3], 4, r"lacks layers \[2\] of m; count every layer"),
+        ("OLMoE-1B-7B-0924", range(15), 64, r"lacks layers \[15\] of OLMoE"),
+        ("OLMoE-1B-7B-0924", [0, 16], 64, r"counts layers \[16\], but .* 0 to 15 only"),
+        ("OLMoE-1B-7B-0924", [0, 7], 8, "counts 8 experts a layer, but .* has 64"),
+    ],
+)
+def test_run_place_statistics_that_contradict_the_model_are_refused(
+    tmp_path, model, layers, experts, message
+):
+    path = write_counts(tmp_path / "wrong.jsonl", model, layers, experts)
+    sizes = {} if model == "m" else {"d_model": None, "expert_dim": None}
+    with pytest.raises(ConfigError, match=message):
+        placed(tmp_path, path, slots="2000,2000", **sizes)
 
 
 def test_run_place_all_leaves_out_nothing_but_the_picky(tmp_path, counts, monkeypatch):
@@ -136,16 +205,21 @@ def test_run_place_dry_run_writes_nothing(tmp_path, counts):
         ({"server_domains": "a,c"}, ConfigError, "unknown domain 'c'; known: a, b"),
         ({"methods": "best"}, ConfigError, "unknown placer 'best'; known: eplb"),
         ({"methods": "eplb"}, ConfigError, "eplb needs equal servers"),
-        ({"cluster": "prism"}, ConfigError, "needs --slots, not --cluster"),
-        ({"d_model": 8}, ConfigError, "expert_dim is None; give both"),
+        ({"cluster": "prims"}, ConfigError, "unknown cluster preset 'prims'"),
+        ({"expert_dim": None}, ConfigError, "expert_dim is None; give both"),
         (
-            {"statistics": None, "slots": None, "d_model": 8},
+            {"checkpoint": "default", "d_model": 8, "expert_dim": 4},
+            ConfigError,
+            "name the sizes twice",
+        ),
+        (
+            {"statistics": None, "slots": None},
             ConfigError,
             "expert_dim belong to --statistics; presets",
         ),
         ({"statistics": None}, ConfigError, "--slots and --top_k belong to"),
         (
-            {"statistics": None, "slots": None},
+            {"statistics": None, "slots": None, "d_model": None, "expert_dim": None},
             ConfigError,
             "names 2 domains, cluster prism has 3 servers",
         ),

@@ -30,9 +30,9 @@ def domains(tmp_path, **extra):
     return counts_file(
         tmp_path,
         {"layer": 4},
-        {"counts": [0, 5, 15]},
-        {"domain": "b", "counts": [1, 1, 2]},
-        {"domain": "b", "layer": 4, "counts": [2, 2, 4]},
+        {"layer": 0, "tokens": 16, "counts": [1, 15, 16]},
+        {"domain": "b", "tokens": 2, "counts": [1, 1, 2]},
+        {"domain": "b", "layer": 4, "tokens": 4, "counts": [2, 2, 4]},
         *([extra] if extra else []),
     )
 
@@ -44,12 +44,12 @@ def test_read_statistics_rows_are_normalised_per_server_and_layer(tmp_path):
     assert stats.frequency_NLE.shape == (3, 2, 3)
     np.testing.assert_allclose(stats.frequency_NLE.sum(axis=-1), 1.0)
     np.testing.assert_allclose(
-        stats.frequency_NLE[1], [[0, 0.25, 0.75], [0.5, 0.3, 0.2]]
+        stats.frequency_NLE[1], [[1 / 32, 15 / 32, 0.5], [0.5, 0.3, 0.2]]
     )
 
 
 def test_read_statistics_several_models_need_a_choice(tmp_path):
-    path = domains(tmp_path, model="other", counts=[1, 1, 1])
+    path = domains(tmp_path, model="other", tokens=2, counts=[2, 1, 1])
     with pytest.raises(ConfigError, match="several: m, other; choose with --model"):
         read_statistics(path, ["a"])
     assert read_statistics(path, ["a"], model="m").layers == (0, 4)
@@ -59,7 +59,7 @@ def test_read_statistics_several_models_need_a_choice(tmp_path):
 
 
 def test_read_statistics_several_top_k_need_a_choice(tmp_path):
-    path = domains(tmp_path, top_k=1)
+    path = domains(tmp_path, top_k=1, tokens=20)
     with pytest.raises(ConfigError, match="several: 1, 2; choose with --top_k"):
         read_statistics(path, ["a"])
     assert read_statistics(path, ["a"], top_k=1).layers == (0,)
@@ -73,10 +73,21 @@ def test_read_statistics_several_top_k_need_a_choice(tmp_path):
             ":1 is not valid JSON: NaN is no JSON number",
         ),
         ({"counts": [1, -2, 1]}, ":1: count of expert 1 is -2"),
-        ({"counts": [0, 0, 0]}, ":1: counts sum to 0"),
+        ({"counts": [0, 0, 0]}, ":1: counts sum to 0, expected 20: 10 tokens with 2"),
+        ({"counts": [10, 6, 3]}, ":1: counts sum to 19, expected 20: 10 tokens"),
+        ({"tokens": 11}, ":1: counts sum to 20, expected 22: 11 tokens with 2"),
+        ({"counts": [10, 6.5, 3.5]}, ":1: count of expert 1 is 6.5, expected a whole"),
+        ({"counts": [10.0, 6, 4]}, ":1: count of expert 0 is 10.0, expected a whole"),
+        (
+            {"counts": [11, 5, 4]},
+            "expert 0 is 11, expected a whole number from 0 to 10",
+        ),
+        ({"tokens": 10.0}, ":1: tokens is 10.0, expected a whole number from 1"),
+        ({"model": None}, ":1: model is None, expected a text"),
+        ({"domain": 7}, ":1: domain is 7, expected a text"),
         ({"counts": [1, 2]}, ":1 has counts of 2, expected 3"),
         ({"counts": "many"}, ":1 has counts of str"),
-        ({"counts": [1, 2, "3"]}, "count of expert 2 is 3"),
+        ({"counts": [1, 2, "3"]}, "count of expert 2 is '3'"),
         ({"layer": "first"}, ":1: layer is 'first'"),
         ({"layer": -1}, ":1: layer is -1, expected a whole number from 0"),
         ({"counts": [1, 10**400, 1]}, ":1: count of expert 1 is 1000"),
@@ -93,7 +104,7 @@ def test_read_statistics_bad_row_is_named(tmp_path, change, message):
     "text, message",
     [
         ("{", ":1 is not valid JSON"),
-        ('{"layer": 1}', "lacks domain"),
+        ('{"layer": 1}', "lacks model, domain"),
         ("\n", "no counts"),
     ],
 )

@@ -150,7 +150,7 @@ def test_get_predictor_rejects_names_and_options():
         get_predictor("frequency", decay="x")
     with pytest.raises(ConfigError, match="stale_gate has no option 'look_ahead'; kn"):
         get_predictor("stale_gate", look_ahead=2)
-    with pytest.raises(ConfigError, match="n_layer_gate got no layers, expected con"):
+    with pytest.raises(ConfigError, match="n_layer_gate got no layers; give it in"):
         get_predictor("n_layer_gate", config=ALL["gqa"])
 
 

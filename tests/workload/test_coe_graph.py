@@ -95,6 +95,14 @@ def link(first, then, **more):
             "unknown architecture of expert 'a' in G 'huge'; known: large, small",
         ),
         ({"experts": [{"id": "a"}]}, "G: expert 0 lacks architecture"),
+        (
+            {"experts": [expert("a") | {"file": "../../etc/passwd"}]},
+            "G: file of expert 'a' is '../../etc/passwd', expected a path below the",
+        ),
+        (
+            {"experts": [expert("a") | {"file": "/etc/passwd"}]},
+            "G: file of expert 'a' is '/etc/passwd', expected a path below the folder",
+        ),
         ({"rules": [{"component": "x"}]}, "G: rule 0 lacks expert"),
         (
             {"rules": [{"component": "x", "expert": "q"}]},

@@ -46,6 +46,8 @@ def read_secret(path: str | Path) -> bytes:
       ConfigError: no such file, others than its owner may read it, or it is short.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"secret file {path} is a folder; name a file in it")
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -81,8 +81,8 @@ def read_usage(path: Path) -> dict[str, Usage]:
     """By model, from rows that count all chosen experts (the largest `top_k`)."""
     rows = read_counts(path)
     found = {}
-    for model in dict.fromkeys(row.get("model") for row in rows):
-        mine = [row for row in rows if row.get("model") == model]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == model]
         domains = list(dict.fromkeys(row["domain"] for row in mine))
         top_k = max(row["top_k"] for row in mine)
         counted = read_statistics(path, domains, model, top_k)

@@ -12,9 +12,9 @@ from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 
 COUNTS = {
-    ("code", 0): [70, 10, 10, 10, 0, 0, 0, 0],
+    ("code", 0): [50, 20, 20, 10, 0, 0, 0, 0],
     ("code", 1): [10, 10, 10, 10, 10, 10, 10, 10],
-    ("prose", 0): [0, 0, 0, 0, 10, 10, 10, 70],
+    ("prose", 0): [0, 0, 0, 0, 10, 20, 20, 50],
     ("prose", 1): [10, 10, 10, 10, 10, 10, 10, 10],
 }
 
@@ -24,7 +24,11 @@ def write_counts(path, counts=COUNTS, model="Mixtral-tiny"):
     for top_k in (1, 2):
         for (domain, layer), each in counts.items():
             row = {"model": model, "domain": domain, "layer": layer, "top_k": top_k}
-            row |= {"num_experts": 8, "tokens": 50, "counts": each[:: (-1) ** top_k]}
+            row |= {
+                "num_experts": 8,
+                "tokens": sum(each) // top_k,
+                "counts": each[:: (-1) ** top_k],
+            }
             lines.append(json.dumps(row) + "\n")
     path.write_text("".join(lines))
     return path
@@ -33,19 +37,19 @@ def write_counts(path, counts=COUNTS, model="Mixtral-tiny"):
 def test_usage_counts_all_chosen_experts(tmp_path):
     usage = read_usage(write_counts(tmp_path / "counts.jsonl"))["Mixtral-tiny"]
     assert (usage.domains, usage.layers) == (["code", "prose"], [0, 1])
-    assert usage.share_NLE[0, 0, 0] == 0.7  # of top_k 2, not of the first choice
+    assert usage.share_NLE[0, 0, 0] == 0.5  # of top_k 2, not of the first choice
 
 
 def test_facts_by_hand(tmp_path):
     usage = read_usage(write_counts(tmp_path / "counts.jsonl"))["Mixtral-tiny"]
     assert usage.favourites == 2
-    np.testing.assert_allclose(usage.caught_NML()[0, :, 0], [0.8, 0.0])
+    np.testing.assert_allclose(usage.caught_NML()[0, :, 0], [0.7, 0.0])
     np.testing.assert_allclose(usage.apart_L(), [1.0, 0.0])
     facts = facts_of(usage)
-    assert facts["own quarter"] == pytest.approx((0.8 + 0.25) / 2)
+    assert facts["own quarter"] == pytest.approx((0.7 + 0.25) / 2)
     assert facts["quarter of another"] == pytest.approx(0.25 / 2)
     assert facts["most entropy"] == 1.0
-    bits = -(0.7 * np.log2(0.7) + 0.3 * np.log2(0.1))
+    bits = -(0.5 * np.log2(0.5) + 0.4 * np.log2(0.2) + 0.1 * np.log2(0.1))
     assert facts["least entropy"] == pytest.approx(bits / 3)
 
 
