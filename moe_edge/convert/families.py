@@ -82,14 +82,13 @@ def _token_ids(
     """Ids of special tokens, from generation_config.json or else config.json.
 
     Args:
-      default: the id where neither file names one; nothing where the vocabulary is too
-        small for it.
+      default: the id where neither file names one. transformers writes it into the
+        files of small models, too; it counts only where the vocabulary has it.
     """
-    default = None if default is None or default >= vocab else default
     value, where = fields.get(name, default), "config.json"
     if generation and name in generation:
         value, where = generation[name], "generation_config.json"
-    if value is None:
+    if value is None or (value == default and default >= vocab):
         return ()
     ids = value if isinstance(value, list) else [value]
     if not ids or any(type(i) is not int or not 0 <= i < vocab for i in ids):

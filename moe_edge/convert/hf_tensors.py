@@ -84,7 +84,7 @@ def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool
         return False
     layer = int(match[1])
     if layer < config.num_layers:
-        return _is_of_empty_expert(name, layer, found[name], config)
+        return _is_of_empty_expert(name, layer, found, config)
     # Multi-token prediction modules are stored as layers behind the last one.
     raw = config.hf_config
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers")) or 1
@@ -96,15 +96,15 @@ def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool
 
 
 def _is_of_empty_expert(
-    name: str, layer: int, stored: Stored, config: ModelConfig
+    name: str, layer: int, found: dict[str, Stored], config: ModelConfig
 ) -> bool:
     """Whether a tensor belongs to a shared expert that has no neurons."""
-    if config.moe.shared_dim:
+    if config.moe.shared_dim or "shared_expert" not in name:
         return False
-    parts = rules.shared_names(config, layer)
-    return name == parts["shared_gate"] or (
-        name in parts.values() and 0 in stored.shape
-    )
+    names = rules.shared_names(config, layer)
+    if name == names["shared_gate"]:  # multiplies what such an expert gives: zeros
+        name = names["shared.up"]
+    return name in names.values() and name in found and 0 in found[name].shape
 
 
 def check_frequencies(

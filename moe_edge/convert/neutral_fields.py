@@ -63,17 +63,28 @@ def _attention(config: ModelConfig) -> dict[str, tuple]:
     }
 
 
-def _experts(config: ModelConfig) -> dict[str, tuple]:
+def expert_sizes(config: ModelConfig) -> dict[str, tuple]:
+    """Numbers and widths of experts."""
     moe = config.moe
     shared = moe.shared_dim / moe.expert_dim
-    # Softmax over the chosen sums to one, as if normalised.
-    chosen = moe.scoring == "softmax_topk"
-    plain = moe.num_groups == 1 and not moe.correction_bias
-    counts = ("num_experts", "num_local_experts", "n_routed_experts")
-    return dict.fromkeys(counts, (moe.num_experts,)) | {
+    return {
+        "num_experts": (moe.num_experts,),
+        "num_local_experts": (moe.num_experts,),
+        "n_routed_experts": (moe.num_experts,),
         "num_experts_per_tok": (moe.top_k,),
         "experts_per_token": (moe.top_k,),
         "moe_intermediate_size": (moe.expert_dim,),
+        "n_shared_experts": (shared,),
+        "num_shared_experts": (shared,),
+    }
+
+
+def _experts(config: ModelConfig) -> dict[str, tuple]:
+    moe = config.moe
+    # Softmax over the chosen sums to one, as if normalised.
+    chosen = moe.scoring == "softmax_topk"
+    plain = moe.num_groups == 1 and not moe.correction_bias
+    return expert_sizes(config) | {
         "mlp_bias": (moe.expert_bias,),
         "norm_topk_prob": (moe.norm_topk or chosen,),
         "routed_scaling_factor": (moe.routed_scaling,),
@@ -83,8 +94,6 @@ def _experts(config: ModelConfig) -> dict[str, tuple]:
         "topk_method": ("greedy",) if plain else (),
         "swiglu_limit": (moe.swiglu_limit,),
         "shared_expert_intermediate_size": (moe.shared_dim,),
-        "n_shared_experts": (shared,),
-        "num_shared_experts": (shared,),
     }
 
 

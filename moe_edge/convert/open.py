@@ -39,7 +39,7 @@ def _reported(reader, path: str | Path):
     """The reader; prints what it makes of tensors that its config does not ask for."""
     if reader.dropped:
         _say_once(
-            f"{path}: left out, as the model has no use for it: "
+            f"{path}: left out, as the model does not use them: "
             f"{name_some(reader.dropped)}"
         )
     if isinstance(reader, HfReader) and reader.untied:

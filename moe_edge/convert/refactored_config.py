@@ -12,6 +12,7 @@ from typing import Any
 
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.family_parts import EXPERT_NAMES
+from moe_edge.convert.neutral_fields import expert_sizes
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 
@@ -31,6 +32,9 @@ def refactored_hf_config(config: ModelConfig) -> dict[str, Any]:
     check_exportable(config)
     moe, raw = config.moe, copy.deepcopy(config.hf_config)
     names = EXPERT_NAMES[config.model_type]
+    read = {name for aliases in names for name in aliases}
+    for name in expert_sizes(config).keys() - read:
+        raw.pop(name, None)  # the parent's, in another family's words
     values = {
         names.experts: moe.num_experts,
         names.top_k: moe.top_k,

@@ -58,7 +58,8 @@ class TensorSource:
 
     def _are_equal(self, first: str, second: str) -> bool:
         """Whether two matrices hold the same values."""
-        if self.shapes[first] != self.shapes[second]:
+        shape = self.shapes[first]
+        if len(shape) != 2 or shape != self.shapes[second]:
             return False
         pair = [
             self.read(name) if name in self._packed else self._files[name].tensor()

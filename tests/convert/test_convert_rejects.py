@@ -124,8 +124,13 @@ def test_convert_rejects_a_special_token_outside_the_vocabulary(name, value, tmp
 
 
 def test_end_that_a_family_fills_in_counts_only_in_its_vocabulary(tmp_path):
-    assert open_checkpoint(hf_folder(tmp_path / "hf", "olmoe")).config.eos_ids == ()
-    assert open_checkpoint(hf_folder(tmp_path / "hf", "mixtral")).config.eos_ids == (2,)
+    hf = hf_folder(tmp_path / "olmoe", "olmoe")
+    assert open_checkpoint(hf).config.eos_ids == ()
+    # What transformers writes for any small model of the family.
+    (hf / "generation_config.json").write_text('{"eos_token_id": 50279}')
+    assert open_checkpoint(hf).config.eos_ids == ()
+    hf = hf_folder(tmp_path / "mixtral", "mixtral")
+    assert open_checkpoint(hf).config.eos_ids == (2,)
 
 
 def test_convert_rejects_integer_weights(tmp_path):

@@ -73,6 +73,16 @@ def test_a_cast_export_is_cast(tmp_path):
     assert open_checkpoint(tmp_path / "out").dtype.name == "bfloat16"
 
 
+def test_sizes_in_the_words_of_other_families_are_left_out(tmp_path):
+    sizes = {"moe_intermediate_size": 32, "n_routed_experts": 6, "n_shared_experts": 0}
+    folder = wide_parent(tmp_path / "hf", "mixtral", experts_per_token=3, **sizes)
+    raw = refactored_hf_config(
+        open_checkpoint(write_random(folder, tmp_path / "r")).config
+    )
+    assert raw.keys().isdisjoint({*sizes, "experts_per_token"})
+    assert (raw["num_local_experts"], raw["intermediate_size"]) == (24, 8)
+
+
 def test_aliases_of_a_field_change_together(tmp_path):
     folder = wide_parent(tmp_path / "hf", "mixtral", num_experts=6)
     raw = refactored_hf_config(

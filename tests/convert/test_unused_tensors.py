@@ -45,7 +45,7 @@ def test_stored_head_that_equals_the_embedding_is_left_out(tmp_path, capfd):
     hf, tensors = tied(tmp_path / "hf", np.array)
     assert convert(hf, tmp_path / "ours")["dropped"] == [HEAD]
     assert "head" not in open_checkpoint(tmp_path / "ours").top()
-    assert f"{hf}: left out, as the model has no use for it: {HEAD}" in (
+    assert f"{hf}: left out, as the model does not use them: {HEAD}" in (
         capfd.readouterr().err
     )
 
@@ -141,6 +141,11 @@ def test_shared_expert_without_neurons_is_no_shared_expert(family, tmp_path):
     reader = open_checkpoint(hf)
     assert reader.config.moe.shared_dim == 0 and not reader.config.moe.shared_gate
     assert sorted(reader.dropped) == sorted(empty)
+    alone = {n: a for n, a in empty.items() if n.endswith("expert_gate.weight")}
+    if alone:
+        hf = write_folder(tmp_path / "alone", raw, tensors | alone)
+        with pytest.raises(CheckpointError, match="unexpected .*shared_expert_gate"):
+            open_checkpoint(hf)
     used = {f"{prefix}.gate_proj.weight": np.ones((2, 48), np.float32)}
     hf = write_folder(tmp_path / "used", raw, tensors | used)
     with pytest.raises(CheckpointError, match=f"unexpected {prefix}.gate_proj"):
