@@ -62,7 +62,6 @@ class SpecialTokens:
           CheckpointError: a token has another id than a file says.
         """
         known = tokenizer.get_added_tokens_decoder()
-        before = tokenizer.get_vocab().keys()
         # The flags in tokenizer.json count more than those of the older files.
         numbered = self.numbered | known if self.source == _ADDED else self.numbered
         adding: list[Token] = [token for _, token in sorted(numbered.items())]
@@ -74,6 +73,8 @@ class SpecialTokens:
         tokens = [_token("", token, True) for token in adding]
         for token in tokens:
             token.special = token.special or token.content in names
+        texts = dict.fromkeys(token.content for token in tokens if token.content)
+        new = [text for text in texts if tokenizer.token_to_id(text) is None]
         tokenizer.add_tokens(tokens)
         tokenizer.encode_special_tokens = self.splits
         for id, token in self.numbered.items():
@@ -83,8 +84,7 @@ class SpecialTokens:
                     f"{self.source} says that token {token.content[:60]!r} is {id}, "
                     f"with tokenizer.json it is {found}; use the files of one tokenizer"
                 )
-        texts = dict.fromkeys(token.content for token in tokens if token.content)
-        return [text for text in texts if text not in before]
+        return new
 
 
 def read_tokenizer_config(folder: Path | None) -> dict[str, Any]:
