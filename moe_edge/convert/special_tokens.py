@@ -12,7 +12,7 @@ The files are merged as `transformers` 5 merges them:
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,23 @@ _OLD_EXTRA = "additional_special_tokens"
 _NAMES = tuple(f"{n}_token" for n in "bos eos unk sep pad cls mask".split())
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
+Token = str | AddedToken  # with flags, if a file gives them
+
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
     """What the files of a folder say.
 
     Attributes:
-      named: special tokens by name, such as `bos_token`; standard names come first.
+      named: special tokens by name, such as `bos_token`, in the order of adding them.
       extra: special tokens without a name.
       numbered: id -> token.
       source: the file that numbers tokens.
       splits: whether special tokens in a text are encoded like ordinary text.
     """
 
-    named: Mapping[str, AddedToken]
-    extra: tuple[AddedToken, ...]
+    named: Mapping[str, Token]
+    extra: Sequence[Token]
     numbered: Mapping[int, AddedToken]
     source: str
     splits: bool
@@ -51,7 +53,7 @@ class SpecialTokens:
     @property
     def names(self) -> dict[str, str]:
         """Name -> text: what chat templates know."""
-        return {name: token.content for name, token in self.named.items()}
+        return {name: _text(token) for name, token in self.named.items()}
 
     def add_to(self, tokenizer: Tokenizer) -> list[str]:
         """Adds the tokens to a tokenizer; returns the texts that were new to it.
@@ -60,23 +62,20 @@ class SpecialTokens:
           CheckpointError: a token has another id than a file says.
         """
         known = tokenizer.get_added_tokens_decoder()
-        texts = {token.content for token in known.values()}
-        kept = {repr(token) for token in known.values()}  # with their flags
-        adding = []
-        for _, token in sorted(self.numbered.items()):
-            # Of the older file only the id counts where tokenizer.json has flags.
-            has_flags = self.source == _ADDED and token.content in texts
-            if repr(token) not in kept and not has_flags:
-                adding.append(token)
-        texts |= {token.content for token in adding}
+        # The flags in tokenizer.json count more than those of the older files.
+        numbered = self.numbered | known if self.source == _ADDED else self.numbered
+        adding: list[Token] = [token for _, token in sorted(numbered.items())]
+        texts = {token.content for token in (*known.values(), *adding)}
         for token in (*self.named.values(), *self.extra):
-            if token.content not in texts:
-                texts.add(token.content)
+            if _text(token) not in texts and token not in adding:
                 adding.append(token)
-        names, before = set(self.names.values()), tokenizer.get_vocab()
-        for token in adding:
+        names = self.names.values()
+        tokens = [_token("", token, True) for token in adding]
+        for token in tokens:
             token.special = token.special or token.content in names
-        tokenizer.add_tokens(adding)
+        texts = dict.fromkeys(token.content for token in tokens if token.content)
+        new = [text for text in texts if tokenizer.token_to_id(text) is None]
+        tokenizer.add_tokens(tokens)
         tokenizer.encode_special_tokens = self.splits
         for id, token in self.numbered.items():
             found = tokenizer.token_to_id(token.content)
@@ -85,8 +84,7 @@ class SpecialTokens:
                     f"{self.source} says that token {token.content[:60]!r} is {id}, "
                     f"with tokenizer.json it is {found}; use the files of one tokenizer"
                 )
-        texts = [token.content for token in adding if token.content]
-        return [text for text in texts if text not in before]
+        return new
 
 
 def read_tokenizer_config(folder: Path | None) -> dict[str, Any]:
@@ -106,80 +104,113 @@ def read_special_tokens(folder: Path | None) -> SpecialTokens:
     """
     config, source = read_tokenizer_config(folder), CONFIG
     named = _named(config, CONFIG)
-    extra = _extra(config, CONFIG)
+    # Names that are not standard; those of tokens without flags are added last.
+    last = {n: t for n, t in named.items() if n not in _NAMES and isinstance(t, str)}
+    extra, unnamed = _extra(config, CONFIG, _EXTRA), _extra(config, CONFIG, _OLD_EXTRA)
+    if not extra and unnamed is not None:
+        extra, unnamed = unnamed, None
     if isinstance(extra, dict):
-        named, extra = named | extra, None
+        last, extra = last | extra, None
     if _DECODER in config:
-        entries = _mapping(f"{CONFIG}: {_DECODER}", config[_DECODER])
-        numbered = {
-            _id(f"{CONFIG}: {_DECODER}", id): _token(f"{CONFIG}: token {id}", token)
-            for id, token in entries.items()
-        }
+        numbered = _numbered(config[_DECODER])
     else:
         older, source = _read(folder, _MAP), _ADDED
-        named |= {
-            name: token
-            for name, token in _named(older, _MAP).items()
-            if name in _NAMES or name not in named
-        }
-        more = _extra(older, _MAP)
+        named |= _named(older, _MAP)
+        more = _extra(older, _MAP, _EXTRA)
         if isinstance(more, dict):
-            named, more = named | more, None
-        elif more and older.get(_EXTRA):
-            extra, more = [*(extra or ()), *more], None
-        standard = [token for name, token in named.items() if name in _NAMES and token]
-        special = {token.content for token in (*standard, *(extra or ()))}
-        extra = more if extra is None else extra
-        numbered = {
-            _id(_ADDED, id): AddedToken(
-                text, normalized=text not in special, special=text in special
-            )
-            for text, id in _read(folder, _ADDED).items()
-        }
+            last, extra = last | more, None
+        elif more is not None:
+            extra = [*(extra or ()), *more]
+        unnamed = _extra(older, _MAP, _OLD_EXTRA) or unnamed
+        # As in transformers, tokens with flags in tokenizer_config.json do not count.
+        standard = [(name, named[name]) for name in _NAMES if named.get(name)]
+        special = [t for name, t in standard if name in older or isinstance(t, str)]
+        special += [t for t in extra or () if isinstance(t, str) or t in (more or ())]
+        numbered = _added(_read(folder, _ADDED), set(map(_text, special)))
+    if extra is None:
+        extra = unnamed
+    if isinstance(extra, dict):
+        last, extra = last | extra, None
     splits = config.get("split_special_tokens", False)
     if not isinstance(splits, bool):
         raise _wrong(f"{CONFIG}: split_special_tokens", splits, "true or false")
-    order = [*_NAMES, *(name for name in named if name not in _NAMES)]
+    first = {name: named.get(name) for name in _NAMES}
+    others = {n: t for n, t in named.items() if n not in first and n not in last}
+    ordered = first | others | last
     return SpecialTokens(
-        {name: named[name] for name in order if named.get(name) is not None},
-        tuple(extra or ()),
+        {name: token for name, token in ordered.items() if token is not None},
+        extra or (),
         numbered,
         source,
         splits,
     )
 
 
-def _named(config: dict[str, Any], file: str) -> dict[str, AddedToken | None]:
+def _numbered(entries: Any) -> dict[int, AddedToken]:
+    """Id -> token of `added_tokens_decoder`."""
+    where = f"{CONFIG}: {_DECODER}"
+    return {
+        _id(where, id): _token(f"{CONFIG}: token {id}", token, False)
+        for id, token in _mapping(where, entries).items()
+    }
+
+
+def _added(entries: dict[str, Any], special: Collection[str]) -> dict[int, AddedToken]:
+    """Id -> token of added_tokens.json."""
+    return {
+        _id(_ADDED, id): AddedToken(
+            text, normalized=text not in special, special=text in special
+        )
+        for text, id in entries.items()
+    }
+
+
+def _text(token: Token) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _named(config: dict[str, Any], file: str) -> dict[str, Token | None]:
     """Tokens by name; None where a standard name says that there is none."""
     found = {}
     for name, value in config.items():
-        if name in _NAMES:
-            where = f"{file}: {name}"
-            found[name] = None if value is None else _token(where, value, True)
-        elif name.endswith("_token") and isinstance(value, str | dict):
-            found[name] = _token(f"{file}: {name}", value, True)
+        if name in _NAMES and value is None:
+            found[name] = None
+        elif name in _NAMES or (
+            name.endswith("_token") and isinstance(value, str | dict)
+        ):
+            found[name] = _given(f"{file}: {name}", value)
     return found
 
 
 def _extra(
-    config: dict[str, Any], file: str
-) -> list[AddedToken] | dict[str, AddedToken] | None:
-    """Special tokens under one of two names; None where there is neither."""
-    name = _EXTRA if config.get(_EXTRA) or _OLD_EXTRA not in config else _OLD_EXTRA
+    config: dict[str, Any], file: str, name: str
+) -> list[Token] | dict[str, Token] | None:
+    """Special tokens without names of their own, or by name; None: it says nothing."""
     value, where = config.get(name), f"{file}: {name}"
     if value is None:
         return None
     if isinstance(value, dict):
-        return {each: _token(where, token, True) for each, token in value.items()}
+        return {each: _given(where, token) for each, token in value.items()}
     if not isinstance(value, list):
         raise _wrong(where, value, "a list of tokens, or tokens by name")
-    return [_token(where, token, True) for token in value]
+    return [_given(where, token) for token in value]
 
 
-def _token(where: str, value: Any, special: bool = False) -> AddedToken:
-    """A token of a text, or of an object with its text and flags."""
+def _given(where: str, value: Any) -> Token:
+    """A special token as a file gives it: with flags, or as its text alone."""
     if isinstance(value, str):
-        return AddedToken(value, special=special, normalized=not special)
+        return value
+    # tokenizer_config.json marks its objects, and says of each whether it is special.
+    special = not (isinstance(value, dict) and "__type" in value)
+    return _token(where, value, special)
+
+
+def _token(where: str, value: Any, special: bool) -> AddedToken:
+    """A token from its text, or from an object with its text and flags."""
+    if isinstance(value, AddedToken):
+        return value
+    if isinstance(value, str):
+        return AddedToken(value, special=special)
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, str):
         raise _wrong(where, value, 'a token such as "<s>" or {"content": "<s>"}')

@@ -15,7 +15,7 @@ class Row:
 
     id: Hashable  # names the row in every call; of no other row that is not released
     prompt: tuple[int, ...]
-    max_new_tokens: int  # forced ones not among them
+    max_new_tokens: int  # forced ones not among them; 0 only with such
     k: int | None = None  # experts (or sub-experts) a token; None: the model's own
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     # Likeliest tokens to report with each token's own log probability; None: neither.

@@ -195,7 +195,8 @@ class RowSlots:
         config = self.engine.config
         given = row.prompt + row.forced
         check_prompts([row.prompt and given], config.vocab_size)
-        check_count("max_new_tokens", row.max_new_tokens)
+        if row.max_new_tokens or not row.forced:
+            check_count("max_new_tokens", row.max_new_tokens)
         if row.need > self.shapes.max_context:
             raise CapacityError(
                 f"row {row.id!r}: {len(given)} tokens and {row.max_new_tokens} "

@@ -1,14 +1,10 @@
 """How a conversation becomes a prompt: the checkpoint's template, a file's, or ours."""
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
 
 from moe_edge.convert.special_tokens import (
     CONFIG,
@@ -17,9 +13,8 @@ from moe_edge.convert.special_tokens import (
 )
 from moe_edge.core.checks import CheckpointError
 from moe_edge.serve.errors import ApiError
-
-MOST_CHARACTERS = 4 << 20  # of a prompt: four times the largest body by default
-MOST_TURNS = 100_000  # of all `range` of one rendering
+from moe_edge.serve.template_limits import MOST_CHARACTERS, TooMuch, limits
+from moe_edge.serve.template_sandbox import Refusal, Sandbox
 
 # For models that were never taught to talk: names, and an empty line between turns.
 PLAIN = """\
@@ -30,6 +25,8 @@ PLAIN = """\
 {%- if add_generation_prompt -%}
 Assistant:
 {%- endif -%}"""
+
+_TRIALS = (("user",), ("system", "user"), ("user", "assistant", "user"))
 
 
 class ChatTemplate:
@@ -54,12 +51,12 @@ class ChatTemplate:
     ):
         self.source, self.name, self.adds_special = source, name, adds_special
         self._tokens = dict(tokens or {})
-        environment = _Sandbox()
+        environment = Sandbox()
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, TooMuch) as error:
             raise CheckpointError(
-                f"chat template of {name}: {str(error)[:200]}; mend it or give "
+                f"chat template of {name}: {str(error)[:200]}; fix it or give "
                 "--chat_template FILE"
             ) from error
 
@@ -75,33 +72,10 @@ class ChatTemplate:
           ApiError: invalid_value: the template refuses these messages, or writes too
             much.
         """
-        left = [MOST_TURNS]
-
-        def limited(*given) -> range:
-            turns = range(*given)
-            left[0] -= len(turns)
-            if left[0] < 0:
-                raise _TooMuch(f"more than {MOST_TURNS} turns of its loops")
-            return turns
-
-        size, parts = 0, []
-        try:
-            for part in self._template.generate(
-                self._tokens,
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                range=limited,
-            ):
-                parts.append(part)
-                size += len(part)
-                if size > MOST_CHARACTERS:
-                    raise _TooMuch(f"more than {MOST_CHARACTERS} characters")
-            prompt = "".join(parts)
-            prompt.encode("utf-8")
         # A template is a program of somebody else: whatever it raises, it could not
         # make a prompt of these messages.
+        try:
+            return self._prompt(messages, add_generation_prompt)
         except Exception as error:
             raise ApiError(
                 "invalid_value",
@@ -109,64 +83,49 @@ class ChatTemplate:
                 f"{type(error).__name__}: {str(error)[:200]}",
                 param="messages",
             ) from error
-        return prompt
 
+    def check(self) -> None:
+        """Renders a few conversations, so that a broken template shows at the start.
 
-class _TooMuch(Exception):
-    """A template that would go on for ever, or nearly so."""
+        A template that itself refuses one, because of a role perhaps, is not broken.
 
+        Raises:
+          CheckpointError: it fails on all of them.
+        """
+        for roles in _TRIALS:
+            try:
+                self._prompt([{"role": role, "content": "Hello"} for role in roles])
+            except Refusal:
+                return
+            except Exception as error:
+                failure = error
+            else:
+                return
+        raise CheckpointError(
+            f"chat template of {self.name} fails on every conversation: "
+            f"{type(failure).__name__}: {str(failure)[:200]}; fix it or give "
+            "--chat_template FILE"
+        ) from failure
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks for training what the model wrote; nothing here."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """What templates of Hugging Face expect, and limits of what they may compute."""
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def __init__(self):
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=(_Generation, jinja2.ext.loopcontrols),
-        )
-        self.filters["tojson"] = _to_json
-        self.globals |= {
-            "raise_exception": _raise,
-            "strftime_now": lambda format: datetime.datetime.now().strftime(format),
+    def _prompt(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        given = {
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
         }
-
-    def call_binop(self, context, operator, left, right):
-        """Products of numbers of ordinary size only: others fill the memory."""
-        for value in (left, right):
-            if not isinstance(value, int | float) or abs(value) > 1 << 32:
-                raise _TooMuch(f"{operator} of something other than small numbers")
-        if operator == "**" and abs(right) > 32:
-            raise _TooMuch(f"a power of {right}")
-        return super().call_binop(context, operator, left, right)
-
-
-def _raise(message: str):
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """JSON without the escapes of HTML that jinja2's own filter writes."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+        size, parts = 0, []
+        with limits():
+            for part in self._template.generate(self._tokens | given):
+                parts.append(part)
+                size += len(part)
+                if size > MOST_CHARACTERS:
+                    raise TooMuch(f"more than {MOST_CHARACTERS} characters")
+        prompt = "".join(parts)
+        prompt.encode("utf-8")
+        return prompt
 
 
 def find_template(folder: Path | None, file: str | Path | None = None) -> ChatTemplate:
@@ -175,9 +134,15 @@ def find_template(folder: Path | None, file: str | Path | None = None) -> ChatTe
     Args:
       folder: of the tokenizer's files; None: there is none.
     Raises:
-      CheckpointError: a template or a file of the tokenizer that cannot be read.
+      CheckpointError: a template that is broken, or a file that cannot be read.
       OSError: `file` cannot be read.
     """
+    template = _find(folder, file)
+    template.check()
+    return template
+
+
+def _find(folder: Path | None, file: str | Path | None) -> ChatTemplate:
     config = read_tokenizer_config(folder)
     tokens = read_special_tokens(folder).names
     if file is not None:

@@ -35,7 +35,9 @@ class Asked:
     """A row that somebody asked for.
 
     Attributes:
-      prompt: token ids, at least one; max_new_tokens: at least 1.
+      prompt: token ids, at least one; max_new_tokens: 0 after two or more, else at
+        least 1. With 0 the last token of the prompt is only scored, so that a prompt
+        may fill the context.
       floor: fewest experts a token.
       top_logprobs, score_prompt: as of `slot_rows.Row`.
       deadline_s: on the driver's clock; None: never.
@@ -148,7 +150,7 @@ class Driver:
             deadline_s=asked.deadline_s,
             kv_bytes=self.slots.row_bytes(len(asked.prompt) + asked.max_new_tokens),
             prompt_tokens=len(asked.prompt),
-            new_tokens=asked.max_new_tokens,
+            new_tokens=max(asked.max_new_tokens, 1),  # of 0, the prompt's last
         )
         live = Live(asked, job, Served(arrival_s, asked.floor))
         lane = self.loop.arrive(job, now_s)
@@ -243,9 +245,9 @@ class Driver:
             times.append(self.clock())
             for new in news:
                 live = self._live[new.id]
-                if new.is_forced:
+                if new.is_forced and live.asked.score_prompt:
                     live.prompt_scores.append(new.score)
-                else:
+                if self.slots[new.id].emitted >= min(live.asked.max_new_tokens, 1):
                     tokens.append((live, new, times[-1]))
         begun, decoded, through = times
         return tokens, decoded - begun, through - decoded
@@ -280,6 +282,8 @@ class Driver:
         """
         by_token = asked.score_prompt and not self.slots.engine.lossless
         given = asked.prompt[:1] if by_token else asked.prompt
+        if not asked.max_new_tokens:
+            given = given[: len(asked.prompt) - 1]
         return Row(
             id=id,
             prompt=given,
@@ -295,7 +299,7 @@ class Driver:
         if not live.job.made:
             row = self.slots[live.job.id]
             live.cached_tokens = row.cached
-            live.prompt_scores += row.prompt_scores
+            live.prompt_scores[:0] = row.prompt_scores
         live.served.add(time_s, live.job.k)
         live.job.made += 1
         live.ended_by = live.asked.ends(new)

@@ -101,7 +101,9 @@ class TokenRequest:
             )
 
     def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
-        """Tokens to compute after a prompt; 1 where none is to be shown.
+        """Tokens to compute after a prompt.
+
+        Where none is to be shown 0, or 1 after a prompt of one token: see `Asked`.
 
         Raises:
           ApiError: context_length_exceeded; invalid_value: a prompt without tokens.
@@ -113,7 +115,8 @@ class TokenRequest:
                 "the prompt is empty; expected some text",
                 param=self.PROMPT,
             )
-        wanted = 1 if self.max_new_tokens is None else max(self.max_new_tokens, 1)
+        wanted = 1 if self.max_new_tokens is None else self.max_new_tokens
+        wanted = max(wanted, 1 if length == 1 else 0)
         if length + wanted > most:
             raise ApiError(
                 "context_length_exceeded",

@@ -92,10 +92,40 @@ def test_template_has_what_hugging_face_gives_it():
         "{% generation %}{{ messages | tojson }}{% endgeneration %}"
         "{% for m in messages %}{% break %}{% endfor %}"
         "{{ strftime_now('%Y') | length }}{{ tools is none }}{{ 2 * 3 }}"
-        "{% for i in range(3) %}{{ i }}{% endfor %}"
+        "{% for i in range(3) %}{{ i }}{% endfor %}{{ '-' * 5 }}"
     )
     prompt = ChatTemplate(source, "x").render([{"role": "user", "content": "<é>"}])
-    assert prompt == '[{"role": "user", "content": "<é>"}]4True6012'
+    assert prompt == '[{"role": "user", "content": "<é>"}]4True6012-----'
+
+
+USER_FIRST = (
+    "{% if messages[0].role != 'user' %}{{ raise_exception('system!') }}{% endif %}"
+    "{{ messages[0].content }}"
+)
+ALTERNATE = "{% for m in messages %}{{ raise_exception(m.role) }}{% endfor %}"
+NEEDS_TWO = "{{ messages[1].content.split('l')[1] }}"
+
+
+@pytest.mark.parametrize("source", [USER_FIRST, ALTERNATE, NEEDS_TWO, "{{ '-' * 5 }}"])
+def test_template_that_refuses_some_conversations_is_accepted(tmp_path, source):
+    write_config(tmp_path, chat_template=source)
+    assert find_template(tmp_path).source == source
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ messages[0].content[0].text.x }}", "UndefinedError: 'str object' has no"),
+        ("{{ messages[0].role + 1 }}", "TypeError: can only concatenate"),
+        ("{{ 'x' * 5000000 }}", "TooMuch: a text of more than 4194304 characters"),
+        ("{{ messages.x.y }}", "UndefinedError: 'list object' has no attribute 'x'"),
+    ],
+)
+def test_template_that_never_renders_is_refused_at_the_start(tmp_path, source, message):
+    (tmp_path / "t.jinja").write_text(source)
+    message = f"t.jinja fails on every conversation: {message}.*; fix it or give --chat"
+    with pytest.raises(CheckpointError, match=message):
+        find_template(None, tmp_path / "t.jinja")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +136,7 @@ def test_template_has_what_hugging_face_gives_it():
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
-        ("{{ 'x' * 1000000000 }}", "other than small numbers"),
+        ("{{ 'x' * 1000000000 }}", "a text of more than 4194304 characters"),
         ("{{ 9 ** 99 }}", "a power of 99"),
         ("{% for i in range(1000000000) %}{% endfor %}", "100000 turns"),
         (
@@ -114,7 +144,6 @@ def test_template_has_what_hugging_face_gives_it():
             "{% endfor %}",
             "100000 turns",
         ),
-        ("{% for i in range(9999) %}{{ ['y' * 0] }}{% endfor %}", "small numbers"),
         ("{% for i in range(90000) %}{{ messages }}{% endfor %}", "4194304 char"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ '\\ud800' }}", "UnicodeEncodeError"),

@@ -273,6 +273,22 @@ def test_prompt_scores_of_a_lossy_route_are_those_of_evaluate(mode):
     np.testing.assert_allclose(got, run.log_probs[0], atol=1e-4)
 
 
+@pytest.mark.parametrize("route", ["topk", "substitute"])
+def test_scores_of_a_prompt_alone_are_those_with_new_tokens(route):
+    options = OffloadOptions(device_memory="50%", route=route)
+    with make_offloaded(StoreReader(MODELS["gqa"]), options) as engine:
+        driver, found = make_driver(engine=engine), []
+        for count in (1, 0):
+            engine.restart()
+            one = asked("a", 14, count, k=3, top_logprobs=0, score_prompt=True)
+            live = driver.submit(one)
+            drive(driver)
+            assert (live.ended_by, live.served.tokens) == ("length", 1)
+            found.append([score.logprob for score in live.prompt_scores])
+    assert len(found[0]) == len(found[1]) == 13
+    np.testing.assert_allclose(*found, atol=1e-4)
+
+
 def test_arrival_may_be_before_the_call():
     driver = make_driver(clock=TickingClock(0.5))
     live = driver.submit(asked_of(ROWS[3]), arrival_s=0.1)

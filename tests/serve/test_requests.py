@@ -168,7 +168,10 @@ def test_completion_encodes_text_and_keeps_ids(model, tokenizer):
 def test_completion_rejects_prompt_that_does_not_fit(model):
     fits = completion(model, prompt=[5] * 120, max_tokens=8)
     fits.encode(model)
-    for fields, count in (({"max_tokens": 9}, 9), ({"max_tokens": 0, "echo": True}, 1)):
+    silent = {"max_tokens": 0, "echo": True}
+    for length in (1, 128):
+        completion(model, prompt=[5] * length, **silent).encode(model)
+    for fields, count in (({"max_tokens": 9}, 9), (silent, 0)):
         request = completion(model, prompt=[[5], [5] * (129 - count)], **fields)
         message = f"{129 - count} tokens, which with {count} new ones exceed .* of 128"
         with pytest.raises(ApiError, match=message) as caught:

@@ -6,7 +6,7 @@ import pytest
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.likelihood import token_log_probs
-from tests.support.live_server import checkpoint, live_server
+from tests.support.live_server import checkpoint, live_server, read_reply
 from tests.support.tiny_checkpoint import TEXT
 
 
@@ -45,3 +45,27 @@ def test_echoed_scores_are_those_of_evaluate(server, engine, stream, text):
     np.testing.assert_allclose(got[1:], want, atol=1e-5)
     for own, likely in zip(got[1:], top[1:], strict=True):
         assert own in likely.values()  # to the bit
+
+
+@pytest.mark.parametrize("count", [2, 97, 128])
+def test_echoed_scores_of_a_prompt_alone_up_to_the_full_context(server, engine, count):
+    """Next to rows that decode, so that the batch has steps while it rests."""
+    ids = server.model.tokenizer.encode(TEXT * 3)[:count]
+    others = [server.send_completion(max_tokens=40, ignore_eos=True) for _ in range(3)]
+    asked = {"prompt": ids, "echo": True, "max_tokens": 0}
+    (choice,) = server.complete(**asked, logprobs=1).json["choices"]
+    got = choice["logprobs"]["token_logprobs"]
+    want = np.asarray(token_log_probs(engine, [ids]))[0, 1:count]
+    assert len(got) == count and got[0] is None
+    np.testing.assert_allclose(got[1:], want, atol=1e-5)
+    plain = server.complete(**asked)
+    assert plain.json["choices"][0]["text"] == choice["text"]
+    assert plain.json["usage"]["completion_tokens"] == 0
+    assert {read_reply(sock).status for sock in others} == {200}
+
+
+def test_prompt_of_one_token_more_than_the_context_is_refused(server):
+    reply = server.complete(prompt=[5] * 129, echo=True, max_tokens=0)
+    assert reply.status == 400
+    message = "129 tokens, which with 0 new ones exceed the context of 128"
+    assert message in reply.json["error"]["message"]

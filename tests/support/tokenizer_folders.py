@@ -21,6 +21,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{{ sep_token }}<|im_end|>{% endfor %}{{ eos_token }}|{{ pad_token }}|{{ unk_token"
     " }}|{{ cls_token }}|{{ mask_token }}|{{ image_token }}|{{ audio }}"
+    "{{ '%s-%03d' % ('-' * 3, 7) }}"
     "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
 )
 TALK = [

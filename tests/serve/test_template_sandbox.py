@@ -1,0 +1,152 @@
+"""What templates compute equals what jinja2 computes, up to the limits."""
+
+import jinja2.sandbox
+import pytest
+
+from moe_edge.serve import template_limits
+from moe_edge.serve.template_limits import TooMuch, limits, text_size
+from moe_edge.serve.template_sandbox import Sandbox
+
+GIVEN = {"text": "some <words>\n\tof 12\n", "items": ["b", "a", 3], "map": {"k": "v"}}
+
+
+def render(source, **given):
+    with limits():
+        return "".join(Sandbox().from_string(source).generate(**GIVEN | given))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '-' * 5 }}{{ 3 * '=' }}{{ [1] * 3 }}{{ 2 * 3.5 }}{{ 2 ** 5 }}{{ 'x' * 0 }}",
+        "{{ '%5.1f|%-4s|%(k)s' % map if false else '%5.1f|%-4s|%%' % (2.5, text) }}",
+        "{{ '%(k)s %(k)3s' % map }}{{ 7 % 4 }}{{ '%s-%05d'|format('a', 42) }}",
+        "{{ '{0}{0}{k:>5}{{}}'.format(text, k=3) }}{{ '{k}'.format_map(map) }}",
+        "{{ text ~ 5 ~ none ~ items }}{{ text + 'x' }}{{ items + [1] }}{{ 1 + 2 }}",
+        "{{ text|center(30) }}{{ text|indent(2, true) }}{{ text|indent('> ') }}",
+        "{{ text|replace('o', '00') }}{{ text.replace('o', '00', 1) }}{{ 'a'|upper }}",
+        "{{ items|join(', ') }}{{ ' '.join(['a', 'b']) }}{{ items|map('upper')|join }}",
+        "{{ ' '.join(items|map('string')) }}{{ items|reverse|list }}{{ text|reverse }}",
+        "{{ items|batch(2, 'x')|list }}{{ items|slice(2)|list }}{{ [1, 2]|sum }}",
+        "{{ 2.345|round(2) }}{{ 25|round(-1, 'floor') }}{{ text|wordwrap(5, 1, '|') }}",
+        "{{ text|truncate(5, true, '..') }}{{ 'http://a.b c'|urlize }}{{ text|title }}",
+        "{{ text|escape ~ '<' }}{{ text|e }}{{ map|xmlattr }}{{ text|urlencode }}",
+        "{{ map|pprint }}{{ text|striptags }}{{ text|trim|title }}{{ text[::-1] }}",
+        "{{ text.ljust(30) }}{{ '7'.zfill(width) }}{{ text.expandtabs(4) }}",
+        "{{ text[2:] }}{{ items[:1] }}{{ items[1:][0] }}{{ text[0] }}{{ items[-1] }}",
+        "{{ 'ab'.translate({97: 'xy'}) }}{{ (5).to_bytes(2, 'big') }}{{ b'x'.hex() }}",
+        "{% set ns = namespace(n=1) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}"
+        "{{ loop.index }}{% endfor %}{{ ns.n }}",
+        "{% macro f(x) %}<{{ x }}>{{ caller() if caller }}{% endmacro %}{{ f(text) }}"
+        "{% call f(1) %}in{% endcall %}{% set y %}{{ text }}!{% endset %}{{ y }}",
+        "{% filter indent(3) %}a\nb{% endfilter %}{{ text|selectattr('x')|list }}",
+        "{{ [items, map, items]|string }}{{ nothing }}{{ none }}{{ true }}{{ 1.5 }}",
+        "{{ cycler('a', 'b').next() }}{{ joiner(',')() }}{{ dict(a=1) }}",
+    ],
+)
+def test_results_are_those_of_jinja2(source):
+    source = source.replace("b'x'.hex()", "'x'.encode().hex()")
+    stock = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True
+    )
+    given = GIVEN | {"width": 3}
+    assert render(source, width=3) == stock.from_string(source).render(given)
+
+
+MANY = 5_000_000  # characters, more than a text may have
+DOUBLED = (
+    "{{% set ns = namespace(x={0}) %}}{{% for i in range(23) %}}{{% set ns.x = {1} %}}"
+    "{{% endfor %}}{{{{ ns.x|length }}}}"
+)
+BIG = "('x' * 3000000)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{{{{ ('x' * {MANY})|length }}}}",
+        f"{{{{ ({MANY} * [0])|length }}}}",
+        f"{{{{ ('%{MANY}d' % 5)|length }}}}",
+        f"{{{{ ('%.{MANY}f' % 5)|length }}}}",
+        f"{{{{ ('%*d' % ({MANY}, 5))|length }}}}",
+        "{{ ('%(k)s%(k)s' % {'k': " + BIG + "})|length }}",
+        f"{{{{ ('%{MANY}d'|format(5))|length }}}}",
+        f"{{{{ '{{:{MANY}}}'.format(5)|length }}}}",
+        f"{{{{ '{{:{{}}}}'.format(5, {MANY})|length }}}}",
+        "{{ '{0}{0}'.format(" + BIG + ")|length }}",
+        "{{ '{k[0]}{k[1]}'.format_map({'k': [" + f"{BIG}, {BIG}" + "]})|length }}",
+        f"{{{{ ('x'|center({MANY}))|length }}}}",
+        f"{{{{ ['x']|map('center', {MANY})|map('length')|list }}}}",
+        f"{{{{ ('a\nb'|indent({MANY}))|length }}}}",
+        "{{ (text|indent(" + BIG + "))|length }}",
+        "{{ ('aa'|replace('a', " + BIG + "))|length }}",
+        "{{ ('aa'.replace('', " + BIG + "))|length }}",
+        "{{ ([1, 2, 3]|join(" + BIG + "))|length }}",
+        "{{ (items|map('string')|join(" + BIG + "))|length }}",
+        "{{ " + BIG + ".join(['a', 'b', 'c'])|length }}",
+        "{{ " + BIG + ".join(items|map('string'))|length }}",
+        f"{{{{ 'x'.ljust({MANY})|length }}}}",
+        f"{{{{ 'x'.zfill({MANY})|length }}}}",
+        f"{{{{ '\t'.expandtabs({MANY})|length }}}}",
+        "{{ 'aa'.translate({97: " + BIG + "})|length }}",
+        f"{{{{ (5).to_bytes({MANY}, 'big')|length }}}}",
+        f"{{{{ ([1]|batch({MANY}, 0)|list)[0]|length }}}}",
+        f"{{{{ [1]|slice({MANY})|list|length }}}}",
+        "{{ ('a b c'|wordwrap(1, true, " + BIG + "))|length }}",
+        "{{ ('aaa'|truncate(2, true, end=" + f"{BIG} ~ {BIG}" + "))|length }}",
+        "{{ 1.5|round(200) }}",
+        "{{ {'a': 1}|tojson(indent=101) }}",
+        "{{ ([0] * 3)|tojson(separators=(" + f"{BIG}, ':'))|length" + "}}",
+        DOUBLED.format("'x'", "ns.x ~ ns.x"),
+        DOUBLED.format("'x'", "ns.x + ns.x"),
+        DOUBLED.format("'x'", "[ns.x, ns.x]|join"),
+        DOUBLED.format("[0]", "ns.x + ns.x"),
+        DOUBLED.format("'x'", "'%s%s' % (ns.x, ns.x)"),
+        "{% set ns = namespace(x='x') %}{% for i in range(23) %}"
+        "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}"
+        "{{ ns.x|length }}",
+        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{{ f(" + BIG + ")|length }}",
+        "{% set ns = namespace(x=['x']) %}{% for i in range(23) %}"
+        "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ (ns.x|string)|length }}",
+    ],
+)
+def test_text_that_is_too_long_is_refused_before_it_is_made(source):
+    with pytest.raises(TooMuch):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99) %}{% set x = 'x' * 4000000 %}{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% set big = 'x' * 4000000 %}"
+        "{% for i in range(99) %}{% set ns.x = ns.x + [big[1:]] %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+        "{% endmacro %}{% set x = f(99) %}",
+    ],
+)
+def test_work_of_all_steps_is_bounded(monkeypatch, source):
+    monkeypatch.setattr(template_limits, "MOST_WORK", 8_000_000)
+    with pytest.raises(TooMuch, match="more than 8000000 characters in all steps"):
+        render(source)
+
+
+def test_constant_too_long_for_the_compiler_is_refused_in_rendering():
+    template = Sandbox().from_string(f"{{{{ 'x'|center({MANY}) }}}}")
+    with limits(), pytest.raises(TooMuch):
+        template.render()
+
+
+def test_renderings_do_not_share_their_limits():
+    template = Sandbox().from_string("{% for i in range(60000) %}{% endfor %}")
+    for _ in range(3):
+        with limits():
+            template.render()
+
+
+def test_text_size_of_shared_and_deep_values():
+    value = ["x"]
+    for _ in range(100):
+        value = [value, value]
+    assert text_size(value) > 4 << 20  # and it ends
+    assert text_size("abc", {"k": ["vw"]}, 12345, None) < 100
