@@ -97,12 +97,17 @@ def check_checkpoint(
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
     k: int | None = None,
+    **room,
 ) -> None:
-    """What `load_engine` would refuse, without reading weights (for --dry_run)."""
+    """What `load_engine` would refuse, without reading weights (for --dry_run).
+
+    Args:
+      **room: `batch` and `capacity` as `load_engine` will get them.
+    """
     reader = _open(checkpoint, k)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
         from moe_edge.engine.offloaded import check_offload
 
-        check_offload(reader, offload)
+        check_offload(reader, offload, **room)

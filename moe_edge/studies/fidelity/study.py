@@ -151,8 +151,12 @@ def check(settings: FidelitySettings) -> None:
     reference = reference_of(settings)
     if reference is not None:
         check_checkpoint(reference)
+    room = {
+        "batch": max(settings.batch_sizes),
+        "capacity": settings.prompt_tokens + settings.forced_tokens,
+    }
     for options in settings.offloads.values():
-        check_checkpoint(settings.checkpoint, offload=options)
+        check_checkpoint(settings.checkpoint, offload=options, **room)
 
 
 FIDELITY = Study(
