@@ -23,6 +23,7 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
+from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
@@ -112,12 +113,17 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
 
 
 def check_offload(
-    reader, options: OffloadOptions, batch: int = 1, capacity: int | None = CAPACITY
+    reader,
+    options: OffloadOptions,
+    batch: int = 1,
+    capacity: int | None = CAPACITY,
+    recorded: bool = False,
 ) -> Context:
     """What `make_offloaded` would refuse, judged without reading weights.
 
     Args:
       batch, capacity: as of `assemble`.
+      recorded: whether a trace or events are wanted.
     Returns:
       what the run can give to policies: a profile trace is read here.
     Raises: as `make_offloaded`.
@@ -148,6 +154,9 @@ def check_offload(
         capacity,
     )
     plan_cache(options, config, context, reader.layout.num_bytes(dtype), needs)
+    backend = jax.default_backend()
+    mode = options.choose_mode(backend, recorded)
+    check_limit(pinned_gib(reader, options, mode), backend)
     return context
 
 
@@ -184,6 +193,8 @@ def make_offloaded(
     batch: int = 1,
     capacity: int | None = CAPACITY,
     check_finite: bool = False,
+    recorder: Recorder | None = None,
+    with_trace: bool = False,
     **assembly,
 ) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host; `assembly` is of `assemble`.
@@ -192,11 +203,19 @@ def make_offloaded(
       CapacityError: a budget of fewer slots than the minimum, or above the machine.
       ConfigError: options that do not fit the model.
     """
-    room = {"batch": batch, "capacity": capacity}
-    context = check_offload(reader, options, **room)
+    given = {"batch": batch, "capacity": capacity}
+    context = check_offload(
+        reader, options, **given, recorded=is_recorded(recorder, with_trace)
+    )
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
     store = HostStore(reader, options.memory)
-    return assemble(options, weights, store, context=context, **room, **assembly)
+    given |= {"recorder": recorder, "with_trace": with_trace}
+    return assemble(options, weights, store, context=context, **given, **assembly)
+
+
+def is_recorded(recorder: Recorder | None, with_trace: bool) -> bool:
+    """Whether a trace or events are wanted."""
+    return with_trace or (recorder is not None and recorder.enabled)
 
 
 def assemble(
@@ -246,7 +265,7 @@ def assemble(
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
     route = get_route(options.route, **options.route_options)
-    recorded = with_trace or (recorder is not None and recorder.enabled)
+    recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
         if recorded:
             raise ConfigError(

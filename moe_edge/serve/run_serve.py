@@ -5,7 +5,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
-from moe_edge.engine.load import check_checkpoint, choose_dispatch
+from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.model.sub_experts import at_k
 from moe_edge.schedule.loop import NO_LIMITS
@@ -59,9 +59,9 @@ def run_serve(
             "--servers share the experts by --slots; give no --device_memory and no "
             "policies of offloading with them"
         )
-    choose_dispatch(offload)
     check_checkpoint(checkpoint, k=k)
     reader = open_checkpoint(checkpoint)
+    prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
     if not config.moe_layers:
