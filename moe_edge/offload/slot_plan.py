@@ -122,7 +122,8 @@ def least_slots(
     slots = options.get("slots") if name == "planned" else None
     if not isinstance(slots, list | tuple | np.ndarray) or len(slots) != num_layers:
         return least
-    fits = all(MIN_SLOTS <= count <= num_experts for count in slots)
+    whole = all(isinstance(count, int | np.integer) for count in slots)
+    fits = whole and all(MIN_SLOTS <= count <= num_experts for count in slots)
     return sum(map(int, slots)) if fits else least
 
 
