@@ -11,6 +11,7 @@ is recognised without reading its records. Format version 1 had neither.
 
 import dataclasses
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,10 @@ def check_trailer(path: Path, found: bytes, expected: bytes) -> None:
     elif layer != wanted:
         what = f"holds the experts of layer {layer}, expected {wanted}"
     else:
-        what = "is of another checkpoint: its tag is not the one of the manifest"
+        what = (
+            "is of another checkpoint than the manifest, or one of the two was "
+            "changed: the file's tag is not that of the manifest's checksums"
+        )
     raise CheckpointError(f"{path} {what}; {AGAIN}")
 
 
@@ -100,12 +104,12 @@ class Checksums:
         """
         try:
             experts = {
-                int(layer): [int(crc, 16) for crc in crcs.split()]
+                int(layer): [_parse(crc) for crc in crcs.split()]
                 for layer, crcs in value["experts"].items()
             }
             items = {str(item): item for item in dense_items(config)}
             dense = {
-                items.get(item, item): int(crc, 16)
+                items.get(item, item): _parse(crc)
                 for item, crc in value["dense"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -130,7 +134,7 @@ class Checksums:
           where: the item's folder, for the message.
           arrays: as stored, before any cast.
         """
-        check_crc(f"{where}", item_crc32(arrays), self.dense[item])
+        check_crc(str(where), item_crc32(arrays), self.dense[item])
 
 
 def check_records(
@@ -151,6 +155,12 @@ def check_crc(where: str, found: int, expected: int) -> None:
             f"{where} has CRC-32 {found:08x}, expected {expected:08x}: it was damaged "
             f"or exchanged; {AGAIN}"
         )
+
+
+def _parse(text: str) -> int:
+    if not re.fullmatch("[0-9a-f]{8}", text):
+        raise ValueError(f"{text[:20]!r} is no CRC-32 of eight hexadecimal digits")
+    return int(text, 16)
 
 
 def _check_keys(where: str, found: Mapping, expected) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.checkpoint.checksums import check_records, check_trailer
+from moe_edge.checkpoint.checksums import check_records, check_trailer, crc32
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.process import cpu_cores
 
@@ -77,6 +77,17 @@ def in_parts(records_NR: np.ndarray, call: Callable[[slice], None]) -> None:
     with ThreadPoolExecutor(min(len(parts), cpu_cores(), _MAX_THREADS)) as pool:
         for _ in pool.map(call, parts):
             pass
+
+
+def record_crcs(records_NR: np.ndarray) -> list[int]:
+    """CRC-32 of every record."""
+    found = [0] * len(records_NR)
+
+    def note(part: slice) -> None:
+        found[part] = map(crc32, records_NR[part])
+
+    in_parts(records_NR, note)
+    return found
 
 
 def read_bytes(descriptor: int, offset: int, out: np.ndarray, path: Path) -> None:

@@ -12,9 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.checksums import Checksums, crc32, item_crc32, make_trailer
+from moe_edge.checkpoint.checksums import Checksums, item_crc32, make_trailer
 from moe_edge.checkpoint.dense import DenseWriter
-from moe_edge.checkpoint.experts_file import EXPERTS_FOLDER, experts_path, write_arrays
+from moe_edge.checkpoint.experts_file import (
+    EXPERTS_FOLDER,
+    experts_path,
+    record_crcs,
+    write_arrays,
+)
 from moe_edge.checkpoint.manifest import (
     HF_FOLDER,
     MANIFEST_NAME,
@@ -83,7 +88,7 @@ class OursSink:
             self._file = experts_path(self._folder, layer).open("wb", buffering=0)
             self._layer = layer
         write_arrays(self._file, first * records_NR[0].nbytes, [records_NR])
-        self._checksums.experts.setdefault(layer, []).extend(map(crc32, records_NR))
+        self._checksums.experts.setdefault(layer, []).extend(record_crcs(records_NR))
 
     def _finish_file(self):
         """Adds the trailer, once all records of a layer are written."""

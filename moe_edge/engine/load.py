@@ -68,7 +68,7 @@ def load_engine(
         weights = load_weights(reader, check_finite=check_finite)
         engine = ResidentEngine(weights, **options)
     else:
-        choose_dispatch(offload)
+        prepare_process(reader, offload)
         engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
@@ -81,14 +81,21 @@ def _open(checkpoint: str | Path, k: int | None):
     return reader
 
 
-def choose_dispatch(offload: OffloadOptions | None) -> None:
-    """Where programs of an offloaded engine to come run (`engine/inline.py`).
+def prepare_process(reader, offload: OffloadOptions | None) -> None:
+    """What an offloaded engine to come needs decided before JAX starts.
 
-    For who asks JAX for something, or has `check_checkpoint` do so, before loading.
+    Where its programs run (`engine/inline.py`), and how much memory may be pinned
+    (`offload/pinned.py`). For callers that ask JAX for something, or have
+    `check_checkpoint` do so, before they load the engine.
+
+    Args:
+      reader: an open checkpoint.
     """
     if offload is not None:
         from moe_edge.engine.inline import run_inline
+        from moe_edge.offload.pinned import pinned_gib, raise_limit
 
+        raise_limit(pinned_gib(reader, offload, offload.choose_mode("gpu")))
         run_inline(offload)
 
 
@@ -97,12 +104,17 @@ def check_checkpoint(
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
     k: int | None = None,
+    **room,
 ) -> None:
-    """What `load_engine` would refuse, without reading weights (for --dry_run)."""
+    """What `load_engine` would refuse, without reading weights (for --dry_run).
+
+    Args:
+      **room: `batch` and `capacity` as `load_engine` will get them.
+    """
     reader = _open(checkpoint, k)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
         from moe_edge.engine.offloaded import check_offload
 
-        check_offload(reader, offload)
+        check_offload(reader, offload, **room)

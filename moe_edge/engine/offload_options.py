@@ -31,7 +31,9 @@ Options = Mapping[str, Any]
 class OffloadOptions:
     """How experts that do not fit the device are handled."""
 
-    device_memory: str = "50%"  # of the expert bytes, or all there is (`2GiB`)
+    # A share of the experts' bytes, or a size (`2GiB`) that also holds the dense
+    # weights, the KV cache and staging.
+    device_memory: str = "50%"
     # `layered`, `fused`, or `auto`: fused on a GPU, where nothing else needs layered.
     mode: str = "layered"
     eviction: str = "lru"

@@ -10,19 +10,20 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
 from moe_edge.engine.backends import HostBackend
+from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
-from moe_edge.engine.weights import Weights, load_weights
+from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
+from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
@@ -32,7 +33,7 @@ from moe_edge.offload.slot_plan import (
     slots_for,
     static_hit_curves,
 )
-from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
+from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
@@ -40,6 +41,8 @@ from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
+
+CAPACITY = 1024  # tokens that an absolute budget leaves room for, if nobody says
 
 
 def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
@@ -77,16 +80,18 @@ def plan_cache(
     config: ModelConfig,
     context: Context,
     block_bytes: int,
-    other_bytes: int = 0,
+    needs: DeviceNeeds,
 ) -> CacheSpec:
-    """Slots that the budget buys next to `other_bytes`, shared out by the plan."""
+    """Slots that the budget buys next to what else is needed, shared by the plan."""
     experts, layers = config.moe.num_experts, config.moe_layers
     total = slots_for(
         parse_budget(options.device_memory),
         block_bytes,
         len(layers) * experts,
-        other_bytes,
+        needs.other_bytes,
         machine_bytes=device_memory_bytes(),
+        least_slots=needs.least_slots,
+        others=str(needs),
     )
     name, L = options.slot_plan, config.num_layers
     given = context.fill(plan_of(name), options.slot_plan_options)
@@ -107,13 +112,21 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     return predictor
 
 
-def check_offload(reader, options: OffloadOptions) -> Context:
+def check_offload(
+    reader,
+    options: OffloadOptions,
+    batch: int = 1,
+    capacity: int | None = CAPACITY,
+    recorded: bool = False,
+) -> Context:
     """What `make_offloaded` would refuse, judged without reading weights.
 
+    Args:
+      batch, capacity: as of `assemble`.
+      recorded: whether a trace or events are wanted.
     Returns:
       what the run can give to policies: a profile trace is read here.
-    Raises: as `make_offloaded`, but for what an absolute budget has to hold besides
-    the slots.
+    Raises: as `make_offloaded`.
     """
     config = reader.config
     if not config.moe_layers:
@@ -131,9 +144,19 @@ def check_offload(reader, options: OffloadOptions) -> Context:
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
         )
-    block_bytes = reader.layout.num_bytes(device_dtype(reader.dtype))
-    context = context_of(options, config)
-    plan_cache(options, config, context, block_bytes)
+    dtype, context = device_dtype(reader.dtype), context_of(options, config)
+    records = config.moe.num_experts, reader.layout.size
+    needs = device_needs(
+        options,
+        weight_shapes(reader),
+        jax.ShapeDtypeStruct(records, dtype),
+        batch,
+        capacity,
+    )
+    plan_cache(options, config, context, reader.layout.num_bytes(dtype), needs)
+    backend = jax.default_backend()
+    mode = options.choose_mode(backend, recorded)
+    check_limit(pinned_gib(reader, options, mode), backend)
     return context
 
 
@@ -164,18 +187,35 @@ def make_queue(
 
 
 def make_offloaded(
-    reader, options: OffloadOptions, *, check_finite: bool = False, **assembly
+    reader,
+    options: OffloadOptions,
+    *,
+    batch: int = 1,
+    capacity: int | None = CAPACITY,
+    check_finite: bool = False,
+    recorder: Recorder | None = None,
+    with_trace: bool = False,
+    **assembly,
 ) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host; `assembly` is of `assemble`.
 
     Raises:
-      CapacityError: a budget of fewer than two slots, or above the machine.
+      CapacityError: a budget of fewer slots than the minimum, or above the machine.
       ConfigError: options that do not fit the model.
     """
-    context = check_offload(reader, options)
+    given = {"batch": batch, "capacity": capacity}
+    context = check_offload(
+        reader, options, **given, recorded=is_recorded(recorder, with_trace)
+    )
     weights = load_weights(reader, check_finite=check_finite, with_experts=False)
     store = HostStore(reader, options.memory)
-    return assemble(options, weights, store, context=context, **assembly)
+    given |= {"recorder": recorder, "with_trace": with_trace}
+    return assemble(options, weights, store, context=context, **given, **assembly)
+
+
+def is_recorded(recorder: Recorder | None, with_trace: bool) -> bool:
+    """Whether a trace or events are wanted."""
+    return with_trace or (recorder is not None and recorder.enabled)
 
 
 def assemble(
@@ -185,7 +225,7 @@ def assemble(
     *,
     context: Context | None = None,
     batch: int = 1,
-    capacity: int = 1024,
+    capacity: int | None = CAPACITY,
     recorder: Recorder | None = None,
     with_trace: bool = False,
     trace_scores: bool = True,
@@ -202,7 +242,7 @@ def assemble(
       weights: all but the experts.
       context: of `check_offload`; None: made here.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
-        leaves room.
+        leaves room, see `device_needs`.
       recorder: of events.
       with_trace: keep every lookup in `engine.trace`.
       trace_scores: with the scores of all experts, which costs a read a layer.
@@ -211,22 +251,21 @@ def assemble(
       hosts: records of mode fused, see `FusedEngine`; None: pinned here.
     Raises: as `make_offloaded`.
     """
-    config, kv_bytes = weights.config, cache_bytes(weights.config, batch, capacity)
+    config = weights.config
+    records = jax.ShapeDtypeStruct((store.num_experts, store.record_size), store.dtype)
+    needs = device_needs(options, weights, records, batch, capacity)
     context = context or context_of(options, config)
     context = context.also(dense_layers=lambda: weights.layers)
-    staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
-    other_bytes = weights.num_bytes + kv_bytes + staged * store.block_bytes
+    spec = plan_cache(options, config, context, store.block_bytes, needs)
     predictor = make_predictor(options, context)
     local = None
     if "shadow" in predictor.needs:
         shadow = shadow or make_shadow(weights, predictor.precision, store)
         local = LocalShadow(shadow, predictor)
-        other_bytes += shadow.weights.num_bytes + kv_bytes
-    spec = plan_cache(options, config, context, store.block_bytes, other_bytes)
     eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
     policy = get_policy(options.eviction, **eviction)
     route = get_route(options.route, **options.route_options)
-    recorded = with_trace or (recorder is not None and recorder.enabled)
+    recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
         if recorded:
             raise ConfigError(
@@ -271,5 +310,5 @@ def assemble(
             queue.close()
             raise
     if parse_budget(options.device_memory).bytes is not None:
-        engine.kv_limit_bytes = kv_bytes
+        engine.kv_limit_bytes = needs.cache
     return engine

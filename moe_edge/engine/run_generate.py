@@ -79,7 +79,8 @@ def run_generate(
       seed: of sampling.
       batch_size: prompts decoded together.
       k: experts a token computes, in a refactored model sub-experts (None: its own).
-      device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
+      device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
+        holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
@@ -110,22 +111,20 @@ def run_generate(
         raise ConfigError("--trace_scores are kept next to a --trace; give it too")
     for path in recorded:
         check_out_file(path, run.path)
+    # No tokenizer yet, but no text has more tokens than bytes.
+    longest = max_new_tokens + 8 + max(len(t.text.encode()) for t in texts)
+    room = {"batch": min(batch_size, len(texts)), "capacity": longest}
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k)
+        check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"prompts": len(texts)}
-    recorder = Recorder(enabled=bool(events or timeline))
-    options = (
-        {}
-        if offload is None
-        else {
+    recorder, options = Recorder(enabled=bool(events or timeline)), {}
+    if offload is not None:
+        options = {
             "recorder": recorder,
             "with_trace": trace is not None,
-            "batch": min(batch_size, len(texts)),
-            # No tokenizer yet, but no text has more tokens than bytes.
-            "capacity": max_new_tokens + 8 + max(len(t.text.encode()) for t in texts),
             "trace_scores": trace_scores,
+            **room,
         }
-    )
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
     from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 

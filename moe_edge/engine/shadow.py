@@ -19,7 +19,7 @@ from moe_edge.core.float32 import to_float32
 from moe_edge.engine.programs import TopPrograms, jit_step
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.engine.session import Session
-from moe_edge.engine.weights import Flat, Weights, block_graph
+from moe_edge.engine.weights import Flat, Weights, block_graph, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.packed import FORMATS, pack, round_to
@@ -144,9 +144,33 @@ def pack_weights(weights: Weights, precision: str, store=None) -> Weights:
             experts[layer] = pack_experts(experts[layer], layout, precision)
     if precision not in FORMATS:
         return dataclasses.replace(weights, experts=tuple(experts))
-    dense = "int8" if precision == "nf4" else precision
+    dense = _dense_format(precision)
     top, *layers = (_pack_flat(flat, dense) for flat in (weights.top, *weights.layers))
     return Weights(weights.config, top, tuple(layers), tuple(experts))
+
+
+def shadow_bytes(
+    weights: Weights, precision: str, records: jax.ShapeDtypeStruct
+) -> int:
+    """Bytes of what `pack_weights` makes, from shapes alone.
+
+    Args:
+      weights: dense ones, or their shapes.
+      records: shape `[E, R]` and dtype of a layer's experts.
+    """
+    config, dense = weights.config, [weights.top, *weights.layers]
+    experts = [records] * len(config.moe_layers)
+    if precision in FORMATS:
+        pack = functools.partial(_pack_flat, name=_dense_format(precision))
+        dense = [jax.eval_shape(pack, flat) for flat in dense]
+        layout = RecordLayout.of(config)
+        packed = functools.partial(pack_experts, layout=layout, name=precision)
+        experts = [jax.eval_shape(packed, records)] * len(experts)
+    return num_bytes((dense, experts))
+
+
+def _dense_format(precision: str) -> str:
+    return "int8" if precision == "nf4" else precision
 
 
 def _pack_flat(flat: Flat, name: str) -> Flat:

@@ -13,7 +13,12 @@ import numpy as np
 from flax import nnx
 
 from moe_edge.checkpoint.dtypes import all_finite
-from moe_edge.checkpoint.schema import check_tensors, layer_shapes
+from moe_edge.checkpoint.schema import (
+    check_tensors,
+    dense_items,
+    item_shapes,
+    layer_shapes,
+)
 from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
@@ -36,19 +41,45 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        return sum(
-            array.nbytes
-            for array in jax.tree.leaves((self.top, self.layers, self.experts))
-        )
+        return num_bytes((self.top, self.layers, self.experts))
+
+
+def num_bytes(tree) -> int:
+    """Bytes of arrays, or of what stands for their shapes."""
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(tree))
+
+
+def _kept_dtype(ndim: int, stored: np.dtype) -> np.dtype:
+    """The dtype of a stored array on the device."""
+    return np.dtype(np.float32) if ndim == 1 else device_dtype(stored)
 
 
 def to_device(array: np.ndarray) -> jax.Array:
     """One stored array on the device; always a copy, never a view of a file."""
-    if array.ndim == 1:
-        return jnp.array(array.astype(np.float32))
-    kept = device_dtype(array.dtype)
-    same_bits = kept.itemsize == array.dtype.itemsize
+    kept = _kept_dtype(array.ndim, array.dtype)
+    same_bits = array.ndim > 1 and kept.itemsize == array.dtype.itemsize
     return jnp.array(array.view(kept) if same_bits else array.astype(kept))
+
+
+def weight_shapes(reader) -> Weights:
+    """What `load_weights` without experts would load: shapes and dtypes, no values.
+
+    Raises:
+      CheckpointError: names or shapes that do not fit the config.
+    """
+
+    def shapes(item) -> dict[str, jax.ShapeDtypeStruct]:
+        dtypes = reader.dense_dtypes(item)
+        return {
+            name: jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
+            for name, shape in item_shapes(reader.config, item).items()
+        }
+
+    config = reader.config
+    items = [item for item in dense_items(config) if isinstance(item, str)]
+    top = {name: each for item in items for name, each in shapes(item).items()}
+    layers = tuple(map(shapes, range(config.num_layers)))
+    return Weights(config, top, layers, (None,) * config.num_layers)
 
 
 def block_graph(config: ModelConfig, is_moe: bool, kind=Block) -> nnx.GraphDef:

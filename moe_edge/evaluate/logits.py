@@ -43,6 +43,12 @@ def check_logits_path(path: str | Path, overwrite: bool) -> Path:
     return path
 
 
+def rows_together(shape_BS: tuple[int, int], vocab_size: int) -> int:
+    """How many of B rows of S tokens run at once."""
+    B, S = shape_BS
+    return min(B, max(1, LOGITS_BYTES // (4 * S * vocab_size)))
+
+
 def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, int]:
     """Writes `logits`, float32 `[B, S, V]`, as an .npz file.
 
@@ -58,7 +64,7 @@ def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, i
         raise CapacityError(
             f"rows of {S} tokens exceed the model's context of {limit}; cut them"
         )
-    group = max(1, LOGITS_BYTES // (4 * S * V))
+    group = rows_together((B, S), V)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with (

@@ -33,6 +33,11 @@ class Question:
     choices: tuple[str, ...]
     answer: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its longest text, in UTF-8."""
+        return max(len(f"{self.prompt} {choice}".encode()) for choice in self.choices)
+
 
 @dataclasses.dataclass(frozen=True)
 class Continuation(Forced):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
@@ -89,7 +90,8 @@ def run_evaluate(
       limit: at most so many rows of the data set or questions of each file.
       batch_size: windows or texts run together.
       k: experts a token computes, in a refactored model sub-experts (None: its own).
-      device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
+      device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
+        holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
@@ -117,6 +119,7 @@ def run_evaluate(
         read_questions,
         score_continuations,
     )
+    from moe_edge.evaluate.perplexity import DEFAULT_WINDOW
     from moe_edge.evaluate.stepwise import Stepwise, step_continuations
 
     # Input is read before the model: a bad file shows at once.
@@ -136,11 +139,18 @@ def run_evaluate(
                 config=dataset_config,
                 limit=limit,
             )
+    # Of KV cache in an absolute budget, no more than the context. Before the tokenizer
+    # is read: no text has more tokens than bytes, but for a few special ones.
+    longest = window or DEFAULT_WINDOW
+    if mode == "mcq":
+        longest = 8 + max(each.num_bytes for each in questions)
+    room = {"batch": batch_size, "capacity": longest}
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k)
+        check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"mode": mode}
+    room = {} if offload is None else room
     with counter("loading the model"):
-        loaded = load_engine(checkpoint, offload=offload, k=k)
+        loaded = load_engine(checkpoint, offload=offload, k=k, **room)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
@@ -207,7 +217,12 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
 
 
 def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
-    from moe_edge.evaluate.logits import check_logits_path, read_tokens, write_logits
+    from moe_edge.evaluate.logits import (
+        check_logits_path,
+        read_tokens,
+        rows_together,
+        write_logits,
+    )
     from moe_edge.evaluate.stepwise import Stepwise
 
     tokens_BS = read_tokens(tokens)
@@ -218,10 +233,15 @@ def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
             "file next to it"
         )
     path = check_logits_path(logits, run.overwrite)
+    given = {"with_tokenizer": False, "offload": offload, "k": k}
+    if offload is not None:
+        vocab_size = open_checkpoint(checkpoint).config.vocab_size
+        given["batch"] = rows_together(tokens_BS.shape, vocab_size)
+        given["capacity"] = tokens_BS.shape[1]
     if run.dry_run:
-        check_checkpoint(checkpoint, with_tokenizer=False, offload=offload, k=k)
+        check_checkpoint(checkpoint, **given)
         return {"mode": "tokens", "logits": str(path)}
-    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k)
+    loaded = load_engine(checkpoint, **given)
     engine = loaded.engine
     if offload is not None and not offload.lossless:
         engine = Stepwise(engine)

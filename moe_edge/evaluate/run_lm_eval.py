@@ -15,6 +15,10 @@ from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 
+# Of a request, for which an absolute budget leaves room: requests are made only with a
+# tokenizer. Those of most tasks are shorter.
+MOST_TOKENS = 4096
+
 
 @root
 def run_lm_eval(
@@ -44,7 +48,10 @@ def run_lm_eval(
       limit: at most so many rows of a task.
       batch_size: texts run together.
       k: experts a token computes, in a refactored model sub-experts (None: its own).
-      device_memory: budget for experts; None: as `offload` says, or all resident.
+      device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
+        holds the dense weights, the KV cache (of `batch_size` requests of 4096 tokens,
+        or of the context if that is less) and staging; None: as `offload` says, or all
+        resident.
       offload: policies of experts that do not fit. With a lossy route likelihoods are
         scored token by token, for it acts while decoding.
       seed: of the few-shot examples.
@@ -63,10 +70,12 @@ def run_lm_eval(
     offload = resolve_offload(device_memory, offload)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     loaded_tasks = _load_tasks(names, include_path)
+    room = {"batch": batch_size, "capacity": MOST_TOKENS}
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k)
+        check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"tasks": names}
-    loaded = load_engine(checkpoint, offload=offload, k=k)
+    room = {} if offload is None else room
+    loaded = load_engine(checkpoint, offload=offload, k=k, **room)
     lossy = offload is not None and not offload.lossless
     from lm_eval.evaluator import simple_evaluate
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.engine.load import check_checkpoint, choose_dispatch
+from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.load.decisions_file import LoopMade
 from moe_edge.load.offered import (
@@ -20,7 +20,7 @@ from moe_edge.load.prompts import Prompts, text_ids
 from moe_edge.load.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.serve.driver import Asked, Driver
-from moe_edge.serve.loading import load_driver
+from moe_edge.serve.loading import check_room, load_driver
 from moe_edge.serve.options import ServingOptions
 from moe_edge.workload.served import Served
 
@@ -38,11 +38,12 @@ def engine_results(
       MoeEdgeError: a checkpoint or options that cannot be served.
     """
     options.step_costs()  # missing ones show before weights are read
-    choose_dispatch(offload)
-    check_checkpoint(checkpoint, offload=offload)
+    check_checkpoint(checkpoint)
     reader = open_checkpoint(checkpoint)
+    prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(own_k, longest)
+    check_room(checkpoint, None, offload, options, reader.config)
     check_floors(load.floors, own_k)
     context = options.context(longest)
     requests = offered_requests(load, context)

@@ -51,8 +51,9 @@ def run_load(
         slo_tpot_ms: from token to token.
       decisions: file of what the scheduler decided: written, or read by replay.
       api_key_file: file with the server's key; None: the variable MOE_EDGE_API_KEY.
-      device_memory: budget for experts of an engine (`25%`, `2GiB`); None: as `offload`
-        says, or all resident.
+      device_memory: of an engine: a share of the experts' bytes (`25%`), or a size
+        (`2GiB`) that also holds the dense weights, the KV cache and staging; None: as
+        `offload` says, or all resident.
       offload: policies of experts that do not fit.
     Raises:
       MoeEdgeError: bad input.

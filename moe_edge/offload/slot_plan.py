@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,8 @@ def slots_for(
     num_blocks: int,
     other_bytes: int = 0,
     machine_bytes: int | None = None,
+    least_slots: int = MIN_SLOTS,
+    others: str = "",
 ) -> int:
     """How many slots a budget buys, at most one for each block.
 
@@ -70,26 +73,31 @@ def slots_for(
       num_blocks: routed blocks of the model, all layers.
       other_bytes: what else an absolute budget must hold.
       machine_bytes: memory of the device; None: not checked.
+      least_slots: fewer are refused; others: what `other_bytes` are, for the message.
     Raises:
-      CapacityError: fewer than two slots (the least budget is said), or more than
-        the machine has.
+      CapacityError: too few slots (the least budget is said), or more than the machine
+        has.
     """
     if budget.share is not None:
         # Rounded first: 0.29 * 100 is a little under 29.
         slots = int(round(budget.share * num_blocks, 6))
-        least = f"{100 * MIN_SLOTS / num_blocks:.4g}% of the expert bytes"
+        least = f"{100 * least_slots / num_blocks:.4g}% of the expert bytes"
         asked = f"{100 * budget.share:.4g}%"
         needed_bytes = slots * block_bytes + other_bytes
     else:
         slots = max(0, budget.bytes - other_bytes) // block_bytes
-        least = f"{other_bytes + MIN_SLOTS * block_bytes} bytes"
+        least = f"{other_bytes + least_slots * block_bytes} bytes"
         asked = f"{budget.bytes} bytes"
         needed_bytes = budget.bytes
-    if slots < MIN_SLOTS:
+    if slots < least_slots:
+        more = least_slots > MIN_SLOTS
+        hint = f" (slot plan one_pool: {MIN_SLOTS})" if more else ""
+        beside = f" next to {other_bytes} other bytes" if other_bytes else ""
+        if others and budget.share is None:
+            beside += f" ({others})"
         raise CapacityError(
-            f"device memory of {asked} holds {slots} slots of {block_bytes} bytes "
-            f"beside {other_bytes} other bytes; the minimum is {MIN_SLOTS} slots, "
-            f"that is {least}"
+            f"device memory of {asked} holds {slots} slots of {block_bytes} bytes"
+            f"{beside}; the minimum is {least_slots} slots{hint}, that is {least}"
         )
     if machine_bytes is not None and needed_bytes > machine_bytes:
         raise CapacityError(
@@ -97,6 +105,26 @@ def slots_for(
             f"{machine_bytes}; ask for less"
         )
     return min(slots, num_blocks)
+
+
+def least_slots(
+    name: str, num_experts: int, num_layers: int, options: Mapping[str, Any]
+) -> int:
+    """The fewest slots that the plan called `name` can share out.
+
+    Args:
+      num_layers: that have experts.
+      options: of the plan; wrong ones are for `plan_slots` to refuse.
+    """
+    if name in ("auto", "one_pool"):
+        return MIN_SLOTS
+    least = MIN_SLOTS * num_layers
+    slots = options.get("slots") if name == "planned" else None
+    if not isinstance(slots, list | tuple | np.ndarray) or len(slots) != num_layers:
+        return least
+    whole = all(isinstance(count, int | np.integer) for count in slots)
+    fits = whole and all(MIN_SLOTS <= count <= num_experts for count in slots)
+    return sum(map(int, slots)) if fits else least
 
 
 def plan_of(name: str) -> "SlotPlan":

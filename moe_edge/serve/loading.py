@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.engine.load import load_engine
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.model.config import ModelConfig
@@ -37,6 +37,20 @@ def load_driver(
         loaded.engine.close()
         raise
     return driver
+
+
+def check_room(
+    checkpoint: str,
+    k: int | None,
+    offload: OffloadOptions | None,
+    serving: ServingOptions,
+    config: ModelConfig,
+) -> None:
+    """Refuses a budget that `load_driver` would refuse, without reading weights."""
+    if offload is not None:
+        room = cache_room(serving, config)
+        given = {"with_tokenizer": False, "offload": offload, "k": k}
+        check_checkpoint(checkpoint, **given, **room)
 
 
 def cache_room(options: ServingOptions, config: ModelConfig) -> dict[str, int]:

@@ -5,7 +5,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
-from moe_edge.engine.load import check_checkpoint, choose_dispatch
+from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.model.sub_experts import at_k
 from moe_edge.schedule.loop import NO_LIMITS
@@ -37,7 +37,8 @@ def run_serve(
       checkpoint: path or `default`.
       k: experts a token computes at most, in a refactored model sub-experts (None: its
         own).
-      device_memory: budget for experts (`25%`, `2GiB`); None: as `offload` says, or
+      device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
+        holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
       servers: processes that hold the experts together (Prism); the first one answers
@@ -58,14 +59,18 @@ def run_serve(
             "--servers share the experts by --slots; give no --device_memory and no "
             "policies of offloading with them"
         )
-    choose_dispatch(offload)
-    check_checkpoint(checkpoint, offload=offload, k=k)
+    check_checkpoint(checkpoint, k=k)
     reader = open_checkpoint(checkpoint)
+    prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config.moe.top_k, config.max_positions)
+    if offload is not None:
+        from moe_edge.serve.loading import check_room  # loads JAX
+
+        check_room(checkpoint, k, offload, serving, config)
     model = make_served_model(
         str(checkpoint),
         reader,

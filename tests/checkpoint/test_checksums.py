@@ -156,6 +156,14 @@ def test_old_checkpoints_load_and_say_what_is_not_checked(ours, converted, capsy
         (lambda sums: sums["experts"].update({"2": "00000000"}), "layer 2 .* 1, exp"),
         (lambda sums: sums["experts"].update({"2": "x"}), "checksums of the manifest"),
         (lambda sums: sums["experts"].update({"2": 5}), "checksums of the manifest"),
+        (
+            lambda sums: sums["experts"].update({"2": " ".join(["-1234567"] * 6)}),
+            "'-1234567' is no CRC-32 of eight hexadecimal digits",
+        ),
+        (
+            lambda sums: sums["dense"].update({"0": "123456789"}),
+            "'123456789' is no CRC",
+        ),
         (lambda sums: sums["dense"].update({"0": None}), "checksums of the manifest"),
         (
             lambda sums: sums["dense"].pop("top"),
@@ -190,3 +198,4 @@ def test_a_layer_is_checked_in_parts_of_any_size(converted, monkeypatch):
         records = np.empty((6, reader.layout.size), reader.dtype)
         reader.read_experts(2, 0, records)
         assert records.tobytes() == want == reader.experts(2).tobytes()
+        assert experts_file.record_crcs(records) == reader.checksums.experts[2]

@@ -12,7 +12,8 @@ pytestmark = on_cpu
 
 SCRIPT = """
 import sys
-from moe_edge.engine.load import check_checkpoint, choose_dispatch, load_engine
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.engine.load import check_checkpoint, load_engine, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 
 checkpoint, modes = sys.argv[1:]
@@ -23,7 +24,8 @@ for mode in modes.split(","):
         offload = OffloadOptions(predictor="shadow")
     else:
         offload = OffloadOptions(mode=mode)
-    choose_dispatch(offload)  # as servers do before the check, which asks JAX
+    # As servers do before the check, which asks JAX.
+    prepare_process(open_checkpoint(checkpoint), offload)
     check_checkpoint(checkpoint, with_tokenizer=False, offload=offload)
     load_engine(checkpoint, with_tokenizer=False, offload=offload)
 

@@ -144,7 +144,18 @@ def test_amount_holds_slots_weights_and_cache():
     [
         ({"device_memory": "5%"}, r"holds 1 slots .* minimum is 2 .* 8.333% of the"),
         ({"device_memory": "9000GiB"}, r"9663676416000 bytes, the machine has \d+"),
-        ({"device_memory": "15%", "slot_plan": "equal"}, r"gives \[2, 1\] of 3 slots"),
+        (
+            {"device_memory": "15%", "slot_plan": "equal"},
+            "holds 3 slots .* minimum is 4 slots .*one_pool: 2.* 16.67% of the",
+        ),
+        (
+            {
+                "device_memory": "40%",
+                "slot_plan": "planned",
+                "slot_plan_options": {"slots": [7, 3]},
+            },
+            "holds 9 slots .* minimum is 10 slots .* that is 41.67% of the",
+        ),
     ],
 )
 def test_budget_that_does_not_fit_is_refused_before_loading(change, message):

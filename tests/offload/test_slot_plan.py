@@ -7,6 +7,7 @@ from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.offload.policy import CacheSpec
 from moe_edge.offload.slot_plan import (
     Budget,
+    least_slots,
     parse_budget,
     plan_slots,
     slots_for,
@@ -68,6 +69,26 @@ def test_slots_for_rejects_below_two_slots_and_says_the_minimum():
     with pytest.raises(CapacityError, match="1% holds 0 slots.*is 5% of the expert"):
         slots_for(parse_budget("1%"), 40, 40)
     assert slots_for(parse_budget("5%"), 40, 40) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "least"),
+    [
+        ("auto", None, 2),
+        ("one_pool", None, 2),
+        ("equal", None, 6),
+        ("adapmoe_dp", None, 6),
+        ("planned", [3, 4, 2], 9),
+        ("planned", np.array([3, 4, 2]), 9),
+        ("planned", [3, 4], 6),  # wrong ones: `plan_slots` says so
+        ("planned", [3, 4, 99], 6),
+        ("planned", ["3", 4, 2], 6),
+        ("planned", 5, 6),
+    ],
+)
+def test_least_slots_follow_the_plan(name, slots, least):
+    options = {} if slots is None else {"slots": slots}
+    assert least_slots(name, 8, 3, options) == least
 
 
 def test_slots_for_rejects_more_than_the_machine_has():

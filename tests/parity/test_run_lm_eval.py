@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_local_tasks_end_to_end_by_script(tmp_path, checkpoint, loaded):
     assert rolling == pytest.approx(np.exp(nats / size), rel=1e-5)
     stored = json.loads((out / "evaluation.json").read_text())
     assert stored["tasks"] == summary["tasks"]
+
+
+def test_run_lm_eval_names_the_memory_that_it_runs_in(tmp_path, checkpoint):
+    """For its own batch: one row was assumed, so that no size let eight run."""
+    folder = write_tasks(tmp_path / "tasks")
+    given = {"out_dir": str(tmp_path / "out"), "checkpoint": str(checkpoint)}
+    given |= {"tasks": "tiny_choice", "include_path": str(folder)}
+    assumed = r"for 8 rows of \d+ tokens\); .* that is (\d+) bytes"
+    with pytest.raises(CapacityError, match=assumed) as refused:
+        run_lm_eval(**given, device_memory="1B", dry_run=True)
+    least = re.search(assumed, str(refused.value))[1]
+    assert run_lm_eval(**given, device_memory=f"{least}B", dry_run=True)
+    found = run_lm_eval(**given, device_memory=f"{least}B")
+    assert found["n"] == {"tiny_choice": 3}
 
 
 def test_run_lm_eval_bad_tasks_are_refused(tmp_path, checkpoint):

@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 
+from moe_edge.checkpoint.schema import item_shapes
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -31,6 +32,9 @@ class StoreReader(RandomReader):
 
     def read_experts(self, layer, first, out):
         out[:] = self.experts(layer)[first : first + len(out)]
+
+    def dense_dtypes(self, item):
+        return dict.fromkeys(item_shapes(self.config, item), self._dense)
 
     def release(self):
         pass

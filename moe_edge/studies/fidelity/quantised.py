@@ -29,7 +29,11 @@ from moe_edge.metrics.results import interval_metric
 from moe_edge.route.policy import get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.rows import forced_rows
-from moe_edge.studies.fidelity.study import FidelitySettings, QuantisedSettings
+from moe_edge.studies.fidelity.study import (
+    FidelitySettings,
+    QuantisedSettings,
+    room_of,
+)
 from moe_edge.studies.study import Findings
 
 LIMITS = (
@@ -57,7 +61,8 @@ def run_kinds(settings: QuantisedSettings) -> Findings:
             convert_checkpoint(
                 settings.checkpoint, folders[-1], expert_dtype=kind, progress=False
             )
-            check_checkpoint(folders[-1], offload=settings.budget)
+            room = room_of(settings) | {"batch": settings.batch_sizes[0]}
+            check_checkpoint(folders[-1], offload=settings.budget, **room)
         return _measure(settings, settings.checkpoint, folders, settings.budget)
 
 

@@ -61,7 +61,8 @@ class FidelitySettings(ForcedText):
     """What is measured; `ForcedText` names the rest. A lossy route of `offload` too.
 
     Attributes:
-      device_memory: budgets, separated by commas.
+      device_memory: budgets, separated by commas, each a share of the experts' bytes
+        (`25%`) or a size that also holds the dense weights, the KV cache and staging.
       batch_sizes: rows decoded together.
       a_values: of substitution.
       thresholds: of dropping.
@@ -97,7 +98,8 @@ class QuantisedSettings(ForcedText):
 
     Attributes:
       kinds: of `launch/convert.py --expert_dtype`, each once.
-      device_memory: of the offloaded engine that must give the resident one's bits.
+      device_memory: of the offloaded engine that must give the resident one's bits, a
+        share of the experts' bytes or a size, as everywhere.
       batch_sizes: rows decoded together.
     """
 
@@ -152,7 +154,13 @@ def check(settings: FidelitySettings) -> None:
     if reference is not None:
         check_checkpoint(reference)
     for options in settings.offloads.values():
-        check_checkpoint(settings.checkpoint, offload=options)
+        check_checkpoint(settings.checkpoint, offload=options, **room_of(settings))
+
+
+def room_of(settings: FidelitySettings | QuantisedSettings) -> dict[str, int]:
+    """Rows and tokens whose KV cache an absolute budget must hold."""
+    longest = settings.prompt_tokens + settings.forced_tokens
+    return {"batch": max(settings.batch_sizes), "capacity": longest}
 
 
 FIDELITY = Study(

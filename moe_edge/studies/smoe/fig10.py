@@ -71,7 +71,8 @@ def check(settings: TpotSettings) -> None:
     prompt_files(settings)
     options = next(iter(cases_of(settings).values())).options
     options = dataclasses.replace(options, device_memory=settings.device_memory)
-    check_checkpoint(settings.checkpoint, offload=options)
+    room = {"batch": max(settings.batches), "capacity": None}
+    check_checkpoint(settings.checkpoint, offload=options, **room)
 
 
 def run(settings: TpotSettings) -> Findings:

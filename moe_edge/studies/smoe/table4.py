@@ -99,13 +99,18 @@ class AccuracySettings(ForcedText):
         """Of the sets."""
         return [find_file(path, self.data_dir) for path in self.sets]
 
+    def room(self) -> dict[str, int]:
+        """Rows and tokens whose KV cache an absolute budget must hold."""
+        longest = max(self.max_tokens, self.prompt_tokens + self.forced_tokens)
+        return {"batch": self.batch_size, "capacity": longest}
+
 
 def check(settings: AccuracySettings) -> None:
     """Refuses files and a budget that cannot be used, without weights."""
     for path in settings.paths():
         read_questions([path], 1)
     read_text(settings.path)
-    check_checkpoint(settings.checkpoint, offload=settings.options())
+    check_checkpoint(settings.checkpoint, offload=settings.options(), **settings.room())
 
 
 def run(settings: AccuracySettings) -> Findings:
@@ -122,10 +127,7 @@ def run(settings: AccuracySettings) -> Findings:
         return answer_questions(engine, *asked, step_continuations)[1]
 
     expected, reference = answer(resident), score_batches(resident, forced, batch)
-    capacity = max(settings.max_tokens, settings.prompt_tokens + settings.forced_tokens)
-    switch = SwitchEngine(
-        settings.checkpoint, settings.options(), batch=batch, capacity=capacity
-    )
+    switch = SwitchEngine(settings.checkpoint, settings.options(), **settings.room())
     accuracy, fidelity = [], []
     for a in sorted({0.0, *map(float, settings.a_values)}):
         route = Substitute(a)

@@ -1,0 +1,69 @@
+"""An absolute --device_memory: one minimum for the check, --dry_run and the run."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import CapacityError
+from moe_edge.evaluate.run import run_evaluate
+from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+SERVED = ("--max_batch", 2, "--max_context", 64, "--prefill_chunk", 32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model, and what commands read: by name."""
+    folder = tmp_path_factory.mktemp("budget")
+    (folder / "t.txt").write_text(TEXT)
+    row = {"id": "q", "prompt": "How many", "choices": ["12", "three"]}
+    (folder / "q.jsonl").write_text(json.dumps(row | {"answer_index": 0}))
+    np.save(folder / "t.npy", np.arange(1, 61).reshape(5, 12))
+    model = write_tiny_checkpoint(folder / "tiny")
+    return {"folder": folder, "model": model}
+
+
+COMMANDS = {
+    "generate": ("2 rows of 75 tokens", ("--prompt", "ab", "--prompt", "abc")),
+    "text": ("8 rows of 32 tokens", ("--text", "t.txt", "--window", 32)),
+    "mcq": ("8 rows of 22 tokens", ("--mcq", "q.jsonl")),
+    "tokens": ("5 rows of 12 tokens", ("--tokens", "t.npy", "--logits", "l.npz")),
+    "serve": (r"\d rows of 64 tokens", ("--port", 0, *SERVED)),
+    "load": (
+        r"\d rows of 64 tokens",
+        ("--target", "engine", "--poisson", 9, "--duration_s", 1, *SERVED),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_dry_run_names_the_minimum_that_it_accepts(run_script, files, name):
+    assumed, flags = COMMANDS[name]
+    script = name if name in ("generate", "serve", "load") else "evaluate"
+    names = ("t.txt", "q.jsonl", "t.npy", "l.npz")
+    flags = [str(files["folder"] / f) if f in names else f for f in flags]
+    flags += ["--checkpoint", files["model"], "--dry_run"]
+    if script != "serve":
+        flags += ["--out_dir", files["folder"] / "out"]
+    done = run_script(script, *flags, "--device_memory", "1B")
+    found = re.search(rf"KV cache \d+ for {assumed}.* that is (\d+) bytes", done.error)
+    assert found, done.error
+    least = int(found[1])
+    done = run_script(script, *flags, "--device_memory", f"{least - 1}B")
+    assert f"that is {least} bytes" in done.error
+    done = run_script(script, *flags, "--device_memory", f"{least}B")
+    assert done.summary["dry_run"] is True
+
+
+def test_an_evaluation_runs_at_the_minimum(files, tmp_path):
+    """The default batch of 8 once had no room in any absolute budget."""
+    given = {"checkpoint": str(files["model"]), "out_dir": str(tmp_path / "o")}
+    given |= {"text": str(files["folder"] / "t.txt"), "window": 32, "overwrite": True}
+    with pytest.raises(CapacityError) as refused:
+        run_evaluate(**given, device_memory="1B")
+    least = re.search(r"that is (\d+) bytes", str(refused.value))[1]
+    found = run_evaluate(**given, device_memory=f"{least}B")
+    assert found["perplexity"] == run_evaluate(**given)["perplexity"]

@@ -1,0 +1,176 @@
+"""XLA's limit on pinned host memory: set before JAX starts, refused afterwards."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import CapacityError
+from moe_edge.engine import load, offloaded
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload import pinned
+from moe_edge.offload.pinned import (
+    VARIABLE,
+    check_limit,
+    needed_gib,
+    pinned_gib,
+    raise_limit,
+)
+from tests.support.layered import StoreReader
+from tests.support.tiny_models import GQA
+
+GIB, MIB = 1 << 30, 1 << 20
+PINNED = OffloadOptions(memory="pinned")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")  # so that it is as before after the test
+    monkeypatch.delenv(VARIABLE)
+
+
+def large_reader(block_bytes=GIB // 8, layers=40, experts=16, dtype=np.float32):
+    """As an open checkpoint of 80 GiB of experts says it."""
+    layout = SimpleNamespace(
+        num_bytes=lambda kept: block_bytes * kept.itemsize // np.dtype(dtype).itemsize
+    )
+    moe = SimpleNamespace(num_experts=experts)
+    config = SimpleNamespace(moe_layers=range(layers), moe=moe)
+    return SimpleNamespace(config=config, layout=layout, dtype=np.dtype(dtype))
+
+
+class Regions:
+    """XLA's allocator as far as it grows: every array where there is room, no end."""
+
+    def __init__(self, limit):
+        self.limit, self.free, self.taken, self.size = limit, [], 0, 2 * MIB
+
+    def add(self, each):
+        for i, room in enumerate(self.free):
+            if room >= each:
+                self.free[i] -= each
+                return True
+        left, grown = self.limit - self.taken, False
+        while self.size < each:
+            self.size, grown = 2 * self.size, True
+        region = min(self.size, left)
+        if region < each:
+            return False
+        self.size *= 1 if grown else 2
+        self.taken += region
+        self.free.append(region - each)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("count", "each"),
+    [
+        (1, 1000),
+        (640, 128 * MIB),
+        (40, 2 * GIB),
+        (60, 3500 * MIB),
+        (7, 33 * GIB),
+        (5000, 14 * MIB + 64),
+    ],
+)
+def test_the_limit_holds_all_arrays_and_little_more(count, each):
+    gib = needed_gib(count, each)
+    regions = Regions(gib * GIB)
+    assert all(regions.add(-(-each // 256) * 256) for _ in range(count))
+    assert regions.taken - count * each < 3 * GIB + 8 * each  # ends of regions
+
+
+def test_what_is_pinned_follows_memory_and_mode():
+    reader = large_reader()
+    assert pinned_gib(reader, OffloadOptions(), "layered") == 0
+    assert pinned_gib(reader, OffloadOptions(), "fused") == needed_gib(40, 2 * GIB) > 80
+    assert pinned_gib(reader, PINNED, "layered") == needed_gib(640, GIB // 8) > 80
+    half = large_reader(block_bytes=GIB // 16, dtype=np.float16)  # kept as float32
+    assert pinned_gib(half, PINNED, "layered") == needed_gib(640, GIB // 8)
+    bits = large_reader(dtype=ml_dtypes.bfloat16)
+    assert pinned_gib(bits, PINNED, "layered") == needed_gib(640, GIB // 8)
+    assert pinned_gib(large_reader(layers=0), PINNED, "layered") == 0
+
+
+@pytest.mark.parametrize(
+    ("started", "before", "gib", "after"),
+    [
+        (False, None, 84, "84"),
+        (False, None, 64, None),  # the default is enough
+        (False, "70", 84, "70"),  # somebody's choice
+        (True, None, 84, None),  # too late
+    ],
+)
+def test_the_limit_is_set_before_jax_starts(monkeypatch, started, before, gib, after):
+    monkeypatch.setattr(pinned, "backends_are_initialized", lambda: started)
+    if before:
+        monkeypatch.setenv(VARIABLE, before)
+    raise_limit(gib)
+    assert os.environ.get(VARIABLE) == after
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (None, "its default of 64 GiB"),
+        ("83", f"{VARIABLE}=83"),
+        ("many", f"{VARIABLE}=many"),
+    ],
+)
+def test_a_smaller_limit_is_refused_with_the_line_to_set(monkeypatch, given, why):
+    if given:
+        monkeypatch.setenv(VARIABLE, given)
+    with pytest.raises(
+        CapacityError, match=f"84 GiB .* {why}; .* export {VARIABLE}=84"
+    ):
+        check_limit(84, "gpu")
+    check_limit(84, "cpu")
+    check_limit(0, "gpu")
+    monkeypatch.setenv(VARIABLE, "84")
+    check_limit(84, "gpu")
+
+
+def test_an_engine_of_pinned_experts_is_refused_before_loading(monkeypatch):
+    reader = StoreReader(GQA)
+    reader.top = reader.read_experts = None  # not to be read
+    monkeypatch.setattr(offloaded, "pinned_gib", lambda *_: 84)
+    monkeypatch.setattr(offloaded.jax, "default_backend", lambda: "gpu")
+    for check in (offloaded.check_offload, offloaded.make_offloaded):
+        with pytest.raises(CapacityError, match=f"export {VARIABLE}=84"):
+            check(reader, PINNED)
+
+
+def test_loading_sets_the_limit_for_modes_that_pin(monkeypatch):
+    monkeypatch.setattr(pinned, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr("moe_edge.engine.inline.run_inline", lambda offload: None)
+    load.prepare_process(large_reader(), OffloadOptions())
+    load.prepare_process(large_reader(), None)
+    assert VARIABLE not in os.environ
+    load.prepare_process(large_reader(), OffloadOptions(mode="auto"))  # fused on a GPU
+    assert os.environ[VARIABLE] == str(needed_gib(40, 2 * GIB))
+
+
+def test_a_fresh_process_sets_it_once():
+    """With JAX itself: what loading imports must not have started it."""
+    code = f"""
+import os
+from moe_edge.engine import load, offloaded
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.pinned import raise_limit
+raise_limit(84)
+print(os.environ["{VARIABLE}"])
+import jax
+jax.devices()
+del os.environ["{VARIABLE}"]
+raise_limit(84)
+print(os.environ.get("{VARIABLE}"))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.split() == ["84", "None"], done.stderr
