@@ -22,7 +22,7 @@ def slots_of(options: ClusterOptions, num_blocks: int) -> list[int]:
     if len(groups) != servers or any(len(group) != 1 for group in groups):
         raise ConfigError(
             f"--slots is {options.slots!r}, expected one number for each of the "
-            f"{servers} servers"
+            f"{servers} servers, which have one GPU each"
         )
     slots = [int(group[0]) for group in groups]
     used = sum(max(n - spare, 0) for n in slots)

@@ -56,6 +56,7 @@ class Processes:
 
     Args:
       module: what each runs.
+      own: number -> what its environment has besides that of all, such as its GPU.
       shown: whose logs appear on stderr as they grow.
       speaks: a process whose stdout is this one's, not in its log.
     """
@@ -68,10 +69,11 @@ class Processes:
         prefixes: Mapping[int, Sequence[str]],
         *,
         module: str = "moe_edge.cluster.process",
+        own: Mapping[int, Mapping[str, str]] | None = None,
         shown: Collection[int] = (0,),
         speaks: int | None = None,
     ):
-        self._module, self._speaks = module, speaks
+        self._module, self._speaks, self._own = module, speaks, own or {}
         self._spec, self._options, self._logs = spec, options, logs
         self._prefixes = prefixes  # words before the command of each
         self._running: dict[int, subprocess.Popen] = {}
@@ -102,7 +104,7 @@ class Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=None if number == self._speaks else log,
                     stderr=log,
-                    env=environment,
+                    env=environment | self._own.get(number, {}),
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process
