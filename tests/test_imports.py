@@ -17,7 +17,7 @@ ORDER = (
 # never import each other, but for its files.
 CLUSTER_ORDER = (
     ("transport", "network"),
-    ("drills", "roles", "options", "slots", "model_checks", "content", "spec"),
+    ("drills", "roles", "options", "slots", "gpus", "model_checks", "content", "spec"),
     ("node",),
     ("scheduler",),
     ("prism", "od_moe"),

@@ -25,7 +25,7 @@ DENSE_FOLDER = "dense"
 # needs a second copy of it.
 _CHUNK_BYTES = 8 << 20
 _ROOM_BYTES = 1 << 20  # of Orbax's own files
-_METADATA = "zarr.json"  # of an array
+_ZARR = "zarr.json"  # beside the chunks of each array
 
 
 def item_path(folder: Path, item: Item) -> Path:
@@ -124,7 +124,7 @@ def _open_item(folder: Path, item: Item, expected: Shapes) -> dict:
     except Exception as error:  # TensorStore raises many kinds on damaged files
         raise _damaged(path, error) from error
     parts = (key.decode(errors="replace").partition("/") for key in keys)
-    names = {name for name, _, rest in parts if rest == _METADATA}
+    names = {name for name, _, rest in parts if rest == _ZARR}
     opening = {
         name: tensorstore.open(
             {

@@ -67,18 +67,19 @@ def content_of(reader) -> dict[str, str]:
     }
     missing = [part for part in parts if part.name not in hashes]
     total = sum(size for part in missing for _, size, _ in states[part.name])
-    with counter(f"hashing {reader.path} (MB)", total // _MB + 1) as count:
-        done = _Done(count)
-        for part in missing:
-            hashes[part.name] = _hash(part, done)
-    if missing:
-        settled_ns = time.time_ns() - int(_SETTLED_S * 1e9)
-        kept = {
-            name: {"state": state, "sha256": hashes[name]}
-            for name, state in states.items()
-            if all(changed_ns < settled_ns for _, _, changed_ns in state)
-        }
-        _store(stored, {"checkpoint": str(reader.path), "files": kept})
+    try:
+        with counter(f"hashing {reader.path} (MB)", total // _MB + 1) as count:
+            done = _Done(count)
+            for part in missing:
+                hashes[part.name] = _hash(part, done)
+    finally:  # also of a run that ends meanwhile
+        if missing:
+            files = {
+                name: {"state": states[name], "sha256": hashes[name]}
+                for name in hashes
+                if _has_settled(states[name])
+            }
+            _store(stored, {"checkpoint": str(reader.path), "files": files})
     return {part.name: hashes[part.name] for part in parts}
 
 
@@ -187,6 +188,11 @@ def _state(part: Part) -> list[list]:
             raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
         found.append([str(file), facts.st_size, facts.st_mtime_ns])
     return found
+
+
+def _has_settled(state: list[list]) -> bool:
+    last_ns = time.time_ns() - int(_SETTLED_S * 1e9)
+    return all(changed_ns < last_ns for _, _, changed_ns in state)
 
 
 def _stored_file(checkpoint: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from moe_edge.cluster.gpus import one_gpu_each
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
@@ -11,9 +12,11 @@ from moe_edge.place.plan import Placement
 from moe_edge.place.policy import ALONE
 
 
-def check_model(options: ClusterOptions, reader) -> None:
+def check_model(options: ClusterOptions, reader) -> list[int] | None:
     """Raises what the options and an open checkpoint have against each other.
 
+    Returns:
+      The GPU of each server, where a placement names it.
     Raises:
       ConfigError: a placement that is of another cluster or cannot be read.
       CapacityError: too few slots.
@@ -27,11 +30,14 @@ def check_model(options: ClusterOptions, reader) -> None:
                 f"{MIN_SLOTS}; give it more, or leave out --methods {', '.join(ALONE)}"
             )
         if options.placement is not None and options.is_scheduler:
-            given_placement(options, config)
+            return given_placement(options, config)[1]
+    return None
 
 
-def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
-    """The placement that `--placement` names.
+def given_placement(
+    options: ClusterOptions, config: ModelConfig
+) -> tuple[Placement, list[int] | None]:
+    """The placement that `--placement` names, and the servers' GPUs if it names them.
 
     Raises:
       ConfigError: it cannot be read, or is of another cluster or model.
@@ -47,6 +53,7 @@ def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
             f"--placement {stem} cannot be read: {type(error).__name__}: {error}; "
             "expected the stem of a .npy and a .json of launch/place_experts.py"
         ) from error
+    placement, gpus = one_gpu_each(placement, options.servers)
     shape = options.servers, len(layers), experts
     if placement.gpu_NLE.shape != shape:
         raise ConfigError(
@@ -55,4 +62,4 @@ def given_placement(options: ClusterOptions, config: ModelConfig) -> Placement:
         )
     room_N = room_of(options, len(layers) * experts)
     placement.check([np.array([n]) for n in room_N])
-    return placement
+    return placement, gpus

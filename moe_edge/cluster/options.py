@@ -82,6 +82,8 @@ class ClusterOptions:
         whom, after how many generated tokens of the last method (of od_moe: of all);
         accuse:1@40: server 1 calls all others hung.
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
+      gpus: GPU of each process but the scheduler, by commas (`0,1`); None: one each, in
+        order, or those that a placement names.
       workers: of od_moe.
       groups: of workers, of equal size; one computes while the others load.
       worker_layers: of whose share of blocks a worker has slots: 1 as in the paper;
@@ -127,6 +129,7 @@ class ClusterOptions:
     join_timeout_s: float = 30.0
     drill: str | None = None
     cores: str | None = None
+    gpus: str | None = None
     workers: int = 4
     groups: int = 2
     worker_layers: int = 2

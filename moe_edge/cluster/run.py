@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.cluster.content import content_of
+from moe_edge.cluster.gpus import gpu_environments
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.node.membership import free_port
@@ -46,13 +47,14 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
       MoeEdgeError: bad input, or a cluster that is lost (exit code 3).
     """
     reader = open_checkpoint(options.checkpoint)
-    check_model(options, reader)
+    named = check_model(options, reader)
     if options.is_scheduler:
         wanted_of(options, load_tokenizer(reader), reader.config.max_positions)
     run.check_apart(reader.path, options.placement, options.prompts)
     if options.secret_file is not None:
         read_secret(options.secret_file)
     check_cores(options.cores, len(_numbers(options)))
+    gpus = gpu_environments(options, _numbers(options), os.environ, named)
     address = _coordinator(options)
     if run.dry_run:
         methods = options.method_names if options.mode == "prism" else [options.mode]
@@ -85,7 +87,9 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
                 content=content,
             )
             spec.save(Path(work) / "spec.json")
-            processes = Processes(Path(work) / "spec.json", options, logs, prefixes)
+            processes = Processes(
+                *(Path(work) / "spec.json", options, logs, prefixes), own=gpus
+            )
             with processes:
                 processes.start(_numbers(options))
                 processes.watch()

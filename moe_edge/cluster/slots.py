@@ -22,7 +22,7 @@ def slots_of(options: ClusterOptions, num_blocks: int) -> list[int]:
     if len(groups) != servers or any(len(group) != 1 for group in groups):
         raise ConfigError(
             f"--slots is {options.slots!r}, expected one number for each of the "
-            f"{servers} servers"
+            f"{servers} servers, which have one GPU each"
         )
     slots = [int(group[0]) for group in groups]
     used = sum(max(n - spare, 0) for n in slots)
@@ -30,8 +30,9 @@ def slots_of(options: ClusterOptions, num_blocks: int) -> list[int]:
         free = ("one slot of each server stays", "two slots of each server stay")
         raise CapacityError(
             f"--slots {options.slots} leave room for {used} blocks "
-            f"({free[spare - 1]} free), one copy of the model needs {num_blocks}; add "
-            "slots or servers"
+            f"({free[spare - 1]} free), one copy of the model needs {num_blocks} (of a "
+            "refactored one each sub-expert is a block); add "
+            f"{num_blocks - used} slots, or servers"
         )
     return slots
 

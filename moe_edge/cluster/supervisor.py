@@ -14,15 +14,17 @@ from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 
 POLL_S = 0.05
-# In the log of a process that jax.distributed aborts because process 0 is gone. On a
-# busy machine that comes before the process has ended by itself.
+# In the log of a process that jax.distributed (of `--transport jax`) aborts because
+# process 0 is gone. On a busy machine that comes before the process ends by itself.
 JAX_LOST = "JAX distributed service detected fatal errors"
 END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
 CACHE = "JAX_COMPILATION_CACHE_DIR"
-# Of each process. The coordinator of `jax.distributed` warns of what we ask it for; and
-# processes share a GPU's memory, unless the user says otherwise.
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+# Of each process.
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
+# The coordinator of `jax.distributed` warns of what we ask it for.
+BY_JAX = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+# Processes may share a GPU's memory.
 UNLESS_GIVEN = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
@@ -56,6 +58,7 @@ class Processes:
 
     Args:
       module: what each runs.
+      own: number -> what its environment has besides that of all, such as its GPU.
       shown: whose logs appear on stderr as they grow.
       speaks: a process whose stdout is this one's, not in its log.
     """
@@ -68,10 +71,11 @@ class Processes:
         prefixes: Mapping[int, Sequence[str]],
         *,
         module: str = "moe_edge.cluster.process",
+        own: Mapping[int, Mapping[str, str]] | None = None,
         shown: Collection[int] = (0,),
         speaks: int | None = None,
     ):
-        self._module, self._speaks = module, speaks
+        self._module, self._speaks, self._own = module, speaks, own or {}
         self._spec, self._options, self._logs = spec, options, logs
         self._prefixes = prefixes  # words before the command of each
         self._running: dict[int, subprocess.Popen] = {}
@@ -91,6 +95,8 @@ class Processes:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
         environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
+        if self._options.transport == "jax":
+            environment |= BY_JAX
         if self._options.mode == "od_moe" and cores is None:
             environment |= _few_threads(len(numbers), environment)
         for number in numbers:
@@ -102,7 +108,7 @@ class Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=None if number == self._speaks else log,
                     stderr=log,
-                    env=environment,
+                    env=environment | self._own.get(number, {}),
                     start_new_session=True,  # Ctrl-C is the supervisor's
                 )
             self._running[number] = process

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from moe_edge.cluster.gpus import gpu_environments
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.node.membership import free_port
 from moe_edge.cluster.options import ServedOptions
@@ -86,6 +87,7 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
         )
         spec.save(spec_file)
         how = {"module": "moe_edge.serve.cluster_process", "speaks": FIRST}
+        how["own"] = gpu_environments(options, [*spec.hosts], os.environ)
         how["shown"] = SCHEDULER, FIRST
         with Processes(spec_file, options, folder, {}, **how) as processes:
             with _signals_to(processes, folder / READY):

@@ -150,6 +150,24 @@ def test_what_has_not_changed_is_hashed_once(ours, cache, hashed):
         assert sorted(hashed) == sorted(before)
 
 
+def test_what_was_hashed_before_an_interrupt_is_kept(ours, hashed, monkeypatch):
+    hash_one = content._hash
+
+    def interrupted(part, done):
+        if part.name == "experts/layer_001.bin":
+            raise KeyboardInterrupt
+        return hash_one(part, done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(content, "_hash", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hashes(ours)
+    assert "experts/layer_000.bin" in hashed
+    hashed.clear()
+    hashes(ours)
+    assert hashed == ["experts/layer_001.bin"]
+
+
 def test_files_that_have_just_changed_are_hashed_again(ours, hashed, monkeypatch):
     """A file system's clock may not tell two changes apart."""
     monkeypatch.setattr(content, "_SETTLED_S", 3600.0)

@@ -1,7 +1,9 @@
 """Exit codes of a process, and the port that it takes."""
 
 import os
+from contextlib import nullcontext
 
+import jax
 import pytest
 
 from moe_edge.cluster import process
@@ -9,6 +11,7 @@ from moe_edge.cluster.node.membership import BELOW_EPHEMERAL, free_port
 from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.spec import Spec
+from moe_edge.cluster.transport.base import Address
 from moe_edge.core.checks import CapacityError
 
 
@@ -36,6 +39,40 @@ def test_errors_of_a_server_that_runs_are_not_bad_input(
     Spec(options=options, parent=os.getpid(), **where).save(path)
     assert process.main([str(path), "1"]) == code
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+class Joining:
+    """A transport that is welcomed at once."""
+
+    address = Address("127.0.0.1", 1, 2)
+    peer, traffic, on_lost = 1, None, None
+
+    def serve(self, lobby) -> None:
+        lobby.welcome.put({"jax": "127.0.0.1:9", "roster": []})
+
+
+@pytest.mark.parametrize("transport", ["messages", "jax"])
+def test_jax_is_distributed_where_the_transport_needs_it(transport, monkeypatch):
+    class Distributed(Exception):
+        pass
+
+    def initialize(*_, **__):
+        raise Distributed
+
+    monkeypatch.setattr(process, "transport_of", lambda spec, number: Joining())
+    monkeypatch.setattr(process, "say_hello", lambda *_: None)
+    monkeypatch.setattr(process, "keep_heap", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    before = jax.config.jax_enable_recoverability
+    options = ClusterOptions(workload="words,words,words", transport=transport)
+    where = {"folder": "", "secret": "", "hosts": {}, "coordinator": "127.0.0.1:1"}
+    spec = Spec(options=options, parent=os.getpid(), **where)
+    needs = pytest.raises(Distributed) if transport == "jax" else nullcontext()
+    try:
+        with needs:
+            assert isinstance(process.join(spec, 1, process.Lobby()), Joining)
+    finally:
+        jax.config.update("jax_enable_recoverability", before)
 
 
 def test_a_free_port_is_none_that_a_connection_gets_by_chance():

@@ -35,9 +35,9 @@ def environment_of(tmp_path, monkeypatch):
     monkeypatch.delenv("NPROC", raising=False)
     monkeypatch.setenv(CACHE, "/cache")
 
-    def start(processes: int, **options) -> dict[str, str]:
-        options = ClusterOptions(**options)
-        with Processes(tmp_path / "spec.json", options, tmp_path, {}) as started:
+    def start(processes: int, own=None, **options) -> dict[str, str]:
+        options, where = ClusterOptions(**options), tmp_path / "spec.json"
+        with Processes(where, options, tmp_path, {}, own=own) as started:
             started.start(list(range(processes)))
         return got[-1]
 
@@ -57,6 +57,13 @@ def test_more_processes_of_od_moe_than_cores_take_one_thread_each(environment_of
 def test_all_others_take_the_threads_that_there_are(processes, options, environment_of):
     one = environment_of(processes, **options)
     assert "NPROC" not in one and one[CACHE] == "/cache"
+
+
+def test_what_a_process_has_of_its_own_is_not_that_of_all(environment_of, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert environment_of(2, {1: {"CUDA_VISIBLE_DEVICES": "1"}}, **PRISM) == (
+        environment_of(1, **PRISM) | {"CUDA_VISIBLE_DEVICES": "1"}
+    )
 
 
 def test_given_number_of_threads_and_no_cache_stay(environment_of, monkeypatch):

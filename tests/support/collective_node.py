@@ -58,13 +58,11 @@ def main() -> None:
     (folder / f"{me}.new").write_text(json.dumps(fact))
     (folder / f"{me}.new").rename(folder / str(me))
 
-    import jax
-
-    jax.config.update("jax_enable_recoverability", True)
-    jax.distributed.initialize(f"127.0.0.1:{port}", COUNT, me)
-    jax.devices()
-
     from moe_edge.cluster.transport.base import Address
+    from moe_edge.cluster.transport.collectives.joining import join_jax
+
+    join_jax(f"127.0.0.1:{port}", COUNT, me, LIMIT_S)
+
     from moe_edge.cluster.transport.collectives.transport import CollectivesTransport
     from moe_edge.core.checks import ConfigError
     from tests.support.cluster_node import Handlers

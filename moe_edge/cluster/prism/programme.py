@@ -212,7 +212,7 @@ class PrismProgramme(Programme):
         """(what changes the placement, bool [N, L, E] what servers hold at first)."""
         options = self.options
         if options.placement is not None:
-            placement = given_placement(options, self.config)
+            placement, _ = given_placement(options, self.config)
             placer = get_placer("optimal")
         else:
             placement = self._place(name, frequency_NLE, costs, traffic)
