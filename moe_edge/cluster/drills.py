@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 from moe_edge.core.checks import ConfigError, check_known
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}
+PAUSE, PAUSE_S = "pause", 3.0  # then it goes on
 ACCUSE = "accuse"  # it says that all others hang
 KINDS = (*SIGNALS, ACCUSE)
+CAN = {"stop": "be stopped", PAUSE: "be paused", ACCUSE: "accuse others"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,5 @@ def parse_drill(text: str, known: Mapping[str, int | None]) -> Drill:
     check_known("drill", kind, KINDS)
     check_known("process in --drill", who, known)
     if kind != "kill" and known[who] is None:
-        what = {"stop": "be stopped", ACCUSE: "accuse others"}[kind]
-        raise ConfigError(f"--drill {kind}:scheduler: only servers can {what}")
+        raise ConfigError(f"--drill {kind}:scheduler: only servers can {CAN[kind]}")
     return Drill(kind, known[who], int(tokens))

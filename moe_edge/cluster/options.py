@@ -80,7 +80,7 @@ class ClusterOptions:
       join_timeout_s: how long processes wait for each other.
       drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
         whom, after how many generated tokens of the last method (of od_moe: of all);
-        accuse:1@40: server 1 calls all others hung.
+        pause:1@40: server 1 stops for 3 s; accuse:1@40: it calls all others hung.
       cores: cores of each process, by commas (`0,1,0-1`); None: all.
       gpus: GPU of each process but the scheduler, by commas (`0,1`); None: one each, in
         order, or those that a placement names.

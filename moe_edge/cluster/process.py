@@ -151,7 +151,8 @@ def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:
 
     def on_lost(peer: int, kind: str) -> None:
         node.on_lost(peer, kind)
-        if peer == SCHEDULER:  # the main thread may be at something long
+        # The main thread may be at something long.
+        if peer == SCHEDULER and not node.goes_back(kind):
             timer = threading.Timer(LEAVE_S, leave, (peer, kind))
             timer.daemon = True
             timer.start()
@@ -201,7 +202,7 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     took_s = time.perf_counter() - started_s
     print(f"{options.processes - 1} processes joined in {took_s:.1f} s")
     programme.run(members)
-    programme.scheduler.tell_all("stop")
+    programme.scheduler.end()
     transport.close()
 
 

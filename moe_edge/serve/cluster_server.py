@@ -132,6 +132,10 @@ class Front(Holder):
         for engine in actors(self.engine, self.answers, NoLedger):
             self._driver.slots.warm_up(engine)
 
+    def goes_back(self, kind: str) -> bool:
+        """Never: the scheduler ends without it."""
+        return False
+
     def do_serve(self, fields, arrays) -> None:
         """All servers are ready."""
         self._drivers.put(self._driver)

@@ -49,7 +49,10 @@ FEW = "few 16 random bytes and more"
             "--workload names 2 task families, expected one for each of the 3 servers",
         ),
         ({"drill": "kill:1"}, "--drill is 'kill:1', expected KIND:WHO@TOKENS"),
-        ({"drill": "maim:1@4"}, "unknown drill 'maim'; known: accuse, kill, stop"),
+        (
+            {"drill": "maim:1@4"},
+            "unknown drill 'maim'; known: accuse, kill, pause, stop",
+        ),
         (
             {"drill": "kill:3@4"},
             "unknown process in --drill '3'; known: 0, 1, 2, scheduler",

@@ -105,6 +105,26 @@ def test_a_server_that_a_drill_stops_is_replaced(serve, of_one_machine, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hung_s", [2.0, 10.0])
+def test_a_server_that_pauses_for_3_s_serves_on(serve, tmp_path, hung_s):
+    """With a short limit it is lost first, and comes back with no blocks."""
+    asked = {"workload": "arithmetic,words", "output_tokens": 4, "seed": 3}
+    asked |= {"requests_per_server": 8}
+    serve(**asked, interval_s=0.01)
+    wanted = tokens_in(tmp_path / "o")
+    more = {"drill": "pause:0@6", "hung_s": hung_s, "overwrite": True}
+    summary = serve(**asked, **more, interval_s=1.5)
+    assert tokens_in(tmp_path / "o") == wanted
+    assert summary["lost_requests"] == summary["degraded"] == 0
+    if hung_s > 3:
+        assert not summary["failures"]
+    else:
+        check_struck(summary, "hung")
+        (failure,) = summary["failures"]
+        assert failure["returned_s"] > failure["struck_s"] + 2.9
+
+
+@pytest.mark.slow
 def test_a_server_that_calls_six_others_hung_evicts_nobody(
     serve, of_one_machine, tmp_path
 ):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from moe_edge.cluster.node.node import Node
-from moe_edge.cluster.roles import SCHEDULER
+from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.transport.base import PeerLost, Transport
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
@@ -20,6 +20,13 @@ SECRET = b"a secret of the tests"
 
 class Killed(Exception):
     """Ends the threads of a node that a test kills."""
+
+
+def lose_way(transport: MessagesTransport, peer: int) -> None:
+    """A connection breaks: heartbeats are missing."""
+    link = transport._links.get(peer)
+    if link is not None:
+        transport._watch.lose(link, lambda: PeerLost(peer, "hung"))
 
 
 class LiveNode:
@@ -64,8 +71,7 @@ class LiveNode:
         if for_good:
             reach = transport.reach
             transport.reach = lambda to, within_s: to != peer and reach(to, within_s)
-        link = transport._links[peer]
-        transport._watch.lose(link, lambda: PeerLost(peer, "hung"))
+        lose_way(transport, peer)
 
     def join(self) -> None:
         self._thread.join(20)
@@ -107,8 +113,10 @@ class LiveNodes:
         return self
 
     def __exit__(self, kind, *_):
-        self.scheduler.tell_all("stop")
+        self.scheduler.end()
         for one in self.live:
+            if not self.scheduler.is_alive(one.node.number - FIRST):
+                one.node.now_stop({}, {})  # it may be on its way back
             if not one.killed:
                 one.join()
         transports = [self.transport, *(one.transport for one in self.live)]

@@ -9,11 +9,12 @@ main thread ends the node.
 import contextlib
 import os
 import queue
+import subprocess
 import threading
 import time
 import traceback
 
-from moe_edge.cluster.drills import ACCUSE, SIGNALS
+from moe_edge.cluster.drills import PAUSE, PAUSE_S, SIGNALS
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
@@ -75,8 +76,13 @@ class Node:
 
     def now_strike(self, fields, arrays) -> None:
         """A drill."""
-        if fields["kind"] != ACCUSE:
-            os.kill(os.getpid(), SIGNALS[fields["kind"]])
+        kind = fields["kind"]
+        if kind == PAUSE:  # nobody in here could wake it
+            wake = f"sleep {PAUSE_S:g}; kill -CONT {os.getpid()}"
+            subprocess.Popen(["/bin/sh", "-c", wake], start_new_session=True)
+        if kind in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[kind])
+            return
         for server in fields["servers"]:
             if FIRST + server != self.number:
                 self.tell("lost", {"who": server, "kind": "hung"})
@@ -85,6 +91,11 @@ class Node:
         """The scheduler reaches a process that this one calls lost."""
         where = FIRST + fields["server"], fields["within_s"]
         threading.Thread(target=self._reach, args=where, daemon=True).start()
+
+    def now_back(self, fields, arrays) -> None:
+        """A process that was off the list is on it again."""
+        where = FIRST + fields["server"], fields["within_s"]
+        threading.Thread(target=self.transport.reach, args=where, daemon=True).start()
 
     def _reach(self, peer: int, within_s: float) -> None:
         """Connects to a process again if it must; in a thread of its own."""
@@ -103,10 +114,27 @@ class Node:
         self._stopped.set()
         self._wake()
 
+    def now_away(self, fields, arrays) -> None:
+        """The scheduler has taken this process off the list."""
+        if self.goes_back("hung"):
+            self.go_back()
+        else:
+            self.now_stop(fields, arrays)
+
+    def goes_back(self, kind: str) -> bool:
+        """Whether it asks to be taken in again when it has lost the scheduler so."""
+        return False
+
+    def go_back(self) -> None:
+        """Asks to be taken in again; returns at once."""
+
     def on_lost(self, peer: int, kind: str) -> None:
         """The transport lost a process, or a call found it lost."""
         if peer == SCHEDULER:
-            self.fail(SchedulerLost(f"the scheduler is {kind}; this process ends"))
+            if self.goes_back(kind):
+                self.go_back()
+            else:
+                self.fail(SchedulerLost(f"the scheduler is {kind}; this process ends"))
         else:
             self.peer_suspected(peer)
             self.tell("lost", {"who": peer - FIRST, "kind": kind})

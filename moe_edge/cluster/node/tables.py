@@ -84,7 +84,7 @@ class Tables:
     def begin(self, version: int, target_LE: np.ndarray, read_LE=None) -> None:
         """The first table of a run, whatever the number of the last one was."""
         with self._changed:
-            self.view = self._next = None
+            self.view = self._next = self._closed = None
         self.offer(version, target_LE, read_LE)
         self.install()
 
@@ -112,7 +112,7 @@ class Tables:
             return latest() if self._changed.wait_for(there, deadline_s) else None
 
     def close(self, error: Exception) -> None:
-        """Whoever waits gets this error: the run is over."""
+        """Whoever waits gets this error: the run is over, until the next `begin`."""
         with self._changed:
             self._closed = error
             self._changed.notify_all()

@@ -32,10 +32,12 @@ class Bringer(threading.Thread):
         self._done, self._failed = done, failed
         self._orders: queue.SimpleQueue = queue.SimpleQueue()
         self._brought: list[tuple] = []
+        self._writing = threading.Lock()
+        self._epoch = 0  # orders of earlier ones are forgotten
 
     def bring(self, order: int, cells_X3: np.ndarray) -> None:
         """Orders blocks: layer, block and the server that sends it, or -1."""
-        self._orders.put((order, cells_X3.tolist()))
+        self._orders.put((self._epoch, order, cells_X3.tolist()))
 
     def stop(self) -> None:
         """Ends the thread after what was ordered."""
@@ -50,18 +52,27 @@ class Bringer(threading.Thread):
         """Forgets what was brought."""
         self._brought.clear()
 
+    def forget(self) -> None:
+        """Forgets all orders: nothing comes any more of those that there are."""
+        with self._writing:
+            self._epoch += 1
+
     def run(self) -> None:
         try:
             while (ordered := self._orders.get()) is not None:
-                order, cells = ordered
-                sources = [self._one(*cell) for cell in cells]
+                epoch, order, cells = ordered
+                sources = [self._one(epoch, *cell) for cell in cells]
+                if epoch != self._epoch:
+                    continue
                 both = zip(cells, sources, strict=True)
                 self._done(order, [cell[:2] for cell, source in both if source < 0])
         except BaseException as error:  # the main thread ends by it
             self._failed(error)
 
-    def _one(self, layer: int, block: int, source: int) -> int:
+    def _one(self, epoch: int, layer: int, block: int, source: int) -> int:
         """Brings a block; where it came from in the end."""
+        if epoch != self._epoch:
+            return source
         started_s, blocks = time.perf_counter(), self._holdings.blocks
         if source >= 0:
             record_R = np.empty(blocks.record_size, blocks.dtype)
@@ -69,7 +80,10 @@ class Bringer(threading.Thread):
                 source = -1
         if source < 0:
             record_R = blocks.read(layer, block)
-        self._holdings.put(layer, block, record_R)
+        with self._writing:
+            if epoch != self._epoch:
+                return source
+            self._holdings.put(layer, block, record_R)
         seconds = time.perf_counter() - started_s
         self._brought.append((started_s, seconds, layer, block, source))
         return source

@@ -61,6 +61,11 @@ class Judge:
         if self._policy is not None:
             self._due_s = begun_s + self._policy.period_s
 
+    def forget(self, server: int) -> None:
+        """A server is lost; should it come back, it counts from nothing."""
+        self._counted.pop(server, None)
+        self._seconds_N2.pop(server, None)
+
     def is_due(self) -> bool:
         """Whether a period is over; the next one begins."""
         now_s = time.perf_counter()

@@ -5,13 +5,16 @@ checkpoint, or, if it has no slot, by a server with a slot that it reaches. So i
 blocks that nobody holds. Copies for such servers come into free slots (`copies_for`).
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.rounds import Arrival
+from moe_edge.place.rounds import Arrival, recover
+
+if TYPE_CHECKING:
+    from moe_edge.cluster.prism.method import PrismScheduler
 
 
 class Routes(NamedTuple):
@@ -114,3 +117,53 @@ def copies_for(
             held_NLE[holder, layer, block] = True
             copies.append(Arrival(holder, layer, block, holder))
     return copies
+
+
+class Router:
+    """Routes among the scheduler's servers, by what it knows of them at the time."""
+
+    def __init__(self, scheduler: "PrismScheduler"):
+        self._scheduler = scheduler
+
+    @property
+    def _reach_NM(self) -> np.ndarray:
+        scheduler = self._scheduler
+        return reaches(len(scheduler.alive_N), scheduler.accusations.bad)
+
+    def routes(self, held_NLE: np.ndarray, more: int | None = None) -> Routes:
+        """Whom each server asks.
+
+        Args:
+          more: a server that is about to be on the list.
+        Raises:
+          NobodyLeft: one finds nobody for a block.
+        """
+        scheduler, alive_N = self._scheduler, self._scheduler.alive_N.copy()
+        if more is not None:
+            alive_N[more] = True
+        return routes_of(held_NLE, alive_N, scheduler.slots_N, self._reach_NM)
+
+    def table(self, routes: Routes, server: int) -> dict[str, np.ndarray]:
+        """The arrays of a server's table."""
+        full = self._scheduler.full
+        return {
+            "target_LE": full(routes.target_NLE[server], server),
+            "read_LE": full(routes.read_NLE[server]),
+        }
+
+    def tables(self, held_NLE: np.ndarray) -> dict[int, dict[str, np.ndarray]]:
+        """Living server -> the arrays of its table."""
+        routes = self.routes(held_NLE)
+        return {n: self.table(routes, n) for n in self._scheduler.alive}
+
+    def lacks(self, held_NLE: np.ndarray) -> bool:
+        """Whether a server reaches no holder of a block, or there is none."""
+        where = self._scheduler.alive_N, self._reach_NM
+        nobody = not held_NLE.any(axis=0).all()
+        return nobody or bool(out_of_reach(held_NLE, *where).any())
+
+    def loads(self, held_NLE, room_N, calls_NLE) -> list[Arrival]:
+        """What brings such blocks to where there is room."""
+        where = self._scheduler.alive_N, room_N, calls_NLE
+        found = recover(held_NLE, *where)
+        return found.loads + copies_for(found.loaded_NLE, *where, self._reach_NM)

@@ -22,6 +22,7 @@ from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.node.tables import Tables
 from moe_edge.cluster.node.warm_up import different, run_request
+from moe_edge.cluster.node.way_back import WayBack
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.alone import load_alone, moved
 from moe_edge.cluster.prism.bringer import Bringer
@@ -107,6 +108,7 @@ class Server(ServingNode):
         self._reader, self._weights = reader, weights
         self._alone: LayeredEngine | None = None  # instead, where it asks nobody
         self._serves_alone = False
+        self._way_back = WayBack(transport, self.fail)
         self._bringer = Bringer(
             self.holdings, self._bring_from, self._arrived, self.fail
         )
@@ -165,7 +167,24 @@ class Server(ServingNode):
 
     def now_stop(self, fields, arrays) -> None:
         self.tables.close(RequestError("the run is over"))
+        self._way_back.end()
         super().now_stop(fields, arrays)
+
+    def goes_back(self, kind: str) -> bool:
+        """Not if the scheduler is dead; else it was away, or the network was."""
+        return kind == "hung"
+
+    def go_back(self) -> None:
+        self.tables.close(RequestError("this server was off the scheduler's list"))
+        self._way_back.begin()
+
+    def do_return(self, fields, arrays) -> None:
+        """It is taken in again: nothing of what it had counts any more."""
+        self._bringer.forget()
+        for server in fields["servers"]:
+            self.now_back(fields | {"server": server}, {})
+        self.do_prepare(fields, arrays)
+        self._way_back.end()
 
     def fail(self, error: BaseException) -> None:
         if not self._stopped.is_set():

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moe_edge.cluster.prism.judge import Judge
-from moe_edge.cluster.prism.routes import (
-    Routes,
-    copies_for,
-    out_of_reach,
-    reaches,
-    routes_of,
-)
+from moe_edge.cluster.prism.routes import Router
 from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.cluster.scheduler.serving import Holders
 from moe_edge.place.rounds import Arrival, next_round, recover
@@ -49,6 +43,7 @@ class TableKeeper(Holders):
 
     def __init__(self, scheduler: "PrismScheduler", held_NLE: np.ndarray, judge: Judge):
         self._scheduler, self._judge = scheduler, judge
+        self._router = Router(scheduler)
         self._coming: dict[tuple[int, int], list[Arrival]] = {}  # by server and order
         self._orders = 0
         self._drops: list[Cell] = []  # once what comes is there
@@ -94,32 +89,9 @@ class TableKeeper(Holders):
         scheduler = self._scheduler
         return placeable(np.where(scheduler.alive_N, scheduler.slots_N, 0))
 
-    @property
-    def _reach_NM(self) -> np.ndarray:
-        scheduler = self._scheduler
-        return reaches(len(scheduler.alive_N), scheduler.accusations.bad)
-
-    @property
-    def routes(self) -> Routes:
-        """Whom each server asks."""
-        scheduler = self._scheduler
-        where = scheduler.alive_N, scheduler.slots_N, self._reach_NM
-        return routes_of(self.held_NLE, *where)
-
     def tables(self) -> dict[int, dict[str, np.ndarray]]:
-        """Living server -> the arrays of its table.
-
-        Raises:
-          NobodyLeft: one finds nobody for a block.
-        """
-        scheduler, routes = self._scheduler, self.routes
-        return {
-            server: {
-                "target_LE": scheduler.full(routes.target_NLE[server], server),
-                "read_LE": scheduler.full(routes.read_NLE[server]),
-            }
-            for server in scheduler.alive
-        }
+        """Living server -> the arrays of its table."""
+        return self._router.tables(self.held_NLE)
 
     # Steps of a change.
 
@@ -142,8 +114,7 @@ class TableKeeper(Holders):
         """Begins what is to be done next; nothing is under way."""
         if self._ended:
             return
-        where = self.held_NLE, self._scheduler.alive_N, self._reach_NM
-        if self.degraded or out_of_reach(*where).any():
+        if self._router.lacks(self.held_NLE):
             self._mend()
         elif self._goal_NLE is not None:
             self._next_round()
@@ -162,10 +133,8 @@ class TableKeeper(Holders):
     def _mend(self) -> None:
         """Blocks that nobody holds, or that someone cannot reach, get the slots that
         are left; what finds none is read for each call."""
-        where = self._scheduler.alive_N, self._room_N(), self._judge.calls_NLE
-        found = recover(self.held_NLE, *where)
-        copies = copies_for(found.loaded_NLE, *where, self._reach_NM)
-        if loads := found.loads + copies:
+        where = self.held_NLE, self._room_N(), self._judge.calls_NLE
+        if loads := self._router.loads(*where):
             self._bring(loads)
 
     def _bring(self, arrivals: Iterable[Arrival]) -> None:
@@ -263,6 +232,7 @@ class TableKeeper(Holders):
           NobodyLeft: no server that is left has a slot.
         """
         self._goal_NLE, self._drops = None, []
+        self._judge.forget(server)
         self._coming = {k: v for k, v in self._coming.items() if k[0] != server}
         self._stay(server)
         self._gone += [
@@ -275,6 +245,17 @@ class TableKeeper(Holders):
                 f"servers {scheduler.alive} are left and have no slots; nobody can "
                 "compute an expert"
             )
+        self._publish()
+
+    def back(self, server: int) -> bool:
+        """A lost server may return with nothing: it learns the table."""
+        arrays = self._router.table(self._router.routes(self.held_NLE, server), server)
+        arrays["held_LE"] = self._scheduler.full(self.held_NLE[server])
+        self._scheduler.returning.prepare(server, {"version": self.version}, arrays)
+        return True
+
+    def returned(self, server: int) -> None:
+        """It is asked from the next table on, and its slots are free."""
         self._publish()
 
     def _stay(self, lost: int) -> None:

@@ -72,6 +72,7 @@ class Failure:
       resumed_s: when the first new token of a request that it had was known; if it
         had none, of a step that began after that.
       struck_s: when a drill struck it.
+      returned_s: when it was taken in again, with no blocks.
     """
 
     server: int
@@ -79,3 +80,4 @@ class Failure:
     detected_s: float
     resumed_s: float | None = None
     struck_s: float | None = None
+    returned_s: float | None = None

@@ -9,6 +9,7 @@ SAID: dict[str, dict[str, Any]] = {  # name -> types of its fields
     "warm": {"seconds": NUMBER},  # all is compiled
     "ready": {},  # for a run
     "token": {"id": int, "token": int, "done": bool},
+    "back": {},  # it was away, has nothing left, and asks to be taken in again
     "failed": {"id": int, "error": str},  # a request, by its own error
     "lost": {"who": int, "kind": str},  # another process, as far as it can tell
     "reached": {"who": int, "reached": bool},  # whether it has connected again

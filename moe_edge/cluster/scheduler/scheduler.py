@@ -6,23 +6,20 @@ events of a run. The scheduler alone decides who is lost: it asks whoever is acc
 itself first (`accusations.py`).
 """
 
-import collections
 import os
 import queue
 import sys
-import threading
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
 from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST
-from moe_edge.cluster.scheduler import accusations
-from moe_edge.cluster.scheduler.accusations import Accusations, Action, Ask, Connect
 from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.event import Event
+from moe_edge.cluster.scheduler.inquiries import Inquiries
+from moe_edge.cluster.scheduler.returning import Returning
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
@@ -32,23 +29,6 @@ NOTES_S = 120.0  # of all that it noted, when a run is over
 SOON_S = 2.0  # of what it is asked meanwhile
 CALLS_S = 30.0  # in which a server that is not stuck ends the calls that it has
 NO_LAYER = 2**16 - 1  # of which nobody has a block
-
-
-class Event(NamedTuple):
-    """Something that a server has said (`said.py`), or that became of it.
-
-    Of what became of it, these are for `serving.py`: gone (it is lost), slow (a call to
-    it is overdue), apart and together (it cannot reach another one; it can again).
-
-    Attributes:
-      server: who; name: what.
-      at_s: when it came, by `time.perf_counter`.
-    """
-
-    server: int
-    name: str
-    fields: dict
-    at_s: float
 
 
 class Scheduler:
@@ -63,6 +43,7 @@ class Scheduler:
     Attributes:
       alive_N: bool, who is on the list.
       accusations: and the pairs of servers that do not reach each other.
+      returning: lost servers that come back.
       lost_between: (server, kind) of those that were lost while no run was served.
     """
 
@@ -75,10 +56,10 @@ class Scheduler:
         calls_s: float = CALLS_S,
     ):
         self.transport, self._reception = transport, reception
-        self._hung_s, self._calls_s = hung_s, calls_s
         self.alive_N = np.ones(servers, bool)
-        self.accusations = Accusations()
-        self._decided: collections.deque[Event] = collections.deque()
+        self._inquiries = Inquiries(self, hung_s, calls_s)
+        self.accusations = self._inquiries.accusations
+        self.returning = Returning(self, hung_s)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.lost_between: list[tuple[int, str]] = []
         transport.on_lost = self.on_lost
@@ -102,9 +83,10 @@ class Scheduler:
 
     def on_lost(self, peer: int, kind: str) -> None:
         """The transport lost a server: the scheduler's own connection to it."""
-        self._happened(peer - FIRST, "gone", kind=kind)
+        self.happened(peer - FIRST, "gone", kind=kind)
 
-    def _happened(self, server: int, name: str, **fields) -> None:
+    def happened(self, server: int, name: str, **fields) -> None:
+        """An event of ours; any thread may tell it."""
         self._events.put(Event(server, name, fields, time.perf_counter()))
 
     # Talking to servers.
@@ -149,60 +131,34 @@ class Scheduler:
     def next_event(self, until_s: float) -> Event | None:
         """What has come; None: nothing, by this time of `time.monotonic`.
 
-        What a server says that is on the list no more is dropped. One that says what
-        cannot be read is lost. Accusations are looked into: an event comes of them when
-        that has been decided.
+        What a server says that is on the list no more is dropped, unless it asks to be
+        taken in again. One that says what cannot be read is lost. Of an accusation an
+        event comes when it has been looked into.
         """
         while True:
-            self._act(self.accusations.due())
             if (event := self._next(until_s)) is None:
                 return None
             if not self.is_alive(event.server):
-                continue
-            if event.name in SAID and not is_well_formed(event.name, event.fields):
+                is_server = 0 <= event.server < len(self.alive_N)
+                if is_server and (event := self.returning.hears(event)) is not None:
+                    return event
+            elif event.name in SAID and not is_well_formed(event.name, event.fields):
                 what = f"{event.name!r} {event.fields}"
                 print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
+                self.tell(event.server, "stop")  # it must not come back
                 return event._replace(name="gone", fields={"kind": "hung"})
-            fields = event.fields
-            if event.name == "lost":
-                if self.is_alive(who := fields["who"]):
-                    self._act(
-                        self.accusations.accuse(event.server, who, fields["kind"])
-                    )
-            elif event.name == "asked":
-                self._act(self.accusations.answered(**fields))
-            elif event.name == "reached":
-                self._act(self.accusations.connected(event.server, **fields))
-            else:
+            elif event.name == "back":  # it has noticed first that it was away
+                return event._replace(name="gone", fields={"kind": "hung"})
+            elif not self._inquiries.takes(event):
                 return event
 
     def _next(self, until_s: float) -> Event | None:
-        if self._decided:
-            return self._decided.popleft()
+        if (decided := self._inquiries.next_decided()) is not None:
+            return decided
         try:
             return self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
         except queue.Empty:
             return None
-
-    def _act(self, actions: Iterable[Action]) -> None:
-        """Does what accusations lead to, or leaves it to who takes events."""
-        for action in actions:
-            if isinstance(action, Ask):
-                threading.Thread(target=self._ask, args=[action], daemon=True).start()
-            elif isinstance(action, Connect):
-                fields = {"server": action.who, "within_s": self._hung_s}
-                self.tell(action.by, "reach", fields)
-            else:
-                self._decided.append(_event_of(action))
-
-    def _ask(self, question: Ask) -> None:
-        """Asks an accused, in a thread of its own: others need not wait for it."""
-        server, lost = question.server, None
-        if not question.calls:
-            lost = self.lost_as(server, max(SOON_S, self._hung_s))
-        elif self.ask(server, "time", self._calls_s) is None:
-            lost = "hung"
-        self._happened(server, "asked", question=question, lost=lost)
 
     def wait_for_all(
         self, name: str, timeout_s: float, may_lose: bool = True
@@ -251,6 +207,11 @@ class Scheduler:
                 found[server] = best[1]
         return found
 
+    def take_in(self, server: int, fields: dict) -> None:
+        """A server is on the list again; the others connect to it."""
+        self.tell_all("back", {"server": server} | fields)
+        self.alive_N[server] = True
+
     def lose(self, server: int) -> bool:
         """Takes a server off the list; whether it was on it.
 
@@ -261,12 +222,17 @@ class Scheduler:
             return False
         self.alive_N[server] = False
         self.accusations.forget(server)
-        self.tell(server, "stop")  # should it be there after all
+        self.tell(server, "away")  # should it be there after all
         self.transport.disconnect(FIRST + server)
         self.tell_all("lost", {"server": server})
         if not self.alive_N.any():
             raise NobodyLeft("all servers are lost; nothing can go on")
         return True
+
+    def end(self) -> None:
+        """All is over, also for those that are on their way back."""
+        for server in range(len(self.alive_N)):
+            self.tell(server, "stop")
 
     def strike(self, drill: Drill) -> None:
         """Has a process do or suffer what a drill says."""
@@ -289,21 +255,3 @@ class Scheduler:
                 file=sys.stderr,
             )
         return notes, missing
-
-
-def _event_of(action: Action) -> Event:
-    """What those that serve learn of a decision."""
-    now_s = time.perf_counter()
-    match action:
-        case accusations.Lost(server, kind):
-            return Event(server, "gone", {"kind": kind}, now_s)
-        case accusations.Slow(server):
-            return Event(server, "slow", {}, now_s)
-        case accusations.Together(by, who):
-            return Event(by, "together", {"who": who}, now_s)
-    print(
-        f"warning: server {action.by} cannot reach server {action.who}, though both "
-        "answer the scheduler; others are asked instead",
-        file=sys.stderr,
-    )
-    return Event(action.by, "apart", {"who": action.who}, now_s)

@@ -67,6 +67,13 @@ class Holders:
           NobodyLeft: nothing can go on without it.
         """
 
+    def back(self, server: int) -> bool:
+        """A lost server asks to be taken in again; whether it may be."""
+        return False
+
+    def returned(self, server: int) -> None:
+        """A lost server is on the list again and holds nothing."""
+
 
 @dataclasses.dataclass
 class Run:
@@ -121,6 +128,8 @@ class Serving:
             "slow": lambda *_: holders.repeat(),
             "together": lambda *_: holders.repeat(),
             "apart": self._apart,
+            "back": self._back,
+            "returned": self._returned,
         }
 
     @property
@@ -227,6 +236,18 @@ class Serving:
             useless = self.holders.apart(server, fields["who"])
             if useless is not None:
                 self._take_off(useless, "hung")
+
+    def _back(self, server: int, fields: dict, _: float) -> None:
+        """A lost server is there again."""
+        if not self.holders.back(server):
+            self.scheduler.tell(server, "stop")
+
+    def _returned(self, server: int, fields: dict, at_s: float) -> None:
+        """It has nothing left of what it had, and can be given something to do."""
+        for failure in self.failures:
+            if failure.server == server:
+                failure.returned_s = at_s - self.begun_s
+        self.holders.returned(server)
 
     def _take_off(self, who: int, kind: str) -> None:
         """Takes a server off the list, unless it is lost already."""

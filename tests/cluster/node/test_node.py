@@ -72,7 +72,7 @@ def test_lost_scheduler_ends_the_node_and_a_lost_peer_does_not():
         node.run()
 
 
-@pytest.mark.parametrize("name", ["strike", "lost", "stop"])
+@pytest.mark.parametrize("name", ["strike", "lost", "stop", "away", "back", "reach"])
 def test_orders_of_others_than_the_scheduler_are_refused(name):
     node = Counting()
     with pytest.raises(RequestError, match="process 3 gives no orders"):
@@ -100,3 +100,38 @@ def test_a_node_connects_to_a_process_again_and_reports(reached):
     assert node.found == [2] * reached
     report = {"who": 1, "reached": reached}
     assert node.transport.told == [(SCHEDULER, "reached", report)]
+
+
+class GoingBack(Counting):
+    """Asks to be taken in again unless the scheduler is dead."""
+
+    asked = 0
+
+    def goes_back(self, kind):
+        return kind == "hung"
+
+    def go_back(self):
+        self.asked += 1
+
+
+def test_a_node_that_is_off_the_list_ends_or_goes_back():
+    node = Counting()
+    node.control(SCHEDULER, "away", {}, {})
+    node.run()
+    back = GoingBack()
+    back.control(SCHEDULER, "away", {}, {})
+    back.on_lost(SCHEDULER, "hung")
+    told(back, ("add", {"n": 2}))  # it goes on meanwhile
+    assert back.asked == 2 and back.sum == 2
+    back = GoingBack()
+    back.on_lost(SCHEDULER, "dead")
+    with pytest.raises(SchedulerLost, match="the scheduler is dead"):
+        back.run()
+
+
+def test_a_node_connects_to_one_that_is_back():
+    node, asked = Counting(), []
+    node.transport.reach = lambda *where: asked.append(where)
+    node.control(SCHEDULER, "back", {"server": 1, "within_s": 3.0}, {})
+    wait_until(lambda: asked)
+    assert asked == [(2, 3.0)] and not node.transport.told

@@ -143,6 +143,9 @@ class StubJudge:
     def begin(self, begun_s):
         pass
 
+    def forget(self, server):
+        pass
+
     def is_due(self):
         return True
 
@@ -173,7 +176,7 @@ def start(rng, slots, network=False):
     held_NLE = random_placement(rng, np.maximum(world.slots_N - 1, 0))
     keeper = TableKeeper(world, held_NLE, StubJudge(rng, slots, network))
     np.testing.assert_array_equal(keeper.start_NLE, held_NLE)
-    targets_NLE = keeper.routes.target_NLE
+    targets_NLE = keeper._router.routes(held_NLE).target_NLE
     world.servers = [
         SimulatedServer(world, n, slots[n], held_NLE[n], targets_NLE[n])
         for n in range(len(slots))

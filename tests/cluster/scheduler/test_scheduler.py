@@ -1,11 +1,14 @@
 """What processes say to the scheduler: what is malformed is theirs, a fault is ours."""
 
+import time
+
 import pytest
 
 from moe_edge.cluster.scheduler.asked import Asked, NobodyLeft
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving
+from moe_edge.cluster.transport.base import PeerLost
 from moe_edge.core.checks import RequestError
 
 GOOD = {
@@ -81,3 +84,114 @@ def test_fault_of_ours_in_a_run_is_loud_and_loses_nobody(scheduler):
     with pytest.raises(KeyError, match="a key of ours"):
         Serving(scheduler, holders, asked, None).run()
     assert scheduler.alive == [0, 1]
+
+
+class Answering(Nobody):
+    """A transport to servers that answer or do not, and take orders."""
+
+    def __init__(self, *answering):
+        self.answering, self.told = answering, []
+
+    def post(self, peer, name, fields=None, arrays=None):
+        self.told.append((peer - 1, name))
+
+    def fetch(self, peer, layer, block, out, deadline_s):
+        if peer - 1 not in self.answering:
+            raise PeerLost(peer, "hung")
+        return False
+
+    def control(self, peer, name, *more, deadline_s):
+        if peer - 1 not in self.answering:
+            raise PeerLost(peer, "overdue")
+        return {}, {}
+
+    def reach(self, peer, within_s):
+        return peer - 1 in self.answering
+
+
+def of(*answering) -> Scheduler:
+    return Scheduler(Answering(*answering), None, 3)
+
+
+def say(scheduler, server, name, **fields):
+    scheduler.control(server + 1, name, fields, {})
+
+
+def next_of(scheduler, wait_s=5.0):
+    event = scheduler.next_event(time.monotonic() + wait_s)
+    return event and event[:3]
+
+
+@pytest.mark.parametrize("kind", ["dead", "hung", "overdue", "unanswered", "nonsense"])
+def test_accused_servers_that_answer_the_scheduler_stay(kind):
+    scheduler = of(0, 1, 2)
+    for who in (1, 2, 0, 7, -1):
+        say(scheduler, 0, "lost", who=who, kind=kind)
+    events = [next_of(scheduler, 0.1) for _ in range(3)]
+    names = [event[1] for event in events if event is not None]
+    expected = {"overdue": ["slow"] * 2, "unanswered": ["apart"] * 2}
+    assert names == expected.get(kind, []) and scheduler.alive == [0, 1, 2]
+    reach = [(0, "reach")] * (2 if kind in ("dead", "hung", "nonsense") else 0)
+    assert scheduler.transport.told == reach
+
+
+@pytest.mark.parametrize("kind", ["dead", "hung", "overdue", "unanswered"])
+def test_an_accused_server_that_does_not_answer_is_gone(kind):
+    scheduler = of(0, 1)
+    say(scheduler, 0, "lost", who=2, kind=kind)
+    assert next_of(scheduler) == (2, "gone", {"kind": "hung"})
+    assert scheduler.lose(2)
+    say(scheduler, 0, "lost", who=2, kind=kind)  # that is known
+    assert next_of(scheduler, 0.1) is None
+
+
+def test_the_schedulers_own_connection_needs_no_question():
+    scheduler = of(0, 1, 2)
+    scheduler.on_lost(2, "dead")
+    assert next_of(scheduler) == (1, "gone", {"kind": "dead"})
+
+
+def test_what_only_the_scheduler_decides_no_server_can_say():
+    scheduler = of(0, 1, 2)
+    for name in ("gone", "slow", "apart", "together", "asked", "greeted", "returned"):
+        with pytest.raises(RequestError, match=f"says '{name}', which means nothing"):
+            say(scheduler, 0, name, who=1, kind="hung")
+
+
+def test_a_lost_server_is_on_the_list_again_when_it_is_ready(capsys):
+    scheduler = of(0, 1, 2)
+    say(scheduler, 1, "back")  # it has noticed before the scheduler has
+    assert next_of(scheduler) == (1, "gone", {"kind": "hung"})
+    scheduler.lose(1)
+    say(scheduler, 1, "ready")  # of something before
+    say(scheduler, 1, "token", id=1, token=2, done=False)
+    assert next_of(scheduler, 0.1) is None
+    for _ in range(3):
+        say(scheduler, 1, "back")
+    assert next_of(scheduler) == (1, "back", {})
+    scheduler.returning.prepare(1, {"version": 4}, {})
+    say(scheduler, 1, "back")
+    assert next_of(scheduler, 0.1) is None and scheduler.alive == [0, 2]
+    say(scheduler, 1, "ready")
+    assert next_of(scheduler) == (1, "returned", {})
+    assert scheduler.alive == [0, 1, 2]
+    told = scheduler.transport.told
+    assert told.count((1, "return")) == 1 and {(0, "back"), (2, "back")} <= set(told)
+    assert "server 1 is back, with no blocks" in capsys.readouterr().err
+
+
+def test_a_lost_server_that_cannot_be_reached_asks_again():
+    scheduler = of(0, 2)
+    scheduler.lose(1)
+    say(scheduler, 1, "back")
+    assert next_of(scheduler, 0.1) is None
+    scheduler.transport.answering = 0, 1, 2
+    say(scheduler, 1, "back")
+    assert next_of(scheduler) == (1, "back", {})
+
+
+def test_a_stranger_that_asks_to_come_back_is_not_heard():
+    scheduler = of(0, 1, 2)
+    for peer in (0, 4, 99):
+        scheduler.control(peer, "back", {}, {})
+    assert next_of(scheduler, 0.1) is None

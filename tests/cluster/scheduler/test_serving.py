@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.drills import Drill
-from moe_edge.cluster.node import remote
+from moe_edge.cluster.node import remote, way_back
+from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
@@ -25,6 +26,7 @@ from tests.support.live_cluster import (
     random_held,
     requests,
 )
+from tests.support.live_nodes import lose_way
 from tests.support.live_run import wait_until
 
 LENGTHS, NEW = (9, 16, 12, 5), 24
@@ -377,17 +379,84 @@ def test_a_server_that_dies_while_a_run_is_prepared_is_replaced(heard):
         assert [f.server for f in run.failures] == [1]
 
 
-def test_a_server_judged_lost_that_still_lives_ends():
-    with LiveCluster([SLOTS] * 2) as cluster:
-        lost = cluster.scheduler.on_lost
-        cluster.audit.expect = False
-        react = OnNth("from", "token", 8, lambda: lost(2, "hung"))
-        cluster.scheduler.react = react
-        run = cluster.run(random_held(2), asked_of(2))
-        cluster.servers[1].join()
-        assert cluster.servers[1].error is None
+def pause(cluster, server: int) -> None:
+    """What a pause, or an outage of its network, does: all its connections break."""
+    cluster.audit.watching = cluster.audit.expect = False
+    one, number = cluster.servers[server], FIRST + server
+    for other in (cluster, *cluster.servers):
+        if other is not one:
+            lose_way(other.transport, number)
+            lose_way(one.transport, other.transport.peer)
+
+
+@pytest.mark.parametrize("how", ["paused", "misjudged"])
+def test_a_server_that_is_lost_and_lives_comes_back_empty(how, capfd):
+    with LiveCluster([SLOTS] * 3) as cluster:
+        lose = {
+            "paused": lambda: pause(cluster, 1),
+            "misjudged": lambda: cluster.scheduler.on_lost(FIRST + 1, "hung"),
+        }
+        cluster.scheduler.serving = lambda: None  # blocks are lost: no audit
+        cluster.scheduler.react = OnNth("from", "token", 8, lose[how])
+        asked = requests((*LENGTHS, 9), NEW, 3)
+        cluster.hold(asked[-1], {("from", "returned"): 1})  # its home is server 1
+        run = cluster.run(owned_by_one(3), asked)
         assert_tokens_of_one_machine(run.asked)
-        assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
+        (failure,) = run.failures
+        assert (failure.server, failure.kind) == (1, "hung")
+        assert failure.returned_s > failure.detected_s
+        assert cluster.scheduler.alive == [0, 1, 2] and asked[-1].home == 1
+        assert run.asked[-1].made_by == [1] * NEW  # it serves again
+        assert run.keeper.held_NLE.any(axis=0).all()
+        for one in cluster.servers:
+            there_LE = one.server.holdings.held_LE[1:]
+            np.testing.assert_array_equal(there_LE, run.keeper.held_NLE[one.me])
+    assert "server 1 is back, with no blocks" in capfd.readouterr().err
+
+
+def test_a_server_that_comes_back_takes_blocks_that_found_no_room():
+    with LiveCluster([9, 9, 9]) as cluster:
+        react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
+        cluster.scheduler.react = react
+        asked = asked_of(3)
+        cluster.hold(asked[-1], {("from", "returned"): 1, ("from", "arrived"): 1})
+        run = cluster.run(owned_by_one(3), asked)
+        assert_tokens_of_one_machine(run.asked)
+        assert not run.keeper.degraded and run.keeper.moved == 8
+        np.testing.assert_array_equal(run.keeper.held_NLE, owned_by_one(3))
+
+
+def test_a_server_may_come_back_again_and_again_while_blocks_migrate():
+    tables, asked = [random_held(3, seed) for seed in range(4)], asked_of(3)
+    with LiveCluster([SLOTS] * 3) as cluster:
+        again = iter([0, 2, 1])
+
+        def react(way, server, name, fields):
+            first = (way, name) == ("from", "token") and not cluster.paused
+            if first or (way, name) == ("from", "returned"):
+                cluster.paused = True
+                if (victim := next(again, None)) is not None:
+                    pause(cluster, victim)
+
+        cluster.paused, cluster.scheduler.react = False, react
+        cluster.hold(asked[-1], {("from", "returned"): 3})
+        run = cluster.run(tables[0], asked, policy=Wandering(tables, 0.02))
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.server for f in run.failures] == [0, 2, 1]
+        assert all(f.returned_s is not None for f in run.failures)
+        assert run.keeper.held_NLE.any(axis=0).all()
+
+
+def test_a_server_that_nobody_takes_back_ends_with_one_line(monkeypatch):
+    monkeypatch.setattr(way_back, "BACK_S", 0.1)
+    monkeypatch.setattr(way_back, "AGAIN_S", 0.05)
+    with LiveCluster([SLOTS] * 2) as cluster:
+        one = cluster.servers[1]
+        one.server.go_back()  # between two runs nobody takes it in
+        one.join()
+        assert isinstance(one.error, SchedulerLost)
+        assert "not taken this process in again within 0.1 s" in str(one.error)
+        one.error = None
 
 
 def test_a_server_that_calls_all_others_hung_evicts_nobody():
@@ -409,7 +478,6 @@ def cut(cluster, by: int, who: int, for_good: bool = True) -> None:
 def run_with_cut(slots, held_NLE, pairs) -> tuple:
     """(cluster, run) in which servers lose their way to others after some tokens."""
     with LiveCluster(slots) as cluster:
-        cluster.audit.expect = False  # copies come and none leaves
 
         def cut_all():
             for pair in pairs:

@@ -133,7 +133,9 @@ class MessagesTransport(Transport):
         until_s = time.monotonic() + deadline_s
         link, address = self._links.get(peer), self._addresses.get(peer)
         if address is not None and (link is None or link.lost is not None):
-            self.connect(peer, address)
+            with self._closing:
+                if not self._closed:
+                    self.connect(peer, address)
         # Handshakes and heartbeats wait for no call that the peer computes.
         while (link := self._links.get(peer)) is not None and link.lost is None:
             if link.state == "ready":
