@@ -79,7 +79,7 @@ TWICE = """
 import os
 import gin
 from launch import common, out_dir as naming
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 
 naming.time.strftime = lambda form: "now"
 
@@ -120,7 +120,7 @@ KILLED = """
 import os, signal, sys
 import gin
 from launch import common
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 
 @gin.register
 def killed(*, out_dir: str) -> dict:
