@@ -138,9 +138,13 @@ def terminate(number, frame) -> None:
 
 def ask_again(dropped) -> None:
     """Python drops an exception raised inside a callback (JAX has one in each garbage
-    collection): a SIGTERM that ended there comes again a little later."""
-    if isinstance(dropped.exc_value, Terminated):
-        signal.signal(signal.SIGALRM, terminate)
+    collection): a SIGTERM or Ctrl-C that ended there comes again a little later."""
+    if isinstance(dropped.exc_value, KeyboardInterrupt):
+
+        def again(number, frame) -> None:
+            raise type(dropped.exc_value)
+
+        signal.signal(signal.SIGALRM, again)
         signal.setitimer(signal.ITIMER_REAL, 0.02)
     else:
         sys.__unraisablehook__(dropped)

@@ -76,8 +76,7 @@ def run_profile_coe(
         for kind, each in found.items()
     }
     stored = {"machine": machine, "devices": costs, "measured": told, "set": list(set)}
-    with run.writing() as folder:
-        write_json(folder / "coe_profile.json", stored)
+    run.write(lambda folder: write_json(folder / "coe_profile.json", stored))
     for kind, each in costs.items():
         for name, one in each.items():
             print(f"{kind}, {name}: {_sentence(one)}")

@@ -1,15 +1,10 @@
-"""Writing folders so that nothing half-written is ever seen.
-
-A folder is built next to its place as `.NAME.PID.partial`, locked, and renamed when
-complete; what a killed process left is removed by the next run.
-"""
+"""Checks of paths that are read and written, work folders, and whole small files."""
 
 import contextlib
 import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -17,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from moe_edge.core import folder_lock
 from moe_edge.core.checks import OutputError, RequestError
 
 # One of these in a folder says that it is an output of ours (or a checkpoint).
@@ -79,10 +75,8 @@ def check_work_folder(path: str | Path) -> None:
     if path.exists() and not path.is_dir():
         raise OutputError(f"output folder {path} is a file; name another --out_dir")
     _check_writable(path, path)
-    if (path / ".lock").exists() and _is_locked(path / ".lock"):
-        raise OutputError(
-            f"another run is writing {path}; wait for it or name another --out_dir"
-        )
+    if (path / ".lock").exists() and folder_lock.is_held(path / ".lock"):
+        raise folder_lock.refusal(path, folder_lock.read_pid(path))
 
 
 def check_apart(out_dir: str | Path, *inputs: str | Path) -> None:
@@ -161,61 +155,6 @@ def check_out_file(path: str | Path, out_dir: str | Path) -> None:
         )
 
 
-@contextlib.contextmanager
-def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `path` when the block succeeds.
-
-    On an exception the temporary folder is removed and `path` is left as it was.
-
-    Raises:
-      OutputError: see `check_out_dir`, which is asked again at the end; or another run
-        is writing `path`.
-    """
-    path = check_out_dir(path, overwrite)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    old = partial.with_suffix(".old")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
-            _remove_leftovers(path)
-            partial.mkdir()
-            lock = os.open(partial, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held while this run is alive
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"output folder {path} cannot be written: {error}") from error
-    try:
-        yield partial
-        with _locked(path.parent):
-            check_out_dir(path, overwrite)  # it may have been filled meanwhile
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Holds a folder's lock for a moment: what is checked here holds until the end.
-
-    A lock goes with its process.
-    """
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, how)
-        yield
-    finally:
-        os.close(lock)
-
-
 def check_room(folder: str | Path, num_bytes: int) -> None:
     """Raises OSError if fewer bytes are free at a folder."""
     free = shutil.disk_usage(folder).free
@@ -249,45 +188,15 @@ def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
         except BlockingIOError:
             free = False
         if not free:
-            raise OutputError(
-                f"another run is writing {what}; wait for it or name another --out_dir"
-            )
+            raise folder_lock.refusal(what, folder_lock.read_pid(folder))
+        os.truncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
         yield folder
     except KeyboardInterrupt:
         print(f"unfinished work is kept in {folder}", file=sys.stderr, flush=True)
         raise
     finally:
         os.close(lock)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Removes what runs that were killed left of `path`.
-
-    Raises:
-      OutputError: a run that is alive is writing it.
-    """
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+\.(partial|old)")
-    for entry in path.parent.iterdir():
-        match = pattern.fullmatch(entry.name)
-        if match is None:
-            continue
-        if match[1] == "old" and not path.exists():
-            entry.rename(path)  # killed between the two renames
-        elif match[1] == "partial" and _is_locked(entry):
-            raise OutputError(
-                f"another run is writing {path}; wait for it or name another --out_dir"
-            )
-        else:
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock of a folder or file."""
-    try:
-        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return False
-    except BlockingIOError:
-        return True
 
 
 def write_json(path: str | Path, value: Any, **options) -> None:

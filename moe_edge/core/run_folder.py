@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.files import atomic_folder, check_apart, check_out_dir
+from moe_edge.core import folder_lock
+from moe_edge.core.files import (
+    check_apart,
+    check_out_dir,
+)
+from moe_edge.core.out_folder import atomic_folder, taken_folder, write_folder
 
 CONFIG_NAME = "config.gin"
 
@@ -32,6 +37,8 @@ class RunFolder:
     def __post_init__(self):
         """Raises OutputError if the results cannot be written there."""
         check_out_dir(self.out_dir, self.overwrite)
+        if self.dry_run:
+            folder_lock.check_free(self.path)
 
     @property
     def path(self) -> Path:
@@ -47,15 +54,45 @@ class RunFolder:
         check_apart(self.out_dir, *(path for path in inputs if path is not None))
 
     @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Keeps other runs out of `path` until the end; nothing in a dry run.
+
+        Raises:
+          OutputError: a run that is alive has taken it.
+        """
+        if self.dry_run:
+            yield
+            return
+        with taken_folder(self.out_dir, self.overwrite):
+            yield
+
+    @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
         """Yields a temporary folder that, with config.gin, becomes `path` at the end.
 
-        On an exception it is removed, and `path` stays as it was.
+        For what is written while it is made. On an exception it is removed, and `path`
+        stays as it was.
         """
         with atomic_folder(self.out_dir, self.overwrite) as folder:
             yield folder
-            if text := self.config_text():  # none where no script called
-                (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+            self._write_config(folder)
+
+    def write(self, save: Callable[[Path], None]) -> None:
+        """Writes results that are complete, and config.gin; see `write_folder`.
+
+        Args:
+          save: writes into a folder; it is called again with another one if it fails.
+        """
+
+        def save_all(folder: Path) -> None:
+            save(folder)
+            self._write_config(folder)
+
+        write_folder(self.out_dir, save_all, self.overwrite)
+
+    def _write_config(self, folder: Path) -> None:
+        if text := self.config_text():  # none where no script called
+            (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -65,7 +102,13 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
     attributes of `RunFolder`. Its summary is the function's with `out_dir` at the end
     (unless it says None: nothing was written) and, of a dry run, `dry_run` first.
     """
-    run_in = unpacked(run=RunFolder)(function)
+
+    @functools.wraps(function)
+    def in_taken_folder(*, run: RunFolder, **given) -> dict[str, Any]:
+        with run.taken():  # before anything is computed
+            return function(run=run, **given)
+
+    run_in = unpacked(run=RunFolder)(in_taken_folder)
 
     @functools.wraps(run_in)
     def call(**arguments) -> dict[str, Any]:

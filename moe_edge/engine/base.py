@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.core.interrupts import check_interrupt
 from moe_edge.engine.expert_state import ExpertState, Moved, all_resident
 from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
@@ -223,6 +224,7 @@ class Engine:
         lengths = np.asarray(lengths, np.int32)
         valid = np.arange(padded)[None, :] < lengths[:, None]
         for start, size in chunks:
+            check_interrupt()
             start_B = np.full(len(prompts), start, np.int32)
             here = slice(start, start + size)
             chunk = tokens[:, here], valid[:, here], start_B

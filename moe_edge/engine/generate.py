@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.interrupts import check_interrupt, held_interrupts
 from moe_edge.engine.base import Engine
 from moe_edge.engine.session import plan_chunks
 from moe_edge.engine.sizes import capacity_for
@@ -58,6 +59,7 @@ def warm_up(
     return time.perf_counter() - started
 
 
+@held_interrupts()
 def generate(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
@@ -84,6 +86,8 @@ def generate(
     Raises:
       RequestError: an empty prompt or a token outside the vocabulary.
       CapacityError: prompt and new tokens exceed the model's context.
+      KeyboardInterrupt: after Ctrl-C, between two steps: the engine can go on. A second
+        Ctrl-C does not wait for the step.
     """
     check_count("max_new_tokens", max_new_tokens)
     sampling = sampling or Sampling()
@@ -106,6 +110,7 @@ def generate(
     may_run_ahead = engine.may_run_ahead and on_routing is None
     first = step = 0
     while True:
+        check_interrupt()
         tokens_B = next_token(logits, keys_B, np.int32(step), rule)
         step += 1
         runs_ahead = may_run_ahead and 1 < step < max_new_tokens

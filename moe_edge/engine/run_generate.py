@@ -139,23 +139,26 @@ def run_generate(
         def on_token(row: int, token: int) -> None:
             print(stream.push(token), end="", flush=True)
 
-    with run.writing() as folder:
-        tokens, speed = generate_rows(
-            engine,
-            rows,
-            max_new_tokens,
-            sampling,
-            batch_size=batch_size,
-            on_token=on_token,
-        )
-        # As streamed: decoded after its prompt, a completion keeps its first space.
-        completions = [
-            decode_after(tokenizer, prompt, row)
-            for prompt, row in zip(rows, tokens, strict=True)
-        ]
+    tokens, speed = generate_rows(
+        engine,
+        rows,
+        max_new_tokens,
+        sampling,
+        batch_size=batch_size,
+        on_token=on_token,
+    )
+    # As streamed: decoded after its prompt, a completion keeps its first space.
+    completions = [
+        decode_after(tokenizer, prompt, row)
+        for prompt, row in zip(rows, tokens, strict=True)
+    ]
+
+    def save(folder: Path) -> None:
         write_generations(folder / "generations.jsonl", texts, completions, tokens)
         if offload is not None:
             write_json(folder / "offload.json", engine.report())
+
+    run.write(save)
     for remark in engine.remarks():
         print(remark, file=sys.stderr)
     engine.close()

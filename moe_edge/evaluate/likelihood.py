@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.core.interrupts import held_interrupts
 from moe_edge.core.progress import counter
 from moe_edge.engine.session import PREFILL_CHUNK
 from moe_edge.model.config import ModelConfig
@@ -70,6 +71,7 @@ def token_log_probs(engine, rows: Sequence[Sequence[int]], on_routing=None):
     return np.where((0 < column) & (column < lengths[:, None]), out, np.float32(0))
 
 
+@held_interrupts()
 def _score_targets(engine, rows, targets, on_routing=None):
     """Log-probability of each target after its row's tokens, and if it is likeliest."""
     longest = max(map(len, rows))

@@ -186,12 +186,15 @@ def _write(
     lines: list[dict[str, Any]] = (),
 ) -> None:
     """Writes the results folder."""
-    with run.writing() as folder:
-        stored = summary | {"source": _source(*paths)}
+    stored = summary | {"source": _source(*paths)}
+
+    def save(folder: Path) -> None:
         write_json(folder / "evaluation.json", stored)
         if lines:
             with (folder / "questions.jsonl").open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    run.write(save)
 
 
 def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:

@@ -106,9 +106,8 @@ def run_lm_eval(
     }
     if lossy:
         summary |= {"lossless": False, **movement}
-    with run.writing() as folder:
-        stored = summary | {"versions": found["versions"], "seed": seed}
-        write_json(folder / "evaluation.json", stored, default=str)
+    stored = summary | {"versions": found["versions"], "seed": seed}
+    run.write(lambda at: write_json(at / "evaluation.json", stored, default=str))
     return summary
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from moe_edge.core.checks import RequestError
+from moe_edge.core.interrupts import check_interrupt, held_interrupts
 from moe_edge.core.progress import progress
 from moe_edge.engine.session import check_prompts
 from moe_edge.evaluate.likelihood import Forced, pad_rows, score_logits
@@ -37,6 +38,7 @@ class ForcedRun:
     bytes_moved: int
 
 
+@held_interrupts()
 def score_forced(
     engine, rows: Sequence[Forced], *, capacity: int | None = None
 ) -> ForcedRun:
@@ -81,6 +83,7 @@ def score_forced(
     moved = engine.movement()["bytes_moved"]
     started_s = time.perf_counter()
     for n in range(1, count):
+        check_interrupt()
         tokens_B, active_B = jax.device_put((target_NB[n - 1], is_real_NB[n]))
         logits = engine.decode(session, tokens_B, active_B)
         scores.append(score_logits(logits, jax.device_put(target_NB[n])))
@@ -152,6 +155,7 @@ class Stepwise:
         logits = engine.prefill(session, tokens_BS[:, :1].tolist(), on_routing)
         yield 0, logits[:, None]
         for i in range(1, longest):
+            check_interrupt()
             tokens_B, active_B = jax.device_put((tokens_BS[:, i].copy(), i < length_B))
             logits = engine.decode(session, tokens_B, active_B, on_routing)
             yield i, logits[:, None]

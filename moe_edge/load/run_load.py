@@ -1,6 +1,7 @@
 """The root of launch/load.py: requests at their times, and how they were served."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_positive
@@ -83,9 +84,12 @@ def run_load(
     for note in results.notes:
         print(note)
     summary = results.summary(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
-    with run.writing() as folder:
+
+    def save(folder: Path) -> None:
         write_json(folder / "load.json", {"target": target, **summary})
         write_text(folder / "requests.csv", results.csv())
+
+    run.write(save)
     if decisions is not None and target != "replay":
         write_decisions(decisions, results.made, results.lines)
     return summary

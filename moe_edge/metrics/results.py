@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import write_folder
 from moe_edge.metrics.machine import REPOSITORY, git_state, machine_info
 from moe_edge.metrics.report import entry_page
 from moe_edge.metrics.schema import SCHEMA, SCHEMA_VERSION, validate_entry
@@ -156,7 +156,8 @@ def write_entry(
         key: values[key] if key in values else kind(getattr(found, key))
         for key, kind in SCHEMA.items()
     }
-    with atomic_folder(out_dir, overwrite) as folder:
+
+    def save(folder: Path) -> None:
         (folder / "config.gin").write_bytes(config_text.encode("utf-8"))
         (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
         for name, text in found.files.items():
@@ -165,4 +166,6 @@ def write_entry(
             draw(folder / name)
         (folder / "README.md").write_text(entry_page(folder, result), encoding="utf-8")
         validate_entry(folder)
+
+    write_folder(out_dir, save, overwrite)
     return Path(out_dir)

@@ -111,11 +111,14 @@ def run_place(
         return facts
     placed, left_out = place_all(problem, names)
     rows = compare(placed, problem)
-    with run.writing() as folder:
+    stored = {**facts, "seed": seed, "methods": rows, "left_out": left_out}
+
+    def save(folder: Path) -> None:
         for name, (placement, _) in placed.items():
             placement.save(folder / f"placement_{name}", {"method": name, **facts})
-        stored = {**facts, "seed": seed, "methods": rows, "left_out": left_out}
         write_json(folder / "place.json", stored)
+
+    run.write(save)
     for name in ("coverage", "assumed"):
         if facts.get(name):
             print(f"{name}: {facts[name]}")

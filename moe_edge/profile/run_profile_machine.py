@@ -60,8 +60,7 @@ def run_profile_machine(
     if checkpoint:
         steps = _steps(checkpoint, max_batch, repeats, seed)
         stored["step_costs"] = {"checkpoint": checkpoint, **steps}
-    with run.writing() as folder:
-        write_json(folder / "machine.json", stored)
+    run.write(lambda folder: write_json(folder / "machine.json", stored))
     device, link = measured.gpu.device, measured.gpu.host_link
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:

@@ -16,12 +16,12 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.files import (
-    atomic_folder,
     check_out_dir,
     locked_folder,
     write_text,
 )
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.out_folder import atomic_folder
 from moe_edge.predict.probe import FOLDER as PROBES
 from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.profile.space import allocate
@@ -137,12 +137,12 @@ class ProfileWriter:
     def finish(self, files: dict[str, str], overwrite: bool) -> None:
         """Adds text files by name and moves the profile to its place."""
         with atomic_folder(self._out_dir, overwrite) as final:
+            for name, text in files.items():  # first: a full disk loses no layer
+                (final / name).write_text(text, encoding="utf-8")
             # From here on a kill means a new run, not half of this one.
             (self.folder / PROGRESS_NAME).unlink()
             for name in self._folders:
                 (self.folder / name).rename(final / name)
-            for name, text in files.items():
-                (final / name).write_text(text, encoding="utf-8")
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -25,7 +25,8 @@ from moe_edge.convert.content_hash import (
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
-from moe_edge.core.files import atomic_folder, check_room
+from moe_edge.core.files import check_room
+from moe_edge.core.out_folder import atomic_folder
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.refactor.gates.calibrated import LevelRows, level_tensors

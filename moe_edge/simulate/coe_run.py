@@ -99,10 +99,11 @@ def run_coserve(
         "verdicts_equal": all(one == answers[0] for one in answers),
         "accuracy": accuracy,
     }
-    with run.writing() as folder:
-        settings = vars(work) | vars(options) | vars(trying) | {"seed": seed}
-        sources = {"source": case.machine.source, "loads": case.loads}
-        stored = {"settings": settings, **sources, **summary, "trial": tried}
+    settings = vars(work) | vars(options) | vars(trying) | {"seed": seed}
+    sources = {"source": case.machine.source, "loads": case.loads}
+    stored = {"settings": settings, **sources, **summary, "trial": tried}
+
+    def save(folder: Path) -> None:
         write_json(folder / "coserve.json", stored)
         for name, found in runs.items():
             text = "".join(
@@ -112,6 +113,8 @@ def run_coserve(
             if events:
                 told = run_events(found, graph.bytes_E.tolist())
                 write_events(folder / f"events_{name}.jsonl", told)
+
+    run.write(save)
     return summary
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.files import check_out_dir
-from moe_edge.core.run_folder import documented, unpacked
+from moe_edge.core.run_folder import RunFolder, documented, unpacked
 from moe_edge.metrics.results import Findings, check_clean, write_entry
 from moe_edge.metrics.schema import check_answer
 
@@ -100,7 +99,7 @@ def run_study(
       MoeEdgeError: bad input; nothing was written.
     """
     started_s = time.time()
-    check_out_dir(out_dir, overwrite)
+    run = RunFolder(out_dir, overwrite, dry_run, config_text)
     check_clean(out_dir, allow_dirty)
     if study.inline:
         from moe_edge.engine.inline import run_inline  # JAX, which others check without
@@ -112,6 +111,15 @@ def run_study(
 
         planned = {"name": study.name, "out_dir": out_dir}
         return {"dry_run": True, **planned, "kernels": native.describe()}
+    with run.taken():  # before anything is measured
+        return _measured(study, settings, run, started_s)
+
+
+def _measured(
+    study: Study, settings: Any, run: RunFolder, started_s: float
+) -> dict[str, Any]:
+    """Measures and writes the entry; returns the summary."""
+    out_dir = run.out_dir
     found = study.measure(settings)
     print(f"{study.question}\n{found.answer}")
     try:
@@ -124,10 +132,10 @@ def run_study(
         out_dir,
         found,
         question=study.question,
-        config_text=config_text(),
+        config_text=run.config_text(),
         paper_claim=study.claim and study.claim.entry(found.ours),
         started_s=started_s,
-        overwrite=overwrite,
+        overwrite=run.overwrite,
     )
     shown = ("README.md", "plot.png", *found.pictures)
     print("Results and pictures: " + ", ".join(f"{out_dir}/{name}" for name in shown))

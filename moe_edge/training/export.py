@@ -18,7 +18,8 @@ from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.files import atomic_folder, write_text
+from moe_edge.core.files import write_text
+from moe_edge.core.out_folder import atomic_folder
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints
 from moe_edge.training.default_config import hf_config

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from moe_edge.core.checks import ConfigError, check_positive
-from moe_edge.core.files import write_text
+from moe_edge.core.files import check_work_folder, locked_folder, write_text
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter, say
 from moe_edge.training import data
@@ -140,27 +140,28 @@ def run_pretrain(
     if not (folder / CORPUS_FILE).is_file():
         data.check_data_dir(texts)
     if dry_run:
+        check_work_folder(out_dir)
         return {"dry_run": True, "out_dir": out_dir}
     keep_heap()
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
-    settings |= training | {"pause_file": pause_file}
-    write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
-    if config_text is not None:
-        write_text(folder / "config.gin", config_text())
-    with counter("preparing the corpus"):
-        corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
-    from moe_edge.training.loop import train  # here: it loads JAX
+    with locked_folder(folder, out_dir):
+        settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
+        settings |= training | {"pause_file": pause_file}
+        write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
+        if config_text is not None:
+            write_text(folder / "config.gin", config_text())
+        with counter("preparing the corpus"):
+            corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
+        from moe_edge.training.loop import train  # here: it loads JAX
 
-    progress = train(
-        config,
-        corpus,
-        folder,
-        schedule=schedule,
-        hyper=hyper,
-        options=options,
-        start=start,
-    )
+        progress = train(
+            config,
+            corpus,
+            folder,
+            schedule=schedule,
+            hyper=hyper,
+            options=options,
+            start=start,
+        )
     return {
         "step": progress.step,
         "tokens": progress.tokens,

@@ -82,7 +82,7 @@ TWICE = """
 import os
 import gin
 from launch import common, out_dir as naming
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 
 naming.time.strftime = lambda form: "now"
 
@@ -123,7 +123,7 @@ KILLED = """
 import os, signal, sys
 import gin
 from launch import common
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 
 @gin.register
 def killed(*, out_dir: str) -> dict:
@@ -145,9 +145,12 @@ KILLED_IN_CALLBACK = KILLED.replace(
 )
 
 
+@pytest.mark.parametrize(
+    "name, code, word", [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")]
+)
 @pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK])
-def test_script_killed_by_sigterm_leaves_nothing(tmp_path, script):
-    (tmp_path / "killed.py").write_text(script)
+def test_script_ended_by_a_signal_leaves_nothing(tmp_path, script, name, code, word):
+    (tmp_path / "killed.py").write_text(script.replace("SIGTERM", name))
     done = subprocess.run(
         [sys.executable, "killed.py", "--out_dir=out"],
         cwd=tmp_path,
@@ -156,7 +159,7 @@ def test_script_killed_by_sigterm_leaves_nothing(tmp_path, script):
         text=True,
         timeout=100,
     )
-    assert (done.returncode, done.stderr.strip()) == (143, "terminated")
+    assert (done.returncode, done.stderr.strip()) == (code, word)
     assert [path.name for path in tmp_path.iterdir()] == ["killed.py"]
 
 

@@ -1,5 +1,7 @@
 """launch/train_board.py as a user runs it."""
 
+import os
+
 import pytest
 
 from moe_edge.core.files import locked_folder
@@ -17,7 +19,8 @@ def test_train_board_dry_run_checks_the_folder(run_script, tmp_path):
     assert "file is a file; name another --out_dir" in run_script(*dry, "file").error
     assert "cannot be written: no access to" in run_script(*dry, "file/W").error
     with locked_folder(tmp_path / "W", "W"):
-        assert f"another run is writing {tmp_path / 'W'}" in run_script(*dry, "W").error
+        taken = f"another run (process {os.getpid()}) is writing {tmp_path / 'W'}; wait"
+        assert taken in run_script(*dry, "W").error
     assert run_script(*dry, "W").summary["dry_run"]  # a run would go on there
 
 

@@ -75,9 +75,12 @@ def run_matrix(
         "all_rows": qualities(M_TF, {"all": labels}, U, inactive)["all"],
         "heldout": report,
     }
-    with run.writing() as folder:
+
+    def save(folder: Path) -> None:
         np.save(folder / "labels.npy", labels, allow_pickle=False)
         write_json(folder / "partition.json", stored)
+
+    run.write(save)
     print_report(report)
     return summary
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,39 +83,44 @@ def run_simulate(
             first.loop(name, options, seed=seed, **moving)
         return {"methods": names}
     runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
-    with run.writing() as folder:
-        for number in range(seed, seed + seeds):
-            case = first
-            if number != seed:
-                case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
-            for name in names:
-                loop = case.loop(name, options, seed=number, **moving)
-                started = time.perf_counter()
-                loop.run()
-                result = report(loop)
-                runs[name].append(result)
-                print(progress(name, number, result, time.perf_counter() - started))
-                if number == seed:
-                    path = folder / method_file("requests", name)
-                    write_requests(path, result.served)
-                    if options.timeline_s:
-                        path = folder / f"timeline_{name}.json"
-                        write_timeline(path, loop.spans, case.cost_model.cluster)
-        rows = {name: median_row(results) for name, results in runs.items()}
-        case = vars(wanted) | {"cluster_options": dict(wanted.cluster_options or {})}
-        stored = {
-            "case": case | {"max_batch": options.max_batch, **moving},
-            "hardware": sources(first),
-            "seeds": list(range(seed, seed + seeds)),
-            "methods": rows,
-            "by_seed": {name: [r.row() for r in found] for name, found in runs.items()},
-            "local_ratio_over_time": {
-                name: {"window_s": options.window_s, "ratio": plain(found[0].ratio_W)}
-                for name, found in runs.items()
-            },
-            "left_out": left_out,
-        }
+    spans = {}  # of the first seed
+    for number in range(seed, seed + seeds):
+        case = first
+        if number != seed:
+            case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
+        for name in names:
+            loop = case.loop(name, options, seed=number, **moving)
+            started = time.perf_counter()
+            loop.run()
+            result = report(loop)
+            runs[name].append(result)
+            print(progress(name, number, result, time.perf_counter() - started))
+            if number == seed and options.timeline_s:
+                spans[name] = loop.spans
+    rows = {name: median_row(results) for name, results in runs.items()}
+    case = vars(wanted) | {"cluster_options": dict(wanted.cluster_options or {})}
+    stored = {
+        "case": case | {"max_batch": options.max_batch, **moving},
+        "hardware": sources(first),
+        "seeds": list(range(seed, seed + seeds)),
+        "methods": rows,
+        "by_seed": {name: [r.row() for r in found] for name, found in runs.items()},
+        "local_ratio_over_time": {
+            name: {"window_s": options.window_s, "ratio": plain(found[0].ratio_W)}
+            for name, found in runs.items()
+        },
+        "left_out": left_out,
+    }
+
+    def save(folder: Path) -> None:
+        for name, found in runs.items():
+            write_requests(folder / method_file("requests", name), found[0].served)
+            if name in spans:
+                path = folder / f"timeline_{name}.json"
+                write_timeline(path, spans[name], first.cost_model.cluster)
         write_json(folder / "simulate.json", stored)
+
+    run.write(save)
     print_table(rows, left_out)
     return {"methods": rows, "left_out": left_out}
 

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
@@ -60,14 +61,16 @@ def run_recorded(
     found = {name: Recorded(cluster, name, options) for name in names}
     if run.dry_run:
         return {"methods": names}
-    rows = {}
-    with run.writing() as folder:
+    rows, served = {}, {}
+    for name, recorded in found.items():
+        started = time.perf_counter()
+        result = recorded.simulate()
+        rows[name], served[name] = recorded.row(result), result.served
+        print(progress(name, 0, result, time.perf_counter() - started))
+
+    def save(folder: Path) -> None:
         for name, recorded in found.items():
-            started = time.perf_counter()
-            result = recorded.simulate()
-            rows[name] = recorded.row(result)
-            print(progress(name, 0, result, time.perf_counter() - started))
-            write_requests(folder / method_file("requests", name), result.served)
+            write_requests(folder / method_file("requests", name), served[name])
             write_events(folder / method_file("events", name), recorded.events())
             if options.timeline_s:
                 path = folder / f"timeline_{name}.json"
@@ -75,6 +78,8 @@ def run_recorded(
                 write_timeline(path, loop.spans, loop.cost_model.cluster)
         stored = {"cluster_run": str(cluster_run), "methods": rows}
         write_json(folder / "simulate.json", stored)
+
+    run.write(save)
     print_table(rows, {})
     for name, row in rows.items():
         print(

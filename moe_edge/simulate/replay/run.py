@@ -111,8 +111,7 @@ def run_replay(
             for name, log in predicted.items()
         },
     }
-    with run.writing() as folder:
-        write_json(folder / "replay.json", stored)
+    run.write(lambda folder: write_json(folder / "replay.json", stored))
     print_tables(summary)
     return summary
 

@@ -14,7 +14,7 @@ import numpy as np
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 from moe_edge.core.process import cpu_cores
 
 ARCHITECTURES = {"olmoe": "olmoe", "qwen2_moe": "qwen2moe"}

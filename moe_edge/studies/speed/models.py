@@ -17,7 +17,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.convert.rules import Piece, hf_shapes
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
-from moe_edge.core.files import atomic_folder
+from moe_edge.core.out_folder import atomic_folder
 from moe_edge.model.quantised import KINDS
 
 DTYPES = ("float32", "bfloat16")
