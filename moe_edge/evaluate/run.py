@@ -13,7 +13,6 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import write_json
-from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -139,8 +138,7 @@ def run_evaluate(
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k)
         return {"mode": mode}
-    with counter("loading the model"):
-        loaded = load_engine(checkpoint, offload=offload, k=k)
+    loaded = load_engine(checkpoint, offload=offload, k=k)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":

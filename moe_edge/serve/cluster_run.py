@@ -20,6 +20,7 @@ from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.run import LOCAL, shared_secret
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
+from moe_edge.core.progress import waiting
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import SIGNALS, listen
@@ -90,7 +91,8 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
         with Processes(spec_file, options, folder, {}, **how) as processes:
             with _signals_to(processes, folder / READY):
                 processes.start([*spec.hosts])
-                processes.watch()
+                with waiting(once=(folder / READY).exists):
+                    processes.watch()
         return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, chosen
 from moe_edge.core.files import write_json
+from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import PLACERS
@@ -82,7 +83,7 @@ def run_simulate(
             first.loop(name, options, seed=seed, **moving)
         return {"methods": names}
     runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
-    with run.writing() as folder:
+    with run.writing() as folder, counter("runs", seeds * len(names)) as count:
         for number in range(seed, seed + seeds):
             case = first
             if number != seed:
@@ -94,6 +95,7 @@ def run_simulate(
                 result = report(loop)
                 runs[name].append(result)
                 print(progress(name, number, result, time.perf_counter() - started))
+                count(1)
                 if number == seed:
                     path = folder / method_file("requests", name)
                     write_requests(path, result.served)
