@@ -25,6 +25,7 @@ from absl import app, flags, logging
 from launch import out_dir, root_flags
 from launch.gin_data import GIN_ERRORS, Names, check_settings
 from moe_edge.core.checks import ConfigError, MoeEdgeError
+from moe_edge.core.progress import counter
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
 GIN_PARAM = flags.DEFINE_multi_string(
@@ -47,7 +48,7 @@ SEED = flags.DEFINE_integer(
 DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 
 # User errors: what a person can mend without reading our code.
-USER_ERRORS = (MoeEdgeError, OSError, flags.Error)
+USER_ERRORS = (MoeEdgeError, OSError, MemoryError, flags.Error)
 BAD_INPUT = 2
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 + the signal, as shells say
 
@@ -213,7 +214,7 @@ def call_root(
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with out_dir.removed_if_empty(made):
+    with out_dir.removed_if_empty(made), counter(root):
         return function(**arguments)
 
 
@@ -297,6 +298,8 @@ def one_line(error: BaseException) -> str:
     text = str(error).split("\n  In call to configurable")[0]
     if found := re.fullmatch(r"\[Errno \d+\] (.+?): '(.+)'", text):
         text = f"{found[2]}: {found[1].lower()}; check the path"
+    if isinstance(error, MemoryError):
+        text = f"not enough memory for what was asked; ask for less ({text})"
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -12,6 +12,7 @@ from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
+from moe_edge.core.progress import say
 
 POLL_S = 0.05
 # In the log of a process that jax.distributed (of `--transport jax`) aborts because
@@ -196,4 +197,4 @@ class Processes:
             self._shown[number] += end
             for line in new[:end].decode("utf-8", "replace").splitlines():
                 if not line.startswith("error: "):
-                    print(line, file=sys.stderr, flush=True)
+                    say(line)

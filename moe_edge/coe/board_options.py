@@ -7,6 +7,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.workload.coe_tasks import DECAY, FOLLOWED_SHARE
 
 WIDER = {"single": 1, "single_wide": 4}  # networks for all types, beside an expert
+MOST_TYPES = 100_000
 TYPES_A_DETECTOR, MOST_DETECTORS = 6, 30
 
 
@@ -31,6 +32,11 @@ class BoardOptions:
 
     def __post_init__(self):
         check_count("types", self.types)
+        if self.types > MOST_TYPES:
+            raise ConfigError(
+                f"types is {self.types}, expected at most {MOST_TYPES}: each has a "
+                "network of its own"
+            )
         check_count("width", self.width)
         check_positive("decay", self.decay)
         for name in ("trained_types", "detectors"):

@@ -24,7 +24,7 @@ from moe_edge.coe.train_expert import Part, accuracy_of, train_network
 from moe_edge.core.checks import CheckpointError, ConfigError, built
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import read_json
-from moe_edge.core.progress import counter, say
+from moe_edge.core.progress import counter, progress, say
 from moe_edge.workload.coe_graph import Architecture, CoeGraph, write_graph
 from moe_edge.workload.coe_weights import file_sha256
 
@@ -136,7 +136,8 @@ def train_experts(
             f"{len(told)}/{len(trained)} {expert.id}: accuracy "
             f"{facts.accuracy:.4f}, {facts.seconds:.1f} s"
         )
-    for e in sorted(set(range(len(graph.experts))) - set(trained)):
+    copied = sorted(set(range(len(graph.experts))) - set(trained))
+    for e in progress(copied, "experts copied"):
         hashes[e] = _copy(folder, plan, e, seed, hashes)
     experts = [
         dataclasses.replace(

@@ -26,7 +26,7 @@ from moe_edge.coe.profile import bucket, buckets
 from moe_edge.coe.serving import Batch
 from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import CapacityError, CheckpointError, MoeEdgeError
-from moe_edge.core.progress import say
+from moe_edge.core.progress import progress, say
 from moe_edge.offload.link import Link
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
@@ -90,7 +90,7 @@ class Programs:
           max_batch: of each architecture.
         """
         of = {e.architecture: number for number, e in enumerate(self.graph.experts)}
-        for name, expert in of.items():
+        for name, expert in progress(of.items(), "compiling networks"):
             words_W = self.network(expert).words(store.record(expert))
             words_W = jax.device_put(words_W, self.device)
             image = np.zeros(self.networks[name].input_shape, np.float32)

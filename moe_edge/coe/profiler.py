@@ -21,6 +21,7 @@ from moe_edge.coe.profile import ArchitectureCosts, Devices
 from moe_edge.coe.store import CAN_FORGET, ExpertStore, forget
 from moe_edge.core.checks import ConfigError, check_count, check_positive
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import progress
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.workload.coe_graph import CoeGraph
 
@@ -185,7 +186,7 @@ def time_batches(
         network.judge(programs.outputs(expert, words_W, images[:n]))
         return time.perf_counter() - started_s
 
-    for n in sizes.batches:
+    for n in progress(sizes.batches, "compiling sizes of batches"):
         compiled = jitted(network).lower(words_W, np.stack(images[:n])).compile()
         told = compiled.memory_analysis()
         outputs = jax.tree.leaves(compiled.out_info)
@@ -206,7 +207,7 @@ def in_rounds(
 ) -> dict[int, list[float]]:
     """What each case gave, one value a round, after one that is not kept."""
     found: dict[int, list[float]] = {case: [] for case in cases}
-    for number in range(repeats + 1):
+    for number in progress(range(repeats + 1), "rounds timed"):
         for case in cases if number % 2 == 0 else reversed(cases):
             value = run(case)
             if number:

@@ -16,6 +16,7 @@ import numpy as np
 
 from moe_edge.core.checks import check_count
 from moe_edge.core.interrupts import check_interrupt, held_interrupts
+from moe_edge.core.progress import progress
 from moe_edge.engine.base import Engine
 from moe_edge.engine.session import plan_chunks
 from moe_edge.engine.sizes import capacity_for
@@ -186,12 +187,12 @@ def generate_rows(
         for batch in reversed(batches)
     }
     warm_up_s = 0.0
-    for batch in reversed(shapes.values()):
+    for batch in progress([*reversed(shapes.values())], "compiling for batches"):
         chosen = [rows[i] for i in batch]
         warm_up_s += warm_up(engine, chosen, max_new_tokens, sampling)
     engine.restart()
     tokens, done = [], []
-    for batch in batches:
+    for batch in progress(batches, "batches generated", shown=on_token is None):
         result = generate(
             engine,
             [rows[i] for i in batch],

@@ -11,6 +11,7 @@ from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import counter
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.sub_experts import at_k
 
@@ -64,12 +65,14 @@ def load_engine(
 
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
-    if offload is None:
-        weights = load_weights(reader, check_finite=check_finite)
-        engine = ResidentEngine(weights, **options)
-    else:
-        prepare_process(reader, offload)
-        engine = make_offloaded(reader, offload, check_finite=check_finite, **options)
+    with counter("loading the model"):
+        if offload is None:
+            weights = load_weights(reader, check_finite=check_finite)
+            engine = ResidentEngine(weights, **options)
+        else:
+            prepare_process(reader, offload)
+            checked = {"check_finite": check_finite}
+            engine = make_offloaded(reader, offload, **checked, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
     return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)

@@ -9,6 +9,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, check_there, write_json
+from moe_edge.core.progress import said
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -133,11 +134,13 @@ def run_generate(
     rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
     on_token = stream = None
     if len(texts) == 1:
-        stream = TextStream(tokenizer, rows[0])
-        print(texts[0].text, end="", flush=True)
+        stream, before = TextStream(tokenizer, rows[0]), texts[0].text
 
         def on_token(row: int, token: int) -> None:
-            print(stream.push(token), end="", flush=True)
+            nonlocal before  # the prompt, once programs are compiled
+            print(before + stream.push(token), end="", flush=True)
+            before = ""
+            said()
 
     tokens, speed = generate_rows(
         engine,

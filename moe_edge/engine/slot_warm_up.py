@@ -6,6 +6,7 @@ import time
 import jax
 import numpy as np
 
+from moe_edge.core.progress import progress
 from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import PromptCache
 from moe_edge.engine.sizes import capacity_for
@@ -25,15 +26,16 @@ def warm_up(
     started_s = time.perf_counter()
     running = [*itertools.product(shapes.rows, shapes.capacities)]
     prompts = shapes.prompt_shapes()
-    for B, M in running:
+    for B, M in progress(running, "compiling decode steps"):
         _decode(engine, programs, shapes.new_session(engine, B, M))
-    for R, size, M in prompts:
+    for R, size, M in progress(prompts, "compiling prompts"):
         _prefill(engine, programs, shapes.new_session(engine, R, M), size)
     kept = []
     if cache.budget_bytes:
         tokens = range(1, shapes.max_context + 1)
         kept = [(1, capacity_for(shapes.kept_capacity(count))) for count in tokens]
-    for shape in dict.fromkeys([*running, *((R, M) for R, _, M in prompts), *kept]):
+    copied_shapes = dict.fromkeys([*running, *((R, M) for R, _, M in prompts), *kept])
+    for shape in progress(copied_shapes, "compiling copies of caches"):
         here, there = engine.new_cache(*shape), engine.new_cache(*shape)
         copied = programs.copy_rows(here, there, [(0, 0, 1)], shapes.part)
         jax.block_until_ready(copied)

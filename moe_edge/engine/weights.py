@@ -20,6 +20,7 @@ from moe_edge.checkpoint.schema import (
     layer_shapes,
 )
 from moe_edge.core.checks import CheckpointError, check_shape
+from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
@@ -120,7 +121,7 @@ def load_weights(
 
     top = {name: place("top", name, array) for name, array in reader.top().items()}
     layers, experts = [], []
-    for layer in range(config.num_layers):
+    for layer in progress(range(config.num_layers), "layers loaded"):
         where, dense = f"layer {layer}", reader.dense_layer(layer)
         shapes = {name: array.shape for name, array in dense.items()}
         check_tensors(where, shapes, layer_shapes(config, layer))

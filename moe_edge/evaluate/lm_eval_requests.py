@@ -10,6 +10,7 @@ from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError, check_count
+from moe_edge.core.progress import progress
 from moe_edge.engine.generate import generate
 from moe_edge.engine.prompts import TextStream
 from moe_edge.evaluate.likelihood import Forced
@@ -113,7 +114,8 @@ def generate_texts(
     rows = [prompt[-room:] for prompt in prompts]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
     texts: dict[int, str] = {}
-    for start in range(0, len(order), batch_size):
+    starts = range(0, len(order), batch_size)
+    for start in progress(starts, "batches of texts generated"):
         batch = order[start : start + batch_size]
         found = _generate_batch(
             engine, tokenizer, [rows[i] for i in batch], ending, batch_size

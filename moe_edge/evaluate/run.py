@@ -14,7 +14,6 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import write_json
-from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -149,8 +148,7 @@ def run_evaluate(
         check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"mode": mode}
     room = {} if offload is None else room
-    with counter("loading the model"):
-        loaded = load_engine(checkpoint, offload=offload, k=k, **room)
+    loaded = load_engine(checkpoint, offload=offload, k=k, **room)
     lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":

@@ -22,6 +22,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.progress import progress
 from moe_edge.hardware.cost_model import BlockShape, roofline_s
 from moe_edge.hardware.presets import FORMAT_VERSION
 from moe_edge.hardware.specs import Device, Gpu, Link
@@ -116,7 +117,7 @@ def calibrate(
     between = [tokens for tokens in (*BETWEEN, *HELD_OUT) if tokens < most_tokens]
     seen = {
         tokens: _block_seconds(blocks, tokens, repeats)
-        for tokens in sorted({1, most_tokens, *between})
+        for tokens in progress(sorted({1, most_tokens, *between}), "sizes timed")
     }
     device = jax.devices()[0]
     rates = Device(

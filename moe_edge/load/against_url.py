@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.core.json_reader import parse_json
+from moe_edge.core.progress import counter
 from moe_edge.load.http_client import (
     BROKEN,
     Answer,
@@ -149,14 +150,17 @@ class UrlLoad:
         """Until the last answer has ended."""
         loop = asyncio.get_running_loop()
         self._start_s, tasks = loop.time(), []
-        for request, body, served in zip(
-            self._requests, self._bodies, self.served, strict=True
-        ):
-            wait_s = self._start_s + request.arrival_s - loop.time()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            tasks.append(asyncio.create_task(self._one(request, body, served)))
-        await asyncio.gather(*tasks)
+        with counter("requests answered", len(self._requests)) as count:
+            for request, body, served in zip(
+                self._requests, self._bodies, self.served, strict=True
+            ):
+                wait_s = self._start_s + request.arrival_s - loop.time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                task = asyncio.create_task(self._one(request, body, served))
+                task.add_done_callback(lambda _: count(1))
+                tasks.append(task)
+            await asyncio.gather(*tasks)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._start_s

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.progress import counter
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.load.decisions_file import LoopMade
@@ -65,7 +66,8 @@ def engine_results(
         )
         recorder = driver.loop = Recorder(driver.loop)
         floor = options.default_min_k or own_k
-        served, late_s, failure = serve(driver, clock, requests, prompts, floor)
+        with counter("serving requests"):
+            served, late_s, failure = serve(driver, clock, requests, prompts, floor)
     notes = [failure] if failure else []
     lines = recorder.lines
     return Results.decided(made, lines, served=served, late_s=late_s, notes=notes)

@@ -9,6 +9,7 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.progress import progress
 
 MEMORIES = ("host", "pinned", "mmap")
 
@@ -66,7 +67,10 @@ class HostStore:
         self.moe_layers = tuple(reader.config.moe_layers)
         self._pinned: dict[tuple[int, int], jax.Array] = {}
         self._layers: dict[int, jax.Array] = {}
-        self._records = {layer: self._load(reader, layer) for layer in self.moe_layers}
+        self._records = {
+            layer: self._load(reader, layer)
+            for layer in progress(self.moe_layers, "layers of experts loaded")
+        }
         self.block_bytes = reader.layout.num_bytes(self.dtype)
 
     def _load(self, reader, layer: int) -> np.ndarray | list[np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_64_bits, chosen
 from moe_edge.core.files import write_json
+from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.hardware.clusters import cluster_for, servers_of
@@ -135,7 +136,7 @@ def place_all(
       names: of placers; None: all that are fit for the problem.
     """
     placed, left_out = {}, {}
-    for name in names or PLACERS:
+    for name in progress(names or PLACERS, "placements found"):
         placer = get_placer(name)
         if names is None and (reason := placer.unfit(problem)):
             left_out[name] = reason

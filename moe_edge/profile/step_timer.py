@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.progress import progress
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import Shape
@@ -62,7 +63,8 @@ class StepTimer:
         self.keys_of_rows = self.prompt_tokens + longest / 2
         times: dict[int, list[list[float]]]
         times = {rows: [[] for _ in each] for rows, each in settings.items()}
-        for _ in range(self._repeats):  # what disturbs a moment, disturbs all a little
+        rounds = progress(range(self._repeats), "rounds of decode steps timed")
+        for _ in rounds:  # what disturbs a moment, disturbs all a little
             for rows, each in settings.items():
                 self._decode(rows, each, times[rows], longest + 1)
         return times
@@ -116,7 +118,7 @@ class StepTimer:
         """
         times: list[list[float]] = [[] for _ in settings]
         slots, runs = self._slots, [self._row(-1, 1, self.prompt_tokens)]
-        for once in range(self._repeats + 1):
+        for once in progress(range(self._repeats + 1), "rounds of prompts timed"):
             for (lengths, k), seen in zip(settings, times, strict=True):
                 rows = [self._row(i, n, 1, k) for i, n in enumerate(lengths)]
                 others = runs if len(rows) < slots.shapes.max_rows else []
@@ -169,7 +171,7 @@ class StepTimer:
 
     def _each(self, shapes: Collection[Shape], seconds_of) -> list[list[float]]:
         times: dict[Shape, list[float]] = {shape: [] for shape in sorted(shapes)}
-        for once in range(self._repeats + 1):
+        for once in progress(range(self._repeats + 1), "rounds of shapes timed"):
             for shape, seen in times.items():
                 seconds = seconds_of(self._slots, shape)
                 if once:  # the first round compiles

@@ -21,6 +21,7 @@ from moe_edge.cluster.run import LOCAL, shared_secret
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.progress import waiting
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import SIGNALS, listen
@@ -92,7 +93,8 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
         with Processes(spec_file, options, folder, {}, **how) as processes:
             with _signals_to(processes, folder / READY):
                 processes.start([*spec.hosts])
-                processes.watch()
+                with waiting(once=(folder / READY).exists):
+                    processes.watch()
         return read_json(folder / SUMMARY, finite=False)
 
 

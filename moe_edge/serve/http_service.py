@@ -8,6 +8,7 @@ from collections.abc import Callable
 from socket import socket
 from typing import Any
 
+from moe_edge.core.progress import waiting
 from moe_edge.serve.app import make_app
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.driver import Driver
@@ -73,5 +74,6 @@ def serve_http(
         )
         more = [*page_routes(), *watch_routes(thread, metrics, experts)]
         app = make_app(thread, model, template, server, key, more)
+        stack.enter_context(waiting())  # what the engine's thread loads is reported
         run_until_signal(Service(thread, app, server, sock, tell_ready))
         return thread.summary() | {"uptime_s": round(time.monotonic() - begun_s, 3)}

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.progress import counter
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
@@ -32,7 +33,8 @@ def load_driver(
     loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step)
-        driver.slots.warm_up()
+        with counter("compiling programs"):
+            driver.slots.warm_up()
     except BaseException:
         loaded.engine.close()
         raise

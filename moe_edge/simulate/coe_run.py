@@ -17,6 +17,7 @@ from moe_edge.coe.trial import TrialOptions, with_executors
 from moe_edge.core.checks import check_from_zero
 from moe_edge.core.events import write_events
 from moe_edge.core.files import write_json, write_text
+from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
 from moe_edge.simulate.coe_case import Case, make_live, used_by
@@ -86,8 +87,9 @@ def run_coserve(
         runs, bounds = {}, {}
         for name in names:
             its = alone if RECIPES[name].one_lane else case
-            runs[name] = its.run(name)
-            bounds[name] = its.bounds(name, runs[name])
+            with counter(f"serving by {name}"):
+                runs[name] = its.run(name)
+                bounds[name] = its.bounds(name, runs[name])
             print(progress(name, runs[name]), flush=True)
     answers = [found.answers for found in runs.values()]
     summary = {

@@ -26,6 +26,7 @@ from moe_edge.training.resume import (
 from moe_edge.training.schedule import Schedule
 
 TOKENIZER_FILE = "tokenizer.json"
+MOST_TOKENS = 1 << 16  # of the tokenizer: the corpus keeps them in 16 bits
 EVAL_ROWS = 16  # held-out sequences of a domain
 
 
@@ -100,6 +101,11 @@ def run_pretrain(
       ConfigError: settings that do not fit each other, the checkpoint or the corpus.
     """
     check_positive("learning_rate", learning_rate)
+    if vocab_size > MOST_TOKENS:
+        raise ConfigError(
+            f"vocab_size is {vocab_size}, expected at most {MOST_TOKENS}: the corpus "
+            "keeps each token in 16 bits"
+        )
     if norm_topk and top_k == 1:
         raise ConfigError(
             "norm_topk with top_k 1 makes every weight 1, so the router would learn "

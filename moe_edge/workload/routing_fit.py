@@ -24,6 +24,7 @@ from scipy.special import ndtr
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import json_objects
+from moe_edge.core.progress import progress
 from moe_edge.workload.routing_model import (
     BROAD,
     RoutingModel,
@@ -102,7 +103,7 @@ def fit_source(source: str, counts, cross, time_rho: float) -> dict:
                 for layer in layers
             ]
         )
-        for domain in BROAD
+        for domain in progress(BROAD, f"domains of {source} fitted")
     }
     base_AE = np.mean([by_domain[d] for d in BROAD], axis=0)
     # Mixtral's counts end at half depth.

@@ -59,6 +59,13 @@ def _read(path: Path, num_experts: int | None) -> Trace:
     for name in OF_CLUSTER:
         if name in columns:
             _check_whole(name, columns[name], 2**31)
+    for name, above in (("hit", 2), ("bytes", 2**53)):  # floats are exact below
+        if name in columns:
+            _check_whole(name, columns[name], above)
+    for row in np.flatnonzero(columns.get("wait_s", np.zeros(0)) < 0):
+        raise ConfigError(
+            f"row {row}: wait_s is {columns['wait_s'][row]:g}, expected 0 or more"
+        )
     return _trace(path, columns, num_experts, header.get("top_k"))
 
 
@@ -164,7 +171,15 @@ def _trace(path: Path, columns: dict, num_experts: int, top_k: int | None) -> Tr
     rank = columns["rank"].astype(np.int32)
     starts = np.flatnonzero(rank == 0)
     k = top_k or int(rank.max()) + 1
+    if k > num_experts:
+        raise ConfigError(f"top_k is {k}, expected at most the {num_experts} experts")
     _check_ranks(columns, rank, starts, k, exact=top_k is None)
+    _check_once(columns, starts)
+    if rank.max() + 1 < k:
+        raise ConfigError(
+            f"its header line says top_k={k}, but no token has more than "
+            f"{rank.max() + 1} experts; correct the header line"
+        )
     row = np.cumsum(rank == 0) - 1
 
     def by_rank(name: str, dtype, empty=0) -> np.ndarray:
@@ -210,6 +225,20 @@ def _check_ranks(columns, rank, starts, k: int, exact: bool) -> None:
         raise ConfigError(
             f"row {bad}: rank {rank[bad]} of {where}; the lines of a token must follow "
             f"each other with ranks 0..{k - 1}"
+        )
+
+
+def _check_once(columns: dict[str, np.ndarray], starts: np.ndarray) -> None:
+    """Refuses a token that comes twice: a request has one in a step and layer."""
+    names = [*KEYS, *(name for name in ("server",) if name in columns)]
+    keys = np.stack([columns[name][starts] for name in names], axis=1)
+    order = np.lexsort(keys.T)
+    same = (np.diff(keys[order], axis=0) == 0).all(axis=1)
+    for bad in np.sort(order[1:][same])[:1]:
+        where = ", ".join(f"{n} {v:g}" for n, v in zip(names, keys[bad], strict=True))
+        raise ConfigError(
+            f"row {starts[bad]}: {where} comes twice; expected each token of a "
+            "request once a layer: remove the repeated lines"
         )
 
 

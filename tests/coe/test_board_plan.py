@@ -58,6 +58,7 @@ def test_experts_that_are_not_trained_copy_those_that_are():
     ("options", "message"),
     [
         ({"types": 0}, "types must be a positive whole number, got 0"),
+        ({"types": 10**9}, "types is 1000000000, expected at most 100000: each has a"),
         ({"width": -1}, "width must be a positive whole number, got -1"),
         ({"decay": 0.0}, "decay must be positive, got 0"),
         ({"types": 3, "trained_types": 4}, "trained_types is 4 of 3 types; lower it"),

@@ -26,3 +26,69 @@ def test_on_a_terminal_a_bar_is_drawn(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert list(progress.progress([1, 2], "windows")) == [1, 2]
     assert "windows" in capsys.readouterr().err
+
+
+def test_only_the_innermost_counter_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    with progress.counter("outer"):
+        with progress.counter("inner", 5) as count:
+            count(2)
+            time.sleep(0.1)
+        inside = capsys.readouterr().err.splitlines()
+        time.sleep(0.1)
+    assert set(inside) == {"inner: 2/5, 0 s"}
+    assert set(capsys.readouterr().err.splitlines()) == {"outer: 0 s"}
+
+
+def test_a_line_waits_while_something_else_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.2)
+    with progress.counter("outer"):
+        for _ in range(20):
+            progress.said()
+            time.sleep(0.02)
+    assert capsys.readouterr().err == ""
+
+
+def test_short_parts_one_after_another_are_not_silent(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.1)
+    with progress.counter("outer"):
+        for number in range(15):
+            with progress.counter(f"part {number}"):
+                time.sleep(0.02)
+    assert 1 <= len(capsys.readouterr().err.splitlines()) <= 4
+
+
+def test_who_waits_is_silent_and_what_it_does_is_not(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    with progress.counter("serve"), progress.waiting():
+        time.sleep(0.06)
+        assert capsys.readouterr().err == ""
+        with progress.counter("loading"):
+            time.sleep(0.06)
+        assert "loading: 0 s" in capsys.readouterr().err
+        time.sleep(0.06)
+    assert capsys.readouterr().err == ""
+
+
+def test_who_waits_from_a_moment_on_is_silent_from_then_on(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    ready = []
+    with progress.counter("starting"), progress.waiting(once=lambda: bool(ready)):
+        time.sleep(0.06)
+        assert "starting: 0 s" in capsys.readouterr().err
+        ready.append(True)
+        time.sleep(0.03)
+        capsys.readouterr()
+        time.sleep(0.06)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_a_part_without_a_total_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    with progress.counter("loading"):
+        time.sleep(0.06)
+    assert "loading: 0 s" in capsys.readouterr().err
+    with progress.counter("bar", 3), progress.counter("inside"):
+        time.sleep(0.06)
+    assert "inside: 0 s" in capsys.readouterr().err

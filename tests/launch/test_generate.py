@@ -42,7 +42,9 @@ def test_generate_as_module_shows_what_the_terminal_can(run_process, tiny, tmp_p
 
 
 def test_generate_reads_a_prompt_file(run_script, tiny, tmp_path):
-    rows = [{"id": f"p/{i}", "prompt": "The mill " * (i + 1), "x": 1} for i in range(3)]
+    rows = [
+        {"id": f"p/{i}", "prompt": "The mill " * (i + 1), "meta": {}} for i in range(3)
+    ]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     flags = ["--checkpoint", tiny, "--prompts", "p.jsonl", "--max_new_tokens", 5]
     done = run_script("generate", *flags, "--temperature", 0.8)

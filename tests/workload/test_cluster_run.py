@@ -274,7 +274,8 @@ def test_what_is_no_run_or_no_text_is_refused(tmp_path, folder):
         ({"server": np.full(10, 2, np.int32)}, "server 2, expected 0 to 1"),
         ({"server": np.zeros(10, np.int32)}, "request 1 came to server 1 and was serv"),
         ({"holder_TK": np.full((10, 2), 5, np.int32)}, "experts of holders 0 to 1"),
-        ({"step": np.zeros(10, np.int32)}, "did not pass each of the 2 layers once"),
+        ({"step": np.zeros(10, np.int32)}, "step 0, layer 0, server 0 comes twice"),
+        ({"step": np.arange(10)[::-1]}, "did not pass each of the 2 layers"),
     ],
 )
 def test_traces_of_other_runs_are_refused(tmp_path, change, message):

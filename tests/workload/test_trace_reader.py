@@ -91,6 +91,39 @@ LINE = "0,1,0,0,0,1,1\n"
         (OURS_HEAD.replace("=2", f"={10**12}"), "top_k=1000000000000.* 1 to 1048576"),
         ("# hello\n" + PUBLIC_HEAD + LINE, "header line '# hello', expected"),
         (
+            PUBLIC_HEAD + 2 * (LINE + "0,1,0,0,1,2,1\n"),
+            "row 2: request 0, phase 1, step 0, layer 0 comes twice; expected each tok",
+        ),
+        (
+            OURS_HEAD + 2 * "0,1,0,0,0,1,1,1,0,0\n" + "0,1,0,0,1,2,1,1,0,0\n",
+            "row 1: request 0, phase 1, step 0, layer 0 comes twice",
+        ),
+        (
+            OURS_HEAD + "0,1,0,0,0,1,1,0,-64,0\n0,1,0,0,1,2,1,1,0,0\n",
+            r"row 0: bytes -64, expected a whole number in 0\.\.",
+        ),
+        (
+            OURS_HEAD + "0,1,0,0,0,1,1,0,6.5,0\n0,1,0,0,1,2,1,1,0,0\n",
+            "row 0: bytes 6.5, expected a whole number",
+        ),
+        (
+            OURS_HEAD + "0,1,0,0,0,1,1,2,64,0\n0,1,0,0,1,2,1,1,0,0\n",
+            r"row 0: hit 2, expected a whole number in 0\.\.1",
+        ),
+        (
+            OURS_HEAD + "0,1,0,0,0,1,1,1,0,0\n0,1,0,0,1,2,1,0,64,-1\n",
+            "row 1: wait_s is -1, expected 0 or more",
+        ),
+        (
+            OURS_HEAD.replace("top_k=2", "top_k=3")
+            + "0,1,0,0,0,1,1,1,0,0\n0,1,0,0,1,2,1,1,0,0\n",
+            "says top_k=3, but no token has more than 2 experts; correct the header",
+        ),
+        (
+            OURS_HEAD.replace("top_k=2", "top_k=9") + "0,1,0,0,0,1,1,1,0,0\n",
+            "top_k is 9, expected at most the 8 experts",
+        ),
+        (
             OURS_HEAD + "".join(f"0,1,0,0,{r},{r},1,1,0,0\n" for r in range(3)),
             r"row 2: rank 2 of .* ranks 0\.\.1",
         ),

@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, chosen
 from moe_edge.core.files import write_json
+from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.place.migration_policy import MigrationRule
 from moe_edge.place.policy import PLACERS
@@ -84,19 +85,21 @@ def run_simulate(
         return {"methods": names}
     runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
     spans = {}  # of the first seed
-    for number in range(seed, seed + seeds):
-        case = first
-        if number != seed:
-            case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
-        for name in names:
-            loop = case.loop(name, options, seed=number, **moving)
-            started = time.perf_counter()
-            loop.run()
-            result = report(loop)
-            runs[name].append(result)
-            print(progress(name, number, result, time.perf_counter() - started))
-            if number == seed and options.timeline_s:
-                spans[name] = loop.spans
+    with counter("runs", seeds * len(names)) as count:
+        for number in range(seed, seed + seeds):
+            case = first
+            if number != seed:
+                case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
+            for name in names:
+                loop = case.loop(name, options, seed=number, **moving)
+                started = time.perf_counter()
+                loop.run()
+                result = report(loop)
+                runs[name].append(result)
+                print(progress(name, number, result, time.perf_counter() - started))
+                count(1)
+                if number == seed and options.timeline_s:
+                    spans[name] = loop.spans
     rows = {name: median_row(results) for name, results in runs.items()}
     case = vars(wanted) | {"cluster_options": dict(wanted.cluster_options or {})}
     stored = {

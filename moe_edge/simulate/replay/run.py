@@ -7,6 +7,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_64_bits, chosen
 from moe_edge.core.files import write_json
+from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.predict.registry import PREDICTORS
@@ -74,11 +75,11 @@ def run_replay(
         return {"policies": list(built), "predictors": list(foreseers)}
     cached = {
         name: {str(size): replay(rows, policy, layer_S[name, size]) for size in sizes}
-        for name, policy in built.items()
+        for name, policy in progress(built.items(), "cache policies replayed")
     }
     predicted = {
         name: replay_predictor(rows, predictor, horizon)
-        for name, predictor in foreseers.items()
+        for name, predictor in progress(foreseers.items(), "predictors replayed")
     }
     summary = {
         "hit_ratio": {
