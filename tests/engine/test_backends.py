@@ -149,7 +149,7 @@ def reading_of(ids_TK) -> Reading:
     ids_TK = np.array(ids_TK, np.int32)
     weights_TK = np.ones(ids_TK.shape, np.float32)
     shape_BS = (len(ids_TK), 1)
-    given = ids_TK, weights_TK, weights_TK, None, None
+    given = ids_TK, weights_TK, weights_TK, None, None, None
     return Reading(GQA.moe_layers[0], 0, [0], shape_BS, *given)
 
 

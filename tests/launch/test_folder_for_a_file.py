@@ -44,5 +44,5 @@ def test_fit_routing_refuses_a_folder_before_it_computes(run_script, tmp_path):
 def test_errors_of_the_system_start_with_the_file(run_script):
     done = run_script("fit_routing", "--data_dir", ".", "--out", "o")
     assert done.error == (
-        "error: routing/expert_counts.jsonl: no such file or directory; check the path"
+        "error: cannot read routing/expert_counts.jsonl: No such file or directory"
     )
