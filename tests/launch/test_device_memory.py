@@ -1,11 +1,13 @@
 """An absolute --device_memory: one minimum for the check, --dry_run and the run."""
 
+import inspect
 import json
 import re
 
 import numpy as np
 import pytest
 
+from moe_edge.configurables import ROOTS, get_root
 from moe_edge.core.checks import CapacityError
 from moe_edge.evaluate.run import run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
@@ -37,6 +39,16 @@ COMMANDS = {
         ("--target", "engine", "--poisson", 9, "--duration_s", 1, *SERVED),
     ),
 }
+
+
+def test_every_command_with_the_flag_is_tested():
+    with_flag = {
+        name
+        for name in ROOTS
+        if "device_memory" in inspect.signature(get_root(name)).parameters
+    }
+    # lm_eval: tests/parity/test_run_lm_eval.py
+    assert with_flag == {"generate", "evaluate", "serve", "load", "lm_eval"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
