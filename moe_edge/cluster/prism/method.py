@@ -92,6 +92,7 @@ class PrismScheduler(Scheduler):
     ) -> TableKeeper:
         """All servers hold their blocks and know the first table."""
         self.lost_between.clear()  # the keeper looks who is there
+        self.returning.restart()
         keeper = TableKeeper(self, held_NLE, judge)
         for server, arrays in keeper.tables().items():
             held_LE = self.full(keeper.held_NLE[server])
@@ -114,6 +115,7 @@ class PrismScheduler(Scheduler):
         """
         asked = list(asked)
         self.lost_between.clear()
+        self.returning.restart()
         self.tell_all("alone")
         self.wait_for_all("ready", ready_s)
         serving = Serving(self, Holders(), asked, drill, passes_on)

@@ -172,7 +172,7 @@ class Server(ServingNode):
 
     def goes_back(self, kind: str) -> bool:
         """Not if the scheduler is dead; else it was away, or the network was."""
-        return kind == "hung"
+        return kind == "hung" and self.transport.reconnects
 
     def go_back(self) -> None:
         self.tables.close(RequestError("this server was off the scheduler's list"))
@@ -180,11 +180,11 @@ class Server(ServingNode):
 
     def do_return(self, fields, arrays) -> None:
         """It is taken in again: nothing of what it had counts any more."""
+        self._way_back.end()  # before it is ready: it may have to begin again at once
         self._bringer.forget()
         for server in fields["servers"]:
             self.now_back(fields | {"server": server}, {})
         self.do_prepare(fields, arrays)
-        self._way_back.end()
 
     def fail(self, error: BaseException) -> None:
         if not self._stopped.is_set():

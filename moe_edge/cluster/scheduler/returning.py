@@ -26,11 +26,18 @@ class Returning:
         self._scheduler, self._within_s = scheduler, within_s
         self._greeted: set[int] = set()  # are being connected to
         self._preparing: set[int] = set()
+        self._too_late: set[int] = set()  # prepare for a run that is over
+
+    def restart(self) -> None:
+        """A new run begins: who prepares for the last one must come back again."""
+        self._too_late |= self._preparing
+        self._preparing.clear()
 
     def hears(self, event: Event) -> Event | None:
         """What a server says that is off the list: an event for who serves, if any."""
         server, name = event.server, event.name
-        if name == "back" and server not in self._greeted | self._preparing:
+        known = self._greeted | self._preparing | self._too_late
+        if name == "back" and server not in known:
             self._greeted.add(server)
             threading.Thread(target=self._greet, args=[server], daemon=True).start()
         elif name == "greeted":
@@ -39,6 +46,10 @@ class Returning:
                 return event._replace(name="back", fields={})
         elif name == "gone":
             self._preparing.discard(server)
+            self._too_late.discard(server)
+        elif name == "ready" and server in self._too_late:
+            self._too_late.discard(server)
+            self._scheduler.tell(server, "away")
         elif name == "ready" and server in self._preparing:
             self._preparing.discard(server)
             print(f"server {server} is back, with no blocks", file=sys.stderr)

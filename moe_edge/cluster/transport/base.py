@@ -181,6 +181,7 @@ class Transport(abc.ABC):
       peer: own number.
       address: where it listens.
       traffic: what it has carried.
+      reconnects: whether `reach` can connect to a lost peer again.
       on_lost: called once for a lost peer with its number and "dead" or "hung", by a
         thread of the transport; must return soon.
     """
@@ -188,6 +189,7 @@ class Transport(abc.ABC):
     peer: int
     address: Address
     traffic: Traffic
+    reconnects = True
     on_lost: Callable[[int, str], None] | None = None
 
     @abc.abstractmethod

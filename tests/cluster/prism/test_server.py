@@ -183,7 +183,7 @@ def test_a_server_without_its_scheduler_ends_in_the_midst_of_a_step():
         assert {error.exit_code for error in errors} == {3}
         for each in cluster.servers:
             each.error, each.killed = None, True
-        cluster.scheduler._events.put(None)  # ends the thread by a fault
+        cluster.scheduler._events.put("no event")  # ends the thread by a fault
         one.join(10)
 
 

@@ -195,3 +195,16 @@ def test_a_stranger_that_asks_to_come_back_is_not_heard():
     for peer in (0, 4, 99):
         scheduler.control(peer, "back", {}, {})
     assert next_of(scheduler, 0.1) is None
+
+
+def test_a_server_that_is_ready_for_a_run_that_is_over_must_come_back_again():
+    scheduler = of(0, 1, 2)
+    scheduler.lose(1)
+    scheduler.returning.prepare(1, {}, {})
+    scheduler.returning.restart()
+    say(scheduler, 1, "back")
+    say(scheduler, 1, "ready")
+    assert next_of(scheduler, 0.1) is None and scheduler.alive == [0, 2]
+    assert scheduler.transport.told[-1] == (1, "away")
+    say(scheduler, 1, "back")
+    assert next_of(scheduler) == (1, "back", {})

@@ -447,6 +447,38 @@ def test_a_server_may_come_back_again_and_again_while_blocks_migrate():
         assert run.keeper.held_NLE.any(axis=0).all()
 
 
+def test_a_server_that_comes_back_between_two_runs_is_in_the_second():
+    with LiveCluster([SLOTS] * 3) as cluster:
+        told = []
+        server = cluster.servers[1].server
+
+        def do_return(fields, arrays):
+            told.append(fields["version"])
+            if len(told) == 1:  # it says that it is ready when the run is over
+                wait_until(lambda: cluster.scheduler.talk.count("run 2"))
+            Server.do_return(server, fields, arrays)
+
+        server.do_return = do_return
+        cluster.scheduler.react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
+        first = asked_of(3)
+        cluster.hold(first[-1], {("from", "back"): 1})
+        run = cluster.run(owned_by_one(3), first)
+        assert_tokens_of_one_machine(run.asked)
+        second = asked_of(3)
+        cluster.hold(second[-1], {("from", "returned"): 1})
+        tell_all = cluster.scheduler.tell
+
+        def tell(server, name, *more):
+            tell_all(server, name, *more)
+            if name == "prepare":
+                cluster.scheduler.talk.append("run 2")
+
+        cluster.scheduler.tell = tell
+        run = cluster.run(owned_by_one(3), second)
+        assert_tokens_of_one_machine(run.asked)
+        assert len(told) == 2 and cluster.scheduler.alive == [0, 1, 2]
+
+
 def test_a_server_that_nobody_takes_back_ends_with_one_line(monkeypatch):
     monkeypatch.setattr(way_back, "BACK_S", 0.1)
     monkeypatch.setattr(way_back, "AGAIN_S", 0.05)

@@ -53,6 +53,8 @@ class CollectivesTransport(Transport):
       ConfigError: this process has another index than number.
     """
 
+    reconnects = False
+
     def __init__(self, messages: Transport):
         if jax.process_index() != messages.peer:
             raise ConfigError(
