@@ -20,6 +20,7 @@ LARGE_FILE_BYTES = 256 << 20  # of a run's requests, or a table of all neurons
 Refusal = Callable[[str], Exception]  # message -> what is raised
 
 _NESTS = frozenset((dict, list))
+_TOO_LONG = re.compile(r"[0-9]{309}")  # no float holds such a whole number
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -54,6 +55,8 @@ def parse_json(
             text, object_pairs_hook=_distinct, **(hooks if finite else {})
         )
         _check_depth(value, max_depth)
+        if _TOO_LONG.search(text):  # perhaps only within a text
+            json.loads(text, parse_int=_short)
         if _SURROGATE.search(text):
             _check_characters(value)
         return value
@@ -64,7 +67,7 @@ def parse_json(
         reason = _too_deep(max_depth)
     except _Fault as fault:
         reason = str(fault)
-    except ValueError:  # Python's limit of what it reads at all
+    except ValueError:  # beyond a float, or what Python reads at all
         reason = "a number has too many digits"
     raise error(f"{where} is not valid JSON: {reason}")
 
@@ -159,6 +162,12 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise _Fault(f"the number {text[:60]} is too large")
     return value
+
+
+def _short(text: str) -> int:
+    if _TOO_LONG.search(text):
+        raise ValueError(text)
+    return int(text)
 
 
 def _check_depth(value: Any, most: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, ConfigError, check_shape
+from moe_edge.core.checks import CapacityError, ConfigError, built, check_shape
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.npy import load_npy
@@ -116,17 +116,33 @@ class Placement:
             raise ConfigError(
                 f"{path} has format_version {version}, expected {FORMAT_VERSION}"
             )
+        file = built(str(path), _File, stored, ignore_more=True)
         shape = list(on_NLE.shape)
-        if on_NLE.dtype != bool or stored["shape"] != shape or len(shape) != 3:
-            raise ConfigError(
-                f"{path} is of a placement {stored['shape']}, got {shape}"
-            )
-        counts = [len(gpus) for gpus in stored["gpus"]]
+        if on_NLE.dtype != bool or file.shape != shape or len(shape) != 3:
+            raise ConfigError(f"{path} is of a placement {file.shape}, got {shape}")
+        counts = [len(gpus) for gpus in file.gpus]
         if counts != on_NLE.sum(axis=(1, 2)).tolist():
             raise ConfigError(f"{path} and its .npy disagree about how many blocks")
         gpu_NLE = np.full(shape, ABSENT, np.int8)
-        gpu_NLE[on_NLE] = np.concatenate([np.array(g, int) for g in stored["gpus"]])
+        gpu_NLE[on_NLE] = np.concatenate([np.array(g, int) for g in file.gpus])
         return cls(gpu_NLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """What the JSON file of a placement holds beside facts for people."""
+
+    shape: list[int]
+    gpus: list[list[int]]
+
+    def __post_init__(self):
+        for server, gpus in enumerate(self.gpus):
+            for gpu in gpus:
+                if not 0 <= gpu < MAX_GPUS:
+                    raise ConfigError(
+                        f"placement: server {server} holds a block on GPU {gpu}, "
+                        f"expected 0 to {MAX_GPUS - 1}"
+                    )
 
 
 def check_slots(

@@ -37,6 +37,7 @@ def nested(depth: int) -> str:
         ("[-Infinity]", "-Infinity is no JSON number"),
         ("[1e999]", "the number 1e999 is too large"),
         ("1" * 5000, "a number has too many digits"),
+        ('{"a": [-1' + "0" * 309 + "]}", "a number has too many digits"),
         ('["\\ud83d"]', r"half a character, \ud83d"),
         ("\ufeff{}", "Unexpected UTF-8 BOM"),
         (NESTED, f"lists and objects are nested deeper than {MAX_DEPTH}"),
@@ -56,6 +57,7 @@ def test_text_that_is_read():
         "a": [1, 2.5, None, "🦊"]
     }
     assert parse_json("x", nested(MAX_DEPTH)) is not None
+    assert parse_json("x", f'["{"1" * 400}", {10**300}]') == ["1" * 400, 10**300]
     for scalar in ("1", "null", '"a"'):
         assert parse_json("x", scalar, max_depth=0) == json.loads(scalar)
 

@@ -63,6 +63,9 @@ def test_save_load_round_trip_with_bool_array(tmp_path):
         ("format_version", 7, "format_version 7, expected 1"),
         ("shape", [2, 3, 2], r"placement \[2, 3, 2\], got \[2, 2, 3\]"),
         ("gpus", [[0], [0]], "disagree about how many"),
+        ("gpus", "01", r"p.json: gpus is '01', expected a list"),
+        ("gpus", [["x"]], r"p.json: gpus is \[\['x'\]\], expected a list"),
+        ("gpus", [[0], [300]], "server 1 holds a block on GPU 300, expected 0 to 126"),
     ],
 )
 def test_load_foreign_files_are_refused(tmp_path, field, value, message):

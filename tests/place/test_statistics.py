@@ -90,7 +90,7 @@ def test_read_statistics_several_top_k_need_a_choice(tmp_path):
         ({"counts": [1, 2, "3"]}, "count of expert 2 is '3'"),
         ({"layer": "first"}, ":1: layer is 'first'"),
         ({"layer": -1}, ":1: layer is -1, expected a whole number from 0"),
-        ({"counts": [1, 10**400, 1]}, ":1: count of expert 1 is 1000"),
+        ({"counts": [1, 10**400, 1]}, ":1 is not valid JSON: a number has too"),
         ({"layer": 2**64}, ":1: layer is 18446744073709551616, expected a whole num"),
         ({"top_k": 0}, ":1: top_k is 0, expected a whole number from 1"),
     ],
