@@ -20,6 +20,7 @@ from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.warm_up import actors
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.transport.base import Call
+from moe_edge.core.progress import progress
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.cluster_run import READY, SUMMARY, Cluster
@@ -89,7 +90,7 @@ class Holder(Server):
         """All programs of this server."""
         shapes, config = self._shapes, self.engine.config
         tokens = {*shapes.rows, *(R * size for R, size, _ in shapes.prompt_shapes())}
-        for count in sorted(tokens):
+        for count in progress(sorted(tokens), "compiling calls"):
             call = Call(
                 layer=config.moe_layers[0],
                 bucket=count,

@@ -10,7 +10,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
-from moe_edge.core.progress import counter, say
+from moe_edge.core.progress import counter, say, waiting
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
 from moe_edge.training.control import Clock, StopOnSignal, append_record, short
@@ -31,8 +31,11 @@ def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
     start = time.monotonic()
     if options.pause_file and options.pause_file.exists():
         say(f"paused until {options.pause_file} is removed")
-    while options.pause_file and options.pause_file.exists() and not signals.stopped:
-        time.sleep(0.5)
+    with waiting():
+        while options.pause_file and options.pause_file.exists():
+            if signals.stopped:
+                break
+            time.sleep(0.5)
     return time.monotonic() - start
 
 

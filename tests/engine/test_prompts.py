@@ -99,6 +99,14 @@ def test_read_prompts_rejects_bad_line(tmp_path, line, message):
         read_prompts(path)
 
 
+@pytest.mark.xfail(strict=True, reason="the one JSON reader (issue 42, 11) refuses it")
+def test_read_prompts_rejects_a_key_twice(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "prompt": "x", "prompt": "y"}')
+    with pytest.raises(RequestError, match="p.jsonl:1.*'prompt' occurs twice"):
+        read_prompts(path)
+
+
 def test_read_prompts_rejects_bytes_that_are_no_utf8(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'\n{"id": "a", "prompt": "\xe9t\xe9"}')  # Latin-1
