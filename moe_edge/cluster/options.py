@@ -155,8 +155,8 @@ class ClusterOptions:
             check_positive(name, getattr(self, name))
         if not 0.5 <= self.hung_s <= 3600:
             raise ConfigError(
-                f"--hung_s is {self.hung_s}, expected 0.5 to 3600 seconds; heartbeats "
-                "come every half second"
+                f"--hung_s is {self.hung_s}, expected 0.5 to 3600 seconds; give 2 or "
+                "more on a wired network, 10 or more on Wi-Fi"
             )
         check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:

@@ -106,14 +106,15 @@ def copies_for(
       room_N: blocks that each server may hold.
     """
     held_NLE, copies = held_NLE.copy(), []
+    free_N = np.where(alive_N, room_N - held_NLE.sum(axis=(1, 2)), 0)
     lacking = np.argwhere(out_of_reach(held_NLE, alive_N, reach_NM)).tolist()
     for server, layer, block in sorted(lacking, key=lambda c: -calls_NLE[tuple(c)]):
         if (held_NLE[:, layer, block] & reach_NM[server]).any():
             continue  # by a copy for another server
-        free_N = np.where(alive_N, room_N - held_NLE.sum(axis=(1, 2)), 0)
-        free_N = np.where(reach_NM[server], free_N, 0)
-        holder = server if free_N[server] > 0 else int(free_N.argmax())
-        if free_N[holder] > 0:
+        near_N = np.where(reach_NM[server], free_N, 0)
+        holder = server if near_N[server] > 0 else int(near_N.argmax())
+        if near_N[holder] > 0:
+            free_N[holder] -= 1
             held_NLE[holder, layer, block] = True
             copies.append(Arrival(holder, layer, block, holder))
     return copies

@@ -103,7 +103,7 @@ class Accusations:
             deadline, but goes on), unanswered (so has the last attempt of a call).
         """
         pair = by, who
-        if by == who or pair in self.bad or pair in self._connecting:
+        if by == who or pair in self.bad or self._is_connecting(pair):
             return []  # nobody accuses itself; the others are known
         question = Ask(who, calls=kind == "unanswered")
         known = question in self._asked
@@ -148,8 +148,7 @@ class Accusations:
     def due(self) -> list[Action]:
         """Bad pairs that are to be tried again."""
         before_s = self._now_s() - RETRY_S
-        pairs = [p for p in sorted(self.bad - self._connecting)]
-        due = [p for p in pairs if self._tried_s[p] <= before_s]
+        due = [p for p in sorted(self.bad) if self._tried_s[p] <= before_s]
         return [action for pair in due for action in self._connect(pair)]
 
     def forget(self, server: int) -> None:
@@ -165,6 +164,11 @@ class Accusations:
             for pair in [p for p in times if server in p]:
                 del times[pair]
 
+    def _is_connecting(self, pair: tuple[int, int]) -> bool:
+        """An accuser that never reports is not waited for without end."""
+        since_s = self._now_s() - RETRY_S
+        return pair in self._connecting and self._tried_s[pair] > since_s
+
     def _connect(self, pair: tuple[int, int]) -> list[Action]:
         self._connecting.add(pair)
         self._tried_s[pair] = self._now_s()
@@ -172,7 +176,8 @@ class Accusations:
 
     def _set_bad(self, pair: tuple[int, int]) -> list[Action]:
         self.bad.add(pair)
-        self.found_bad.append(pair)
+        if pair not in self.found_bad:
+            self.found_bad.append(pair)
         self._tried_s[pair] = self._now_s()
         return [Apart(*pair)]
 

@@ -123,7 +123,11 @@ class Scheduler:
         try:
             self.transport.fetch(FIRST + server, NO_LAYER, 0, nothing, deadline_s)
         except PeerLost as error:
-            return "dead" if error.kind == "dead" else "hung"
+            if error.kind != "dead":
+                return "hung"
+            # Or a firewall lets nobody at its blocks.
+            there = self.ask(server, "time", deadline_s) is not None
+            return None if there else "dead"
         except Refused:
             pass
         return None

@@ -147,6 +147,15 @@ def test_a_bad_pair_is_tried_again_and_may_become_good(looked_into, clock):
     assert not looked_into.bad and looked_into.found_bad == [(0, 2)]
 
 
+def test_an_accuser_that_never_reports_is_heard_again(looked_into, clock):
+    (question,) = looked_into.accuse(0, 2, "hung")
+    assert looked_into.answered(question, None) == [Connect(0, 2)]
+    clock.now_s += RETRY_S - 1
+    assert looked_into.accuse(0, 2, "hung") == []
+    clock.now_s += 1
+    assert looked_into.accuse(0, 2, "hung") == [Ask(2)]
+
+
 def test_of_a_lost_server_nothing_is_left(looked_into, clock):
     for by, who in ((0, 2), (2, 1), (0, 1)):
         (question,) = looked_into.accuse(by, who, "hung")

@@ -145,6 +145,20 @@ def test_an_accused_server_that_does_not_answer_is_gone(kind):
     assert next_of(scheduler, 0.1) is None
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_accused_whose_blocks_cannot_be_reached_is_asked_otherwise(alive):
+    scheduler = of(*((0, 1, 2) if alive else (0, 1)))
+
+    def fetch(peer, *more):
+        raise PeerLost(peer, "dead", "gives no blocks: Connection refused")
+
+    scheduler.transport.fetch = fetch
+    say(scheduler, 0, "lost", who=2, kind="dead")
+    gone = (2, "gone", {"kind": "dead"})
+    assert next_of(scheduler, 0.3 if alive else 5.0) == (None if alive else gone)
+    assert scheduler.transport.told == ([(0, "reach")] if alive else [])
+
+
 def test_the_schedulers_own_connection_needs_no_question():
     scheduler = of(0, 1, 2)
     scheduler.on_lost(2, "dead")
