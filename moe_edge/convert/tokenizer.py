@@ -60,11 +60,12 @@ class Tokenizer:
         self._decoders = str(self._tokenizer.decoder)
         self._begin, self._end = _around(self._tokenizer)
         if self.vocab_size > config.vocab_size:
-            more = ", ".join(new)[:60]
-            more = f", with {more} of the files next to it," if new else ""
+            more, names = "", ", ".join(new)[:60]
+            if new:
+                more = f" and the files next to it, which add {names}; take them out or"
             raise CheckpointError(
-                f"tokenizer {path}{more} has {self.vocab_size} tokens, the "
-                f"vocabulary of the model only {config.vocab_size}; use the tokenizer "
+                f"{self.vocab_size} tokens exceed the model's vocabulary of "
+                f"{config.vocab_size}: tokenizer {path}{more or ';'} use the tokenizer "
                 "of this model"
             )
 

@@ -73,7 +73,7 @@ def test_converted_checkpoint_keeps_the_files(tmp_path):
 
 
 def test_tokens_beyond_the_vocabulary_of_the_model_are_named(tmp_path):
-    message = r"with <sep>, \[PAD\], <cls>, .* of the files next to it.* only 18; use"
+    message = r"21 tokens .* of 18: .*, which add <sep>, \[PAD\], <cls>, .*; take them"
     with pytest.raises(CheckpointError, match=message):
         open_tokenizer(tmp_path, "named", 18)
 

@@ -74,7 +74,9 @@ def test_tokenizer_damaged_is_a_clear_error(tmp_path):
 def test_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
     hf = hf_folder(tmp_path / "hf", "olmoe", vocab_size=50)
     byte_tokenizer(False).save(str(hf / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="100 tokens.*only 50"):
+    with pytest.raises(
+        CheckpointError, match="100 tokens exceed .* of 50: .*json; use"
+    ):
         load_tokenizer(open_checkpoint(hf))
 
 
