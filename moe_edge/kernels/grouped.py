@@ -7,9 +7,11 @@ whatever was chosen, and nothing depends on the choice but numbers: no loop of X
 runs over experts, which on a GPU would wait for the host in every round.
 
 Weights in bfloat16 meet a float32 row in parts of 8 bits, each of them bfloat16
-(`split`), summed in float32: three are the row itself, two leave an error of 2^-17,
-where rounding the row to bfloat16 makes 2^-9. Where reading the weights takes the time,
-the further products are free.
+(`split`), summed in float32. One part is the row rounded to bfloat16, an error of 2^-9,
+as `transformers` and vLLM have it; two leave 2^-17, three are the row itself. Each part
+is a product of its own: with three a step takes 1.7 times as long as with one at batch
+1, and 2.1 times at batch 8 (H200, docs/performance.md). `MOE_EDGE_PARTS` asks for
+another number.
 
 The bits of a row depend neither on the other rows nor on its place. Biases, weights of
 pairs and parts are the kernel's work for that reason, too: XLA rounds a product and a
@@ -18,6 +20,7 @@ Finding rows and what stands between two products are, because a kernel of their
 takes longer to launch than to run.
 """
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,6 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from moe_edge.core.checks import check_known
 from moe_edge.core.float32 import PRECISION
 from moe_edge.kernels import rows
 
@@ -39,12 +43,14 @@ class Tiles(NamedTuple):
     inputs: int
     warps: int
     stages: int
-    parts: int  # of a row that meets bfloat16
+    parts: int  # of a row that meets bfloat16, unless another number is asked for
 
 
-FEW = Tiles(16, 32, 128, 4, 4, 3)  # reading weights takes the time
-MANY = Tiles(64, 128, 64, 4, 3, 2)  # multiplying does
+# A default changes only after it was timed on a GPU: see docs/gpu_todo.md.
+FEW = Tiles(16, 32, 128, 4, 4, 1)  # reading weights takes the time
+MANY = Tiles(64, 128, 64, 4, 3, 2)  # multiplying does; one part was never timed
 MANY_WIDE = Tiles(64, 64, 32, 4, 3, 1)  # the same for float32, which takes more room
+VARIABLE, PARTS = "MOE_EDGE_PARTS", ("1", "2", "3")
 
 
 class Blocks(NamedTuple):
@@ -53,6 +59,25 @@ class Blocks(NamedTuple):
     record_B: jax.Array
     row_B: jax.Array  # its first row
     count_B: jax.Array  # its rows; 0 leaves it out
+
+
+def parts_of(tiles: Tiles) -> int:
+    """Parts of a row that meets bfloat16: what MOE_EDGE_PARTS says, or the tiles.
+
+    Raises:
+      ConfigError: another number than 1, 2 or 3.
+    """
+    asked = os.environ.get(VARIABLE)
+    if asked is None:
+        return tiles.parts
+    check_known(VARIABLE, asked, PARTS)
+    return int(asked)
+
+
+def describe() -> str:
+    """How rows meet bfloat16 weights on a GPU, for people."""
+    few, many = parts_of(FEW), parts_of(MANY)
+    return f"rows in {few} bfloat16 parts up to {FEW.rows}, {many} above"
 
 
 def suits(weights: jax.Array) -> bool:
@@ -160,6 +185,7 @@ def product(
       float32 `[P, O]`.
     """
     interpret = jax.default_backend() != "gpu"  # tests
+    tiles = tiles._replace(parts=parts_of(tiles))
     # One array, which XLA makes in one kernel.
     given = {"blocks": jnp.stack(blocks), "records": records_SR, "x": x_TI}
     given |= {"source": source_P, "scale": scale_P}

@@ -86,9 +86,11 @@ def machine_info() -> dict[str, Any]:
     import jax
     import jaxlib
 
-    from moe_edge.kernels import native
+    from moe_edge.kernels import grouped, native
 
-    gpu = gpu_name()
+    gpu, kernels = gpu_name(), native.describe()
+    if jax.default_backend() == "gpu":
+        kernels += f"; on the GPU {grouped.describe()}"
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "cpu": cpu_name(),
@@ -102,5 +104,5 @@ def machine_info() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "backend": jax.default_backend(),
-        "kernels": native.describe(),
+        "kernels": kernels,
     }

@@ -123,11 +123,14 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
 
 
 def _narrow_product(x_TI, weight_OI):
-    """On a GPU: without bfloat16 weights in float32, which a dot writes to memory."""
+    """On a GPU: without bfloat16 weights in float32, which a dot writes to memory.
+
+    A single row is not rounded: it meets the weights without a matrix product.
+    """
     if x_TI.shape[0] == 1:
         return jnp.sum(to_float32(weight_OI) * x_TI, axis=1)[None]
     like = grouped.FEW if x_TI.shape[0] <= grouped.FEW.rows else grouped.MANY
-    rows = grouped.split(x_TI, weight_OI.dtype, like.parts)
+    rows = grouped.split(x_TI, weight_OI.dtype, grouped.parts_of(like))
     contract = (((1,), (1,)), ((), ()))
     products = lax.dot_general(
         jnp.concatenate(rows), weight_OI, contract, preferred_element_type=jnp.float32

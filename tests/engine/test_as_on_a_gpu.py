@@ -1,25 +1,40 @@
-"""Bits of engines whose experts are the work of one opaque kernel, as on a GPU.
-
-A callback takes the kernel's place: XLA can fuse nothing with it.
-"""
+"""Engines whose experts are the work of a GPU's kernels: bits, rounding, perplexity."""
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
-from moe_edge.engine import layer_programs, programs
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import grouped, native, rows
-from moe_edge.model import experts
+from moe_edge.kernels import grouped
+from moe_edge.studies.quickstart.texts import BOOKS
+from tests.support.gpu_kernels import default_models_perplexity, interpreted_kernels
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
-from tests.support.tiny_models import ALL, random_prompts, random_weights
+from tests.support.tiny_models import (
+    ALL,
+    BF16,
+    random_prompts,
+    random_weights,
+    score_all,
+)
 
 pytestmark = pytest.mark.slow
-STEPS, LENGTHS = 6, (9,)
+STEPS, LENGTHS, TOKENS = 6, (9,), 1024
 _calls: list[int] = []  # of the kernel: where its matrix begins
+
+
+def parts_of(x_PI, dtype, tiles) -> list[np.ndarray]:
+    """`grouped.split`, in NumPy."""
+    if dtype == np.float32:
+        return [x_PI]
+    found = []
+    for _ in range(grouped.parts_of(tiles)):
+        found.append(x_PI.astype(ml_dtypes.bfloat16).astype(np.float32))
+        x_PI = x_PI - found[-1]
+    return found
 
 
 def product_on_host(
@@ -35,7 +50,7 @@ def product_on_host(
     bias=None,
     scale_P=None,
 ):
-    """`grouped.product`, row by row."""
+    """`grouped.product`, row by row. A callback: XLA can fuse nothing with it."""
     is_given = isinstance(outputs, jax.Array)
     P, O = outputs.shape if is_given else outputs  # noqa: E741
     if combine is not None:
@@ -46,14 +61,14 @@ def product_on_host(
     def compute(x_TI, source_P, records_SR, blocks, scale_P, out_PO):
         _calls.append(first)
         x_PI, records_SR = np.asarray(x_TI)[source_P], np.asarray(records_SR)
-        width = x_PI.shape[1]
+        parts, width = parts_of(x_PI, records_SR.dtype, tiles), x_PI.shape[1]
         empty_PO = np.full((P, O), np.nan, np.float32)
         out_PO = np.array(out_PO) if is_given else empty_PO
         for record, row, count in zip(*map(np.asarray, blocks), strict=True):
-            record_R = records_SR[record]
+            record_R = records_SR[record].astype(np.float32)
             weight_OI = record_R[first : first + O * width].reshape(O, width)
             for each in range(row, row + count):
-                y_O = weight_OI @ x_PI[each]
+                y_O = sum(weight_OI @ part_PI[each] for part_PI in parts)
                 if bias is not None:
                     y_O = y_O + record_R[bias : bias + O]
                 out_PO[each] = y_O if scale_P is None else y_O * scale_P[each]
@@ -64,23 +79,56 @@ def product_on_host(
     return jax.pure_callback(compute, shape, x_TI, source_P, records_SR, *given)
 
 
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(native, "suits", lambda rows, weights: False)
-    monkeypatch.setattr(rows, "are_wanted", native.is_wanted)
-    monkeypatch.setattr(grouped, "product", product_on_host)
-    for module in (experts, programs, layer_programs):
-        monkeypatch.setattr(module, "choose_method", lambda *_: "pairs")
-
-
 @pytest.mark.parametrize("mode", ["layered", "fused"])
-@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
-def test_waves_have_the_bits_of_the_resident_engine(name, mode):
+@pytest.mark.parametrize(
+    "name, dtype, parts",
+    [
+        ("gqa", BF16, None),
+        ("gqa", BF16, "3"),
+        ("gpt_oss", np.float32, None),
+    ],
+)
+def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
     prompts = random_prompts(ALL[name], LENGTHS)
-    want = forced_logits(ResidentEngine(random_weights(ALL[name])), prompts, STEPS)
     # Fewer slots than a prompt's experts: it runs in waves.
     options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
-    _calls.clear()
-    with make_offloaded(StoreReader(ALL[name]), options) as engine:
-        np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
+    with interpreted_kernels(parts) as patch:
+        patch.setattr(grouped, "product", product_on_host)
+        resident = ResidentEngine(random_weights(ALL[name], dtype=dtype))
+        want = forced_logits(resident, prompts, STEPS)
+        _calls.clear()
+        with make_offloaded(StoreReader(ALL[name], dtype=dtype), options) as engine:
+            np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
     assert len(set(_calls)) == 2 and len(_calls) > 4 * STEPS
+
+
+@pytest.mark.parametrize("parts", [None, "3"])
+def test_decoding_equals_a_prompt_but_for_rounding(parts):
+    """By default rows are rounded to bfloat16 where few are, and not where many are."""
+    prompts, new = random_prompts(ALL["gqa"], (38, 3, 33)), 6
+    forced = random_prompts(ALL["gqa"], 3 * [new], seed=1)
+    full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]
+    with interpreted_kernels(parts):
+        engine = ResidentEngine(random_weights(ALL["gqa"], dtype=BF16))
+        decoded_SV = forced_logits(engine, prompts, new)[:, 0]
+        scored_SV = score_all(engine, full)[0][len(prompts[0]) - 1 :]
+    error_S = np.abs(decoded_SV - scored_SV).max(axis=1) / scored_SV.std()
+    if parts == "3":
+        assert error_S.max() <= 1e-5
+    else:  # one token's third expert is nearly its fourth, and another one then: .07
+        assert 1e-3 <= np.median(error_S) <= 2e-2 and error_S.max() <= 0.1
+
+
+def test_rounding_does_not_change_the_default_models_perplexity():
+    text = BOOKS.read_text(encoding="utf-8")
+    found = {
+        parts: default_models_perplexity(text, TOKENS, parts)
+        for parts in ("1", "3", None)
+    }
+    for parts, one in found.items():
+        print(f"{parts or 'default'} parts: {one.value:.5f}, {one.tokens} tokens")
+    exact = found["3"].value
+    assert found["1"].value == pytest.approx(exact, rel=2e-3)
+    assert found[None].value == pytest.approx(exact, rel=1e-5)
+    changed = np.abs(found["1"].nats[0] - found["3"].nats[0])
+    assert changed.max() > 1e-3, "rows were rounded"

@@ -17,6 +17,7 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.sizes import bucket
 from moe_edge.engine.weights import load_weights
+from moe_edge.kernels import grouped
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sampling import Sampling
@@ -66,9 +67,11 @@ def test_decode_matches_teacher_forced_prefill(name, dtype):
         step_logits.append(engine.decode(session, tokens, active))
     decoded = np.stack([np.asarray(logits) for logits in step_logits], axis=1)
     full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]
-    # On a GPU many rows meet bfloat16 weights in two parts of 8 bits: 2.4e-5 measured.
+    # On a GPU few rows are rounded to bfloat16 and many are not (`kernels/grouped.py`):
+    # .013, and .07 where a near tie then chooses another expert (test_as_on_a_gpu.py).
     is_split = dtype == BF16 and jax.default_backend() == "gpu"
-    tolerance = 1e-4 if is_split else 1e-5
+    is_rounded = is_split and grouped.parts_of(grouped.FEW) < 3
+    tolerance = 0.1 if is_rounded else 1e-5
     for row, logits in enumerate(score_all(engine, full)):
         assert_close(decoded[row], logits[len(prompts[row]) - 1 :], tolerance)
 

@@ -4,10 +4,9 @@ The CUDA plugin compiles for a described device. So a program that a GPU would r
 fails here, and the kernels that a step launches can be counted. Nothing runs.
 """
 
-import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from jax._src import compiler
 from jax.experimental import topologies
 
 from moe_edge.kernels import grouped, rows
+from tests.support.gpu_kernels import as_on_a_gpu
 from tests.support.some_gpu import on_some_gpu
 
 # As an H200 says of itself.
@@ -127,16 +127,6 @@ def shape_of(leaf):
         place = {"sharding": leaf.sharding, "weak_type": leaf.weak_type}
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, **place)
     return leaf
-
-
-@contextlib.contextmanager
-def as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
-    """Our code takes the ways that it takes on a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "default_backend", lambda: "gpu")
-        jax.clear_caches()
-        yield patch
-    jax.clear_caches()
 
 
 def programs_of(run: Callable[[], Any]) -> list[Call]:

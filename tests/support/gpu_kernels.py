@@ -1,0 +1,45 @@
+"""Engines run on a CPU as they do on a GPU, with the GPU's kernels interpreted."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+import pytest
+from jax.experimental import pallas as pl
+
+from moe_edge.engine.load import load_engine
+from moe_edge.evaluate.perplexity import Perplexity, measure_perplexity
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
+    """Our code takes the ways that it takes on a GPU; nothing is compiled for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        jax.clear_caches()
+        yield patch
+    jax.clear_caches()
+
+
+@contextlib.contextmanager
+def interpreted_kernels(parts: str | None) -> Iterator[pytest.MonkeyPatch]:
+    """As on a GPU, with rows that meet bfloat16 in so many parts; None: the default."""
+
+    def interpreted(*args, call=pl.pallas_call, **options):
+        return call(*args, **options | {"interpret": True})
+
+    with as_on_a_gpu() as patch:
+        patch.setattr(pl, "pallas_call", interpreted)
+        if parts is None:
+            patch.delenv("MOE_EDGE_PARTS", raising=False)
+        else:
+            patch.setenv("MOE_EDGE_PARTS", parts)
+        yield patch
+
+
+def default_models_perplexity(text: str, tokens: int, parts: str | None) -> Perplexity:
+    """Of the first tokens of a text, in windows of up to 512 side by side."""
+    with interpreted_kernels(parts):
+        loaded = load_engine("default")
+        ids = loaded.tokenizer.encode(text)[:tokens]
+        return measure_perplexity(loaded.engine, ids, stride=min(512, tokens))
