@@ -48,5 +48,6 @@ def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(start, tiny, tmp_p
     assert lossy.wait() == 0, lossy.stderr
     summary = lossy.summary
     assert sorted(summary["bad_pairs"]) == [[0, 1], [1, 0]]
-    assert not summary["failures"] and summary["lost_requests"] == 0
+    assert not summary["failures"]
+    assert summary["degraded"] == summary["lost_requests"] == 0
     assert tokens_in(tmp_path / "lossy") == tokens_in(tmp_path / "whole")
