@@ -414,6 +414,7 @@ def test_a_server_that_is_lost_and_lives_comes_back_empty(how, capfd):
     assert "server 1 is back, with no blocks" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_takes_blocks_that_found_no_room():
     with LiveCluster([9, 9, 9]) as cluster:
         react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
@@ -426,6 +427,7 @@ def test_a_server_that_comes_back_takes_blocks_that_found_no_room():
         np.testing.assert_array_equal(run.keeper.held_NLE, owned_by_one(3))
 
 
+@pytest.mark.slow
 def test_a_server_may_come_back_again_and_again_while_blocks_migrate():
     tables, asked = [random_held(3, seed) for seed in range(4)], asked_of(3)
     with LiveCluster([SLOTS] * 3) as cluster:
@@ -544,6 +546,7 @@ def test_blocks_out_of_reach_are_read_for_each_call_without_room():
     assert [run.notes[n][0]["most_used"] for n in (0, 1)] == [13, 13]
 
 
+@pytest.mark.slow
 def test_a_server_without_slots_asks_one_that_it_reaches_to_read():
     held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
     _, run = run_with_cut([0, 13, 13], held_NLE, [(0, 1)])

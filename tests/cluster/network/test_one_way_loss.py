@@ -1,0 +1,53 @@
+"""Packets from one server to another one get lost, in that direction only."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from moe_edge.cluster.network.namespaces import missing_rights
+
+reason = missing_rights()
+needs_rights = pytest.mark.skipif(reason is not None, reason=f"no networks: {reason}")
+NOBODY = "02:00:00:00:00:99"  # no machine has this address
+
+
+def ip(*words) -> str:
+    command = ["ip", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def lose_packets(source: str, target: str) -> None:
+    """From now on nothing that one node sends arrives at the other."""
+    found = re.search(r"inet ([\d.]+)/", ip("-n", target, "addr", "show", "eth0"))
+    where = "dev", "eth0", "nud", "permanent"
+    ip("-n", source, "neigh", "replace", found[1], "lladdr", NOBODY, *where)
+
+
+def tokens_in(folder) -> dict[str, list[int]]:
+    lines = (folder / "generations.jsonl").read_text().splitlines()
+    return {row["id"]: row["tokens"] for row in map(json.loads, lines)}
+
+
+@needs_rights
+@pytest.mark.slow
+def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(start, tiny, tmp_path):
+    asked = {"workload": "arithmetic,words,arithmetic", "output_tokens": 4}
+    asked |= {"checkpoint": tiny, "servers": 3, "slots": "12,12,12", "seed": 3}
+    asked |= {"requests_per_server": 6, "hung_s": 2}
+
+    def run(name, **more):
+        given = asked | {"out_dir": name} | more
+        return start(*(f"--{key}={value}" for key, value in given.items()))
+
+    assert run("whole", interval_s=0.01).wait() == 0
+    lossy = run("lossy", interval_s=2.0, link_mbps=20)
+    lossy.wait_for("compiled in")
+    lose_packets("moe-edge.server0", "moe-edge.server1")
+    assert lossy.wait() == 0, lossy.stderr
+    summary = lossy.summary
+    assert sorted(summary["bad_pairs"]) == [[0, 1], [1, 0]]
+    assert not summary["failures"]
+    assert summary["degraded"] == summary["lost_requests"] == 0
+    assert tokens_in(tmp_path / "lossy") == tokens_in(tmp_path / "whole")
