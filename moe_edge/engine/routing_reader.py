@@ -30,11 +30,11 @@ class Reading(NamedTuple):
     ids_TK: np.ndarray  # int32, on the host; E is no expert
     weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
     # On the host, None where nobody reads them: the weights, the scores of all experts,
-    # the states that the router saw, and what gate predictors asked for.
+    # what gate predictors asked for, and the states that the router saw.
     host_weights_TK: np.ndarray | None
     scores_TE: np.ndarray | None
-    hidden_TD: np.ndarray | None
     wanted_NE: np.ndarray | None
+    hidden_TD: np.ndarray | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -110,7 +110,7 @@ class RoutingReader:
             manager.statistics.count_route(real, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
-        seen = host_TK, scores_TE, hidden_TD, wanted_NE
+        seen = host_TK, scores_TE, wanted_NE, hidden_TD
         return Reading(*where, ids_TK, weights_TK, *seen)
 
     def look_up(self, reading: Reading) -> LayerVisit:

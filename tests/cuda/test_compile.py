@@ -64,8 +64,12 @@ def test_offloaded(name, mode):
     assert any(in_host_memory in text for text in texts) == (mode == "fused")
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_experts(activation):
+@pytest.mark.parametrize(
+    "activation, parts", [*((each, None) for each in ACTIVATIONS), ("silu", "3")]
+)
+def test_experts(activation, parts, monkeypatch):
+    if parts is not None:
+        monkeypatch.setenv("MOE_EDGE_PARTS", parts)
     layout, shape = RecordLayout(64, 128), jax.ShapeDtypeStruct
     limit = 7.0 if activation == "clamped_swiglu" else None
     options = {"activation": activation, "swiglu_limit": limit}

@@ -217,6 +217,7 @@ def test_dense_products_read_bfloat16_weights_as_they_are(rows, all_parts):
     "tiles, dtype",
     [
         (grouped.FEW, jnp.bfloat16),
+        (grouped.FEW._replace(parts=3), jnp.bfloat16),
         (grouped.FEW, jnp.float32),
         (grouped.MANY, jnp.bfloat16),
         (grouped.MANY_WIDE, jnp.float32),

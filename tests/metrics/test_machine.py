@@ -1,5 +1,7 @@
 import sys
 
+import jax
+
 from moe_edge.metrics import machine
 from moe_edge.metrics.schema import MACHINE_KEYS
 
@@ -9,6 +11,16 @@ def test_machine_info_has_the_schemas_keys():
     assert set(info) == MACHINE_KEYS | {"kernels"}  # older entries have no such key
     assert info["backend"] == "cpu" and info["gpu"] is None
     assert info["cores"] >= 1 and info["cpu"]
+
+
+def test_machine_info_says_how_a_gpu_multiplies(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("MOE_EDGE_PARTS", raising=False)
+    found = machine.machine_info.__wrapped__()["kernels"]
+    assert found.endswith("; on the GPU rows in 1 bfloat16 parts up to 16, 2 above")
+    monkeypatch.setenv("MOE_EDGE_PARTS", "3")
+    found = machine.machine_info.__wrapped__()["kernels"]
+    assert found.endswith("rows in 3 bfloat16 parts up to 16, 3 above")
 
 
 def test_device_slug_names_cpu_cores_or_the_gpu(monkeypatch):
