@@ -214,7 +214,7 @@ def read_tokenizer_config(folder: Path | None) -> dict[str, Any]:
     """
     if folder is None or not (folder / CONFIG).is_file():
         return {}
-    config = read_json(folder / CONFIG, CheckpointError, finite=False)
+    config = read_json(folder / CONFIG, CheckpointError, strict=False)
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder / CONFIG} is no JSON object")
     return config

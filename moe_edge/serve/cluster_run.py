@@ -91,7 +91,7 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
             with _signals_to(processes, folder / READY):
                 processes.start([*spec.hosts])
                 processes.watch()
-        return read_json(folder / SUMMARY, finite=False)
+        return read_json(folder / SUMMARY, strict=False)
 
 
 @contextlib.contextmanager
