@@ -126,7 +126,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         mistyped.
     """
     path = folder / MANIFEST_NAME
-    manifest = read_json(path, CheckpointError, finite=False, max_bytes=_MAX_BYTES)
+    manifest = read_json(path, CheckpointError, strict=False, max_bytes=_MAX_BYTES)
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")

@@ -96,7 +96,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         stored = folder / "cluster.json"
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
-        facts = read_json(stored, finite=False, max_bytes=LARGE_FILE_BYTES)
+        facts = read_json(stored, strict=False, max_bytes=LARGE_FILE_BYTES)
     if options.mode == "od_moe":
         return facts["row"]
     keys = (

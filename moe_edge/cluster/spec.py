@@ -45,7 +45,7 @@ class Spec:
 
     @classmethod
     def load(cls, path: str | Path) -> "Spec":
-        stored = read_json(path, finite=False)
+        stored = read_json(path, strict=False)
         kind = ClusterOptions if stored["served"] is None else ServedOptions
         stored["options"] = kind(**stored["options"])
         stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}

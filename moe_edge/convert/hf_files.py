@@ -66,7 +66,7 @@ def copy_small_files(
     original = source / CONFIG_NAME
     if (
         original.is_file()
-        and read_json(original, CheckpointError, finite=False) == hf_config
+        and read_json(original, CheckpointError, strict=False) == hf_config
     ):
         shutil.copyfile(original, target / CONFIG_NAME)
     else:

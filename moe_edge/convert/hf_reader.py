@@ -38,7 +38,7 @@ class HfReader(DenseReader):
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
         self.path = self.hf_files = Path(path).resolve()
         self.config = config_from_hf(
-            read_json(self.path / CONFIG_NAME, CheckpointError, finite=False),
+            read_json(self.path / CONFIG_NAME, CheckpointError, strict=False),
             read_generation(self.path),
         )
         self._source = TensorSource(self.path, self.config, dtype)
@@ -146,7 +146,7 @@ def read_generation(folder: Path) -> dict | None:
     path = folder / GENERATION_NAME
     if not path.is_file():
         return None
-    generation = read_json(path, CheckpointError, finite=False)
+    generation = read_json(path, CheckpointError, strict=False)
     if not isinstance(generation, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return generation

@@ -239,7 +239,7 @@ def _read(folder: Path | None, name: str) -> dict[str, Any]:
     if folder is None or not (folder / name).is_file():
         return {}
     return _mapping(
-        str(folder / name), read_json(folder / name, CheckpointError, finite=False)
+        str(folder / name), read_json(folder / name, CheckpointError, strict=False)
     )
 
 

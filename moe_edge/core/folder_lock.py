@@ -32,6 +32,8 @@ def is_held(path: Path) -> bool:
             return False
     except BlockingIOError:
         return True
+    except FileNotFoundError:  # it was removed meanwhile
+        return False
 
 
 def refusal(what: str | Path, pid: int | str | None) -> OutputError:

@@ -28,14 +28,14 @@ def held_interrupts() -> Iterator[None]:
     if _former is not None or not in_main or not callable(handler):
         yield
         return
-    _former = handler
-    signal.signal(signal.SIGINT, _note)
+    _former = handler = signal.default_int_handler if handler is _note else handler
     try:
+        signal.signal(signal.SIGINT, _note)
         yield
     finally:
+        _former = None
         if signal.getsignal(signal.SIGINT) is _note:
             signal.signal(signal.SIGINT, handler)
-        _former = None
         _hand_on(handler)
 
 
@@ -52,8 +52,8 @@ def check_interrupt() -> None:
 def _note(number, frame) -> None:
     global _noted
     again, _noted = _noted, (number, frame)
-    if again:
-        _hand_on(_former)
+    if again or _former is None:
+        _hand_on(_former or signal.default_int_handler)
 
 
 def _hand_on(handler) -> None:

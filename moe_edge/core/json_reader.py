@@ -33,7 +33,7 @@ def parse_json(
     content: str | bytes,
     error: Refusal = ConfigError,
     *,
-    finite: bool = True,
+    strict: bool = True,
     max_depth: int = MAX_DEPTH,
 ) -> Any:
     """The value of a JSON text.
@@ -41,23 +41,24 @@ def parse_json(
     Args:
       where: the text is from, for the message: a path, `FILE:LINE`, `the body`.
       error: what to raise, given the message.
-      finite: refuse NaN, Infinity and numbers that no float holds. Python's `json`
-        writes them, and so do Hugging Face configs.
+      strict: also refuse what Python's `json` writes although it is no JSON: NaN,
+        Infinity, and half a character, as in file names that are not UTF-8. Hugging
+        Face configs and what our processes write for each other may hold them.
       max_depth: of nested lists and objects.
     Raises:
-      `error`: not UTF-8, not JSON, nested too deeply, a name twice in an object, a
-        number that is not finite or has too many digits, or half a character.
+      `error`: not UTF-8, not JSON, nested too deeply, a name twice in an object, or a
+        number with too many digits.
     """
     text = decode_utf8(where, content, error) if isinstance(content, bytes) else content
     hooks = {"parse_constant": _refuse_constant, "parse_float": _finite}
     try:
         value = json.loads(
-            text, object_pairs_hook=_distinct, **(hooks if finite else {})
+            text, object_pairs_hook=_distinct, **(hooks if strict else {})
         )
         _check_depth(value, max_depth)
         if _TOO_LONG.search(text):  # perhaps only within a text
             json.loads(text, parse_int=_short)
-        if _SURROGATE.search(text):
+        if strict and _SURROGATE.search(text):
             _check_characters(value)
         return value
     except json.JSONDecodeError as fault:
@@ -76,7 +77,7 @@ def read_json(
     path: str | Path,
     error: Refusal = ConfigError,
     *,
-    finite: bool = True,
+    strict: bool = True,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> Any:
     """The value of a JSON file; see `parse_json`.
@@ -89,35 +90,46 @@ def read_json(
     if len(content) > max_bytes:
         size = Path(path).stat().st_size
         raise error(f"{path} has {size} bytes, expected at most {max_bytes}")
-    return parse_json(path, content, error, finite=finite)
+    return parse_json(path, content, error, strict=strict)
 
 
-def json_lines(
-    path: str | Path, error: Refusal = ConfigError, *, finite: bool = True
-) -> Iterator[tuple[str, Any]]:
-    """Yields ("FILE:LINE", value) of a JSON-lines file; blank lines are skipped.
+def text_lines(
+    path: str | Path, error: Refusal = ConfigError
+) -> Iterator[tuple[str, str]]:
+    """Yields ("FILE:LINE", line) of a text file; blank lines are skipped.
 
     Raises:
-      `error`: see `parse_json`, or a file that cannot be read.
+      `error`: the file cannot be read, or is not UTF-8.
     """
     begin = 0
     with _opened(Path(path), error) as file:
         for number, raw in enumerate(file, 1):
             where, first, begin = f"{path}:{number}", begin, begin + len(raw)
             if raw.strip():
-                text = decode_utf8(where, raw, error, first)
-                yield where, parse_json(where, text.rstrip(), error, finite=finite)
+                yield where, decode_utf8(where, raw, error, first).rstrip()
+
+
+def json_lines(
+    path: str | Path, error: Refusal = ConfigError, *, strict: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """Yields ("FILE:LINE", value) of a JSON-lines file; blank lines are skipped.
+
+    Raises:
+      `error`: see `parse_json` and `text_lines`.
+    """
+    for where, line in text_lines(path, error):
+        yield where, parse_json(where, line, error, strict=strict)
 
 
 def json_objects(
-    path: str | Path, error: Refusal = ConfigError, *, finite: bool = True
+    path: str | Path, error: Refusal = ConfigError, *, strict: bool = True
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """As `json_lines`, of files that have an object in each line.
 
     Raises:
       `error`: also for a line that is no object.
     """
-    for where, value in json_lines(path, error, finite=finite):
+    for where, value in json_lines(path, error, strict=strict):
         if not isinstance(value, dict):
             kind = type(value).__name__
             raise error(f"{where} is a JSON {kind}, expected an object {{...}}")

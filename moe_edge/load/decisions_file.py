@@ -12,7 +12,7 @@ from typing import Any
 
 from moe_edge.core.checks import MoeEdgeError, RequestError, built
 from moe_edge.core.files import check_there, write_text
-from moe_edge.core.json_reader import json_objects
+from moe_edge.core.json_reader import parse_json, text_lines
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay
@@ -92,17 +92,20 @@ def read_decisions(path: str | Path) -> tuple[LoopMade, list[str]]:
       RequestError: no file of decisions; OSError: it cannot be read.
     """
     check_there(path, "--decisions", "a load with this flag writes it")
-    rows = list(json_objects(path, RequestError, finite=False))
-    for number, (where, row) in enumerate(rows):
-        if ("event" if number else "loop") not in row:
+    loop, lines = None, []
+    for where, line in text_lines(path, RequestError):
+        row, needed = parse_json(where, line, RequestError, strict=False), "event"
+        if loop is None:
+            loop, needed = row, "loop"
+        else:
+            lines.append(line)
+        if not isinstance(row, dict) or needed not in row:
             raise RequestError(
                 f"{where} is no line of decisions; load --decisions writes them"
             )
-    if not rows:
+    if loop is None:
         raise RequestError(f"{path} is empty; load --decisions writes decisions")
-    text = Path(path).read_text(encoding="utf-8")
-    _, *lines = filter(str.strip, text.split("\n"))
-    return built(f"{path}: loop", LoopMade, rows[0][1]["loop"]), lines
+    return built(f"{path}: loop", LoopMade, loop["loop"]), lines
 
 
 def replay_decisions(

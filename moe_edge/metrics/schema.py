@@ -70,7 +70,7 @@ def read_result(folder: str | Path) -> dict[str, Any]:
       ConfigError: it is damaged or does not fit the schema.
     """
     path = Path(folder) / "result.json"
-    result = read_json(path, finite=False)
+    result = read_json(path, strict=False)
     _check_fields(path, result)
     return result
 

@@ -79,7 +79,7 @@ class ProfileWriter:
     def _progress(self) -> dict | None:
         """What an earlier run noted, if the states it goes on from are there."""
         try:
-            stored = read_json(self.folder / PROGRESS_NAME)
+            stored = read_json(self.folder / PROGRESS_NAME, strict=False)
         except ConfigError:
             return None
         is_there = self._scratch_path(f"states_{len(stored['layers']) % 2}").is_file()

@@ -207,7 +207,7 @@ def _finished_report(model: Path, done: Path, facts: dict) -> dict[str, Any] | N
     """The report of a model that only lacks its measurement, if there is one."""
     if not (done.is_file() and (model / MANIFEST_NAME).is_file()):
         return None
-    before, report = read_json(done, finite=False)
+    before, report = read_json(done, strict=False)
     return report if before == as_read_back(facts, default=str) else None
 
 

@@ -98,7 +98,7 @@ def replay(lines: Iterable[str], loop: RequestLoop, kind: type[Job] = Job) -> in
     """
     again, jobs, count = Recorder(loop), {}, 0
     for count, line in enumerate(lines, 1):
-        given = parse_json(f"decision {count}", line, RequestError, finite=False)
+        given = parse_json(f"decision {count}", line, RequestError, strict=False)
         _call(again, given, jobs, kind)
         made = again.lines.pop() if again.lines else "nothing"
         if made != line.rstrip("\n"):

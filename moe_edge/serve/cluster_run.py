@@ -95,7 +95,7 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
                 processes.start([*spec.hosts])
                 with waiting(once=(folder / READY).exists):
                     processes.watch()
-        return read_json(folder / SUMMARY, finite=False)
+        return read_json(folder / SUMMARY, strict=False)
 
 
 @contextlib.contextmanager

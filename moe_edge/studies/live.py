@@ -26,7 +26,7 @@ def live_run(folder: Path, **options) -> dict[str, Any]:
       MoeEdgeError: bad options, missing rights, or a cluster that is lost.
     """
     run_cluster(out_dir=str(folder), overwrite=True, **options)
-    return read_json(folder / CLUSTER_FILE, finite=False, max_bytes=LARGE_FILE_BYTES)
+    return read_json(folder / CLUSTER_FILE, strict=False, max_bytes=LARGE_FILE_BYTES)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def kept_compiled(folder: Path) -> Iterator[None]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file."""
-    return [row for _, row in json_objects(path, finite=False)]
+    return [row for _, row in json_objects(path, strict=False)]
 
 
 def token_times_s(

@@ -38,7 +38,7 @@ def read_metrics(path: Path) -> list[dict]:
     """
     if not path.is_file():
         raise ConfigError(f"{path} is missing; expected the folder of a training run")
-    rows = [row for _, row in json_objects(path, finite=False)]
+    rows = [row for _, row in json_objects(path, strict=False)]
     last = {(row["tokens"], "held_out" in row): row for row in rows}
     rows = sorted(last.values(), key=lambda row: row["tokens"])
     for row in rows:
@@ -57,7 +57,7 @@ def check_run(run: Path) -> list[dict]:
     for name in (CORPUS_FILE, SETTINGS_FILE, TOKENIZER_FILE):
         if not (run / name).is_file():
             raise ConfigError(f"{run / name} is missing; is the run complete?")
-    settings = read_json(run / SETTINGS_FILE)
+    settings = read_json(run / SETTINGS_FILE, strict=False)
     if missing := sorted(CARD_SETTINGS - set(settings)):
         raise ConfigError(
             f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; an older "
@@ -103,7 +103,7 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
     facts = CardFacts(
         config=config,
         progress=progress,
-        settings=read_json(source / SETTINGS_FILE),
+        settings=read_json(source / SETTINGS_FILE, strict=False),
         parameters=sum(int(array.size) for array in params.values()),
         shares=corpus.shares,
         loss=full.loss,

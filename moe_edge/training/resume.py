@@ -44,7 +44,7 @@ def corpus_facts(
 def _stored(path: Path) -> dict[str, Any] | None:
     """What a run wrote about itself, or None if that cannot be read."""
     try:
-        stored = read_json(path)
+        stored = read_json(path, strict=False)
     except ConfigError:
         return None
     return stored if isinstance(stored, dict) else None

@@ -173,7 +173,7 @@ def read_facts(folder: Path) -> ClusterFacts:
       ConfigError: another content or version.
     """
     path = folder / CLUSTER_FILE
-    stored = read_json(path, finite=False, max_bytes=LARGE_FILE_BYTES)
+    stored = read_json(path, strict=False, max_bytes=LARGE_FILE_BYTES)
     try:
         version = stored.get("format_version") if isinstance(stored, dict) else None
         if version != FORMAT_VERSION:

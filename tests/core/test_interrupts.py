@@ -93,6 +93,19 @@ def test_a_handler_set_meanwhile_stays():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def test_a_handler_that_was_left_behind_acts_as_pythons():
+    """As after a second Ctrl-C in the moment in which the first block ends."""
+    with held_interrupts():
+        left = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, left)
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    with pytest.raises(KeyboardInterrupt), held_interrupts():
+        press()
+        check_interrupt()
+        pytest.fail("not handed on")
+
+
 def test_other_threads_neither_hold_nor_take_the_interrupt():
     found = []
 

@@ -62,10 +62,11 @@ def test_text_that_is_read():
         assert parse_json("x", scalar, max_depth=0) == json.loads(scalar)
 
 
-def test_numbers_that_are_not_finite_are_read_where_python_or_others_write_them():
-    assert parse_json("x", "[Infinity, 1e999]", finite=False) == [float("inf")] * 2
+def test_what_python_writes_is_read_where_it_is_expected():
+    assert parse_json("x", json.dumps("caf\udce9"), strict=False) == "caf\udce9"
+    assert parse_json("x", "[Infinity, 1e999]", strict=False) == [float("inf")] * 2
     with pytest.raises(ConfigError, match="'a' occurs twice"):
-        parse_json("x", '{"a": 1, "a": 2}', finite=False)
+        parse_json("x", '{"a": 1, "a": 2}', strict=False)
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path):

@@ -99,7 +99,6 @@ def test_read_prompts_rejects_bad_line(tmp_path, line, message):
         read_prompts(path)
 
 
-@pytest.mark.xfail(strict=True, reason="the one JSON reader (issue 42, 11) refuses it")
 def test_read_prompts_rejects_a_key_twice(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "a", "prompt": "x", "prompt": "y"}')

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from moe_edge.core.files import locked_folder
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,3 +33,12 @@ def test_pretrain_rejects_decay_longer_than_run(tmp_path):
     done = _pretrain(tmp_path, "--train_tokens=1000", "--decay_tokens=2000")
     assert done.returncode != 0
     assert "decay_tokens 2000 exceeds train_tokens 1000" in done.stderr
+
+
+def test_pretrain_is_refused_in_a_folder_that_a_run_is_writing(run_script, tmp_path):
+    flags = ("--train_tokens=5000000", "--out_dir", tmp_path / "run")
+    with locked_folder(tmp_path / "run", str(tmp_path / "run")):
+        for more in ((), ("--dry_run",)):
+            taken = f"another run (process {os.getpid()}) is writing {tmp_path}/run; "
+            assert taken in run_script("pretrain", *flags, *more).error
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]

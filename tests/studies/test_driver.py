@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.core.out_folder import taken_folder
 from moe_edge.metrics import results
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.schema import validate_entry
@@ -110,6 +111,22 @@ def test_a_long_answer_is_told_and_its_measurement_kept(tmp_path, capsys):
         "note: the answer has 41 words, expected at most 40" in capsys.readouterr().out
     )
     assert validate_entry(tmp_path / "o")["checks"] == {"it ran": True}
+
+
+def test_a_study_whose_folder_is_taken_measures_nothing(tmp_path):
+    measured = []
+    study = Study(
+        name="s", question="How much?", settings=Size, measure=measured.append
+    )
+    with taken_folder(tmp_path / "e"):
+        for overwrite in (False, True):
+            with pytest.raises(
+                OutputError, match=r"\(process .* is writing .*/e; wait"
+            ):
+                run_study(
+                    study, Size(), out_dir=str(tmp_path / "e"), overwrite=overwrite
+                )
+    assert measured == []
 
 
 def test_dry_run_checks_and_measures_nothing(tmp_path):

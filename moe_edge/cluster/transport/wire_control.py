@@ -68,7 +68,7 @@ def decode_control(frame: bytes) -> tuple[str, dict, dict[str, np.ndarray]]:
     if length > min(MAX_JSON_BYTES, len(frame) - _START):
         raise WireError(f"control message states {length} bytes of JSON")
     text = bytes(frame[_START : _START + length])
-    message = parse_json("control message", text, WireError, finite=False)
+    message = parse_json("control message", text, WireError, strict=False)
     if not (isinstance(message, list) and len(message) == 3):
         raise WireError("control message without [name, fields, arrays]")
     name, fields, stated = message

@@ -25,7 +25,7 @@ class LayerStore:
         path = self._dir / SETTINGS
         if path.is_file():
             try:
-                before = read_json(path)
+                before = read_json(path, strict=False)
                 differ = [n for n in settings if before.get(n) != settings[n]]
             except (ValueError, AttributeError) as error:
                 raise OutputError(
@@ -51,7 +51,9 @@ class LayerStore:
         """Labels int16 [E, F], rows and seconds; None if absent or damaged."""
         E, F = self._shape
         try:
-            stored = read_json(self._path(layer), max_bytes=LARGE_FILE_BYTES)
+            stored = read_json(
+                self._path(layer), strict=False, max_bytes=LARGE_FILE_BYTES
+            )
             rows, labels_EF = stored["experts"], np.array(stored["labels"])
             for labels_F in labels_EF:
                 check_labels(labels_F, F, self._subs)

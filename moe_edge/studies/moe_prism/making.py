@@ -137,7 +137,7 @@ def _best_rate(work: Path, field: str, tuning: dict, settings: ModelSettings) ->
         "tokens": settings.rate_tokens,
     }
     path, facts = work / f"{field}_rates.json", as_read_back(facts)
-    known = read_json(path, finite=False) if path.is_file() else {}
+    known = read_json(path, strict=False) if path.is_file() else {}
     losses = known["losses"] if known.get("facts") == facts else {}
     for rate in map(float, settings.rates):
         if str(rate) not in losses:
