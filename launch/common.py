@@ -296,7 +296,7 @@ def one_line(error: BaseException) -> str:
     file instead.
     """
     text = str(error).split("\n  In call to configurable")[0]
-    if found := re.fullmatch(r"\[Errno \d+\] (.+?): '(.+)'", text):
+    if found := re.fullmatch(r"\[Errno \d+\] (.+?): '([^']+)'", text):
         text = f"{found[2]}: {found[1].lower()}; check the path"
     if isinstance(error, MemoryError):
         text = f"not enough memory for what was asked; ask for less ({text})"

@@ -112,7 +112,8 @@ def check_settings(files: Iterable[str], bindings: Iterable[str], names: Names) 
         found += _file_bindings(file, ())
     marks = [mark for one in found for mark in _marks(one.value)]
     scopes = {mark.scope for mark in marks if isinstance(mark, Reference)}
-    macros = {f"{one.scope}/{one.name}".lstrip("/") for one in found}
+    given = (one for one in found if not one.parameter)
+    macros = {f"{one.scope}/{one.name}".lstrip("/") for one in given}
     macros |= {*names.macros, "gin.REQUIRED"}
     for one in found:
         if not one.parameter or _is_read(one, names, scopes):
@@ -154,7 +155,7 @@ def _check_known(
 ) -> None:
     """Refuses an unknown name, listing what is known but for the `hidden` ones."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, sorted(known), n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         shown = ", ".join(sorted(set(known) - set(hidden)))
         raise ConfigError(f"{where}: unknown {kind} {name!r}; {meant}known: {shown}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.open import check_floats, open_checkpoint
-from moe_edge.core.checks import ConfigError, build_known, check_count
+from moe_edge.core.checks import ConfigError, build_known, check_count, check_from_zero
 from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
@@ -98,6 +98,8 @@ def run_refactor(
         options = PartitionOptions(**{name: getattr(settings, name) for name in names})
         return run_matrix(run, activations, options)
     check_count("max_text_tokens", max_text_tokens)
+    if max_minutes is not None:
+        check_from_zero("max_minutes", max_minutes)
     reader = open_checkpoint(checkpoint)
     check_floats(reader, "refactoring")
     run.check_apart(reader.path, profile)

@@ -78,3 +78,6 @@ class RunOptions:
             raise ConfigError(
                 f"batch_tokens {self.batch_tokens} must be a multiple of {data.CHUNK}"
             )
+        for name in ("max_minutes", "checkpoint_minutes", "evaluate_minutes"):
+            if getattr(self, name) is not None:
+                check_from_zero(name, getattr(self, name))

@@ -72,6 +72,11 @@ def refactor(tiny, profile, out, **options):
             "--max_minutes is for --gate lg_ft or calibrated_ft, got",
         ),
         (
+            {"gate": "lg_ft", "train_text": "t", "max_minutes": float("nan")},
+            ConfigError,
+            "max_minutes must be 0 or more and finite, got nan",
+        ),
+        (
             {"gate": "cg", "fine_tuning": {"tokens": 9}},
             ConfigError,
             "--fine_tuning is for --gate lg_ft or calibrated_ft, got --gate cg",

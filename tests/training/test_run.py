@@ -124,6 +124,11 @@ def test_read_newest_rejects_folder_without_checkpoint(tmp_path):
         ({"expert_rate_factor": 0.0}, r"expert_rate_factor must be positive, got 0\.0"),
         ({"embedding_std": float("inf")}, "embedding_std must be finite, got inf"),
         ({"expert_scale": -2.0}, r"expert_scale must be positive, got -2\.0"),
+        ({"max_minutes": float("nan")}, "max_minutes must be 0 or more .* got nan"),
+        (
+            {"checkpoint_minutes": -1.0},
+            "checkpoint_minutes must be 0 or more .* got -1",
+        ),
         (
             {"vocab_size": 10**9},
             "vocab_size is 1000000000, expected at most 65536: the",

@@ -15,6 +15,7 @@ import numpy as np
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.scheduler.asked import Asked, Failure
 from moe_edge.cluster.scheduler.scheduler import Scheduler
+from moe_edge.core.progress import counter
 from moe_edge.schedule.to_idle import ToIdle
 
 TICK_S = 0.05
@@ -147,10 +148,14 @@ class Serving:
         self.holders.begin(self.begun_s)
         while self.scheduler.lost_between:
             self._replace(*self.scheduler.lost_between.pop(0))
-        while not self.is_over:
-            self._send_due()
-            self._take_one(min(self._until_next(), TICK_S))
-            self.holders.tick(busy=not self.is_over)
+        with counter("requests ended", len(self.asked)) as count:
+            ended = 0
+            while not self.is_over:
+                self._send_due()
+                self._take_one(min(self._until_next(), TICK_S))
+                self.holders.tick(busy=not self.is_over)
+                before, ended = ended, sum(one.ended for one in self.asked)
+                count(ended - before)
         self.holders.settle()
         until_s = time.monotonic() + END_S
         while self.holders.under_way:
