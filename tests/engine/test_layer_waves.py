@@ -8,6 +8,7 @@ import pytest
 
 from moe_edge.offload.slot_cache import cut_runs
 from moe_edge.route.base import RoutePolicy
+from moe_edge.route.policy import ROUTES
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of
 from moe_edge.workload.traces import DECODE
@@ -128,12 +129,12 @@ def same_rows_logits(engine, rows, tokens=5):
     return np.stack(jax.device_get(out))
 
 
-def test_changed_routes_hold_in_every_form_of_a_layer():
-    engine = layered("gqa", BF16)
-    plain = same_rows_logits(engine, 1)
-    engine._reader._route = NextExpert()
-    moved = same_rows_logits(engine, 1)
-    engine._reader._route = NextExpert(0.5)
+def test_changed_routes_hold_in_every_form_of_a_layer(monkeypatch):
+    monkeypatch.setitem(ROUTES, NextExpert.name, NextExpert)
+    plain = same_rows_logits(layered("gqa", BF16), 1)
+    moved = same_rows_logits(layered("gqa", BF16, route="next"), 1)
+    half = {"route": "next", "route_options": {"factor": 0.5}}
+    engine = layered("gqa", BF16, **half)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()
