@@ -109,7 +109,7 @@ class NextExpert(RoutePolicy):
     """Takes the expert after each chosen one: any rule that changes both arrays."""
 
     factor: float = 1.0
-    name, SOURCE = "next", "a test"
+    name = "next"
     lossless = False
 
     def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
@@ -133,7 +133,8 @@ def test_changed_routes_hold_in_every_form_of_a_layer(monkeypatch):
     monkeypatch.setitem(ROUTES, NextExpert.name, NextExpert)
     plain = same_rows_logits(layered("gqa", BF16), 1)
     moved = same_rows_logits(layered("gqa", BF16, route="next"), 1)
-    engine = layered("gqa", BF16, route="next", route_options={"factor": 0.5})
+    half = {"route": "next", "route_options": {"factor": 0.5}}
+    engine = layered("gqa", BF16, **half)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):
         assert np.abs(alone - other).max() > 0.1 * plain.std()
