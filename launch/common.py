@@ -22,7 +22,7 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
-from launch import out_dir, root_flags
+from launch import end_at_once, out_dir, root_flags
 from launch.gin_data import check_is_data
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 
@@ -117,6 +117,8 @@ def leave(code: int) -> int:
 def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of `main`; errors of the user are one line on stderr."""
     signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = ask_again
     if hasattr(sys.stdout, "reconfigure"):  # files hold what a terminal cannot show
         sys.stdout.reconfigure(errors="replace")

@@ -9,6 +9,7 @@ import pytest
 from launch import common
 from moe_edge.core.checks import ConfigError
 from tests.launch.conftest import ROOT
+from tests.support.live_run import WITH_INTERRUPTS
 
 
 def test_plain_gives_json_types():
@@ -158,6 +159,23 @@ def test_script_ended_by_a_signal_leaves_nothing(tmp_path, script, name, code, w
     )
     assert (done.returncode, done.stderr.strip()) == (code, word)
     assert [path.name for path in tmp_path.iterdir()] == ["killed.py"]
+
+
+def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path):
+    script = tmp_path / "launch" / "early.py"
+    script.parent.mkdir()
+    script.write_text(
+        "from launch import common\nimport os, signal\n"
+        "os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+    )
+    done = subprocess.run(
+        [*WITH_INTERRUPTS, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_data_dir_that_is_missing_is_refused(run_script):
