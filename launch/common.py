@@ -22,7 +22,7 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
-from launch import out_dir, root_flags
+from launch import out_dir, root_flags, signals
 from launch.gin_data import GIN_ERRORS, Names, check_settings
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.core.progress import counter
@@ -51,10 +51,6 @@ DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 USER_ERRORS = (MoeEdgeError, OSError, MemoryError, flags.Error)
 BAD_INPUT = 2
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 + the signal, as shells say
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: ends like Ctrl-C, so half-written folders are removed on the way out."""
 
 
 def define_data_dir() -> flags.FlagHolder:
@@ -113,8 +109,7 @@ def leave(code: int) -> int:
 
 def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of `main`; errors of the user are one line on stderr."""
-    signal.signal(signal.SIGTERM, terminate)
-    sys.unraisablehook = ask_again
+    signals.install()
     if hasattr(sys.stdout, "reconfigure"):  # files hold what a terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -124,31 +119,12 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return CLOSED_PIPE
     except USER_ERRORS as error:
         return report(error)
-    except Terminated:
+    except signals.Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def terminate(number, frame) -> None:
-    """Handler of SIGTERM."""
-    raise Terminated
-
-
-def ask_again(dropped) -> None:
-    """Python drops an exception raised inside a callback (JAX has one in each garbage
-    collection): a SIGTERM or Ctrl-C that ended there comes again a little later."""
-    if isinstance(dropped.exc_value, KeyboardInterrupt):
-
-        def again(number, frame) -> None:
-            raise type(dropped.exc_value)
-
-        signal.signal(signal.SIGALRM, again)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-    else:
-        sys.__unraisablehook__(dropped)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

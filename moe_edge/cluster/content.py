@@ -214,7 +214,7 @@ def _read_stored(path: Path | None) -> dict[str, dict]:
     if path is None or not path.is_file():
         return {}
     try:
-        files = read_json(path)["files"]
+        files = read_json(path, CheckpointError)["files"]
         return {
             name: {"state": kept["state"], "sha256": str(kept["sha256"])}
             for name, kept in files.items()

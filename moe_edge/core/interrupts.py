@@ -8,11 +8,12 @@ an engine with transfers half done.
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
 _former = None  # SIGINT's handler outside of `held_interrupts`; None: nothing is held
-_noted: tuple | None = None  # arguments of a signal that came and was not handed on
+_noted = False  # whether a signal came that was not handed on
 
 
 @contextlib.contextmanager
@@ -51,13 +52,13 @@ def check_interrupt() -> None:
 
 def _note(number, frame) -> None:
     global _noted
-    again, _noted = _noted, (number, frame)
+    again, _noted = _noted, True
     if again or _former is None:
         _hand_on(_former or signal.default_int_handler)
 
 
 def _hand_on(handler) -> None:
     global _noted
-    given, _noted = _noted, None
-    if given:
-        handler(*given)
+    came, _noted = _noted, False
+    if came:
+        handler(signal.SIGINT, sys._getframe())

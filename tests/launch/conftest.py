@@ -48,7 +48,8 @@ class Done:
 @contextlib.contextmanager
 def as_a_new_process(folder: Path, arguments: list[str]):
     """This process as a script finds it: its folder, arguments, no flags, no gin."""
-    handler, cwd, argv = signal.getsignal(signal.SIGTERM), Path.cwd(), sys.argv
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    cwd, argv = Path.cwd(), sys.argv
     path, environment = list(sys.path), dict(os.environ)
     os.environ.pop("MOE_EDGE_DEBUG", None)
     os.environ["GLIBC_TUNABLES"] = ""  # launch/pretrain.py starts again without
@@ -60,7 +61,8 @@ def as_a_new_process(folder: Path, arguments: list[str]):
     finally:
         os.chdir(cwd)
         sys.argv, sys.path[:] = argv, path
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         gin.clear_config()
         os.environ.clear()
         os.environ.update(environment)

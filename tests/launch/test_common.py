@@ -9,6 +9,7 @@ import pytest
 from launch import common
 from moe_edge.core.checks import ConfigError
 from tests.launch.conftest import ROOT
+from tests.support.live_run import WITH_INTERRUPTS
 
 
 def test_plain_gives_json_types():
@@ -145,22 +146,54 @@ KILLED_IN_CALLBACK = KILLED.replace(
 )
 
 
+# A signal while a module is loaded, which would lose the exception; JAX crashes by it.
+KILLED_IN_IMPORT = KILLED.replace(
+    "        os.kill(os.getpid(), signal.SIGTERM)\n", "        import slow\n"
+)
+SLOW_IMPORT = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+except BaseException:
+    pass
+"""
+
+
 @pytest.mark.parametrize(
     "name, code, word", [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")]
 )
-@pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK])
+@pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK, KILLED_IN_IMPORT])
 def test_script_ended_by_a_signal_leaves_nothing(tmp_path, script, name, code, word):
     (tmp_path / "killed.py").write_text(script.replace("SIGTERM", name))
+    (tmp_path / "slow.py").write_text(SLOW_IMPORT.replace("SIGTERM", name))
     done = subprocess.run(
         [sys.executable, "killed.py", "--out_dir=out"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert (done.returncode, done.stderr.strip()) == (code, word)
-    assert [path.name for path in tmp_path.iterdir()] == ["killed.py"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.py", "slow.py"]
+
+
+def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path):
+    script = tmp_path / "launch" / "early.py"
+    script.parent.mkdir()
+    script.write_text(
+        "from launch import common\nimport os, signal\n"
+        "os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+    )
+    done = subprocess.run(
+        [*WITH_INTERRUPTS, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_data_dir_that_is_missing_is_refused(run_script):

@@ -123,7 +123,7 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
     (tmp_path / "t.txt").write_text(text)
     given = {"data_dir": str(tmp_path), "sources": ("t.txt",), "batches": (1, 2)}
     settings = fig11.Fig11Settings(**given, rounds=2, prompt_tokens=12)
-    tokenizer = types.SimpleNamespace(encode=lambda text: [*text.encode()])
+    tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
     rows = make_pool(settings, tokenizer, 10, 12).rows
     seen = {tuple(row) for row in rows[:5]}
     rounds = fig11.unseen_rounds(settings, tokenizer, seen)

@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM end a script by an exception that is never lost."""
+
+import signal
+import sys
+import types
+
+from launch import end_at_once
+
+IMPORTING = "<frozen importlib._bootstrap>"  # runs while a module is imported
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends like Ctrl-C, so half-written folders are removed on the way out."""
+
+
+def install() -> None:
+    """From here on the signals raise; one that is ignored stays so."""
+    signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) in (end_at_once, signal.default_int_handler):
+        signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = ask_again
+
+
+def terminate(number, frame) -> None:
+    """Handler of SIGTERM."""
+    end_by(Terminated, frame)
+
+
+def interrupt(number, frame) -> None:
+    """Handler of SIGINT (Ctrl-C)."""
+    end_by(KeyboardInterrupt, frame)
+
+
+def end_by(kind: type[KeyboardInterrupt], frame: types.FrameType | None) -> None:
+    """Raises an exception of this kind, or comes back later: while a module is loaded
+    its native part might lose the exception, or crash by it.
+
+    Args:
+      frame: what runs now.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            return come_back(kind)
+        frame = frame.f_back
+    raise kind
+
+
+def come_back(kind: type[KeyboardInterrupt]) -> None:
+    """Tries `end_by` a little later."""
+    signal.signal(signal.SIGALRM, lambda number, frame: end_by(kind, frame))
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+
+def ask_again(dropped) -> None:
+    """Python drops an exception raised inside a callback (JAX has one in each garbage
+    collection): a SIGTERM or Ctrl-C that ended there comes again a little later."""
+    if isinstance(dropped.exc_value, KeyboardInterrupt):
+        come_back(type(dropped.exc_value))
+    else:
+        sys.__unraisablehook__(dropped)
