@@ -12,9 +12,9 @@ from moe_edge.cluster import content
 from moe_edge.cluster.content import content_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError
-from tests.support.old_checkpoints import as_version_1
 from tests.support.conversion import convert
 from tests.support.gguf_files import from_hf, write_gguf
+from tests.support.old_checkpoints import as_version_1
 from tests.support.refactored import write_random
 from tests.support.tiny_checkpoint import CONFIG, tiny_tensors
 
