@@ -74,8 +74,7 @@ def read_questions(paths: Sequence[str], limit: int | None = None) -> list[Quest
     """Questions of JSON-lines files; at most `limit` of each file.
 
     Raises:
-      RequestError: a bad line, or a file without questions.
-      OSError: a file cannot be read.
+      RequestError: a bad line, or a file that has no questions or cannot be read.
     """
     questions = []
     for path in paths:

@@ -194,8 +194,8 @@ class ClusterCalibration:
         """Reads what `save` wrote.
 
         Raises:
-          ConfigError: other keys or values, or another version.
-          OSError: the file cannot be read.
+          ConfigError: other keys or values, another version, or the file cannot be
+            read.
         """
         path = Path(folder) / name
         stored = read_json(path)

@@ -123,7 +123,7 @@ def read_machine(path: str | Path) -> Gpu:
     """A measured machine, usable wherever a GPU preset is.
 
     Raises:
-      ConfigError: no machine file, or another version; OSError: it cannot be read.
+      ConfigError: no machine file, or another version; FileNotFoundError.
     """
     path = Path(path)
     check_there(

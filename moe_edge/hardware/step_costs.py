@@ -191,7 +191,7 @@ def read_step_costs(path: str | Path) -> StepCosts:
     """Costs in a machine.json of `profile_machine --checkpoint`.
 
     Raises:
-      ConfigError: there are none; OSError: the file cannot be read.
+      ConfigError: there are none, or the file cannot be read; FileNotFoundError.
     """
     path = Path(path)
     check_there(path, "--costs", "launch/profile_machine.py --checkpoint writes it")

@@ -89,7 +89,7 @@ def read_decisions(path: str | Path) -> tuple[LoopMade, list[str]]:
     """A loop and what it decided.
 
     Raises:
-      RequestError: no file of decisions; OSError: it cannot be read.
+      RequestError: no file of decisions, or it cannot be read; FileNotFoundError.
     """
     check_there(path, "--decisions", "a load with this flag writes it")
     loop, lines = None, []

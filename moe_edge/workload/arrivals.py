@@ -129,7 +129,7 @@ def read_prefix_blocks(path: str | Path, count: int) -> list[tuple[int, ...]]:
       path: JSON lines beside the trace; a trace may have none.
       count: requests of the trace.
     Raises:
-      RequestError: another content; OSError: the file cannot be read.
+      RequestError: another content, or the file cannot be read.
     """
     path = Path(path)
     if not path.exists():

@@ -204,7 +204,7 @@ def read_requests(path: str | Path) -> list[CoeRequest]:
 
     Raises:
       RequestError: a line that is no request (its number is named), or what
-        `check_requests` refuses; OSError: the file cannot be read.
+        `check_requests` refuses; or the file cannot be read.
     """
     check_there(path, "requests")
     requests = []
