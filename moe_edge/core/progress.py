@@ -69,8 +69,9 @@ class _Reporter:
 
     def end(self, task: _Task) -> None:
         with self._lock:
-            self._tasks.remove(task)
-            if not self._tasks:
+            if task in self._tasks:  # Ctrl-C may have come before it was
+                self._tasks.remove(task)
+            if not self._tasks and self._ended is not None:
                 self._ended.set()
                 self._ended = None
         task.close()
@@ -162,8 +163,8 @@ def waiting(once: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(task: _Task) -> Iterator[_Task]:
-    _REPORTER.begin(task)
     try:
+        _REPORTER.begin(task)  # within: Ctrl-C may come before it has returned
         yield task
     finally:
         _REPORTER.end(task)

@@ -1,5 +1,7 @@
 import time
 
+import pytest
+
 from moe_edge.core import progress
 
 
@@ -92,3 +94,20 @@ def test_on_a_terminal_a_part_without_a_total_is_reported(monkeypatch, capsys):
     with progress.counter("bar", 3), progress.counter("inside"):
         time.sleep(0.06)
     assert "inside: 0 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_counter_interrupted_as_it_begins_reports_nothing(monkeypatch, moment):
+    """Ctrl-C in a notebook, whose process goes on."""
+    begin, reporter = progress._Reporter.begin, progress._Reporter()
+    monkeypatch.setattr(progress, "_REPORTER", reporter)
+
+    def interrupted(reporter, task):
+        if moment == "after":
+            begin(reporter, task)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress._Reporter, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt), progress.counter("loading"):
+        pass
+    assert not reporter._tasks and reporter._ended is None
