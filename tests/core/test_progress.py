@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.core import progress
 from moe_edge.core.progress import EVERY_S
+from tests.support.progress_lines import without_progress
 
 
 @pytest.fixture
@@ -23,6 +24,19 @@ def test_without_a_terminal_lines_say_how_far_it_is(progress_clock, lines):
     with progress.counter("loading"):  # nothing to count
         progress_clock.passes(10)
     assert lines() == ["loading: 10 s"]
+
+
+def test_other_tests_find_the_lines_beside_progress(progress_clock, capsys):
+    with progress.counter("cluster"):
+        progress_clock.passes(20)
+        with progress.counter("files of experts, checked", 1234):
+            progress_clock.passes(10)
+            progress.say("error: scheduler ended: 4 of 5, 30 s: too late")
+            progress_clock.passes(10)
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 5
+    wanted = "error: scheduler ended: 4 of 5, 30 s: too late\n"
+    assert without_progress(said) == wanted
 
 
 def test_a_thread_looks_how_far_it_is(monkeypatch, capsys):
